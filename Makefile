@@ -1,0 +1,46 @@
+# The two commands: `make run` and `make test`. Both set up what they need in .venv from Python 3.11 alone.
+PYTHON ?= python3
+BIN := .venv/bin
+SOAK ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types check soak mutants bench bench-pools bench-graphs lock clean format
+
+help:  ## this list
+	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+run: .venv  ## the demo: a bounded pipeline under load, live in the terminal
+	$(BIN)/python -m penstock.demo
+
+test: .venv  ## the tests
+	$(BIN)/python -m pytest
+
+lint: .venv  ## ruff, and the layer rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: .venv  ## mypy, strict
+	$(BIN)/mypy
+
+check: lint types test  ## all that CI runs
+
+format: .venv  ## rewrite in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.venv: .venv/.ready  ## the environment for everything but the benchmarks
+
+.venv/.ready: requirements.lock pyproject.toml
+	PYTHON=$(PYTHON) sh ./setup-venv.sh .venv requirements.lock
+	@touch $@
+
+.venv-bench: .venv-bench/.ready  ## the environment of the benchmarks: the peers and nothing of ours but the package
+
+.venv-bench/.ready: requirements-bench.lock pyproject.toml
+	PYTHON=$(PYTHON) sh ./setup-venv.sh .venv-bench requirements-bench.lock
+	@touch $@
+
+lock:  ## make the lock files anew (needs uv)
+	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra otel --extra demo --group dev -o requirements.lock
+	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra demo --group bench -o requirements-bench.lock
