@@ -1,5 +1,69 @@
-"""Penstock admits, queues and dispatches work."""
+"""
+Penstock admits, queues and dispatches work.
+
+The public names are imported on first use, so that a program pays for what it touches: pools and graphs need nothing
+but the standard library.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.core.errors import BadCall as BadCall
+    from penstock.core.errors import CallCanceled as CallCanceled
+    from penstock.core.errors import CallEnded as CallEnded
+    from penstock.core.errors import CallTimeout as CallTimeout
+    from penstock.core.errors import NotPicklable as NotPicklable
+    from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.errors import PoolClosedError as PoolClosedError
+    from penstock.core.errors import QueueDropError as QueueDropError
+    from penstock.core.errors import WorkerCrashedError as WorkerCrashedError
+    from penstock.local.call import Call as Call
+    from penstock.local.call import CancelSignal as CancelSignal
+    from penstock.local.context import CallContext as CallContext
+    from penstock.local.context import current_call as current_call
+    from penstock.local.hooks import QueueHooks as QueueHooks
+    from penstock.local.options import set_defaults as set_defaults
+    from penstock.local.pool import WorkerPool as WorkerPool
+    from penstock.local.registry import snapshot as snapshot
+    from penstock.local.registry import subscribe as subscribe
+    from penstock.local.remote import RemoteError as RemoteError
+    from penstock.local.singleton import SingletonWorker as SingletonWorker
+    from penstock.local.task import Task as Task
+
 __version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "penstock.core.errors": (
+        "BadCall", "CallCanceled", "CallEnded", "CallTimeout", "NotPicklable",
+        "PenstockError", "PoolClosedError", "QueueDropError", "WorkerCrashedError",
+    ),
+    "penstock.local.call": ("Call", "CancelSignal"),
+    "penstock.local.context": ("CallContext", "current_call"),
+    "penstock.local.hooks": ("QueueHooks",),
+    "penstock.local.options": ("set_defaults",),
+    "penstock.local.pool": ("WorkerPool",),
+    "penstock.local.registry": ("snapshot", "subscribe"),
+    "penstock.local.remote": ("RemoteError",),
+    "penstock.local.singleton": ("SingletonWorker",),
+    "penstock.local.task": ("Task",),
+}  # fmt: skip
+_home_of = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_home_of)]  # noqa: PLE0604  # strings, all of them
+
+
+def __getattr__(name: str) -> Any:
+    home = _home_of.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib  # noqa: PLC0415  # only for names that were not used before
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

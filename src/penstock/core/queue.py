@@ -1,0 +1,470 @@
+"""
+The dispatch queue: who may enter, who is next, and which endings count.
+
+Pure: no lock, no thread, no clock. A shell holds a lock around each call, hands in the time, and carries out what
+comes back. Worker pools share this one machine, so the rules of admission are written once.
+
+Three choices that a reader would not guess:
+
+*Room.* A newcomer is accepted if the calls that are accepted but not started are fewer than `max_queue_depth` plus
+the slots that stand free. With a depth of 0 that leaves exactly the hand-off: accepted means started. With a shell
+that dispatches whatever it can before it lets go of the lock, free slots and pending calls never exist at once, so
+`pending` never exceeds the depth (requeued calls excepted, DQ-6).
+
+*Waiters hold no payload.* Room given to a waiter becomes a RESERVED place with its name on it, and the waiter makes
+its payload then. One place, one wake-up; a caller who comes later cannot take it. Only a waiter that says so (`eager`:
+a Future that waits for a thread which must not) goes straight to PENDING.
+
+*Cancelled calls stay in the deque* until they reach its head, marked and not counted; when the marked outnumber the
+others it is swept. So to cancel costs no search, and a paused queue that is fed and cancelled for ever stays small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from heapq import heappop, heappush
+from typing import Final, Generic, NamedTuple, TypeVar
+
+__all__ = ["DispatchQueue", "Limits", "Phase", "Policy", "QueueState", "Stage", "Ticket", "Verdict"]
+
+
+class Policy(StrEnum):
+    """What a full queue does with a newcomer."""
+
+    BLOCK = "block"
+    REJECT = "reject"
+    DROP_LATEST = "drop-latest"
+    DROP_OLDEST = "drop-oldest"
+
+
+class Phase(StrEnum):
+    """Where a call was when it was cancelled."""
+
+    WAITING = "waiting"
+    QUEUED = "queued"
+    IN_FLIGHT = "in-flight"
+
+
+class Stage(Enum):
+    NEW = 0
+    WAITING = 1  # its caller is paused; we hold no payload
+    RESERVED = 2  # a place is kept for it; its caller makes the payload now
+    PENDING = 3  # accepted, not started
+    IN_FLIGHT = 4  # handed to a worker
+    ENDING = 5  # its caller was released; the run still holds its slot
+    SETTLED = 6
+
+
+class Verdict(Enum):
+    ACCEPTED = 0
+    RESERVED = 1
+    WAIT = 2
+    REFUSED = 3
+    CLOSED = 4
+
+
+# Looking a member up on its Enum class takes longer than the rest of `take`; these are read a million times a second.
+NEW: Final = Stage.NEW
+WAITING: Final = Stage.WAITING
+RESERVED: Final = Stage.RESERVED
+PENDING: Final = Stage.PENDING
+IN_FLIGHT: Final = Stage.IN_FLIGHT
+ENDING: Final = Stage.ENDING
+SETTLED: Final = Stage.SETTLED
+
+ACCEPTED: Final = Verdict.ACCEPTED
+WAIT: Final = Verdict.WAIT
+REFUSED: Final = Verdict.REFUSED
+CLOSED: Final = Verdict.CLOSED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Checked when made, so that no queue with impossible limits exists."""
+
+    max_in_flight: int
+    max_queue_depth: float = math.inf
+    policy: Policy = Policy.BLOCK
+    max_attempts: int = 3
+    requeue_to_front: bool = True
+
+    def __post_init__(self) -> None:
+        _check_count("max_in_flight", self.max_in_flight, least=1)
+        if self.max_queue_depth != math.inf:
+            _check_count(
+                "max_queue_depth", self.max_queue_depth, least=0, or_else=", or math.inf for no bound"
+            )
+        _check_count("max_attempts", self.max_attempts, least=1)
+        if self.policy not in Policy.__members__.values():
+            names = ", ".join(repr(str(policy)) for policy in Policy)
+            raise ValueError(f"policy is {self.policy!r}; it must be one of {names}")
+
+
+def _check_count(name: str, value: float, *, least: int, or_else: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}{or_else}")
+
+
+class QueueState(NamedTuple):
+    """A tuple, because hooks may want one at every change, and a frozen dataclass takes four times as long to make."""
+
+    in_flight: int
+    pending: int
+    waiting: int
+    reserved: int
+    max_in_flight: int
+    max_queue_depth: float
+    policy: Policy
+    paused: bool
+    disposed: bool
+
+    @property
+    def idle(self) -> bool:
+        return not (self.in_flight or self.pending or self.waiting or self.reserved)
+
+
+class Ticket:
+    """
+    One call on its way through the queue. A shell subclasses it to hang its own things on.
+
+    `dispatch` names one attempt and is never used again: a completion that carries another number is stale (DQ-7).
+    `attempt` counts dispatches; `crashes` counts the workers that died *running* this call. They differ because a
+    call that merely sat in the pipe of a worker that died did nothing to deserve a strike.
+    """
+
+    __slots__ = (
+        "attempt", "called_at", "crashes", "dispatch", "eager", "entered_at", "last_wait",
+        "pending_for", "serial", "stage", "waiting_for",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.stage = NEW
+        self.eager = (
+            False  # holds its payload already: if it must wait, it enters by itself when room appears
+        )
+        self.serial = 0  # the order of acceptance
+        self.dispatch = 0
+        self.attempt = 0
+        self.crashes = 0
+        self.called_at = 0.0
+        self.entered_at = 0.0  # when it last became pending
+        self.waiting_for = 0.0  # seconds before it was accepted
+        self.pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
+        self.last_wait = 0.0  # what its latest dispatch had to wait
+
+    @property
+    def waited(self) -> float:
+        return self.waiting_for + self.pending_for
+
+
+TicketT = TypeVar("TicketT", bound=Ticket)
+
+
+class DispatchQueue(Generic[TicketT]):
+    """
+    Calls come in by `enter` or `reserve` + `fill`, go out by `take`, end by `settle`, `cancel`, `lose` or `dispose`.
+
+    What a call does to *other* tickets is left in two lists for the shell to collect before it lets go of its lock:
+    `granted` (waiters that got a place: wake each once) and `evicted` (fail each with a QueueDropError).
+    """
+
+    __slots__ = (
+        "_cursor", "_front", "_pending", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
+        "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.max_queue_depth = limits.max_queue_depth
+        self.slots = limits.max_in_flight
+        self.paused = False
+        self.disposed = False
+        self.in_flight = 0
+        self.pending = 0
+        self.waiting = 0
+        self.reserved = 0
+        self.granted: list[TicketT] = []
+        self.evicted: list[TicketT] = []
+        self.limit = limits.max_in_flight  # how many may be in flight right now
+        self._pending: deque[TicketT] = deque()
+        self._front: list[tuple[int, TicketT]] = []
+        self._waiters: deque[TicketT] = deque()
+        self._serial = 0
+        self._cursor = 0
+
+    # Coming in
+
+    def enter(self, ticket: TicketT, now: float) -> Verdict:
+        """Accept a call whose payload exists, make it wait, or refuse it."""
+        ticket.called_at = now
+        if self.disposed:
+            return CLOSED
+        if not self.waiting and self._has_room():
+            self._accept(ticket, now)
+            return ACCEPTED
+        if self.limits.policy is Policy.BLOCK:
+            return self._wait(ticket)
+        if self.limits.policy is Policy.DROP_OLDEST and self.pending:
+            self._evict_oldest()
+            self._accept(ticket, now)
+            return ACCEPTED
+        return REFUSED
+
+    def reserve(self, ticket: TicketT, now: float) -> Verdict:
+        """The same for a caller that has not made its payload yet; `fill` or `cancel` must follow."""
+        ticket.called_at = now
+        if self.disposed:
+            return CLOSED
+        if not self.waiting and self._has_room():
+            self._keep_place(ticket, now)
+            return Verdict.RESERVED
+        if self.limits.policy is Policy.BLOCK:
+            return self._wait(ticket)
+        if self.limits.policy is Policy.DROP_OLDEST and self.pending:
+            self._evict_oldest()
+            self._keep_place(ticket, now)
+            return Verdict.RESERVED
+        return REFUSED
+
+    def fill(self, ticket: TicketT, now: float) -> bool:
+        """Put the payload in its place. False if the place is gone: cancelled, or the queue was disposed."""
+        if ticket.stage is not RESERVED:
+            return False
+        self.reserved -= 1
+        if self.disposed:
+            ticket.stage = SETTLED
+            return False
+        self._accept(ticket, now)
+        return True
+
+    def _has_room(self) -> bool:
+        free = self.limit - self.in_flight
+        return self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0)
+
+    def _accept(self, ticket: TicketT, now: float) -> None:
+        ticket.stage = PENDING
+        ticket.entered_at = now
+        self._serial += 1
+        ticket.serial = self._serial
+        self.pending += 1
+        self._pending.append(ticket)
+
+    def _keep_place(self, ticket: TicketT, now: float) -> None:
+        ticket.stage = RESERVED
+        ticket.waiting_for = now - ticket.called_at
+        self.reserved += 1
+
+    def _wait(self, ticket: TicketT) -> Verdict:
+        ticket.stage = WAITING
+        self.waiting += 1
+        self._waiters.append(ticket)
+        return WAIT
+
+    def _evict_oldest(self) -> None:
+        oldest = self._pop_pending()
+        assert oldest is not None
+        oldest.stage = SETTLED
+        self.evicted.append(oldest)
+
+    def _grant(self, now: float) -> None:
+        """Give room to those who wait, first come first served."""
+        waiters = self._waiters
+        while waiters and self._has_room():
+            ticket = waiters.popleft()
+            if ticket.stage is not WAITING:
+                continue
+            self.waiting -= 1
+            if ticket.eager:
+                ticket.waiting_for = now - ticket.called_at
+                self._accept(ticket, now)
+            else:
+                self._keep_place(ticket, now)
+            self.granted.append(ticket)
+
+    # Going out
+
+    def take(self, now: float) -> TicketT | None:
+        """The next call for a worker, or None if there is none or no slot for it."""
+        if self.in_flight >= self.limit:
+            return None
+        ticket = self._pop_pending()
+        if ticket is None:
+            return None
+        ticket.stage = IN_FLIGHT
+        self.in_flight += 1
+        self._cursor += 1
+        ticket.dispatch = self._cursor
+        ticket.attempt += 1
+        pending_for = now - ticket.entered_at
+        ticket.pending_for += pending_for
+        ticket.last_wait = pending_for if ticket.attempt > 1 else ticket.waiting_for + pending_for
+        if self.waiting:
+            self._grant(now)
+        return ticket
+
+    def _pop_pending(self) -> TicketT | None:
+        front = self._front
+        while front:
+            ticket = heappop(front)[1]
+            if ticket.stage is PENDING:
+                self.pending -= 1
+                return ticket
+        queue = self._pending
+        while queue:
+            ticket = queue.popleft()
+            if ticket.stage is PENDING:
+                self.pending -= 1
+                return ticket
+        return None
+
+    # Ending
+
+    def settle(self, ticket: TicketT, dispatch: int, now: float) -> bool:
+        """
+        One attempt is over. True if its outcome counts; False if the call was ended before (its slot is free now)
+        or if this attempt is not the current one (then nothing changes at all).
+        """
+        if ticket.dispatch != dispatch:
+            return False
+        stage = ticket.stage
+        if stage is not IN_FLIGHT and stage is not ENDING:
+            return False
+        ticket.stage = SETTLED
+        self.in_flight -= 1
+        if self.waiting:
+            self._grant(now)
+        return stage is IN_FLIGHT
+
+    def cancel(self, ticket: TicketT, now: float) -> Phase | None:
+        """End a call wherever it is; the phase says where that was. None: too late, it ended already."""
+        match ticket.stage:
+            case Stage.WAITING:
+                self.waiting -= 1
+                phase = Phase.WAITING
+                ticket.stage = SETTLED
+                self._sweep(self._waiters, WAITING, self.waiting)
+            case Stage.RESERVED:
+                self.reserved -= 1
+                phase = Phase.WAITING
+                ticket.stage = SETTLED
+            case Stage.PENDING:
+                self.pending -= 1
+                phase = Phase.QUEUED
+                ticket.stage = SETTLED
+                self._sweep(self._pending, PENDING, self.pending)
+            case Stage.IN_FLIGHT:
+                ticket.stage = ENDING
+                return Phase.IN_FLIGHT
+            case _:
+                return None
+        if self.waiting:
+            self._grant(now)
+        return phase
+
+    @staticmethod
+    def _sweep(queue: deque[TicketT], stage: Stage, alive: int) -> None:
+        if len(queue) > 2 * alive + 32:
+            kept = [ticket for ticket in queue if ticket.stage is stage]
+            queue.clear()
+            queue.extend(kept)
+
+    def lose(self, tickets: Iterable[TicketT], now: float, *, blame: Iterable[TicketT] = ()) -> list[TicketT]:
+        """
+        Their worker is gone. Calls in flight go back to pending, past the admission limit; calls that were ended
+        already only give back their slot. Those in `blame` were running when it died: the ones that have now
+        crashed `max_attempts` workers are settled and returned, to be failed.
+        """
+        for ticket in blame:
+            ticket.crashes += 1
+        exhausted: list[TicketT] = []
+        requeued: list[TicketT] = []
+        for ticket in tickets:
+            if ticket.stage is ENDING:
+                ticket.stage = SETTLED
+                self.in_flight -= 1
+            elif ticket.stage is IN_FLIGHT:
+                self.in_flight -= 1
+                if ticket.crashes >= self.limits.max_attempts:
+                    ticket.stage = SETTLED
+                    exhausted.append(ticket)
+                else:
+                    requeued.append(ticket)
+        requeued.sort(key=lambda ticket: ticket.serial)
+        for ticket in requeued:
+            ticket.stage = PENDING
+            ticket.entered_at = now
+            self.pending += 1
+            if self.limits.requeue_to_front:
+                heappush(self._front, (ticket.serial, ticket))
+            else:
+                self._serial += 1
+                ticket.serial = self._serial
+                self._pending.append(ticket)
+        if self.waiting:
+            self._grant(now)
+        return exhausted
+
+    # Holding back
+
+    def offer_slots(self, slots: int, now: float) -> None:
+        """How many calls the workers could hold right now; a crashed worker's share is missing until it is back."""
+        self.slots = slots
+        self._set_limit(now)
+
+    def pause(self) -> None:
+        self.paused = True
+        self.limit = 0
+
+    def resume(self, now: float) -> None:
+        self.paused = False
+        self._set_limit(now)
+
+    def _set_limit(self, now: float) -> None:
+        self.limit = 0 if self.paused or self.disposed else min(self.slots, self.limits.max_in_flight)
+        if self.waiting:
+            self._grant(now)
+
+    def clear(self) -> list[TicketT]:
+        """End whatever is pending or waiting, and return it, first come first."""
+        ended = [*self, *self.waiters()]
+        self._front.clear()
+        self._pending.clear()
+        self._waiters.clear()
+        self.pending = self.waiting = 0
+        for ticket in ended:
+            ticket.stage = SETTLED
+        return ended
+
+    def dispose(self) -> list[TicketT]:
+        """`clear`, and accept and hand out nothing from now on; calls in flight are the shell's to end."""
+        self.disposed = True
+        self.limit = 0
+        return self.clear()
+
+    # Looking
+
+    def __iter__(self) -> Iterator[TicketT]:
+        """The pending calls, next one first."""
+        front = (ticket for _, ticket in sorted(self._front, key=lambda entry: entry[0]))
+        return (t for part in (front, self._pending) for t in part if t.stage is PENDING)
+
+    def waiters(self) -> Iterator[TicketT]:
+        return (ticket for ticket in self._waiters if ticket.stage is WAITING)
+
+    def state(self) -> QueueState:
+        limits = self.limits
+        return QueueState(
+            self.in_flight,
+            self.pending,
+            self.waiting,
+            self.reserved,
+            limits.max_in_flight,
+            limits.max_queue_depth,
+            limits.policy,
+            self.paused,
+            self.disposed,
+        )

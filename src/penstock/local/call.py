@@ -1,0 +1,176 @@
+"""
+A call: the Future that its caller holds and the ticket that the queue moves, in one object.
+
+One object instead of two, because a call lives for microseconds and making things is most of what it costs. For the
+same reason the parts of a `concurrent.futures.Future` that most calls never need (the condition, the lists of waiters
+and callbacks) are made on first use. `wait`, `as_completed` and `asyncio.wrap_future` reach into exactly these
+attributes, so they find what they expect.
+
+Why settling without the condition's lock is safe: `_settle` writes the state first and looks for a condition after;
+whoever waits makes the condition first (atomically, by `dict.setdefault`) and looks at the state after. One of the two
+always sees the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.core.errors import CallCanceled
+from penstock.core.queue import ENDING, IN_FLIGHT, Ticket
+from penstock.local.context import CallContext
+
+if TYPE_CHECKING:
+    from penstock.local.gate import Gate
+    from penstock.local.loops import Mailbox
+    from penstock.local.timers import Timer
+
+R = TypeVar("R")
+
+
+class _Lazy:
+    """An attribute that the first look makes; afterwards the instance's own dict answers."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, call: Call[Any] | None, owner: type) -> Any:
+        if call is None:
+            return self
+        return call.__dict__.setdefault(self._name, self._make())
+
+
+class Call(Ticket, Future[R], Generic[R]):
+    """What `submit` returns: a Future that can also be cancelled while it runs, and can say how long it waited."""
+
+    __slots__ = ("asleep", "body", "deadline", "extra", "fn", "function", "gate", "guarded", "home", "key", "mailbox", "ran_for", "signal", "timer")  # fmt: skip
+
+    # The life of a Future that nobody waits for, as class attributes: an instance writes only what differs.
+    _state: str = PENDING
+    _result: R | None = None
+    _exception: BaseException | None = None
+    _condition = _Lazy(threading.Condition)
+    _waiters = _Lazy(list)
+    _done_callbacks = _Lazy(list)
+
+    def __init__(self, gate: Gate, fn: Callable[..., R]) -> None:
+        # Future.__init__ is left out on purpose: it makes what the lazy attributes above make when needed.
+        Ticket.__init__(self)
+        self.gate = gate
+        self.fn = fn
+        self.function: Any = None  # how the crew names `fn` to its workers
+        self.body: Any = None  # the arguments, in the form in which they travel
+        self.extra: Any = None  # what travels beside them, for the few calls that need it
+        self.guarded = False  # has one of the four below
+        self.key: Hashable = None
+        self.deadline: float | None = None
+        self.timer: Timer | None = None
+        self.signal: CancelSignal | None = None
+        self.home: Any = None  # the worker that has it
+        self.asleep: Any = None  # the lock on which its caller's thread sleeps, while it waits for room
+        self.mailbox: Mailbox | None = None  # the event loop that awaits it
+        self.ran_for = 0.0
+
+    # What the holder of the Future sees
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """
+        End the call wherever it is. Unlike the standard Future this also works while it runs: the caller is released
+        now, the function can see it (`current_call().canceled`), and its worker is ended after a grace period.
+        """
+        return self.gate.cancel(self, reason) or self.cancelled()
+
+    def running(self) -> bool:
+        return self.stage is IN_FLIGHT or self.stage is ENDING
+
+    def result(self, timeout: float | None = None) -> R:
+        if self._state is PENDING:
+            self._wait(timeout)
+        if self._exception is not None:
+            try:
+                raise self._exception
+            finally:
+                self = None  # type: ignore[assignment]  # noqa: PLW0642  # or the traceback keeps the call alive
+        return self._result  # type: ignore[return-value]  # R or None, and None only if R is
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if self._state is PENDING:
+            self._wait(timeout)
+        if self._state is CANCELLED_AND_NOTIFIED:
+            return self.result()  # type: ignore[return-value]  # raises, as the standard Future does
+        return self._exception
+
+    def _wait(self, timeout: float | None) -> None:
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._state is not PENDING, timeout):
+                raise TimeoutError
+
+    # What its pool does to it
+
+    def _context(self) -> CallContext:
+        return CallContext(self.dispatch, self.key, self.attempt, self.deadline, lambda: self.stage is ENDING)
+
+    def _settle(self, result: R | None, error: BaseException | None) -> None:
+        self.body = None  # the payload is not needed any more, and may be large
+        self._result = result
+        if error is not None:
+            self._exception = error
+        self._state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
+        if "_condition" in self.__dict__:
+            self._announce()
+        if self.mailbox is not None:
+            self.mailbox.post(self)
+
+    def _announce(self) -> None:
+        condition: threading.Condition = self._condition
+        with condition:
+            for waiter in self._waiters:
+                if self._state is CANCELLED_AND_NOTIFIED:
+                    waiter.add_cancelled(self)
+                elif self._exception is not None:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
+            condition.notify_all()
+        if "_done_callbacks" in self.__dict__:
+            self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises
+
+
+class CancelSignal:
+    """
+    One switch for many calls: `signal.cancel()` ends every call that was made with it, and every later one at once.
+
+    The explicit way beside keys, timeouts and asyncio's own cancellation; a call may have all four (DQ-5).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: set[Call[Any]] = set()
+        self.canceled = False
+        self.reason: str | None = None
+
+    def cancel(self, reason: str | None = None) -> None:
+        with self._lock:
+            if self.canceled:
+                return
+            self.canceled, self.reason = True, reason
+            calls, self._calls = self._calls, set()
+        for call in calls:
+            call.cancel(reason)
+
+    def _watch(self, call: Call[Any]) -> bool:
+        """False: it is off already, the call must not begin."""
+        with self._lock:
+            if not self.canceled:
+                self._calls.add(call)
+            return not self.canceled
+
+    def _forget(self, call: Call[Any]) -> None:
+        with self._lock:
+            self._calls.discard(call)

@@ -1,0 +1,311 @@
+"""
+The worker process.
+
+One thread reads, runs and replies; there is no second one to hand work to or to contend with. It still hears of a
+cancel while a function runs: the pool raises a counter in a shared page, which costs nothing to look at before each
+call and whenever the function asks `current_call().cancelled`, and only if it moved is the socket read.
+
+The same page says which call runs now. It survives the process, so the pool knows which of the calls in the pipe of a
+dead worker had begun.
+
+When the pool's process dies, however it dies, the kernel kills this one and the children that it started: the read end
+of the lifeline pipe is set to send SIGKILL to our process group as soon as its last writer is gone. A thread does the
+same where the kernel cannot, and where a forked copy of the parent holds the pipe open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from typing import Any, NoReturn
+
+from penstock.core.errors import NotPicklable
+from penstock.local import context, wire
+from penstock.local.context import CallContext, in_process
+from penstock.local.remote import pack_error
+from penstock.local.segments import AVAILABLE as SHARED_MEMORY
+from penstock.local.segments import Arena, Borrower, Parcel, load
+from penstock.local.timers import clock
+
+#: Where the fields of the shared page are.
+PAGE_CANCELS, PAGE_RUNNING, PAGE_BEGUN = 0, 1, 2
+PAGE_SIZE = 4096
+
+
+def main(sock_fd: int, page_fd: int, lifeline_fd: int, parent: int) -> None:
+    sock = socket.socket(fileno=sock_fd)
+    die_with_the_parent(lifeline_fd, parent)
+    page = memoryview(mmap.mmap(page_fd, PAGE_SIZE)).cast("Q")
+    os.close(page_fd)
+    try:
+        Worker(sock, page).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the pool is gone; whatever the function left running is not worth waiting for
+
+
+def die_with_the_parent(lifeline: int, parent: int) -> None:
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(
+            lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK
+        )
+    fds = [lifeline]
+    if hasattr(os, "pidfd_open"):
+        try:
+            fds.append(os.pidfd_open(parent))
+        except ProcessLookupError:
+            _end_group()
+
+    def watch() -> NoReturn:
+        poll = select.poll()
+        for fd in fds:
+            poll.register(fd, select.POLLIN | select.POLLHUP)
+        poll.poll()
+        _end_group()
+
+    threading.Thread(target=watch, name="penstock-lifeline", daemon=True).start()
+
+
+def _end_group() -> NoReturn:
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+class Worker:
+    def __init__(self, sock: socket.socket, page: memoryview) -> None:
+        self._sock = sock
+        self._page = page
+        self._cancels = 0
+        self._frames = wire.Frames()
+        self._inbox: deque[tuple[Any, ...]] = deque()
+        self._functions: dict[int, Any] = {}
+        self._canceled: set[int] = set()
+        self._object: Any = None
+        self._tracer: Any = None
+        self._borrower = Borrower()
+        self._arena = Arena()
+        self._lent: dict[int, Parcel] = {}
+        self._running: tuple[Any, ...] = ()
+
+    def run(self) -> None:
+        in_process.append(self._context)
+        inbox = self._inbox
+        while True:
+            while inbox:
+                self._call(inbox.popleft())
+            self._receive()
+
+    # Hearing
+
+    def _receive(self, flags: int = 0) -> None:
+        data = self._sock.recv(65536, flags)
+        if not data:
+            raise EOFError
+        for message in self._frames.feed(data):
+            if message[0] > 0:
+                self._inbox.append(message)
+            else:
+                self._control(*message)
+
+    def _look(self) -> None:
+        """Read what lies in the socket, if the page says that it is worth it."""
+        while self._page[PAGE_CANCELS] != self._cancels:
+            try:
+                self._receive(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+
+    def _control(self, what: int, *args: Any) -> None:
+        match what:
+            case wire.CANCEL:
+                self._cancels += 1
+                self._canceled.add(args[0])
+            case wire.DEFINE:
+                self._functions[args[0]] = args[1]
+            case wire.FREE:
+                self._lent.pop(args[0], None)
+            case wire.DROP:
+                self._borrower.drop(args[0])
+            case wire.MAIN:
+                import_main(*args)
+            case wire.SETUP:
+                self._set_up(*args)
+            case wire.EXIT:
+                self._leave()
+
+    def _set_up(
+        self, paths: list[str], cwd: str, argv: list[str], title: str, blob: bytes, main: Any
+    ) -> None:
+        sys.path[:] = paths
+        sys.argv[:] = argv
+        if os.getcwd() != cwd:
+            os.chdir(cwd)
+        _set_title(title)
+        try:
+            if main is not None:
+                import_main(*main)
+            setup: dict[str, Any] = pickle.loads(blob)
+            if setup["initializer"] is not None:
+                setup["initializer"](*setup["initargs"])
+            if setup["target"] is not None:
+                self._object = setup["target"](*setup["args"])
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the pool must hear of it before we go
+            why = "".join(traceback.format_exception_only(error)).strip()
+            self._send(
+                [(wire.FATAL, f"its initializer raised {why}", "".join(traceback.format_exception(error)))]
+            )
+            self._leave(1)
+        self._send([(wire.READY,)])
+
+    def _leave(self, code: int = 0) -> NoReturn:
+        """As a program ends: atexit functions run and output is flushed; but no thread of the function's is awaited."""
+        import atexit  # noqa: PLC0415  # once in a life
+
+        try:
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    # Running
+
+    def _call(self, message: tuple[Any, ...]) -> None:
+        dispatch, function, body, extra = message
+        if self._page[PAGE_CANCELS] != self._cancels:
+            self._look()
+        if dispatch in self._canceled:
+            self._canceled.discard(dispatch)
+            self._send([(dispatch, wire.SKIPPED, None, 0.0)])
+            return
+        self._running = message
+        self._page[PAGE_RUNNING] = dispatch
+        self._page[PAGE_BEGUN] += 1
+        started = clock()
+        try:
+            if type(body) is tuple and extra is None:
+                value = self._function(function)(*body)
+            else:
+                value = self._call_fully(function, body, extra)
+        except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
+            kind, payload = wire.ERROR, pack_error(error)
+        else:
+            kind, payload = self._pack(value)
+            value = None
+        reply = (dispatch, kind, payload, clock() - started)
+        done = self._borrower.done
+        if done:
+            freed = []
+            while done:
+                freed.append((wire.FREE, done.popleft()))
+            self._send([reply, *freed])
+        else:
+            self._send([reply])
+        self._page[PAGE_RUNNING] = 0
+        self._canceled.discard(dispatch)
+
+    def _call_fully(self, function: Any, body: Any, extra: Any) -> Any:
+        attempt_key_deadline, trace, ref = extra or (None, None, None)  # noqa: RUF059  # the first is for the context
+        if type(body) is tuple:
+            fn, args, kwargs = None, body, {}
+        elif ref is None:
+            fn, args, kwargs = pickle.loads(body)
+        else:
+            fn, args, kwargs = load(body, ref, self._borrower)
+        fn = self._function(function) if fn is None else fn
+        if trace is None:
+            return fn(*args, **kwargs)
+        from penstock.local.otel import run_traced  # noqa: PLC0415  # only where the caller traces
+
+        return run_traced(trace, fn, args, kwargs)
+
+    def _function(self, function: Any) -> Any:
+        if type(function) is str:
+            return getattr(self._object, function)
+        if function == 0:
+            return self._object
+        found = self._functions[function]
+        if type(found) is bytes:
+            found = self._functions[function] = pickle.loads(found)
+        return found
+
+    def _context(self) -> CallContext:
+        dispatch, _, _, extra = self._running
+        attempt, key, deadline = extra[0] if extra is not None and extra[0] is not None else (1, None, None)
+
+        def canceled() -> bool:
+            self._look()
+            return dispatch in self._canceled
+
+        return CallContext(
+            dispatch, pickle.loads(key) if type(key) is bytes else key, attempt, deadline, canceled
+        )
+
+    # Replying
+
+    def _pack(self, value: Any) -> tuple[int, Any]:
+        if wire.is_plain(value):
+            return wire.PLAIN, value
+        try:
+            data, buffers = wire.pack_result(value)
+        except Exception as error:  # noqa: BLE001  # whatever pickling raises
+            return wire.ERROR, pack_error(_unsendable(value, error))
+        if SHARED_MEMORY and (buffers or len(data) >= wire.LARGE):
+            whole = len(data) >= wire.LARGE
+            parcel = self._arena.pack([data, *buffers] if whole else [*buffers])
+            self._lent[parcel.ref.segment] = parcel
+            return wire.SHARED, (None if whole else data, tuple(parcel.ref))
+        return wire.PICKLED, data
+
+    def _send(self, messages: list[tuple[Any, ...]]) -> None:
+        self._sock.sendall(wire.frame(messages))
+
+
+def _unsendable(value: Any, error: Exception) -> NotPicklable:
+    import inspect  # noqa: PLC0415  # only when something went wrong
+
+    if inspect.iscoroutine(value):
+        value.close()
+        return NotPicklable(
+            "the function is `async def`: it gave a coroutine, not a result; call it with asyncio.run"
+        )
+    return NotPicklable(
+        f"the result ({type(value).__name__}) cannot be sent back to the caller: {error}{wire.advice()}"
+    )
+
+
+def import_main(how: str, where: str) -> None:
+    """
+    What is `__main__` in the pool's process, for functions that are defined there. It is not run as `__main__`, so
+    whatever stands below `if __name__ == "__main__":` stays quiet; that is the rule of `multiprocessing` too.
+    """
+    import runpy  # noqa: PLC0415  # only scripts need it
+    import types  # noqa: PLC0415
+
+    module = types.ModuleType("__mp_main__")
+    context.importing_main = True
+    try:
+        run = runpy.run_module if how == "name" else runpy.run_path
+        module.__dict__.update(run(where, run_name="__mp_main__"))
+    finally:
+        context.importing_main = False
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+def _set_title(title: str) -> None:
+    try:
+        from setproctitle import setproctitle  # noqa: PLC0415  # optional
+    except ImportError:
+        return
+    setproctitle(title)

@@ -1,0 +1,446 @@
+"""
+The dispatch queue for threads and event loops: one lock around the pure machine, and the three ways to wait for it.
+
+A thread sleeps on a lock of its own; a coroutine awaits its loop's mailbox; and where neither may happen (`submit` on
+a thread that must not block) the Future waits and holds its payload (DQ-11). Each is woken by its own place becoming
+free and by nothing else.
+
+The workers' side is a `Crew`. The gate calls it with the lock held; it hands calls out and reports them settled or
+lost. Everything that may take long or run somebody else's code (pickling, copying, callbacks, hooks, waking) happens
+with the lock released.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from _thread import allocate_lock
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from penstock.core.errors import CallCanceled, CallTimeout, PenstockError, PoolClosedError, QueueDropError
+from penstock.core.queue import (
+    ACCEPTED,
+    IN_FLIGHT,
+    REFUSED,
+    WAIT,
+    DispatchQueue,
+    Limits,
+    Phase,
+    Policy,
+    QueueState,
+    Verdict,
+)
+from penstock.local.call import Call, CancelSignal
+from penstock.local.hooks import Herald, QueueHooks
+from penstock.local.timers import call_at, clock, is_timer_thread
+
+_own_threads = threading.local()
+
+
+def never_block_here() -> None:
+    """Called by each thread of Penstock's own: a `submit` from it, as in a done-callback, must not wait."""
+    _own_threads.yes = True
+
+
+def may_block() -> bool:
+    events = sys.modules.get("asyncio.events")
+    if events is not None and events._get_running_loop() is not None:
+        return False
+    return not (getattr(_own_threads, "yes", False) or is_timer_thread())
+
+
+class Crew(Protocol):
+    """The workers behind a gate. Every method is called with the gate's lock held."""
+
+    def pump(self, now: float) -> None:
+        """Hand out whatever can be handed out."""
+
+    def tell_canceled(self, call: Call[Any], now: float) -> None:
+        """This call's caller is gone; end its run."""
+
+    def in_flight(self) -> Iterable[Call[Any]]: ...
+
+
+class Totals:
+    """Plain counters, changed under the gate's lock and read by anybody."""
+
+    __slots__ = ("canceled", "crashed", "dispatched", "failed", "rejected", "requeued", "spawned", "succeeded", "terminated", "timed_out")  # fmt: skip
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    dispatched: int
+    succeeded: int
+    failed: int
+    canceled: int
+    timed_out: int
+    rejected: int
+    requeued: int
+    spawned: int
+    crashed: int
+    terminated: int
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Gate:
+    def __init__(self, limits: Limits, *, name: str, hooks: Iterable[QueueHooks] = ()) -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        self.queue: DispatchQueue[Call[Any]] = DispatchQueue(limits)
+        self.herald = Herald(hooks)
+        self.totals = Totals()
+        self.crew: Crew
+        self.refusal: PenstockError | None = None  # why newcomers are refused
+        self.dead = False  # nor is anything put into a place that was given before
+        self._by_key: dict[Hashable, set[Call[Any]]] = {}
+        self._canceled_keys: dict[Hashable, str | None] = {}
+        self._when_idle: list[Callable[[], object]] = []
+
+    # Ways in
+
+    def submit(self, call: Call[Any], prepare: Callable[[], None] | None) -> None:
+        """
+        Until the call is accepted. `prepare` makes its payload and is called once there is a place for it; None means
+        that there is nothing to make. Raises if the call cannot be accepted; afterwards its Future tells.
+        """
+        if prepare is not None and not may_block():
+            prepare()
+            prepare = None
+        call.eager = prepare is None
+        verdict = self.enter(call, sleepy=True)
+        if verdict is WAIT:
+            self._sleep(call)
+        if prepare is not None:
+            self.fill(call, prepare)
+
+    def enter(self, call: Call[Any], *, sleepy: bool = False) -> Verdict:
+        """The part of coming in that never waits. `sleepy`: the calling thread will sleep if it must, and if it may."""
+        now = clock()
+        queue, herald = self.queue, self.herald
+        if call.signal is not None:
+            call.signal._watch(call)
+        try:
+            with self.lock:
+                if self.refusal is not None:
+                    raise self.refusal
+                if call.guarded:
+                    self._check_guards(call)
+                verdict = queue.enter(call, now) if call.eager else queue.reserve(call, now)
+                if verdict is ACCEPTED:
+                    if herald:
+                        self._note(herald.queued, call)
+                    if queue.in_flight < queue.limit:
+                        self.crew.pump(now)
+                elif verdict is WAIT and sleepy and (not call.eager or may_block()):
+                    call.asleep = allocate_lock()
+                    call.asleep.acquire()
+                elif verdict is REFUSED:
+                    self.totals.rejected += 1
+                    self._note(herald.reject, call)
+                evicted = self._collect_evicted() if queue.evicted else ()
+            if verdict is REFUSED:
+                raise self._dropped()
+        except BaseException:
+            self._unguard(call)
+            if herald:
+                herald.tell()
+            raise
+        if call.deadline is not None:
+            self._arm(call)
+        for other in evicted:
+            self._finish(other, self._dropped())
+        if herald:
+            herald.tell()
+        return verdict
+
+    def fill(self, call: Call[Any], prepare: Callable[[], None]) -> None:
+        """Make the payload and put it into the place that the call has."""
+        try:
+            prepare()
+        except BaseException:
+            self.cancel(call, "its payload could not be made", quietly=True)
+            raise
+        now = clock()
+        with self.lock:
+            filled = not self.dead and self.queue.fill(call, now)
+            if filled:
+                if self.herald:
+                    self._note(self.herald.queued, call)
+                self.crew.pump(now)
+        if self.herald:
+            self.herald.tell()
+        if not filled:
+            self.cancel(call, quietly=True)
+            raise self.refusal if self.dead and self.refusal else call._exception or self._closed()
+
+    def _sleep(self, call: Call[Any]) -> None:
+        """Room or the end of the call wakes this thread, whichever is first."""
+        asleep = call.asleep
+        if asleep is None:
+            return
+        try:
+            asleep.acquire()
+        except BaseException:  # Ctrl-C while waiting: nobody will hold the Future
+            self.cancel(call, "interrupted", quietly=True)
+            raise
+        if call._exception is not None:
+            raise call._exception
+
+    def collect_granted(self) -> list[Callable[[], object]]:
+        """With the lock held: how to wake those who got a place. Call each once the lock is released."""
+        granted = self.queue.granted
+        if not granted:
+            return []
+        self.queue.granted = []
+        wake: list[Callable[[], object]] = []
+        for call in granted:
+            if call.asleep is not None:
+                wake.append(call.asleep.release)
+                call.asleep = None
+            elif call.mailbox is not None and not call.eager:
+                wake.append(partial(call.mailbox.post, call))
+            if self.herald and call.eager:
+                self._note(self.herald.queued, call)
+        return wake
+
+    def _note(self, who: tuple[Callable[..., None], ...], *args: Any) -> None:
+        """With the lock held: something happened, and so the state changed."""
+        herald = self.herald
+        herald.note(who, *args)
+        if herald.state:
+            herald.note(herald.state, self.queue.state())
+
+    def _collect_evicted(self) -> list[Call[Any]]:
+        evicted, self.queue.evicted = self.queue.evicted, []
+        self.totals.rejected += len(evicted)
+        for call in evicted:
+            self._note(self.herald.reject, call)
+        return evicted
+
+    def _dropped(self) -> QueueDropError:
+        limits = self.queue.limits
+        how = "dropped for a newer call" if limits.policy is Policy.DROP_OLDEST else "refused"
+        return QueueDropError(
+            f"{how}: {self.name} is full ({limits.max_in_flight} in flight, {limits.max_queue_depth} pending)",
+            policy=limits.policy,
+            max_in_flight=limits.max_in_flight,
+            max_queue_depth=limits.max_queue_depth,
+        )
+
+    def _closed(self) -> PoolClosedError:
+        return PoolClosedError(f"{self.name} is closed", pool=self.name)
+
+    # Ways out
+
+    def report(
+        self,
+        done: Iterable[tuple[Call[Any], Any, BaseException | None]],
+        wake: Iterable[Callable[[], object]],
+    ) -> None:
+        """With the lock released: calls whose outcome counts, and those who got a place through their leaving."""
+        for rouse in wake:
+            rouse()
+        herald = self.herald
+        for call, result, error in done:
+            if call.guarded:
+                self._unguard(call)
+            call._settle(result, error)
+            if herald:
+                herald.note(herald.settle, call)
+        if herald:
+            herald.tell()
+        if self._when_idle:
+            self._tell_idle()
+
+    def _finish(self, call: Call[Any], error: PenstockError) -> None:
+        """A call ended otherwise than by its run."""
+        self._unguard(call)
+        call._settle(None, error)
+
+    def cancel(self, call: Call[Any], reason: str | None = None, *, quietly: bool = False) -> bool:
+        """True if this is what ended the call."""
+
+        def canceled(phase: Phase) -> PenstockError:
+            why = f": {reason}" if reason else ""
+            return CallCanceled(f"canceled {_WHERE[phase]}{why}", phase=phase, reason=reason)
+
+        return self._end(call, canceled, "" if quietly else "canceled")
+
+    def _expire(self, call: Call[Any], timeout: float) -> None:
+        def expired(phase: Phase) -> PenstockError:
+            return CallTimeout(
+                f"timed out after {timeout:g} s, {_WHERE[phase]}", phase=phase, timeout=timeout
+            )
+
+        self._end(call, expired, "timed_out")
+
+    def _end(self, call: Call[Any], error: Callable[[Phase], PenstockError], total: str) -> bool:
+        now = clock()
+        with self.lock:
+            phase = self.queue.cancel(call, now)
+            if phase is None:
+                return False
+            if total:
+                setattr(self.totals, total, getattr(self.totals, total) + 1)
+                self._note(self.herald.cancel, call, phase)
+            if phase is Phase.IN_FLIGHT:
+                self.crew.tell_canceled(call, now)
+            self.crew.pump(now)
+            wake = self.collect_granted()
+            asleep, call.asleep = call.asleep, None
+        self._finish(call, error(phase))
+        if asleep is not None:
+            asleep.release()
+        self.report((), wake)
+        return True
+
+    # Keys, timeouts and signals: what can end a call besides its own Future
+
+    def guard(
+        self, call: Call[Any], *, key: Hashable, timeout: float | None, signal: CancelSignal | None
+    ) -> None:
+        """Said of a call before it enters."""
+        call.guarded = True
+        call.key, call.signal = key, signal
+        if timeout is not None:
+            call.deadline = clock() + timeout
+
+    def _check_guards(self, call: Call[Any]) -> None:
+        """With the lock held, so that no cancel can fall between this look and the call's entry."""
+        if call.signal is not None and call.signal.canceled:
+            raise CallCanceled(
+                "its signal was canceled before", phase=Phase.WAITING, reason=call.signal.reason
+            )
+        if call.key is None:
+            return
+        try:
+            canceled = call.key in self._canceled_keys
+        except TypeError:
+            key, call.key = call.key, None
+            raise TypeError(f"key is {key!r}; it must be hashable, like a string or a number") from None
+        if canceled:
+            why = f"its key {call.key!r} is canceled until cleared"
+            raise CallCanceled(why, phase=Phase.WAITING, reason=self._canceled_keys[call.key])
+        self._by_key.setdefault(call.key, set()).add(call)
+
+    def _arm(self, call: Call[Any]) -> None:
+        assert call.deadline is not None
+        call.timer = call_at(call.deadline, self._expire, call, call.deadline - call.called_at)
+        if call.done():
+            call.timer.cancel()
+
+    def _unguard(self, call: Call[Any]) -> None:
+        if not call.guarded:
+            return
+        call.guarded = False
+        if call.timer is not None:
+            call.timer.cancel()
+        if call.signal is not None:
+            call.signal._forget(call)
+        if call.key is not None:
+            with self.lock:
+                same = self._by_key.get(call.key)
+                if same is not None:
+                    same.discard(call)
+                    if not same:
+                        del self._by_key[call.key]
+
+    def cancel_key(self, key: Hashable, reason: str | None) -> int:
+        """Sticky: later calls with this key are refused until `clear_key`. Returns how many it ended."""
+        with self.lock:
+            self._canceled_keys[key] = reason
+            calls = list(self._by_key.get(key, ()))
+        return sum(self.cancel(call, reason) for call in calls)
+
+    def clear_key(self, key: Hashable) -> bool:
+        with self.lock:
+            return self._canceled_keys.pop(key, self) is not self
+
+    # Holding back and closing
+
+    def change(self, how: Callable[[float], object]) -> None:
+        """Change what the queue may hand out, then hand out and wake whatever that allows."""
+        now = clock()
+        with self.lock:
+            how(now)
+            self.crew.pump(now)
+            self._note(())
+            wake = self.collect_granted()
+        self.report((), wake)
+
+    def pause(self) -> None:
+        self.change(lambda _: self.queue.pause())
+
+    def resume(self) -> None:
+        self.change(self.queue.resume)
+
+    def refuse(self, why: PenstockError) -> None:
+        """Accept nothing new; what was accepted or waits already goes on."""
+        with self.lock:
+            if self.refusal is None:
+                self.refusal = why
+
+    def fail_all(
+        self, why: PenstockError, error: Callable[[Call[Any]], PenstockError], *, dispose: bool
+    ) -> None:
+        """End everything that waits, is pending or runs; newcomers are told `why` (until `reopen`, if not disposed)."""
+        now = clock()
+        queue = self.queue
+        with self.lock:
+            self.refusal, self.dead = why, True
+            ended = [(call, Phase.IN_FLIGHT) for call in self.crew.in_flight() if call.stage is IN_FLIGHT]
+            for call, _ in ended:
+                queue.cancel(call, now)
+                self.crew.tell_canceled(call, now)
+            queued = queue.pending
+            for place, call in enumerate(queue.dispose() if dispose else queue.clear()):
+                ended.append((call, Phase.QUEUED if place < queued else Phase.WAITING))
+            asleep = [call.asleep for call, _ in ended if call.asleep is not None]
+            self.totals.canceled += len(ended)
+            for call, phase in ended:
+                call.asleep = None
+                self._note(self.herald.cancel, call, phase)
+        for call, _ in ended:
+            self._finish(call, error(call))
+        for sleeper in asleep:
+            sleeper.release()
+        self.report((), ())
+
+    def reopen(self) -> None:
+        with self.lock:
+            self.refusal, self.dead = None, False
+
+    def when_idle(self, fn: Callable[[], object]) -> None:
+        """Call it once, as soon as nothing is in flight, pending, waiting or reserved."""
+        with self.lock:
+            self._when_idle.append(fn)
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        with self.lock:
+            if not self.queue.state().idle:
+                return
+            tell, self._when_idle = self._when_idle, []
+        for fn in tell:
+            fn()
+
+    def queued(self) -> list[Call[Any]]:
+        """What waits or is pending."""
+        with self.lock:
+            return [*self.queue, *self.queue.waiters()]
+
+    def state(self) -> QueueState:
+        with self.lock:
+            return self.queue.state()
+
+
+_WHERE = {
+    Phase.WAITING: "while it waited for room",
+    Phase.QUEUED: "in the queue",
+    Phase.IN_FLIGHT: "while it ran",
+}

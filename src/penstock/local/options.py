@@ -1,0 +1,134 @@
+"""The options of a pool: their defaults, and what is wrong with the ones given, said at once and by name."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.core.queue import Limits, Policy
+from penstock.local import context, wire
+from penstock.local.crash import CrashPolicy
+
+Kind = Literal["process", "thread"]
+
+
+@dataclass(slots=True)
+class _Defaults:
+    max_queue_depth: float | None = None
+
+
+_defaults = _Defaults()
+
+
+def set_defaults(*, max_queue_depth: float | None = None) -> None:
+    """
+    For all pools made from now on in this program, where they do not say otherwise.
+    None goes back to Penstock's own default: twice `max_in_flight` for a pool, 2 for a singleton.
+    """
+    if max_queue_depth is not None:
+        Limits(max_in_flight=1, max_queue_depth=max_queue_depth)  # checks it
+    _defaults.max_queue_depth = max_queue_depth
+
+
+def make_limits(
+    *,
+    workers: int,
+    max_in_flight: int | None,
+    max_queue_depth: float | None,
+    policy: str,
+    max_attempts: int,
+    requeue: str,
+    singleton: bool = False,
+) -> Limits:
+    in_flight = workers if max_in_flight is None else max_in_flight
+    depth = max_queue_depth if max_queue_depth is not None else _defaults.max_queue_depth
+    if depth is None:
+        depth = 2 if singleton else 2 * in_flight if isinstance(in_flight, int) else 0
+    one_of("requeue", requeue, ("front", "back"))
+    one_of("policy", policy, [str(known) for known in Policy])
+    return Limits(
+        max_in_flight=in_flight,
+        max_queue_depth=depth,
+        policy=Policy(policy),
+        max_attempts=max_attempts,
+        requeue_to_front=requeue == "front",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    workers: int
+    kind: str
+    eager: bool
+    idle_stop: float | None
+    crash_policy: CrashPolicy
+    crash_max_retries: int
+    restart_delay: float
+    restart_delay_max: float
+    grace: float
+    max_calls: int | None
+    max_memory: int | None
+    initializer: Callable[..., object] | None
+    initargs: tuple[Any, ...]
+    target: Callable[..., object] | None
+    args: tuple[Any, ...]
+    name: str
+    trim_after: float = 30.0
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, ("process", "thread"))
+        whole("workers", self.workers, least=1)
+        whole("crash_max_retries", self.crash_max_retries, least=0)
+        if self.max_calls is not None:
+            whole("recycle_after_calls", self.max_calls, least=1)
+        if self.max_memory is not None:
+            whole("recycle_above_rss", self.max_memory, least=1)
+        seconds("idle_stop", self.idle_stop, or_none=True)
+        seconds("grace", self.grace)
+        if self.initializer is not None and not callable(self.initializer):
+            raise TypeError(f"initializer is {self.initializer!r}; it must be callable")
+        if context.importing_main and self.kind == "process":
+            raise RuntimeError(
+                "a worker imports your script to find the functions in it, and the script makes a pool while it is "
+                'imported; put what it does below  if __name__ == "__main__":'
+            )
+
+    def pack_setup(self) -> tuple[list[str], str, list[str], str, bytes, tuple[str, str] | None]:
+        """The first message to a worker process: where it is, and what to make there."""
+        target = {
+            "initializer": self.initializer,
+            "initargs": self.initargs,
+            "target": self.target,
+            "args": self.args,
+        }
+        blob = wire.pack_setup(target)
+        main = wire.main_module() if b"__main__" in blob else None
+        paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
+        return paths, os.getcwd(), sys.argv, f"penstock: {self.name}", blob, main  # noqa: PTH109
+
+
+def whole(name: str, value: Any, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+
+
+def seconds(name: str, value: Any, *, or_none: bool = False) -> None:
+    if or_none and value is None:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ValueError(
+            f"{name} is {value!r}; it must be a number of seconds, 0 or more{' or None' * or_none}"
+        )
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> None:
+    known = list(known)
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, known))}")
+
+
+__all__ = ["CrashPolicy", "Kind", "WorkerOptions", "make_limits", "set_defaults"]

@@ -1,0 +1,306 @@
+"""
+WorkerPool: bounded calls to N workers, as a `concurrent.futures.Executor` and from asyncio.
+
+This file is what people hold in their hands; who may enter is the gate's business, who runs it the crew's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from concurrent.futures import Executor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from penstock.core.errors import PoolClosedError
+from penstock.core.queue import QueueState
+from penstock.local import registry
+from penstock.local.call import Call, CancelSignal
+from penstock.local.crew import ProcessCrew
+from penstock.local.gate import Gate
+from penstock.local.hooks import QueueHooks
+from penstock.local.mapping import OrderedMap
+from penstock.local.options import CrashPolicy, WorkerOptions, make_limits, seconds, one_of
+from penstock.local.reserve import Reservation
+from penstock.local.task import Task
+from penstock.local.thread import ThreadCrew
+
+if TYPE_CHECKING:
+    from penstock.local.registry import TaskSnapshot
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class WorkerPool(Executor):
+    """
+    Runs functions on `workers` processes (or threads), with at most `max_in_flight` handed out and `max_queue_depth`
+    accepted behind them. What happens to one more call is the `policy`: it waits at the call site (`block`), or is
+    refused (`reject`, `drop-latest`), or takes the place of the oldest (`drop-oldest`).
+
+    Code written for ProcessPoolExecutor works with it. It differs where bounds make it better: `submit` waits when the
+    queue is full, `map` pulls its items as results are taken, a running call can be cancelled, and a dying worker
+    takes nobody else along.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        kind: str = "process",
+        max_in_flight: int | None = None,
+        max_queue_depth: float | None = None,
+        policy: str = "block",
+        timeout: float | None = None,
+        key_of: Callable[..., Hashable] | None = None,
+        start: str = "lazy",
+        idle_stop: float | None = None,
+        crash_policy: str = CrashPolicy.RESTART_FAIL,
+        crash_max_retries: int = 3,
+        max_attempts: int = 3,
+        requeue: str = "front",
+        restart_delay: float = 0.1,
+        grace: float = 5.0,
+        recycle_after_calls: int | None = None,
+        recycle_above_rss: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        hooks: QueueHooks | Iterable[QueueHooks] = (),
+        name: str | None = None,
+        max_workers: int | None = None,
+        _target: Callable[..., object] | None = None,
+        _args: tuple[Any, ...] = (),
+        _singleton: bool = False,
+    ) -> None:
+        """`max_workers` is the standard executors' name for `workers`; `start` is "lazy" or "eager"; `grace` is how
+        long a cancelled call may go on before its worker is ended; sizes in bytes, times in seconds."""
+        if workers is not None and max_workers is not None:
+            raise TypeError("workers and max_workers are two names of one option; give one of them")
+        workers = next((n for n in (workers, max_workers) if n is not None), None)
+        workers = (os.cpu_count() or 1) if workers is None else workers
+        one_of("start", start, ("lazy", "eager"))
+        one_of("crash_policy", crash_policy, [str(known) for known in CrashPolicy])
+        seconds("timeout", timeout, or_none=True)
+        if key_of is not None and not callable(key_of):
+            raise TypeError(f"key_of is {key_of!r}; it must be a function of the call's arguments, or None")
+        name = registry.name_for(name, "singleton" if _singleton else "pool")
+        options = WorkerOptions(
+            workers=workers,
+            kind=kind,
+            eager=start == "eager",
+            idle_stop=idle_stop,
+            crash_policy=CrashPolicy(crash_policy),
+            crash_max_retries=crash_max_retries,
+            restart_delay=restart_delay,
+            restart_delay_max=max(2.0, restart_delay),
+            grace=grace,
+            max_calls=recycle_after_calls,
+            max_memory=recycle_above_rss,
+            initializer=initializer,
+            initargs=initargs,
+            target=_target,
+            args=_args,
+            name=name,
+        )
+        limits = make_limits(
+            workers=workers,
+            max_in_flight=max_in_flight,
+            max_queue_depth=max_queue_depth,
+            policy=policy,
+            max_attempts=max_attempts,
+            requeue=requeue,
+            singleton=_singleton,
+        )
+        self.name = name
+        self._options = options
+        self._timeout = timeout
+        self._key_of = key_of
+        self._gate = Gate(limits, name=name, hooks=[hooks] if isinstance(hooks, QueueHooks) else hooks)
+        self._crew = (
+            ProcessCrew(self._gate, options) if kind == "process" else ThreadCrew(self._gate, options)
+        )
+        self._gate.crew = self._crew
+        self._maps: set[OrderedMap[Any]] = set()
+        self._closed = False
+        self._guarded = timeout is not None or key_of is not None
+        registry.register(self)
+        if start == "eager":
+            self._crew.start()
+
+    # Calling
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """
+        Waits here while the queue is full (with policy `block`), and returns once the call is accepted. On the thread
+        of a running event loop, and in a done-callback, it returns at once, and the Future waits.
+        """
+        call, prepare = self._make(fn, args, kwargs)
+        self._gate.submit(call, prepare)
+        return call
+
+    def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """`await pool.call(fn, ...)`. Cancelling the task that awaits it cancels the call."""
+        from penstock.local.loops import run  # noqa: PLC0415  # asyncio is slow to import for those who do not use it
+
+        call, prepare = self._make(fn, args, kwargs)
+        return run(self._gate, call, prepare)
+
+    def _make(
+        self,
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        timeout: float | None = None,
+        key: Hashable = None,
+        signal: CancelSignal | None = None,
+    ) -> tuple[Call[Any], Callable[[], None] | None]:
+        call: Call[Any] = Call(self._gate, fn)
+        prepare = self._crew.describe(call, fn, args, kwargs)
+        if self._guarded or timeout is not None or key is not None or signal is not None:
+            timeout = self._timeout if timeout is None else timeout
+            if key is None and self._key_of is not None:
+                key = self._key_of(*args, **kwargs)
+            self._gate.guard(call, key=key, timeout=timeout, signal=signal)
+        return call, prepare
+
+    def map(
+        self,
+        fn: Callable[..., R],
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[R]:
+        """
+        Results in the order of the items, which are pulled as results are taken, so a million items hold a few at a
+        time. A map that nobody iterates still runs to its end, when the pool is shut down.
+        """
+        return OrderedMap(self, fn, iterables, timeout=timeout, chunksize=chunksize)
+
+    def task(
+        self,
+        fn: Callable[P, R],
+        *,
+        timeout: float | None = None,
+        key_of: Callable[P, Hashable] | None = None,
+        signal: CancelSignal | None = None,
+    ) -> Task[P, R]:
+        """The function as something to call, submit or await, typed like itself, with options of its own."""
+        return Task(self, fn, timeout=timeout, key_of=key_of, signal=signal)
+
+    def reserve(self, *, timeout: float | None = None, key: Hashable = None) -> Reservation:
+        """A place in the queue before there is a payload: `with pool.reserve() as place: place.submit(fn, load())`."""
+        return Reservation(self, timeout=timeout, key=key)
+
+    # Cancelling
+
+    def cancel(self, key: Hashable, reason: str | None = None) -> int:
+        """
+        End every call with this key, waiting, queued or running, and refuse later ones until `clear(key)`.
+        Returns how many calls it ended.
+        """
+        return self._gate.cancel_key(key, reason)
+
+    def clear(self, key: Hashable) -> bool:
+        """Let calls with this key in again. False if it was not cancelled."""
+        return self._gate.clear_key(key)
+
+    # Looking
+
+    @property
+    def state(self) -> QueueState:
+        return self._gate.state()
+
+    def snapshot(self) -> TaskSnapshot:
+        return registry.describe(self)
+
+    def add_hooks(self, hooks: QueueHooks) -> None:
+        self._gate.herald.add(hooks)
+
+    def __repr__(self) -> str:
+        state = self.state
+        return (
+            f"<{type(self).__name__} {self.name!r}: {self._options.workers} {self._crew.kind} workers, "
+            f"{state.in_flight} in flight, {state.pending} pending, {state.waiting} waiting>"
+        )
+
+    # Holding back
+
+    def pause(self) -> None:
+        """Hand out nothing; go on accepting."""
+        self._gate.pause()
+
+    def resume(self) -> None:
+        self._gate.resume()
+
+    def stop_workers(self) -> None:
+        """End the worker processes. What ran goes back to the queue and waits for `start_workers`."""
+        self._crew.stop()
+
+    def start_workers(self) -> None:
+        self._check_open()
+        self._gate.reopen()
+        self._crew.resume()
+
+    def restart(self) -> None:
+        """After a halt: forget the crashes, accept calls again."""
+        self.start_workers()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PoolClosedError(f"{self.name} is closed", pool=self.name)
+
+    # Closing
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept nothing new; what was accepted is run (or cancelled, if asked for). `wait`: until it has, and all workers are gone."""
+        maps = [] if cancel_futures else list(self._maps)
+        if wait:
+            for unread in maps:
+                unread.finish()
+        self._closed = True
+        self._gate.refuse(PoolClosedError(f"{self.name} is shut down", pool=self.name))
+        if cancel_futures:
+            for call in self._gate.queued():
+                self._gate.cancel(call, "the pool was shut down")
+        self._gate.when_idle(lambda: self._crew.close(kill=False))
+        if wait:
+            self._crew.gone.wait()
+
+    def dispose(self, *, timeout: float | None = 5.0) -> None:
+        """End everything now: each waiting, pending and running call fails with PoolClosedError; workers are killed."""
+        self._closed = True
+        error = PoolClosedError(f"{self.name} was closed", pool=self.name)
+        self._gate.fail_all(
+            error, lambda _: PoolClosedError(f"{self.name} was closed", pool=self.name), dispose=True
+        )
+        self._crew.close(kill=True)
+        self._crew.gone.wait(timeout)
+
+    async def aclose(self) -> None:
+        """`shutdown` without blocking the event loop."""
+        import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
+
+        await asyncio.get_running_loop().run_in_executor(None, self.shutdown)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # Like the standard executors: a pool that nobody holds lets its workers go once they are done.
+        if not getattr(self, "_closed", True):
+            self._gate.refuse(PoolClosedError(f"{self.name} is gone", pool=self.name))
+            crew = self._crew
+            threading.Thread(
+                target=self._gate.when_idle,
+                args=(lambda: crew.close(kill=False),),
+                name="penstock-undertaker",
+                daemon=True,
+            ).start()

@@ -1,0 +1,206 @@
+"""
+One worker process, seen from its pool.
+
+A worker is a process of its own session, reached by a socket pair that nobody else has, so that killing it at any
+instant can hurt nobody else: there is no lock or queue that it shares. A page of shared memory tells which call it
+runs; that page outlives it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from enum import Enum
+from typing import Any
+
+from penstock.local import wire
+from penstock.local.call import Call
+from penstock.local.child import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
+from penstock.local.segments import Borrower, Parcel
+
+_RECEIVE = 65536  # from 128 KB on, malloc would map and unmap fresh pages for every read
+
+
+class Condition(Enum):
+    COLD = "cold"  # not started, or stopped: the next call starts it
+    LIVE = "live"
+    LEAVING = "leaving"  # takes no more calls
+    RESTING = "resting"  # crashed; waits out its delay
+    STOPPED = "stopped"  # until somebody starts the workers again
+
+
+class WorkerProcess:
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.condition = Condition.COLD
+        self.calls: dict[int, Call[Any]] = {}
+        self.outbox: list[tuple[Any, ...]] = []
+        self.handed = 0  # calls given to the present process
+        self.settled = 0  # calls settled by this place, over all its processes
+        self.idle_since = 0.0
+        self.looked_at = 0.0  # when its memory was last looked at
+        self.last_words: tuple[str, str] | None = (
+            None  # what it said before it went: a reason and a traceback
+        )
+        self.ending: str | None = None  # why we ended it ourselves; None if it dies on its own
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd: int | None = None
+        self.sock: socket.socket
+        self.page: memoryview
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None else None
+
+    # Starting
+
+    def open(self) -> None:
+        """Everything but the process. From now on calls can be written to it; it reads them when it is up."""
+        self.condition = Condition.LIVE
+        self.handed = 0
+        self.ending = self.last_words = None
+        self.known: set[int] = set()
+        self.main_sent = False
+        self.lent: dict[int, Parcel] = {}
+        self.borrower = Borrower()
+        self.frames = wire.Frames()
+        self.outbuf = b""
+        self.sock, self.their_sock = socket.socketpair()
+        self.sock.setblocking(False)
+        self.page_fd = _page()
+        self._map = mmap.mmap(self.page_fd, PAGE_SIZE)
+        self.page = memoryview(self._map).cast("Q")
+        self.their_lifeline, self.lifeline = os.pipe()
+
+    def spawn(self) -> None:
+        """
+        By vfork and exec, never by fork: the pool's process has threads. The child gets its three descriptors and the
+        place where this package lies; everything else comes as the first message.
+        """
+        fds = (self.their_sock.fileno(), self.page_fd, self.their_lifeline)
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120  # pathlib is slow to import
+        code = (
+            f"import sys; sys.path.insert(0, {root!r}); "
+            f"from penstock.local.child import main; main({fds[0]}, {fds[1]}, {fds[2]}, {os.getpid()})"
+        )
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]  # as multiprocessing does
+                stdin=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        finally:
+            self.their_sock.close()
+            os.close(self.page_fd)
+            os.close(self.their_lifeline)
+        if hasattr(os, "pidfd_open"):
+            self.pidfd = os.pidfd_open(self.process.pid)
+
+    # Talking
+
+    def flush(self) -> bool:
+        """Write what is in the outbox. False if some of it did not fit: call `push` when the socket has room again."""
+        if self.borrower.done:
+            self.outbox[:0] = [
+                (wire.FREE, self.borrower.done.popleft()) for _ in range(len(self.borrower.done))
+            ]
+        data = wire.frame(self.outbox)
+        self.outbox = []
+        if self.outbuf:
+            self.outbuf += data
+            return False
+        self.outbuf = data
+        return self.push()
+
+    def push(self) -> bool:
+        try:
+            sent = self.sock.send(self.outbuf)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.outbuf = b""  # it is dead; its end is noticed elsewhere
+            return True
+        self.outbuf = self.outbuf[sent:]
+        return not self.outbuf
+
+    def receive(self) -> list[tuple[Any, ...]] | None:
+        """What it said; None if it will say no more."""
+        try:
+            data = self.sock.recv(_RECEIVE)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        return list(self.frames.feed(data)) if data else None
+
+    def ring_cancel(self) -> None:
+        self.page[PAGE_CANCELS] += 1
+
+    @property
+    def running(self) -> int:
+        """The dispatch that it runs, 0 if none. True even after its death."""
+        return self.page[PAGE_RUNNING]
+
+    # Ending
+
+    def kill(self, why: str) -> None:
+        """Its whole process group: what the function started ends with it. Call it before the process is reaped."""
+        if self.ending is None:
+            self.ending = why
+        self.condition = Condition.LEAVING
+        if self.process is not None and self.process.returncode is None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def reap(self) -> str:
+        """Collect the dead process; how it ended, in words."""
+        assert self.process is not None
+        code = self.process.wait()
+        if self.last_words is not None:
+            return self.last_words[0]
+        if code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = str(-code)
+            return f"it was killed by {name}"
+        return f"it exited with code {code}"
+
+    def close(self) -> None:
+        """Give back what `open` and `spawn` took. The page stays readable through `running` until then."""
+        self.page.release()
+        self._map.close()
+        self.sock.close()
+        os.close(self.lifeline)
+        self.borrower.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+        self.process = None
+        self.lent.clear()
+
+    def memory(self) -> int | None:
+        """Its resident memory in bytes, where that can be known."""
+        try:
+            with open(f"/proc/{self.pid}/statm", "rb") as file:  # noqa: PTH123  # pathlib is slow to import
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        except OSError:
+            return None
+
+
+def _page() -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, PAGE_SIZE)
+    return fd

@@ -1,0 +1,120 @@
+"""
+What runs in this process, to look at (OB-3): `snapshot()` now, `subscribe()` again and again.
+
+Pools and graphs register themselves and are held weakly; nobody has to remember to take one out.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from penstock.local.timers import Timer, call_at, clock
+
+if TYPE_CHECKING:
+    from penstock.local.pool import WorkerPool
+
+
+class TaskSnapshot(NamedTuple):
+    """One pool or graph at one moment."""
+
+    name: str
+    kind: str
+    workers: dict[str, int]  # how many are running, restarting, stopped, halted
+    in_flight: int
+    pending_queue_depth: int
+    waiting_queue_depth: int
+    max_in_flight: int
+    max_queue_depth: float
+    policy: str
+    paused: bool
+    load_by_worker: tuple[int, ...]
+    settled_by_worker: tuple[int, ...]
+    totals: dict[str, int]
+    last_crash: str | None
+
+
+class Registered(Protocol):
+    name: str
+
+    def snapshot(self) -> Any: ...
+
+
+_lock = threading.Lock()
+_things: weakref.WeakSet[Registered] = weakref.WeakSet()
+_numbers = count(1)
+
+
+def register(thing: Registered) -> None:
+    with _lock:
+        _things.add(thing)
+
+
+def name_for(name: str | None, kind: str) -> str:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"name is {name!r}; it must be a string, or None for one made up")
+    return name or f"{kind}-{next(_numbers)}"
+
+
+def snapshot() -> list[Any]:
+    """Every pool and graph of this process, by name."""
+    with _lock:
+        things = list(_things)
+    return [thing.snapshot() for thing in sorted(things, key=lambda thing: thing.name)]
+
+
+def subscribe(interval: float, fn: Callable[[list[Any]], object]) -> Subscription:
+    """Call `fn` with a snapshot every `interval` seconds, on a thread of Penstock's, until it is closed."""
+    if not isinstance(interval, (int, float)) or interval <= 0:
+        raise ValueError(f"interval is {interval!r}; it must be a number of seconds above 0")
+    return Subscription(interval, fn)
+
+
+class Subscription:
+    def __init__(self, interval: float, fn: Callable[[list[Any]], object]) -> None:
+        self._interval = interval
+        self._fn = fn
+        self._timer: Timer | None = call_at(clock(), self._tell)
+
+    def _tell(self) -> None:
+        try:
+            self._fn(snapshot())
+        finally:
+            if self._timer is not None:
+                self._timer = call_at(clock() + self._interval, self._tell)
+
+    def close(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def describe(pool: WorkerPool) -> TaskSnapshot:
+    gate, crew = pool._gate, pool._crew
+    with gate.lock:
+        state = gate.queue.state()
+        return TaskSnapshot(
+            name=pool.name,
+            kind=crew.kind,
+            workers=crew.census(),
+            in_flight=state.in_flight,
+            pending_queue_depth=state.pending,
+            waiting_queue_depth=state.waiting,
+            max_in_flight=state.max_in_flight,
+            max_queue_depth=state.max_queue_depth,
+            policy=str(state.policy),
+            paused=state.paused,
+            load_by_worker=tuple(len(worker.calls) for worker in crew.workers),
+            settled_by_worker=tuple(worker.settled for worker in crew.workers),
+            totals=gate.totals.as_dict(),
+            last_crash=crew.last_crash,
+        )

@@ -1,0 +1,92 @@
+"""
+A place in the queue, before there is anything to put into it (DQ-4).
+
+A queue bounds what it has accepted, not what its callers have built while they wait. Reserve first and build after, and
+there are never more payloads than places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from penstock.core.queue import WAIT
+from penstock.local.call import Call
+from penstock.local.gate import may_block
+
+if TYPE_CHECKING:
+    from penstock.local.pool import WorkerPool
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Reservation:
+    """Good for one call. Left without one, the place goes to the next in line."""
+
+    def __init__(self, pool: WorkerPool, *, timeout: float | None, key: Hashable) -> None:
+        self._pool = pool
+        self._call: Call[Any] | None = Call(pool._gate, _nothing)
+        if timeout is not None or key is not None:
+            pool._gate.guard(self._call, key=key, timeout=timeout, signal=None)
+
+    def __enter__(self) -> Self:
+        if not may_block():
+            raise RuntimeError("`with pool.reserve()` would block an event loop here; use `async with`")
+        gate, call = self._pool._gate, self._taken()
+        if gate.enter(call, sleepy=True) is WAIT:
+            gate._sleep(call)
+        return self
+
+    async def __aenter__(self) -> Self:
+        from penstock.local import loops  # noqa: PLC0415  # asyncio is slow to import for those who do not use it
+
+        gate, call = self._pool._gate, self._taken()
+        call.mailbox = loops.mailbox()
+        gate.enter(call)
+        await loops.place(gate, call)
+        return self
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Never waits: the place is there."""
+        call = self._taken()
+        call.mailbox, self._call = None, None
+        self._fill(call, fn, args, kwargs)
+        return call
+
+    def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        call, self._call = self._taken(), None
+        self._fill(call, fn, args, kwargs)
+        return self._outcome(call)
+
+    def _taken(self) -> Call[Any]:
+        if self._call is None:
+            raise RuntimeError("this place was used already; a reservation is good for one call")
+        return self._call
+
+    def _fill(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call.fn = fn
+        prepare = self._pool._crew.describe(call, fn, args, kwargs)
+        self._pool._gate.fill(call, prepare or _nothing)
+
+    async def _outcome(self, call: Call[R]) -> R:
+        from penstock.local import loops  # noqa: PLC0415  # as above
+
+        return await loops.outcome(self._pool._gate, call)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._call is not None:
+            self._pool._gate.cancel(self._call, "the place was not used", quietly=True)
+            self._call = None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def _nothing() -> None:
+    """There is no payload to make."""

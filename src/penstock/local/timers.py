@@ -1,0 +1,112 @@
+"""
+One thread that waits for moments, for all pools of the process.
+
+Most timers are deadlines of calls that end long before: `Timer.cancel` lets go of what it would have called at once,
+and the heap is swept when most of it is such husks, so a million calls with a timeout of an hour hold no memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any
+
+log = logging.getLogger("penstock")
+
+#: The one clock of everything in process: waits, timers and spans agree because they read the same.
+clock = time.perf_counter
+
+
+class Timer:
+    __slots__ = ("_args", "_fn")
+
+    def __init__(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._fn: Callable[..., object] | None = fn
+        self._args = args
+
+    @property
+    def canceled(self) -> bool:
+        return self._fn is None
+
+    def cancel(self) -> None:
+        if self._fn is not None:
+            self._fn, self._args = None, ()
+            _wheel.note_husk()
+
+    def fire(self) -> None:
+        fn, args = self._fn, self._args
+        self._fn, self._args = None, ()
+        if fn is not None:
+            try:
+                fn(*args)
+            except Exception:
+                log.exception("a timer of penstock failed")
+
+
+class _Wheel:
+    def __init__(self) -> None:
+        self._ready = threading.Condition(threading.Lock())
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._husks = 0
+        self._serial = count()
+        self.thread: threading.Thread | None = None
+
+    def at(self, when: float, fn: Callable[..., object], *args: Any) -> Timer:
+        timer = Timer(fn, args)
+        with self._ready:
+            heappush(self._heap, (when, next(self._serial), timer))
+            if self._husks > 64 and self._husks * 2 > len(self._heap):
+                self._heap = [entry for entry in self._heap if not entry[2].canceled]
+                heapify(self._heap)
+                self._husks = 0
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="penstock-timer", daemon=True)
+                self.thread.start()
+            elif self._heap[0][2] is timer:
+                self._ready.notify()
+        return timer
+
+    def note_husk(self) -> None:
+        self._husks += 1  # a hint: a lost update delays a sweep, nothing else
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                due = self._due()
+                if not due:
+                    self._ready.wait(self._heap[0][0] - clock() if self._heap else None)
+            for timer in due:
+                timer.fire()
+            due.clear()
+
+    def _due(self) -> list[Timer]:
+        now, due = clock(), []
+        while self._heap and (self._heap[0][2].canceled or self._heap[0][0] <= now):
+            due.append(heappop(self._heap)[2])
+        return due
+
+
+_wheel = _Wheel()
+
+
+def call_at(when: float, fn: Callable[..., object], *args: Any) -> Timer:
+    """Call `fn` on the timer thread at that moment of `clock`. It must not block."""
+    return _wheel.at(when, fn, *args)
+
+
+def is_timer_thread() -> bool:
+    return threading.current_thread() is _wheel.thread
+
+
+def _forget_parents_timers() -> None:
+    global _wheel  # noqa: PLW0603  # a forked child has a copy of the heap and no thread
+    _wheel = _Wheel()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents_timers)
