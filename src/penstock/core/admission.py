@@ -1,0 +1,193 @@
+"""
+The one admission function. Lease requests, the dispatcher, explain and simulation all call `decide`.
+
+Its gates stand in this order, and the first that holds is the reason: paused or draining, not its time, the machine's state, caps, budget,
+room. Room comes last on purpose: "no room" then means that nothing else is in the way, and only such a job may have room kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock.core.books import Books, keys_of
+from penstock.core.demand import Demand
+from penstock.core.quiet import Busy, QuietState
+from penstock.core.reasons import (
+    BudgetSpent,
+    CapReached,
+    Draining,
+    NoRoom,
+    NotQuiet,
+    NotQuietLongEnough,
+    NotReady,
+    Paused,
+    Reason,
+    RoomKept,
+    retry_after_sec,
+)
+from penstock.core.spend import Budget
+from penstock.core.words import AddonId, JobId, Moment, RunWhen, Span, seconds
+
+__all__ = ["Admitted", "Caps", "Conditions", "Decision", "Denied", "Kept", "Limits", "decide"]
+
+
+UNMEASURED = Busy(0.0, "fixed capacity")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The host at this moment."""
+
+    capacity: int
+    quiet: QuietState = QuietState.QUIET
+    streak: Span = 0
+    busy: Busy = UNMEASURED
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How many may be in flight at once. The plain fields hold for each name that the mapping does not name."""
+
+    concurrent: int | None = None
+    per_addon: int | None = None
+    addons: Mapping[str, int] = field(default_factory=dict)
+    per_type: int | None = None
+    types: Mapping[str, int] = field(default_factory=dict)  # "addon/type", or "type" in any addon
+    constraints: Mapping[str, int] = field(default_factory=dict)
+
+    def limit(self, scope: str, name: str) -> int | None:
+        match scope:
+            case "addon":
+                return self.addons.get(name, self.per_addon)
+            case "type":
+                return self.types.get(name, self.types.get(name.partition("/")[2], self.per_type))
+            case _:
+                return self.constraints.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    caps: Caps = Caps()
+    budgets: Mapping[AddonId, Budget] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Kept:
+    """Room kept for a job that was passed over. `spare` is what stays free even when it has started."""
+
+    job_id: JobId
+    needs: int
+    starts_at: Moment | None
+    spare: int
+
+    def lets_past(self, cost: int, ends_at: Moment | None) -> bool:
+        return self.ends_before(ends_at) or cost <= self.spare
+
+    def ends_before(self, ends_at: Moment | None) -> bool:
+        return ends_at is not None and self.starts_at is not None and ends_at <= self.starts_at
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    free_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    reason: Reason
+    retry_after_sec: float
+
+
+Decision: TypeAlias = Admitted | Denied
+
+
+def decide(
+    demand: Demand,
+    books: Books,
+    conditions: Conditions,
+    limits: Limits,
+    now: Moment,
+    *,
+    ready_at: Moment = 0,
+    urgent: bool = False,
+    kept: Kept | None = None,
+    ends_at: Moment | None = None,
+) -> Decision:
+    """`urgent`: time-sensitive and near its deadline. `ends_at`: when it is expected to end if it starts now."""
+    reason = (
+        _gate(demand, books, conditions, now, ready_at)
+        or _machine(demand, conditions, urgent)
+        or _cap(demand, books, limits.caps)
+        or _budget(demand, books, limits, now)
+        or _room(demand, books, conditions, kept, ends_at)
+    )
+    if reason is not None:
+        return Denied(reason, retry_after_sec(reason, now))
+    return Admitted(conditions.capacity - books.units - demand.cost_units)
+
+
+def _gate(
+    demand: Demand, books: Books, conditions: Conditions, now: Moment, ready_at: Moment
+) -> Reason | None:
+    if conditions.draining:
+        return Draining()
+    scope = books.paused(demand.addon_id)
+    if scope is not None:
+        return Paused(scope)
+    return NotReady(ready_at) if ready_at > now else None
+
+
+def _machine(demand: Demand, conditions: Conditions, urgent: bool) -> Reason | None:
+    wants = _worst_allowed(demand, urgent)
+    if _RANK[conditions.quiet] > _RANK[wants]:
+        return NotQuiet(conditions.quiet, wants, conditions.busy.score, conditions.busy.by)
+    streak_sec = seconds(conditions.streak)
+    if demand.quiet_for_sec > streak_sec and not urgent:
+        return NotQuietLongEnough(streak_sec, demand.quiet_for_sec)
+    return None
+
+
+_RANK = {state: rank for rank, state in enumerate(QuietState)}
+
+
+def _worst_allowed(demand: Demand, urgent: bool) -> QuietState:
+    if urgent or demand.run_when is RunWhen.ANY:
+        return QuietState.BUSY
+    if demand.run_when is RunWhen.QUIET:
+        return QuietState.QUIET
+    return QuietState.BUSY if demand.high else QuietState.NORMAL
+
+
+def _cap(demand: Demand, books: Books, caps: Caps) -> Reason | None:
+    if caps.concurrent is not None and books.running >= caps.concurrent:
+        return CapReached("concurrent", "", caps.concurrent)
+    for scope, name in keys_of(demand):
+        limit = caps.limit(scope, name)
+        if limit is not None and books.counts.get((scope, name), 0) >= limit:
+            return CapReached(scope, name, limit)
+    return None
+
+
+def _budget(demand: Demand, books: Books, limits: Limits, now: Moment) -> Reason | None:
+    budget = limits.budgets.get(demand.addon_id)
+    if budget is None:
+        return None
+    spent = books.spent.get(demand.addon_id, {})
+    for window, limit, until in budget.windows(now):
+        if spent.get(window, 0) >= limit:
+            return BudgetSpent(window, spent.get(window, 0), limit, until)
+    return None
+
+
+def _room(
+    demand: Demand, books: Books, conditions: Conditions, kept: Kept | None, ends_at: Moment | None
+) -> Reason | None:
+    free = max(0, conditions.capacity - books.units)
+    if demand.cost_units > free:
+        return NoRoom(demand.cost_units, free, conditions.capacity)
+    if kept is not None and not kept.lets_past(demand.cost_units, ends_at):
+        return RoomKept(kept.job_id, kept.needs, kept.starts_at)
+    return None

@@ -1,0 +1,316 @@
+"""
+Decisions about one job, ready to be written down.
+
+A change says what the decider saw (state, fence, phase) and what shall be. The store writes it only if that is still so, with its events,
+in one transaction: two deciders may race, one of them wins, and neither corrupts. Everything that happens to a job
+after its submission, other than being admitted, is made by a function of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Job, Kind, Place, place
+from penstock.core.landing import End, Landed, Phase, land
+from penstock.core.order import Ordering
+from penstock.core.refusals import IllegalMove, StaleDispatch
+from penstock.core.retry import NONE_YET, Counters, Schedules
+from penstock.core.states import IN_FLIGHT, Move, State, step
+from penstock.core.words import SECOND, DispatchId, JobId, Moment, Money, Span
+
+__all__ = [
+    "Beat",
+    "Change",
+    "DispatchStep",
+    "JobStep",
+    "Note",
+    "cancel",
+    "edit",
+    "end",
+    "miss_deadline",
+    "release",
+    "retry",
+    "start",
+    "stop",
+    "stop_moment",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStep:
+    """Only if the job is still in `source` under the same `fence`."""
+
+    job_id: JobId
+    source: State
+    fence: int
+    target: State
+    counters: Counters | None = None
+    place: Place | None = None  # needed when the target is QUEUED
+    fresh: bool = False  # the hard-cap clock and the spending limit count from here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchStep:
+    """Only if the dispatch is still in `source`. What is None stays as it is."""
+
+    dispatch_id: DispatchId
+    source: Phase
+    target: Phase
+    #: A worker's own report counts only while its lease does; the keeper's does not ask.
+    while_valid: bool = False
+    expires_at: Moment | None = None
+    stop_at: Moment | None = None
+    stop_for: End | None = None
+    reason: End | None = None
+    worker: str | None = None
+    end: End | None = None
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    kind: Kind
+    reason: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    at: Moment
+    notes: tuple[Note, ...]
+    job: JobStep | None = None
+    dispatch: DispatchStep | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A heartbeat. `spent` is the total of this dispatch, so that a beat told twice counts once."""
+
+    dispatch_id: DispatchId
+    expires_at: Moment
+    progress: float | None = None
+    spent: Money | None = None
+    checkpoint: str | None = None
+
+
+_KINDS = {
+    Move.START: Kind.RUNNING,
+    Move.COMPLETE: Kind.DONE,
+    Move.FAIL: Kind.FAILED,
+    Move.CANCEL: Kind.CANCELED,
+    Move.BLOCK: Kind.BLOCKED,
+    Move.REQUEUE: Kind.REQUEUED,
+    Move.RETRY: Kind.RETRIED,
+}
+
+
+def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str = "") -> Change:
+    """The reservation becomes the lease: its units are held already, so nothing is admitted a second time."""
+    stop_at, stop_for = stop_moment(job.intent, job.active, now)
+    return Change(
+        at=now,
+        notes=(Note(Kind.RUNNING, data={"worker": worker} if worker else {}),),
+        job=_step(job, Move.START, counters=replace(job.counters, start=0)),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=Phase.RESERVED,
+            target=Phase.LEASED,
+            while_valid=True,
+            expires_at=now + ttl,
+            stop_at=stop_at,
+            stop_for=stop_for,
+            worker=worker,
+        ),
+    )
+
+
+def stop_moment(intent: Intent, active: Span, now: Moment) -> tuple[Moment | None, End | None]:
+    """When an attempt that starts now must be stopped, and why: the runtime limit or the hard cap, whichever is first."""
+    limits: list[tuple[Moment, End]] = []
+    if intent.max_active_sec is not None:
+        limits.append((now + max(0, intent.max_active_sec * SECOND - active), End.HARD_CAP_EXCEEDED))
+    if intent.max_runtime_sec is not None:
+        limits.append((now + intent.max_runtime_sec * SECOND, End.MAX_RUNTIME_EXCEEDED))
+    return min(limits, key=lambda limit: limit[0], default=(None, None))
+
+
+def end(
+    job: Job,
+    dispatch: Dispatch,
+    how: End,
+    now: Moment,
+    *,
+    schedules: Schedules,
+    ordering: Ordering,
+    result: str | None = None,
+    error: str | None = None,
+    reported: bool = False,
+) -> Change:
+    """The dispatch is over: its units go back, and the job lands by the table. `reported`: by its worker."""
+    landed = land(
+        how,
+        dispatch.phase,
+        first_reason=dispatch.reason,
+        counters=job.counters,
+        schedules=schedules,
+        own_delays_sec=job.intent.retry_delays_sec,
+    )
+    return Change(
+        at=now,
+        notes=_landing_notes(landed, now, error),
+        job=_step(
+            job,
+            landed.move,
+            counters=landed.counters,
+            place=_requeued(job, landed.delay, now, ordering) if landed.move is Move.REQUEUE else None,
+        ),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=dispatch.phase,
+            target=Phase.ENDED,
+            while_valid=reported,
+            end=landed.end,
+            result=result,
+            error=error,
+        ),
+    )
+
+
+def _landing_notes(landed: Landed, now: Moment, error: str | None) -> tuple[Note, ...]:
+    data: dict[str, Any] = {}
+    if landed.delay:
+        data["not_before"] = now + landed.delay
+    if error is not None:
+        data["error"] = error[:1_000]
+    notes = [Note(_KINDS[landed.move], str(landed.end), data)]
+    if landed.mark is not None:
+        notes.insert(0, Note(Kind(landed.mark), str(landed.end)))
+    if landed.alert:
+        notes.append(Note(Kind.ALERT, str(landed.end)))
+    return tuple(notes)
+
+
+def _requeued(job: Job, delay: Span, now: Moment, ordering: Ordering) -> Place:
+    """Without a delay it keeps the age it had: an interruption that is not its fault must not cost it its place."""
+    if delay:
+        return place(job.intent, now + delay, now + delay, ordering)
+    return place(job.intent, job.ready_at, job.not_before, ordering)
+
+
+def stop(dispatch: Dispatch, job: Job | None, reason: End, now: Moment, *, grace: Span) -> Change | None:
+    """
+    Tell a leased dispatch to end. Its units stay held until it is gone, or until `grace` is over: heartbeats renew it no
+    longer. None: it has been told already, and the first reason wins.
+    """
+    if dispatch.phase is Phase.ENDING:
+        return None
+    if dispatch.phase is not Phase.LEASED:
+        raise IllegalMove(f"a {dispatch.phase} dispatch has nothing to stop", phase=str(dispatch.phase))
+    return Change(
+        at=now,
+        notes=(Note(Kind.STOP_REQUESTED, str(reason)),),
+        job=None if job is None else _same(job),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=Phase.LEASED,
+            target=Phase.ENDING,
+            reason=reason,
+            expires_at=now + grace,
+        ),
+    )
+
+
+def cancel(
+    job: Job,
+    dispatch: Dispatch | None,
+    now: Moment,
+    *,
+    schedules: Schedules,
+    ordering: Ordering,
+    grace: Span,
+    by: str = "",
+) -> Change | None:
+    """At once where no run has begun; else the run is told, and lands as CANCELED when it is gone. None: already told."""
+    if job.state in IN_FLIGHT:
+        if dispatch is None:
+            raise StaleDispatch(
+                "the job's dispatch ended while it was being canceled; ask again", job_id=job.job_id
+            )
+        if dispatch.phase is Phase.RESERVED:
+            return end(job, dispatch, End.CANCELED, now, schedules=schedules, ordering=ordering)
+        return stop(dispatch, job, End.CANCELED, now, grace=grace)
+    note = Note(Kind.CANCELED, "canceled", {"by": by} if by else {})
+    return Change(at=now, notes=(note,), job=_step(job, Move.CANCEL))
+
+
+def release(dispatch: Dispatch, now: Moment, how: End) -> Change:
+    """A lease without a job is over."""
+    return Change(
+        at=now,
+        notes=(Note(Kind.RELEASED, str(how)),),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id, source=dispatch.phase, target=Phase.ENDED, end=how
+        ),
+    )
+
+
+def retry(job: Job, now: Moment, ordering: Ordering) -> Change:
+    """By a person, who thereby grants it the hard cap and the spending limit once more. The total spent stays on record."""
+    fresh = replace(job.intent, deadline_at=_still_ahead(job.intent.deadline_at, now))
+    return Change(
+        at=now,
+        notes=(Note(Kind.RETRIED),),
+        job=_step(job, Move.RETRY, counters=NONE_YET, place=place(fresh, now, None, ordering), fresh=True),
+    )
+
+
+def _still_ahead(deadline: Moment | None, now: Moment) -> Moment | None:
+    """A deadline that has passed would fail the job again at once, which is not what a retry asks for."""
+    return deadline if deadline is not None and deadline > now else None
+
+
+def miss_deadline(job: Job, now: Moment) -> Change:
+    return Change(at=now, notes=(Note(Kind.FAILED, "deadline_passed"),), job=_step(job, Move.FAIL))
+
+
+def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering) -> Change:
+    """Priority and times of a queued job. Its age stays: an edit is not a way to the back of the line."""
+    if job.state is not State.QUEUED:
+        raise IllegalMove(
+            f"a {job.state} job cannot be edited, only a QUEUED one", state=str(job.state), move="edit"
+        )
+    since = min(job.ready_at, now)
+    return Change(
+        at=now,
+        notes=(Note(Kind.EDITED, data={"priority": intent.priority}),),
+        job=JobStep(
+            job_id=job.job_id,
+            source=job.state,
+            fence=job.fence,
+            target=job.state,
+            place=place(intent, since, job.not_before, ordering),
+        ),
+    )
+
+
+def _step(
+    job: Job, move: Move, counters: Counters | None = None, place: Place | None = None, *, fresh: bool = False
+) -> JobStep:
+    return JobStep(
+        job_id=job.job_id,
+        source=job.state,
+        fence=job.fence,
+        target=step(job.state, move),
+        counters=counters,
+        place=place,
+        fresh=fresh,
+    )
+
+
+def _same(job: Job) -> JobStep:
+    """The event belongs to the job's trail, though the job does not move."""
+    return JobStep(job_id=job.job_id, source=job.state, fence=job.fence, target=job.state)

@@ -1,0 +1,123 @@
+"""
+Why a job is where it is, in words and as JSON.
+
+For a head of a line the reason is the one that the last round recorded; for a job behind it the same decision is made anew, and
+`recorded` says which. The words are made last, from the same fields that the JSON has: they cannot tell another story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from penstock.core.job import Dispatch, Job
+from penstock.core.landing import Phase
+from penstock.core.reasons import Reason, as_json, retry_after_sec, words
+from penstock.core.states import State, allowed
+from penstock.core.words import SECOND, AddonId, JobId, Moment, seconds
+
+__all__ = ["Ahead", "Explanation", "explain"]
+
+
+class Ahead(NamedTuple):
+    """A head that would be weighed first. `why`: band, urgent, share or turn, whichever decided."""
+
+    job_id: JobId
+    addon_id: AddonId
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    job_id: JobId
+    state: State
+    text: str
+    waiting_sec: float | None = None
+    reason: str = ""
+    reason_data: dict[str, Any] | None = None
+    retry_after_sec: float | None = None
+    recorded: bool = True
+    ahead: tuple[Ahead, ...] = ()
+    line_ahead: int = 0  # jobs before it in its own line
+    likely_start_at: Moment | None = None
+    allowed: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ahead": [head._asdict() for head in self.ahead]}
+
+
+def explain(
+    job: Job,
+    now: Moment,
+    *,
+    dispatch: Dispatch | None = None,
+    reason: Reason | None = None,
+    recorded: bool = True,
+    ahead: Sequence[Ahead] = (),
+    line_ahead: int = 0,
+    likely_start_at: Moment | None = None,
+) -> Explanation:
+    """`reason`: what holds a queued job. None: nothing does, and it starts with the next tick."""
+    ways = tuple(str(move) for move in allowed(job.state))
+    if job.state is not State.QUEUED:
+        text = _beyond_the_queue(job, dispatch, now)
+        return Explanation(job_id=job.job_id, state=job.state, text=text, allowed=ways)
+    waiting = max(0, now - job.ready_at)
+    parts = [words(reason, now)] if reason is not None else []
+    parts += _line_words(ahead, line_ahead)
+    if likely_start_at is not None:
+        parts.append(f"likely to start in {max(0, likely_start_at - now) // SECOND} s")
+    lead = f"waiting {waiting // SECOND} s" if job.ready_at <= now else "not in line yet"
+    return Explanation(
+        job_id=job.job_id,
+        state=job.state,
+        text=f"{lead}: " + ("; ".join(parts) or "nothing is in its way, it starts with the next tick"),
+        waiting_sec=seconds(waiting),
+        reason="" if reason is None else reason.code,
+        reason_data=None if reason is None else as_json(reason),
+        retry_after_sec=None if reason is None else retry_after_sec(reason, now),
+        recorded=recorded,
+        ahead=tuple(ahead),
+        line_ahead=line_ahead,
+        likely_start_at=likely_start_at,
+        allowed=ways,
+    )
+
+
+_WHY = {
+    "band": "of a higher band",
+    "urgent": "near its deadline",
+    "share": "whose addon is further below its share",
+    "turn": "in line before it",
+}
+
+
+def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
+    parts = []
+    if line_ahead:
+        parts.append(f"{line_ahead} of its own kind are before it")
+    if ahead:
+        first = ahead[0]
+        more = f" and {len(ahead) - 1} more" if len(ahead) > 1 else ""
+        parts.append(f"job {first.job_id[-8:]} of {first.addon_id}{more} is next, {_WHY[first.why]}")
+    return parts
+
+
+def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
+    if dispatch is None:
+        ended = "" if job.ended_at is None else f" since {max(0, now - job.ended_at) // SECOND} s"
+        return f"{job.state}{ended}"
+    if dispatch.phase is Phase.RESERVED:
+        left = max(0, dispatch.expires_at - now) // SECOND
+        return f"{dispatch.demand.cost_units} units are reserved; its worker has {left} s left to ask for the lease"
+    since = max(0, now - (dispatch.started_at or dispatch.admitted_at)) // SECOND
+    if dispatch.phase is Phase.ENDING:
+        left = max(0, dispatch.expires_at - now) // SECOND
+        return (
+            f"running for {since} s and told to stop ({dispatch.reason}); given up in {left} s at the latest"
+        )
+    expected = ""
+    if dispatch.ends_at is not None:
+        expected = f", expected to end in {max(0, dispatch.ends_at - now) // SECOND} s"
+    return f"running for {since} s{expected}"

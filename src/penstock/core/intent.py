@@ -1,0 +1,120 @@
+"""
+What a submitter asks for, and its bounds.
+
+An intent is never corrected: it is taken as it is, or refused with every problem named. `payload` and the other JSON is
+carried as text, for the scheduler hands it on without reading it, and text that is never parsed cannot be parsed wrongly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.core.refusals import BadIntent
+from penstock.core.words import AddonId, Constraint, Moment, Money, Priority, RunWhen
+
+__all__ = ["MAX_PAYLOAD", "Intent", "check"]
+
+MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
+MAX_SPAN_SEC: Final = 366 * 86_400
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    addon_id: AddonId
+    job_type: str
+    cost_units: int = 10
+    priority: int = Priority.NORMAL
+    constraints: Constraint = Constraint.NONE
+    run_when: RunWhen = RunWhen.NORMAL
+    quiet_for_sec: int = 0
+    expected_duration_sec: float | None = None
+    payload: str = "null"
+    tags: tuple[str, ...] = ()
+    time_sensitive: bool = False
+    deadline_at: Moment | None = None
+    earliest_start_at: Moment | None = None
+    max_runtime_sec: int | None = None
+    max_active_sec: int | None = None
+    cost_limit: Money | None = None
+    unit: str = "USD"
+    idempotency_key: str | None = None
+    #: When the job's own error should be tried again, by delay. None at all unless the job asks.
+    retry_delays_sec: tuple[int, ...] = ()
+
+
+def check(intent: Intent, now: Moment, *, most_units: int) -> None:
+    """`most_units`: what a host could give at its quietest. A job above it would wait for ever, so it is refused."""
+    problems = [{"field": field, "message": message} for field, message in _problems(intent, now, most_units)]
+    if problems:
+        first = problems[0]
+        raise BadIntent(f"{first['field']} {first['message']}", problems=problems)
+
+
+def _problems(intent: Intent, now: Moment, most_units: int) -> Iterator[tuple[str, str]]:
+    for field in ("addon_id", "job_type"):
+        if not _NAME.fullmatch(getattr(intent, field)):
+            yield (
+                field,
+                "must be 1..128 characters of A-Z a-z 0-9 _ . : / @ - and begin with a letter or digit",
+            )
+    yield from _numbers(intent, most_units)
+    yield from _texts(intent)
+    yield from _times(intent, now)
+
+
+def _numbers(intent: Intent, most_units: int) -> Iterator[tuple[str, str]]:
+    if not 1 <= intent.cost_units <= 100:
+        yield "cost_units", "must be 1..100"
+    elif intent.cost_units > most_units:
+        yield (
+            "cost_units",
+            f"must be at most {most_units}: more is never free here, even when nothing else runs",
+        )
+    if not Priority.LEAST <= intent.priority <= Priority.MOST:
+        yield "priority", "must be 1..100, or LOW, NORMAL, HIGH, URGENT"
+    if not 0 <= intent.quiet_for_sec <= MAX_SPAN_SEC:
+        yield "quiet_for_sec", f"must be 0..{MAX_SPAN_SEC}"
+    elif intent.quiet_for_sec and intent.run_when is not RunWhen.QUIET:
+        yield "quiet_for_sec", 'needs run_when "quiet"'
+    for field in ("expected_duration_sec", "max_runtime_sec", "max_active_sec"):
+        value = getattr(intent, field)
+        # Written so that NaN, which compares false with everything, is refused too.
+        if value is not None and not 0 < value <= MAX_SPAN_SEC:
+            yield field, f"must be above 0 and at most {MAX_SPAN_SEC}"
+    if intent.cost_limit is not None and intent.cost_limit <= 0:
+        yield "cost_limit", "must be above 0"
+    if len(intent.retry_delays_sec) > 20 or not all(0 <= d <= MAX_SPAN_SEC for d in intent.retry_delays_sec):
+        yield "retry_delays_sec", f"must be at most 20 delays of 0..{MAX_SPAN_SEC}"
+
+
+def _texts(intent: Intent) -> Iterator[tuple[str, str]]:
+    if len(intent.payload) > MAX_PAYLOAD:
+        yield "payload", f"must be at most {MAX_PAYLOAD} characters of JSON"
+    if len(intent.tags) > 32 or not all(0 < len(tag) <= 64 for tag in intent.tags):
+        yield "tags", "must be at most 32 tags of 1..64 characters"
+    if not 0 < len(intent.unit) <= 16:
+        yield "unit", "must be 1..16 characters"
+    if intent.idempotency_key is not None and not 0 < len(intent.idempotency_key) <= 200:
+        yield "idempotency_key", "must be 1..200 characters"
+
+
+def _times(intent: Intent, now: Moment) -> Iterator[tuple[str, str]]:
+    deadline, earliest = intent.deadline_at, intent.earliest_start_at
+    if earliest is not None and not 0 <= earliest <= _FAR_MOMENT:
+        yield "earliest_start_at", "must lie between 1970 and 9999"
+    if deadline is None:
+        if intent.time_sensitive:
+            yield "time_sensitive", "needs deadline_at"
+    elif deadline <= now:
+        yield "deadline_at", "has passed already"
+    elif deadline > _FAR_MOMENT:
+        yield "deadline_at", "must lie before the year 10000"
+    elif earliest is not None and earliest >= deadline:
+        yield "earliest_start_at", "must lie before deadline_at"
+
+
+_FAR_MOMENT: Final[Moment] = 253_402_300_799_000_000

@@ -1,0 +1,151 @@
+"""
+What is known about a job, a dispatch, an event. Snapshots: nobody changes one, and nobody but a store makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from penstock.core.demand import Demand, demand_of
+from penstock.core.intent import Intent
+from penstock.core.landing import End, Phase
+from penstock.core.order import Ordering, turn, urgent_from
+from penstock.core.retry import NONE_YET, Counters
+from penstock.core.states import State
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
+
+__all__ = ["Dispatch", "Event", "Job", "Kind", "Place", "place"]
+
+
+class Kind(StrEnum):
+    """What an event tells."""
+
+    SUBMITTED = "SUBMITTED"
+    ADMITTED = "ADMITTED"  # a lease without a job
+    DENIED = "DENIED"
+    DISPATCHING = "DISPATCHING"
+    RUNNING = "RUNNING"
+    CHECKPOINT = "CHECKPOINT"
+    STOP_REQUESTED = "STOP_REQUESTED"
+    PREEMPT_REQUESTED = "PREEMPT_REQUESTED"
+    REQUEUED = "REQUEUED"
+    TIMEOUT = "TIMEOUT"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+    BLOCKED = "BLOCKED"
+    RETRIED = "RETRIED"
+    EDITED = "EDITED"
+    RELEASED = "RELEASED"  # a lease without a job, given back or expired
+    ALERT = "ALERT"
+    ADDON_SET = "ADDON_SET"
+    CLOCK_SHIFTED = "CLOCK_SHIFTED"
+    PRUNED = "PRUNED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a queued job stands: all that the order index is made of."""
+
+    priority: int
+    earliest_start_at: Moment | None
+    not_before: Moment | None
+    deadline_at: Moment | None
+    ready_at: Moment
+    urgent_at: Moment | None
+    turn: Moment
+    demand: Demand
+
+    def line(self, now: Moment) -> int:
+        """0: its time has not come; 1: in line; 2: in the urgent line."""
+        if self.ready_at > now:
+            return 0
+        return 2 if self.urgent_at is not None and self.urgent_at <= now else 1
+
+
+def place(intent: Intent, since: Moment, not_before: Moment | None, ordering: Ordering) -> Place:
+    """`since`: from when it counts as waiting. A requeue that costs the job nothing keeps the old one, so it keeps its age."""
+    ready_at = max(since, not_before or 0, intent.earliest_start_at or 0)
+    return Place(
+        priority=intent.priority,
+        earliest_start_at=intent.earliest_start_at,
+        not_before=not_before,
+        deadline_at=intent.deadline_at,
+        ready_at=ready_at,
+        urgent_at=urgent_from(
+            intent.deadline_at, intent.expected_duration_sec, intent.time_sensitive, ordering
+        ),
+        turn=turn(intent.priority, ready_at, ordering.aging),
+        demand=demand_of(intent),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    no: int
+    job_id: JobId
+    intent: Intent  # with the edits since
+    state: State
+    created_at: Moment
+    ready_at: Moment
+    not_before: Moment | None = None
+    fence: int = 0  # of the last dispatch; only grows
+    dispatch_id: DispatchId | None = None  # the live one
+    counters: Counters = NONE_YET
+    active: Span = 0  # over all ended attempts since the last retry by hand
+    spent: Money = 0
+    spent_before: Money = 0  # when it was last retried by hand: the limit counts from there
+    progress: float | None = None
+    denied: str = ""
+    denied_data: str = "{}"
+    denied_at: Moment | None = None
+    passed_at: Moment | None = None
+    ended_at: Moment | None = None
+
+    @property
+    def next_earliest_start_at(self) -> Moment | None:
+        moments = [m for m in (self.not_before, self.intent.earliest_start_at) if m is not None]
+        return max(moments, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    dispatch_id: DispatchId
+    job_id: JobId | None  # None: a lease without a job
+    addon_id: AddonId
+    host: HostId
+    demand: Demand
+    fence: int
+    phase: Phase
+    admitted_at: Moment
+    expires_at: Moment
+    started_at: Moment | None = None
+    ends_at: Moment | None = None  # expected
+    stop_at: Moment | None = None  # it must have ended: runtime limit or hard cap
+    stop_for: End | None = None
+    reason: End | None = None  # the first one that told it to end
+    worker: str = ""
+    spent: Money = 0
+    progress: float | None = None
+    ended_at: Moment | None = None
+    end: End | None = None
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """`seq` orders everything; `n` counts within a job, without gaps. `state`: the job's, after it."""
+
+    seq: int
+    at: Moment
+    kind: Kind
+    job_id: JobId | None = None
+    n: int = 0
+    state: State | None = None
+    reason: str = ""
+    dispatch_id: DispatchId | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,303 @@
+"""
+Who is next.
+
+All jobs age alike, so the order within an addon never changes: it is the `turn`, fixed when the job becomes ready. Between addons, heads
+compare by band, then urgency, then fair share. A round therefore looks at the head of each line (one line per demand), starts
+what it may, pulls the next of a line only after it started the head, and never learns how long the lines are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple, Protocol
+
+from penstock.core.admission import Conditions, Denied, Kept, Limits, decide
+from penstock.core.books import Books
+from penstock.core.demand import Demand
+from penstock.core.quiet import QuietState
+from penstock.core.reasons import BudgetSpent, CapReached, Draining, NoRoom, NotQuiet, Paused, Reason
+from penstock.core.share import Sharing
+from penstock.core.words import MINUTE, SECOND, JobId, Moment, Span
+
+__all__ = [
+    "TOP_BAND",
+    "Aging",
+    "Denial",
+    "Floor",
+    "Line",
+    "Offer",
+    "Ordering",
+    "Pick",
+    "Running",
+    "Verdict",
+    "Waiting",
+    "band",
+    "effective",
+    "turn",
+    "urgent_from",
+    "weigh",
+]
+
+#: Priority 90 and up. From here on only fair share decides.
+TOP_BAND: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Aging:
+    """+10 for every 10 minutes of being ready and not started."""
+
+    per_point: Span = 1 * MINUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    aging: Aging = Aging()
+    #: A job passed over for so long gets room kept for it.
+    patience: Span = 30 * SECOND
+    #: A time-sensitive job is urgent from its deadline minus its expected duration minus this.
+    slack: Span = 10 * MINUTE
+    sharing: Sharing = field(default_factory=Sharing)
+
+
+def turn(priority: int, ready_at: Moment, aging: Aging) -> Moment:
+    """The smaller goes first, within an addon, at any moment: both sides of the comparison age alike."""
+    return ready_at - priority * aging.per_point
+
+
+def effective(its_turn: Moment, now: Moment, aging: Aging) -> int:
+    return (now - its_turn) // aging.per_point
+
+
+def band(its_turn: Moment, now: Moment, aging: Aging) -> int:
+    return min(effective(its_turn, now, aging) // 10, TOP_BAND)
+
+
+def urgent_from(
+    deadline_at: Moment | None, expected_sec: float | None, time_sensitive: bool, ordering: Ordering
+) -> Moment | None:
+    if deadline_at is None or not time_sensitive:
+        return None
+    return deadline_at - int((expected_sec or 0) * SECOND) - ordering.slack
+
+
+class Waiting(NamedTuple):
+    """A job in line: what weighing needs and no more, for most of the time nobody looks at the rest."""
+
+    no: int
+    job_id: JobId
+    priority: int
+    turn: Moment
+    fence: int
+    expected_sec: float | None = None
+    passed_at: Moment | None = None
+    denied: str = ""  # the code of its last recorded denial
+
+
+class Line(NamedTuple):
+    demand: Demand
+    urgent: bool
+    jobs: Iterator[Waiting]  # by turn, then number; pulled one by one
+
+
+class Running(NamedTuple):
+    cost: int
+    started_at: Moment
+    ends_at: Moment | None
+
+
+class Floor(Protocol):
+    """What a round sees of the store, inside the admission transaction."""
+
+    @property
+    def now(self) -> Moment: ...
+
+    @property
+    def books(self) -> Books: ...
+
+    def lines(self) -> Iterable[Line]: ...
+
+    def running(self) -> Sequence[Running]:
+        """What is in flight on this host. Asked for only when room must be kept."""
+        ...
+
+
+class Offer(Enum):
+    """Who would take a job of this demand now."""
+
+    RESERVE = "reserve"  # its addon is told, and asks for the lease
+    LEASE = "lease"  # somebody is here and takes it at once
+    NOBODY = "nobody"  # such jobs are fetched, and nobody is here to fetch one now
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    waiting: Waiting
+    demand: Demand
+    offer: Offer
+    ends_at: Moment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    waiting: Waiting
+    reason: Reason
+
+
+@dataclass(slots=True)
+class Verdict:
+    picks: list[Pick] = field(default_factory=list)
+    #: Only those whose reason is not the one already recorded.
+    denials: list[Denial] = field(default_factory=list)
+    #: Refused for room while something behind it started; for the first time.
+    passed: list[Waiting] = field(default_factory=list)
+    kept: Kept | None = None
+    weighed: int = 0
+
+
+def weigh(
+    floor: Floor,
+    conditions: Conditions,
+    limits: Limits,
+    ordering: Ordering,
+    offer: Callable[[Demand], Offer],
+    *,
+    most_leases: int | None = None,
+    most_picks: int = 1_000,
+) -> Verdict:
+    """`most_picks` bounds the transaction: whoever calls comes again at once when it was reached."""
+    return _Round(floor, conditions, limits, ordering, offer).run(most_leases, most_picks)
+
+
+class _Head(NamedTuple):
+    """Compares as the round orders: the first field that differs decides."""
+
+    band: int  # negated
+    calm: bool  # urgent ones first within their band
+    share: float
+    turn: Moment
+    no: int
+    line: Line
+    waiting: Waiting
+
+
+class _Round:
+    def __init__(
+        self,
+        floor: Floor,
+        conditions: Conditions,
+        limits: Limits,
+        ordering: Ordering,
+        offer: Callable[[Demand], Offer],
+    ) -> None:
+        self.floor, self.now, self.books = floor, floor.now, floor.books
+        self.conditions, self.limits, self.ordering, self.offer = conditions, limits, ordering, offer
+        self.verdict = Verdict()
+        self.refused_for_room: list[Waiting] = []
+        self.closed: set[str] = set()  # addons that are shut for the rest of this round
+
+    def run(self, most_leases: int | None, most_picks: int) -> Verdict:
+        heads = [head for line in self.floor.lines() if (head := self._head(line)) is not None]
+        heapify(heads)
+        leases = 0
+        while heads and len(self.verdict.picks) < most_picks and leases != most_leases:
+            head = heappop(heads)
+            demand = head.line.demand
+            offer = self.offer(demand)
+            if demand.addon_id in self.closed or offer is Offer.NOBODY:
+                continue
+            share = self._share(demand)
+            if share != head.share:
+                # Its addon has started something since it was put here. Shares only grow, so it can only sink.
+                heappush(heads, head._replace(share=share))
+                continue
+            reason = self._try(head, offer)
+            if reason is None:
+                leases += offer is Offer.LEASE
+                if following := self._head(head.line):
+                    heappush(heads, following)
+            elif self._shuts_everything(reason):
+                break
+        return self.verdict
+
+    def _head(self, line: Line) -> _Head | None:
+        waiting = next(line.jobs, None)
+        if waiting is None:
+            return None
+        its_band = band(waiting.turn, self.now, self.ordering.aging)
+        share = self._share(line.demand)
+        return _Head(-its_band, not line.urgent, share, waiting.turn, waiting.no, line, waiting)
+
+    def _share(self, demand: Demand) -> float:
+        return self.books.share(demand.addon_id, self.now, self.ordering.sharing)
+
+    def _try(self, head: _Head, offer: Offer) -> Reason | None:
+        demand, waiting = head.line.demand, head.waiting
+        self.verdict.weighed += 1
+        ends_at = None if waiting.expected_sec is None else self.now + int(waiting.expected_sec * SECOND)
+        kept = self.verdict.kept
+        decision = decide(
+            demand,
+            self.books,
+            self.conditions,
+            self.limits,
+            self.now,
+            urgent=head.line.urgent,
+            kept=kept,
+            ends_at=ends_at,
+        )
+        if isinstance(decision, Denied):
+            self._denied(demand, waiting, decision.reason)
+            return decision.reason
+        if kept is not None and not kept.ends_before(ends_at):
+            kept.spare -= demand.cost_units
+        self.books.take(demand, self.now, self.ordering.sharing)
+        self.verdict.picks.append(Pick(waiting, demand, offer, ends_at))
+        self.verdict.passed += self.refused_for_room
+        self.refused_for_room.clear()
+        return None
+
+    def _denied(self, demand: Demand, waiting: Waiting, reason: Reason) -> None:
+        if reason.code != waiting.denied:
+            self.verdict.denials.append(Denial(waiting, reason))
+        match reason:
+            case NoRoom():
+                self._no_room(demand, waiting)
+            case Paused() | BudgetSpent() | CapReached(scope="addon"):
+                self.closed.add(demand.addon_id)
+            case _:
+                pass
+
+    def _no_room(self, demand: Demand, waiting: Waiting) -> None:
+        if waiting.passed_at is None:
+            self.refused_for_room.append(waiting)
+            return
+        waited = self.now - waiting.passed_at >= self.ordering.patience
+        # What the present capacity could never hold keeps no room: the machine must calm down first.
+        if waited and self.verdict.kept is None and demand.cost_units <= self.conditions.capacity:
+            self.verdict.kept = self._keep(demand, waiting)
+
+    def _keep(self, demand: Demand, waiting: Waiting) -> Kept:
+        """Until enough of what runs is expected to have ended: the known ends first, then the oldest of the rest."""
+        picked = [Running(p.demand.cost_units, self.now, p.ends_at) for p in self.verdict.picks]
+        runs = sorted(
+            [*self.floor.running(), *picked],
+            key=lambda run: (run.ends_at is None, run.started_at if run.ends_at is None else run.ends_at),
+        )
+        free = self.conditions.capacity - self.books.units
+        starts_at: Moment | None = self.now
+        for run in runs:
+            if free >= demand.cost_units:
+                break
+            free += run.cost
+            starts_at = None if run.ends_at is None else max(self.now, run.ends_at)
+        return Kept(waiting.job_id, demand.cost_units, starts_at, max(0, free - demand.cost_units))
+
+    def _shuts_everything(self, reason: Reason) -> bool:
+        match reason:
+            case Draining() | Paused("*") | CapReached(scope="concurrent") | NotQuiet(QuietState.PANIC):
+                return True
+            case _:
+                return self.books.units >= self.conditions.capacity

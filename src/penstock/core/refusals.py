@@ -1,0 +1,94 @@
+"""
+What the durable scheduler raises, under the same root as everything else. The first level says whose move it is.
+
+    PenstockError
+    ├── Refused            the caller asked for what the rules forbid; nothing changed     HTTP 4xx
+    │   ├── BadIntent      a field is out of bounds; `problems` names each (a ValueError)  422
+    │   ├── NotFound       no such job, lease or addon, or not yours                       404
+    │   ├── IllegalMove    the job's state has no such move                                409
+    │   ├── StaleDispatch  a newer dispatch has taken over, or this one has ended          409
+    │   ├── KeyConflict    the idempotency key was used with another body                  409
+    │   └── QueueFull      the depth limit; `retry_after_sec`                              429
+    └── Unavailable        something outside the caller is in the way; try again later     503
+        ├── StoreFailed    disk full, read-only, damaged, locked; nothing was acknowledged
+        ├── SchemaNewer    the file belongs to a newer Penstock
+        └── DispatcherHeld another process dispatches from this file; `holder` says which
+
+A job that fails is none of these: it is an outcome, and lands by the table in `landing`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from penstock.core.errors import PenstockError
+
+__all__ = [
+    "BadIntent",
+    "DispatcherHeld",
+    "IllegalMove",
+    "KeyConflict",
+    "NotFound",
+    "QueueFull",
+    "Refused",
+    "SchemaNewer",
+    "StaleDispatch",
+    "StoreFailed",
+    "Unavailable",
+]
+
+
+class Refused(PenstockError):
+    code = "refused"
+    status: ClassVar[int] = 400
+
+
+class BadIntent(Refused, ValueError):
+    """`problems` is a list of {"field", "message"}: all of them, so that one round trip mends them all."""
+
+    code = "bad_intent"
+    status = 422
+
+
+class NotFound(Refused, LookupError):
+    code = "not_found"
+    status = 404
+
+
+class IllegalMove(Refused):
+    """`state`, `move`, `allowed`: what was tried, and what could have been."""
+
+    code = "illegal_move"
+    status = 409
+
+
+class StaleDispatch(Refused):
+    code = "stale_dispatch"
+    status = 409
+
+
+class KeyConflict(Refused):
+    code = "key_conflict"
+    status = 409
+
+
+class QueueFull(Refused):
+    code = "queue_full"
+    status = 429
+
+
+class Unavailable(PenstockError):
+    code = "unavailable"
+    status: ClassVar[int] = 503
+
+
+class StoreFailed(Unavailable):
+    code = "store_failed"
+
+
+class SchemaNewer(Unavailable):
+    code = "schema_newer"
+
+
+class DispatcherHeld(Unavailable):
+    code = "dispatcher_held"

@@ -1,0 +1,97 @@
+"""
+The words of the durable scheduler: moments, ids, priorities, constraints.
+
+A moment is an integer: comparisons are exact, the same in Python and in both SQL dialects, and the order key of a
+job (`order.turn`) can be recomputed to the last digit when somebody asks why it ran when it did. Names that
+end in `_sec` are seconds, as the HTTP fields are; every other time in the core is in microseconds.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag, StrEnum
+from typing import Final, NewType, TypeAlias
+
+__all__ = [
+    "HOUR",
+    "MILLISECOND",
+    "MINUTE",
+    "SECOND",
+    "AddonId",
+    "Constraint",
+    "DispatchId",
+    "HostId",
+    "JobId",
+    "Moment",
+    "Money",
+    "Priority",
+    "RunWhen",
+    "Span",
+    "priority_of",
+    "seconds",
+]
+
+#: Microseconds since 1970-01-01T00:00Z.
+Moment: TypeAlias = int
+#: Microseconds.
+Span: TypeAlias = int
+#: Millionths of the unit that the job declares (USD by default): sums stay exact.
+Money: TypeAlias = int
+
+MILLISECOND: Final[Span] = 1_000
+SECOND: Final[Span] = 1_000_000
+MINUTE: Final[Span] = 60 * SECOND
+HOUR: Final[Span] = 60 * MINUTE
+
+JobId = NewType("JobId", str)
+AddonId = NewType("AddonId", str)
+HostId = NewType("HostId", str)
+#: One attempt. While it is leased this is the lease id too: one identity, nothing to keep in step.
+DispatchId = NewType("DispatchId", str)
+
+
+def seconds(span: Span) -> float:
+    return span / SECOND
+
+
+class Priority:
+    """The four names; any integer from 1 to 100 is a priority."""
+
+    LOW: Final = 25
+    NORMAL: Final = 50
+    HIGH: Final = 75
+    URGENT: Final = 95
+
+    NAMES: Final = {"LOW": LOW, "NORMAL": NORMAL, "HIGH": HIGH, "URGENT": URGENT}
+    LEAST: Final = 1
+    MOST: Final = 100
+
+
+def priority_of(word: str | int) -> int:
+    """A name in either case, or the number itself. The bounds are the intent's business."""
+    if isinstance(word, int) and not isinstance(word, bool):
+        return word
+    try:
+        return Priority.NAMES[str(word).upper()]
+    except KeyError:
+        raise ValueError(
+            f"priority must be 1..100 or one of {', '.join(Priority.NAMES)}, not {word!r}"
+        ) from None
+
+
+class Constraint(IntFlag):
+    """What a job leans on. A set in one integer, because a demand is compared and indexed as a whole."""
+
+    NONE = 0
+    CPU_HEAVY = 1
+    DISK_WRITE_HEAVY = 2
+    NETWORK_HEAVY = 4
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(str(flag.name).lower() for flag in Constraint if flag in self)
+
+
+class RunWhen(StrEnum):
+    ANY = "any"  # whenever there is room, short of PANIC
+    NORMAL = "normal"  # QUIET or NORMAL; HIGH and up also BUSY
+    QUIET = "quiet"  # QUIET only, optionally for some time already

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.admission import Admitted, Caps, Conditions, Kept, Limits, decide
+from penstock.core.books import EVERYTHING, Books
+from penstock.core.demand import Demand
+from penstock.core.quiet import QuietState
+from penstock.core.reasons import (
+    REASONS,
+    BudgetSpent,
+    CapReached,
+    Draining,
+    NoRoom,
+    NotQuiet,
+    NotQuietLongEnough,
+    NotReady,
+    Paused,
+    QueuedAhead,
+    RoomKept,
+    as_json,
+    from_json,
+    retry_after_sec,
+    words,
+)
+from penstock.core.share import Account, Sharing
+from penstock.core.spend import Budget
+from penstock.core.words import SECOND, AddonId, Constraint, JobId, RunWhen
+
+NOW = 1_900_000_000 * SECOND
+JOB = Demand(AddonId("a"), "index", 10)
+CALM = Conditions(capacity=90)
+Q = QuietState
+
+
+def code(demand=JOB, books=None, conditions=CALM, limits=None, **more):
+    decision = decide(demand, books or Books(), conditions, limits or Limits(), NOW, **more)
+    return "admitted" if isinstance(decision, Admitted) else decision.reason.code
+
+
+def held(*demands):
+    books = Books()
+    for demand in demands:
+        books.take(demand, NOW, Sharing())
+    return books
+
+
+def test_a_job_starts_only_if_its_cost_fits():
+    assert code(replace(JOB, cost_units=90)) == "admitted"
+    assert code(replace(JOB, cost_units=81), held(JOB)) == "no_room"
+    assert code(replace(JOB, cost_units=80), held(JOB)) == "admitted"
+
+
+def test_capacity_that_fell_below_what_runs_admits_nothing_and_shows_no_negative_room():
+    decision = decide(JOB, held(JOB, JOB, JOB), Conditions(capacity=20), Limits(), NOW)
+
+    assert decision.reason.free == 0
+
+
+# SPEC AD-4
+@pytest.mark.parametrize(
+    ("run_when", "high", "worst"),
+    [
+        (RunWhen.ANY, False, Q.BUSY),
+        (RunWhen.NORMAL, False, Q.NORMAL),
+        (RunWhen.NORMAL, True, Q.BUSY),
+        (RunWhen.QUIET, False, Q.QUIET),
+        (RunWhen.QUIET, True, Q.QUIET),
+    ],
+)
+def test_run_when_says_how_busy_the_machine_may_be(run_when, high, worst):
+    demand = replace(JOB, run_when=run_when, high=high)
+    states = [state for state in Q if code(demand, conditions=Conditions(90, state)) == "admitted"]
+
+    assert states == list(Q)[: list(Q).index(worst) + 1]
+
+
+def test_panic_admits_nothing_new():
+    for run_when in RunWhen:
+        demand = replace(JOB, run_when=run_when, high=True)
+        assert code(demand, conditions=Conditions(90, Q.PANIC), urgent=True) == "not_quiet"
+
+
+def test_near_its_deadline_a_job_may_start_on_a_busy_machine_but_never_over_capacity():
+    busy = Conditions(capacity=22, quiet=Q.BUSY)
+
+    assert code(conditions=busy) == "not_quiet"
+    assert code(conditions=busy, urgent=True) == "admitted"
+    assert code(replace(JOB, cost_units=23), conditions=busy, urgent=True) == "no_room"
+
+
+def test_quiet_for_waits_for_a_streak():
+    overnight = replace(JOB, run_when=RunWhen.QUIET, quiet_for_sec=600)
+
+    assert code(overnight, conditions=Conditions(90, streak=599 * SECOND)) == "not_quiet_long_enough"
+    assert code(overnight, conditions=Conditions(90, streak=600 * SECOND)) == "admitted"
+
+
+@pytest.mark.parametrize(
+    ("caps", "scope"),
+    [
+        (Caps(concurrent=1), "concurrent"),
+        (Caps(per_addon=1), "addon"),
+        (Caps(per_addon=9, addons={"a": 1}), "addon"),
+        (Caps(per_type=1), "type"),
+        (Caps(types={"index": 1}), "type"),
+        (Caps(types={"a/index": 1, "index": 9}), "type"),
+        (Caps(constraints={"disk_write_heavy": 1}), "constraint"),
+    ],
+)
+def test_each_cap_holds_at_its_number_and_not_below(caps, scope):
+    disk = replace(JOB, constraints=Constraint.DISK_WRITE_HEAVY | Constraint.CPU_HEAVY)
+    decision = decide(disk, held(disk), CALM, Limits(caps), NOW)
+
+    assert code(disk, Books(), limits=Limits(caps)) == "admitted"
+    assert decision.reason.scope == scope
+
+
+def test_the_cap_of_one_addon_type_or_constraint_is_not_anothers():
+    caps = Caps(per_addon=1, per_type=1, constraints={"disk_write_heavy": 1})
+    other = Demand("b", "index", 10, Constraint.CPU_HEAVY)
+
+    assert (
+        code(other, held(replace(JOB, constraints=Constraint.DISK_WRITE_HEAVY)), limits=Limits(caps))
+        == "admitted"
+    )
+
+
+def test_a_spent_budget_closes_until_its_window_is_over():
+    limits = Limits(budgets={"a": Budget(day=5_000_000)})
+    books = Books(spent={"a": {"day": 5_000_000}})
+    decision = decide(JOB, books, CALM, limits, NOW)
+
+    assert decision.reason.code == "budget_spent"
+    assert NOW < decision.reason.until <= NOW + 86_400 * SECOND
+    assert code(replace(JOB, addon_id="b"), books, limits=limits) == "admitted"
+
+
+@pytest.mark.parametrize("scope", ["a", EVERYTHING])
+def test_what_is_paused_waits(scope):
+    assert code(books=Books(accounts={scope: Account(paused=True)})) == "paused"
+
+
+def test_not_its_time_and_draining():
+    assert code(ready_at=NOW + 1) == "not_ready"
+    assert code(conditions=replace(CALM, draining=True)) == "draining"
+
+
+def test_kept_room_lets_past_only_what_ends_in_time_or_fits_beside():
+    kept = Kept("big", 90, NOW + 60 * SECOND, spare=5)
+
+    assert code(kept=kept) == "room_kept"
+    assert code(kept=kept, ends_at=NOW + 61 * SECOND) == "room_kept"
+    assert code(kept=kept, ends_at=NOW + 60 * SECOND) == "admitted"
+    assert code(replace(JOB, cost_units=5), kept=kept) == "admitted"
+
+
+def test_no_room_means_that_nothing_else_is_in_the_way():
+    full = Conditions(capacity=0, quiet=Q.BUSY)
+
+    assert code(conditions=full) == "not_quiet"
+    assert code(conditions=Conditions(capacity=0), limits=Limits(Caps(concurrent=0))) == "cap_reached"
+
+
+DEMANDS = st.builds(
+    Demand,
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["x", "y"]),
+    st.integers(1, 100),
+    st.integers(0, 7).map(Constraint),
+    st.sampled_from(RunWhen),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(0, 4),
+)
+CAPS = st.builds(
+    Caps,
+    concurrent=st.none() | st.integers(0, 4),
+    per_addon=st.none() | st.integers(0, 3),
+    per_type=st.none() | st.integers(0, 3),
+    constraints=st.dictionaries(st.sampled_from(["cpu_heavy", "network_heavy"]), st.integers(0, 2)),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(DEMANDS, max_size=30), CAPS, st.integers(0, 100), st.sampled_from(Q), st.booleans())
+def test_whatever_comes_capacity_and_caps_hold_and_every_refusal_explains_itself(
+    asks, caps, capacity, quiet, urgent
+):
+    books, conditions = Books(), Conditions(capacity, quiet, streak=2 * SECOND)
+    for demand in asks:
+        decision = decide(demand, books, conditions, Limits(caps), NOW, urgent=urgent)
+        if isinstance(decision, Admitted):
+            books.take(demand, NOW, Sharing())
+            assert decision.free_after == capacity - books.units
+        else:
+            assert decision.retry_after_sec >= 1
+            assert words(decision.reason, NOW)
+            assert from_json(decision.reason.code, as_json(decision.reason)) == decision.reason
+
+    assert books.units <= capacity
+    assert caps.concurrent is None or books.running <= caps.concurrent
+    for (scope, name), count in books.counts.items():
+        limit = caps.limit(scope, name)
+        assert limit is None or count <= limit
+
+
+EXAMPLES = [
+    Draining(),
+    Paused("a"),
+    Paused("*"),
+    NotReady(NOW + 90 * SECOND),
+    NotQuiet(Q.BUSY, Q.QUIET, 6.2, "cpu"),
+    NotQuietLongEnough(12.0, 600),
+    CapReached("concurrent", "", 4),
+    CapReached("constraint", "disk_write_heavy", 1),
+    BudgetSpent("day", 5_100_000, 5_000_000, NOW + 3_600 * SECOND),
+    NoRoom(8, 5, 90),
+    NoRoom(8, 5, 90, NOW + 7 * SECOND),
+    RoomKept(JobId("job-00000017"), 90, NOW - SECOND),
+    QueuedAhead(JobId("job-00000017"), 50),
+]
+
+
+def test_every_reason_has_an_example_here():
+    assert {type(example) for example in EXAMPLES} == set(REASONS.values())
+
+
+@pytest.mark.parametrize("reason", EXAMPLES, ids=lambda reason: reason.code)
+def test_every_reason_has_words_a_hint_and_survives_being_recorded(reason):
+    recorded = json.loads(json.dumps(as_json(reason)))
+
+    assert from_json(reason.code, recorded | {"added_later": 1}) == reason
+    assert retry_after_sec(reason, NOW) >= 1
+    assert words(reason, NOW) == words(from_json(reason.code, recorded), NOW)
+
+
+def test_the_words_name_the_numbers():
+    assert words(NoRoom(8, 5, 90, NOW + 7 * SECOND), NOW) == "needs 8 units, 5 free of 90, expected in 7 s"
+    assert "4 slots" in words(CapReached("concurrent", "", 4), NOW)
+    assert "in about 2 h" in words(NotReady(NOW + 7_500 * SECOND), NOW)

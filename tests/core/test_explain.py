@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.core.demand import Demand
+from penstock.core.explain import Ahead, explain
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Job
+from penstock.core.landing import End, Phase
+from penstock.core.reasons import NoRoom
+from penstock.core.states import State
+from penstock.core.words import SECOND
+
+NOW = 1_900_000_000 * SECOND
+
+
+def job(state=State.QUEUED, ready_at=NOW - 41 * SECOND, **more):
+    intent = Intent(addon_id="a", job_type="t", cost_units=8)
+    return Job(
+        no=1, job_id="job-00000001", intent=intent, state=state, created_at=NOW, ready_at=ready_at, **more
+    )
+
+
+def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_when():
+    told = explain(
+        job(),
+        NOW,
+        reason=NoRoom(8, 5, 90),
+        ahead=[Ahead("job-00000017", "b", "share"), Ahead("job-00000018", "c", "band")],
+        line_ahead=3,
+        likely_start_at=NOW + 14 * SECOND,
+    )
+
+    assert told.text == (
+        "waiting 41 s: needs 8 units, 5 free of 90; 3 of its own kind are before it; "
+        "job 00000017 of b and 1 more is next, whose addon is further below its share; likely to start in 14 s"
+    )
+
+
+def test_the_json_has_what_the_words_say():
+    told = json.loads(json.dumps(explain(job(), NOW, reason=NoRoom(8, 5, 90), recorded=False).as_json()))
+
+    assert told["reason"] == "no_room"
+    assert told["reason_data"] == {"needs": 8, "free": 5, "capacity": 90, "until": None}
+    assert told["retry_after_sec"] >= 1
+    assert told["recorded"] is False
+    assert told["allowed"] == ["admit", "cancel", "fail"]
+
+
+def test_a_job_that_nothing_holds_says_so():
+    assert "nothing is in its way" in explain(job(), NOW).text
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        (Phase.RESERVED, "10 units are reserved; its worker has 12 s left"),
+        (Phase.LEASED, "running for 5 s, expected to end in 7 s"),
+        (Phase.ENDING, "told to stop (canceled); given up in 12 s"),
+    ],
+)
+def test_a_job_in_flight_says_how_far_it_is(phase, words):
+    dispatch = Dispatch(
+        dispatch_id="d",
+        job_id="j",
+        addon_id="a",
+        host="h",
+        demand=Demand("a", "t", 10),
+        fence=1,
+        phase=phase,
+        admitted_at=NOW - 9 * SECOND,
+        started_at=NOW - 5 * SECOND,
+        expires_at=NOW + 12 * SECOND,
+        ends_at=NOW + 7 * SECOND,
+        reason=End.CANCELED,
+    )
+
+    assert words in explain(job(State.RUNNING), NOW, dispatch=dispatch).text
+
+
+def test_a_settled_job_says_since_when_and_what_may_be_done():
+    told = explain(job(State.BLOCKED, ended_at=NOW - 3 * SECOND), NOW)
+
+    assert told.text == "BLOCKED since 3 s"
+    assert told.allowed == ("cancel", "retry")

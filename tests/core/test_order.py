@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.books import EVERYTHING, Books
+from penstock.core.demand import Demand
+from penstock.core.order import (
+    Aging,
+    Line,
+    Offer,
+    Ordering,
+    Running,
+    Waiting,
+    band,
+    effective,
+    turn,
+    urgent_from,
+    weigh,
+)
+from penstock.core.quiet import QuietState
+from penstock.core.share import Account
+from penstock.core.words import MINUTE, SECOND, AddonId, RunWhen
+
+NOW = 1_900_000_000 * SECOND
+AGING = Aging()
+ORDERING = Ordering()
+
+
+class Room:
+    """A floor with plain lists for lines. Counts how many jobs a round has looked at."""
+
+    def __init__(self, books=None, now=NOW):
+        self.now, self.books = now, books or Books()
+        self.waiting, self.runs, self.pulled, self.number = {}, [], 0, count(1)
+
+    def queue(
+        self, demand, priority=50, since=None, n=1, urgent=False, expected=None, passed=None, denied=""
+    ):
+        ready = self.now if since is None else since
+        for _ in range(n):
+            no = next(self.number)
+            job = Waiting(
+                no, f"job-{no:08}", priority, turn(priority, ready, AGING), 0, expected, passed, denied
+            )
+            self.waiting.setdefault((demand, urgent), []).append(job)
+        return self.waiting[demand, urgent][-1].job_id
+
+    def lines(self):
+        for (demand, urgent), jobs in self.waiting.items():
+            if jobs:
+                yield Line(demand, urgent, self._pull(sorted(jobs, key=lambda j: (j.turn, j.no))))
+
+    def _pull(self, jobs):
+        for job in jobs:
+            self.pulled += 1
+            yield job
+
+    def running(self):
+        return self.runs
+
+    def round(
+        self, capacity=90, offer=lambda demand: Offer.RESERVE, caps=None, quiet=QuietState.QUIET, **more
+    ):
+        verdict = weigh(self, Conditions(capacity, quiet), Limits(caps or Caps()), ORDERING, offer, **more)
+        for pick in verdict.picks:
+            for jobs in self.waiting.values():
+                if pick.waiting in jobs:
+                    jobs.remove(pick.waiting)
+        return verdict
+
+
+def ids(verdict):
+    return [pick.waiting.job_id for pick in verdict.picks]
+
+
+A, B, C = (Demand(AddonId(name), "t", 10) for name in "abc")
+
+
+def test_ten_points_for_every_ten_minutes():
+    its_turn = turn(20, NOW, AGING)
+
+    assert effective(its_turn, NOW, AGING) == 20
+    assert effective(its_turn, NOW + 10 * MINUTE, AGING) == 30
+
+
+def test_the_lowest_job_is_in_the_top_band_after_ninety_minutes_at_most():
+    its_turn = turn(1, NOW, AGING)
+
+    assert band(its_turn, NOW + 88 * MINUTE, AGING) == 8
+    assert band(its_turn, NOW + 90 * MINUTE, AGING) == band(turn(100, NOW, AGING), NOW, AGING) == 9
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.integers(0, 10**10)), min_size=2, max_size=2),
+    st.integers(0, 10**10),
+)
+def test_the_order_within_an_addon_never_changes_as_time_passes(jobs, later):
+    (p, s), (q, t) = jobs
+    one, other = turn(p, s, AGING), turn(q, t, AGING)
+    if one > other:
+        one, other = other, one
+    start = max(s, t)
+
+    for now in (start, start + later):
+        assert effective(one, now, AGING) >= effective(other, now, AGING)
+        assert band(one, now, AGING) >= band(other, now, AGING)
+
+
+def test_a_higher_band_goes_first_whatever_the_shares():
+    room = Room(Books(accounts={"b": Account(average=80.0, at=NOW)}))
+    low, high = room.queue(A, priority=39), room.queue(B, priority=40)
+
+    assert ids(room.round()) == [high, low]
+
+
+def test_within_a_band_the_addon_furthest_below_its_share_goes_first():
+    room = Room(
+        Books(accounts={"a": Account(average=8.0, at=NOW), "b": Account(average=9.0, weight=200, at=NOW)})
+    )
+    first, second = room.queue(A, priority=45), room.queue(B, priority=41)
+
+    assert ids(room.round()) == [second, first]
+
+
+def test_within_an_addon_higher_priority_then_first_in_first_out():
+    room = Room()
+    one, two, three = room.queue(A, 41), room.queue(A, 45), room.queue(A, 41)
+
+    assert ids(room.round()) == [two, one, three]
+
+
+def test_lines_of_one_addon_mix_by_turn():
+    room, other = Room(), replace(A, job_type="other")
+    one, two, three = room.queue(A), room.queue(other), room.queue(A)
+
+    assert ids(room.round()) == [one, two, three]
+
+
+def test_a_start_counts_against_every_line_of_its_addon():
+    room = Room()
+    one = room.queue(A, since=NOW - 3)
+    room.queue(replace(A, job_type="other"), since=NOW - 2)
+    two = room.queue(B, since=NOW - 1)
+
+    assert ids(room.round())[:2] == [one, two]
+
+
+def test_ten_thousand_jobs_of_one_addon_do_not_keep_another_waiting():
+    room = Room()
+    room.queue(A, since=NOW - MINUTE, n=10_000)
+    lonely = room.queue(B)
+
+    assert lonely in ids(room.round())[:2]
+
+
+def test_addons_with_equal_weight_get_equal_room_within_one_round():
+    room = Room()
+    for demand in (A, B, C):
+        room.queue(demand, n=100)
+
+    assert Counter(pick.demand.addon_id for pick in room.round().picks) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_weights_divide_the_room():
+    room = Room(Books(accounts={"a": Account(weight=200), "b": Account(weight=100)}))
+    room.queue(A, n=100)
+    room.queue(B, n=100)
+
+    assert Counter(pick.demand.addon_id for pick in room.round().picks) == {"a": 6, "b": 3}
+
+
+def test_a_job_that_does_not_fit_does_not_stop_the_ones_behind_it():
+    room = Room()
+    big = room.queue(replace(A, cost_units=60), since=NOW - MINUTE)
+    small = room.queue(A)
+    verdict = room.round(capacity=50)
+
+    assert ids(verdict) == [small]
+    assert [w.job_id for w in verdict.passed] == [big]
+    assert [(d.waiting.job_id, d.reason.code) for d in verdict.denials] == [(big, "no_room")]
+
+
+def test_a_job_behind_which_nothing_started_was_not_passed_over():
+    room = Room()
+    room.queue(replace(A, cost_units=60))
+
+    assert room.round(capacity=50).passed == []
+
+
+def test_a_denial_is_told_when_its_reason_changes_and_not_again():
+    room = Room()
+    room.queue(replace(A, cost_units=60), denied="no_room")
+    room.queue(replace(B, cost_units=60), denied="not_quiet")
+    verdict = room.round(capacity=50)
+
+    assert [d.reason.code for d in verdict.denials] == ["no_room"]
+    assert verdict.weighed == 2
+
+
+def waiting_long(room, cost=90):
+    passed = NOW - ORDERING.patience
+    return room.queue(Demand("big", "t", cost), since=NOW - MINUTE, passed=passed, denied="no_room")
+
+
+def test_room_is_kept_for_a_job_that_was_passed_over_for_thirty_seconds():
+    room = Room(Books(units=40, running=1))
+    room.runs = [Running(40, NOW - MINUTE, NOW + 20 * SECOND)]
+    big = waiting_long(room)
+    room.queue(A, expected=21)
+    short = room.queue(B, expected=20)
+    verdict = room.round()
+
+    assert ids(verdict) == [short]
+    assert (verdict.kept.job_id, verdict.kept.starts_at) == (big, NOW + 20 * SECOND)
+    assert [d.reason.code for d in verdict.denials] == ["room_kept"]
+
+
+def test_before_thirty_seconds_no_room_is_kept():
+    room = Room(Books(units=40, running=1))
+    room.queue(Demand("big", "t", 90), since=NOW - MINUTE, passed=NOW - ORDERING.patience + 1)
+    later = room.queue(A)
+
+    assert ids(room.round()) == [later]
+
+
+def test_what_fits_beside_the_kept_job_may_start_but_only_as_much_as_that():
+    room = Room(Books(units=40, running=1))
+    room.runs = [Running(40, NOW - MINUTE, None)]
+    waiting_long(room, cost=70)
+    room.queue(A, n=3)
+
+    assert len(room.round().picks) == 2
+
+
+def test_only_enough_of_what_runs_is_waited_for():
+    room = Room(Books(units=90, running=3))
+    room.runs = [
+        Running(30, NOW - 3, NOW + 50 * SECOND),
+        Running(30, NOW - 2, None),
+        Running(30, NOW - 1, NOW + 10 * SECOND),
+    ]
+    waiting_long(room, cost=60)
+    verdict = room.round()
+
+    assert verdict.kept.starts_at == NOW + 50 * SECOND
+
+
+def test_a_job_that_the_present_capacity_could_not_hold_keeps_no_room():
+    room = Room()
+    waiting_long(room, cost=90)
+    small = room.queue(A)
+
+    assert ids(room.round(capacity=58)) == [small]
+
+
+def test_what_is_ahead_of_the_kept_job_is_not_held_back_by_it():
+    room = Room(Books(units=40, running=1))
+    room.runs = [Running(40, NOW, None)]
+    waiting_long(room)
+    higher = room.queue(A, priority=95)
+
+    assert ids(room.round()) == [higher]
+
+
+def test_an_urgent_job_goes_ahead_of_its_band_and_not_of_the_next():
+    room = Room()
+    same = room.queue(A, priority=55, since=NOW - MINUTE)
+    urgent = room.queue(B, priority=50, urgent=True)
+    higher = room.queue(C, priority=60)
+
+    assert ids(room.round()) == [higher, urgent, same]
+
+
+def test_urgent_begins_early_enough_for_the_expected_duration():
+    deadline = NOW + 1_000 * SECOND
+
+    assert urgent_from(deadline, 100, True, ORDERING) == deadline - 100 * SECOND - ORDERING.slack
+    assert urgent_from(deadline, None, True, ORDERING) == deadline - ORDERING.slack
+    assert urgent_from(deadline, 100, False, ORDERING) is None
+    assert urgent_from(None, 100, True, ORDERING) is None
+
+
+def test_what_nobody_is_here_to_fetch_is_left_in_line_untouched():
+    room = Room()
+    room.queue(A)
+    taken = room.queue(B)
+    verdict = room.round(offer=lambda demand: Offer.LEASE if demand == B else Offer.NOBODY)
+
+    assert ids(verdict) == [taken]
+    assert verdict.denials == []
+
+
+def test_a_worker_gets_no_more_than_it_asked_for():
+    room = Room()
+    room.queue(A, n=9)
+    room.queue(B, n=9)
+    verdict = room.round(offer=lambda d: Offer.LEASE if d == A else Offer.RESERVE, most_leases=2)
+
+    assert [p.offer for p in verdict.picks].count(Offer.LEASE) == 2
+
+
+@pytest.mark.parametrize(
+    "shut",
+    [
+        {"quiet": QuietState.PANIC},
+        {"capacity": 0},
+        {"caps": Caps(concurrent=0)},
+    ],
+)
+def test_when_nothing_can_start_one_head_is_weighed_and_no_more(shut):
+    room = Room()
+    for i in range(50):
+        room.queue(replace(A, job_type=f"t{i}"), n=3)
+    verdict = room.round(**shut)
+
+    assert verdict.picks == []
+    assert verdict.weighed == 1
+
+
+def test_a_paused_addon_is_weighed_once_however_many_lines_it_has():
+    room = Room(Books(accounts={"a": Account(paused=True)}))
+    for i in range(50):
+        room.queue(replace(A, job_type=f"t{i}"))
+    other = room.queue(B)
+    verdict = room.round()
+
+    assert ids(verdict) == [other]
+    assert verdict.weighed == 2
+
+
+def test_everything_paused():
+    room = Room(Books(accounts={EVERYTHING: Account(paused=True)}))
+    room.queue(A)
+    room.queue(B)
+
+    assert room.round().weighed == 1
+
+
+@pytest.mark.parametrize("depth", [10, 10_000])
+def test_a_round_looks_at_heads_and_starts_and_never_at_the_depth(depth):
+    room = Room()
+    room.queue(A, n=depth)
+    room.queue(replace(B, run_when=RunWhen.QUIET), n=depth)
+    verdict = room.round(capacity=30, quiet=QuietState.NORMAL)
+
+    assert len(verdict.picks) == 3
+    assert room.pulled == 2 + 3
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.sampled_from([1, 7, 20, 45, 90]),
+        st.integers(1, 100),
+        st.integers(0, 7_200),
+        st.booleans(),
+        st.sampled_from([None, 5, 300]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(deadline=None)
+@given(JOBS, st.integers(0, 90), st.integers(0, 90))
+def test_the_verdict_is_that_of_weighing_every_job_one_by_one(jobs, capacity, used):
+    """The slow and obvious way: look at all jobs, take the best that may start, begin again."""
+    room = Room(Books(units=used))
+    for addon, cost, priority, age, urgent, expected in jobs:
+        demand = Demand(addon, "t", cost, duration_class=0 if expected is None else expected.bit_length())
+        room.queue(demand, priority, NOW - age * SECOND, urgent=urgent, expected=expected)
+    everyone = [(d, u, job) for (d, u), waiting in room.waiting.items() for job in waiting]
+    verdict = room.round(capacity)
+
+    books, expected_ids = Books(units=used), []
+    while True:
+        fitting = [c for c in everyone if c[0].cost_units <= capacity - books.units]
+        if not fitting:
+            break
+        best = min(
+            fitting,
+            key=lambda c: (
+                -band(c[2].turn, NOW, AGING),
+                not c[1],
+                books.share(c[0].addon_id, NOW, ORDERING.sharing),
+                c[2].turn,
+                c[2].no,
+            ),
+        )
+        everyone.remove(best)
+        books.take(best[0], NOW, ORDERING.sharing)
+        expected_ids.append(best[2].job_id)
+
+    assert ids(verdict) == expected_ids
+    assert room.books.units <= max(capacity, used)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.spend import Budget, Mark, judge, windows
+from penstock.core.words import SECOND
+
+
+def moment(*parts):
+    return int(datetime(*parts, tzinfo=UTC).timestamp()) * SECOND
+
+
+@settings(deadline=None)
+@given(st.integers(1, 1_000), st.lists(st.integers(0, 300), max_size=40))
+def test_each_mark_is_reached_once_however_the_spending_is_cut(limit, amounts):
+    spent, marks = 0, []
+    for amount in amounts:
+        mark = judge(spent, amount, limit)
+        marks += [mark] if mark else []
+        spent += amount
+
+    assert marks.count(Mark.REACHED) == (spent >= limit)
+    assert marks.count(Mark.WARNED) <= 1
+    assert marks == sorted(marks, key=[Mark.WARNED, Mark.REACHED].index)
+
+
+def test_the_warning_comes_at_eighty_per_cent():
+    assert judge(79, 0, 100) is None
+    assert judge(79, 1, 100) is Mark.WARNED
+    assert judge(80, 1, 100) is None
+
+
+def test_an_amount_that_crosses_both_marks_reaches_the_limit():
+    assert judge(0, 500, 100) is Mark.REACHED
+
+
+def test_without_a_limit_nothing_is_judged():
+    assert judge(0, 10**12, None) is None
+
+
+def test_days_and_months_end_at_midnight_utc():
+    day, month = windows(moment(2028, 2, 28, 23, 59, 59))
+
+    assert (day.name, day.ends_at) == ("2028-02-28", moment(2028, 2, 29))
+    assert (month.name, month.ends_at) == ("2028-02", moment(2028, 3, 1))
+
+
+def test_december_ends_in_january():
+    _, month = windows(moment(2027, 12, 31, 12))
+
+    assert month.ends_at == moment(2028, 1, 1)
+
+
+def test_a_budget_knows_only_the_windows_it_limits():
+    assert [kind for kind, _, _ in Budget(month=5).windows(moment(2028, 1, 1))] == ["month"]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.core.landing import table
+from penstock.core.refusals import IllegalMove
+from penstock.core.states import (
+    FINAL,
+    IN_FLIGHT,
+    MOVES,
+    PRUNABLE,
+    SETTLED,
+    Move,
+    State,
+    allowed,
+    mermaid,
+    step,
+)
+
+# SPEC JB-2, written out once more by hand: the table in the code must not drift from it.
+JB_2 = {
+    "QUEUED": {"DISPATCHING", "CANCELED", "FAILED"},
+    "DISPATCHING": {"RUNNING", "QUEUED", "CANCELED", "FAILED"},
+    "RUNNING": {"DONE", "FAILED", "CANCELED", "BLOCKED", "QUEUED"},
+    "BLOCKED": {"CANCELED", "QUEUED"},
+    "FAILED": {"QUEUED"},
+    "DONE": set(),
+    "CANCELED": set(),
+}
+
+
+def test_the_moves_are_those_of_the_specification_and_no_others():
+    moves = {str(state): {str(MOVES[state, move]) for move in allowed(state)} for state in State}
+
+    assert moves == JB_2
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("move", Move)
+def test_every_other_move_is_refused_by_name(state, move):
+    if (state, move) in MOVES:
+        assert step(state, move) is MOVES[state, move]
+        return
+
+    with pytest.raises(IllegalMove) as refusal:
+        step(state, move)
+
+    assert str(state) in str(refusal.value)
+    assert str(move) in str(refusal.value)
+    assert refusal.value.data["allowed"] == [str(m) for m in allowed(state)]
+
+
+def test_only_retry_leads_out_of_failed_and_blocked_to_the_queue():
+    assert {m for (s, m), t in MOVES.items() if s in SETTLED and t is State.QUEUED} == {Move.RETRY}
+
+
+def test_the_groups_of_states_follow_from_the_table():
+    assert {State.DONE, State.CANCELED} == FINAL
+    assert {State.DONE, State.FAILED, State.CANCELED} == PRUNABLE
+    assert IN_FLIGHT.isdisjoint(SETTLED)
+
+
+def test_the_page_about_states_is_made_from_the_tables():
+    page = (Path(__file__).parents[2] / "docs" / "states.md").read_text("utf-8")
+
+    assert mermaid() in page
+    assert table() in page
