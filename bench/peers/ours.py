@@ -16,15 +16,37 @@ class Counting(penstock.QueueHooks):
     def __init__(self) -> None:
         self.heard = 0
 
-    def on_queued(self, *_: Any) -> None:
+    def on_queued(self, call: penstock.Call[Any]) -> None:
         self.heard += 1
 
-    on_dispatch = on_settle = on_cancel = on_reject = on_requeue = on_state_change = on_queued
+    def on_dispatch(self, call: penstock.Call[Any]) -> None:
+        self.heard += 1
+
+    def on_settle(self, call: penstock.Call[Any]) -> None:
+        self.heard += 1
+
+    def on_cancel(self, call: penstock.Call[Any], phase: object) -> None:
+        self.heard += 1
+
+    def on_reject(self, call: penstock.Call[Any]) -> None:
+        self.heard += 1
+
+    def on_requeue(self, call: penstock.Call[Any]) -> None:
+        self.heard += 1
+
+    def on_state_change(self, state: object) -> None:
+        self.heard += 1
 
 
 class Ours(ExecutorPeer):
     def __init__(self, **options: Any) -> None:
-        self.executor = self.pool = penstock.WorkerPool(workers=WORKERS, hooks=Counting(), **options)
+        self.hooks = Counting()
+        self.executor = self.pool = penstock.WorkerPool(workers=WORKERS, hooks=self.hooks, **options)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if not self.hooks.heard:
+            raise RuntimeError("the hooks heard nothing, so these would not be figures with hooks on")
 
     async def acall(self, fn: Callable[[Any], Any], item: Any) -> Any:
         return await self.pool.call(fn, item)
