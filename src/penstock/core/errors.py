@@ -7,7 +7,9 @@ Everything Penstock raises, in one tree. The first level says whose move it is.
     │   ├── CallTimeout        its time ran out (also a TimeoutError)
     │   ├── QueueDropError     a load-shedding policy refused or evicted it
     │   ├── PoolClosedError    its pool was closed
-    │   └── WorkerCrashedError its worker died with it
+    │   ├── WorkerCrashedError its worker died with it
+    │   ├── NodeSkipped        the node of a graph was never called: what it needs failed, or its run ended
+    │   └── NodeFailed         the node raised what must not travel as itself (SystemExit, a CancelledError)
     └── BadCall                the caller's mistake; the message names what to change
         ├── NotPicklable       an argument, a function or a result cannot cross to a worker (also a TypeError)
         └── GraphError         a graph that cannot be compiled (also a ValueError)
@@ -27,6 +29,8 @@ __all__ = [
     "CallEnded",
     "CallTimeout",
     "GraphError",
+    "NodeFailed",
+    "NodeSkipped",
     "NotPicklable",
     "PenstockError",
     "PoolClosedError",
@@ -96,6 +100,18 @@ class WorkerCrashedError(CallEnded):
     code = "worker_crashed"
 
 
+class NodeSkipped(CallEnded):
+    """`node`: its name."""
+
+    code = "node_skipped"
+
+
+class NodeFailed(CallEnded):
+    """`node`: its name; what it raised is the `__cause__`."""
+
+    code = "node_failed"
+
+
 class BadCall(PenstockError):
     code = "bad_call"
 
@@ -105,4 +121,6 @@ class NotPicklable(BadCall, TypeError):
 
 
 class GraphError(BadCall, ValueError):
+    """`problems`: everything that is wrong, each with its `node`, `kind`, `text` and `fix`."""
+
     code = "bad_graph"

@@ -1,0 +1,260 @@
+"""
+From what the author wrote to a `Plan`, or to one GraphError with everything that is wrong.
+
+Compiling does not stop at the first mistake: each check notes its problems and the next check goes on with what is
+left, so that somebody with five mistakes reads five lines once instead of one line five times. Every problem names its
+node and says what to change.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from penstock.core.errors import GraphError
+from penstock.core.graph import Const, Env, Plan
+from penstock.core.graph_layout import cycles, lay_out
+from penstock.core.graph_options import checked_queue, checked_rules
+from penstock.core.graph_spec import ITEM_SOURCE, Leaf, Node, NodeSpec, Problem, Resolved
+from penstock.core.graph_types import TypeCheck
+
+__all__ = ["compile_plan"]
+
+_Kind = inspect._ParameterKind
+
+
+def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> Plan:
+    """`env` maps each name that runs bring along to its type hint, or to Any."""
+    compiler = _Compiler(specs, env)
+    nodes = compiler.nodes()
+    problems = [*compiler.problems, *TypeCheck(nodes, env).problems(), *_cycle_problems(nodes)]
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = [f"graph {name!r} has {count}:", *(f"  - {problem}" for problem in problems)]
+        raise GraphError("\n".join(lines), problems=problems)
+    return lay_out(name, nodes, env)
+
+
+def _cycle_problems(nodes: Mapping[str, Node]) -> list[Problem]:
+    feeders = {name: node.feeders() for name, node in nodes.items()}
+    return [
+        Problem(
+            path[0],
+            "cycle",
+            f"it waits for itself: {' -> '.join(path)}",
+            f"take {path[-2]!r} out of the inputs of {path[0]!r}, or compute one of them from something else",
+        )
+        for path in cycles(feeders)
+    ]
+
+
+class _Compiler:
+    """Holds the problems found so far; each method below is one check and goes on after a mistake."""
+
+    def __init__(self, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> None:
+        self._specs = specs
+        self._env = env
+        self._by_function: dict[int, str] = {}
+        self._signatures: dict[int, Mapping[str, inspect.Parameter] | None] = {}
+        self.problems: list[Problem] = []
+
+    def nodes(self) -> dict[str, Node]:
+        nodes = self._named()
+        if not nodes and not self.problems:
+            self._note(None, "empty", "it has no nodes", "add one with @graph.node or graph.add(...)")
+        for node in nodes.values():
+            self._bind(node, nodes)
+        return nodes
+
+    def _note(self, node: str | None, kind: str, text: str, fix: str) -> None:
+        self.problems.append(Problem(node, kind, text, fix))
+
+    def _named(self) -> dict[str, Node]:
+        nodes: dict[str, Node] = {}
+        for spec in self._specs:
+            name = spec.title
+            if not self._name_is_good(spec, name, nodes):
+                continue
+            queue, wrong_lane = checked_queue(name, spec)
+            rules, wrong_options = checked_rules(name, spec)
+            self.problems += [*wrong_lane, *wrong_options]
+            nodes[name] = Node(name, spec, queue, rules, self._parameters(name, spec))
+            if callable(spec.fn):
+                self._by_function.setdefault(id(spec.fn), name)
+        return nodes
+
+    def _name_is_good(self, spec: NodeSpec, name: str, nodes: Mapping[str, Node]) -> bool:
+        before = len(self.problems)
+        if not callable(spec.fn):
+            self._note(name, "function", f"{spec.fn!r} cannot be called", "give it a function")
+        elif spec.name is not None and (not isinstance(spec.name, str) or not spec.name):
+            self._note(name, "name", f"{spec.name!r} is not a name", "give name= a string that is not empty")
+        elif spec.name is None and (not hasattr(spec.fn, "__name__") or spec.fn.__name__ == "<lambda>"):
+            self._note(name, "name", "its function has no name of its own", "give it one with name=...")
+        elif name in nodes:
+            self._note(
+                name, "duplicate", "two nodes have this name", "give one of them another with name=..."
+            )
+        elif name in self._env:
+            self._note(name, "duplicate", "the environment has an input of this name", "rename one of them")
+        return len(self.problems) == before
+
+    def _parameters(self, name: str, spec: NodeSpec) -> Mapping[str, inspect.Parameter]:
+        key = id(spec.fn)
+        if key not in self._signatures:
+            try:
+                self._signatures[key] = inspect.signature(spec.fn).parameters
+            except (TypeError, ValueError):
+                self._signatures[key] = None
+        found = self._signatures[key]
+        if found is None:
+            self._note(name, "signature", "its parameters cannot be read", "wrap the function in a def")
+            return {}
+        return found
+
+    def _bind(self, node: Node, nodes: Mapping[str, Node]) -> None:
+        inputs = node.spec.inputs
+        if not isinstance(inputs, Mapping):
+            self._note(
+                node.name,
+                "inputs",
+                f"inputs={inputs!r} is not a mapping",
+                'write inputs={"parameter": "node"}',
+            )
+            return
+        if node.spec.maps:
+            node.over = self._resolve(node, "over", node.spec.over, nodes)
+        each = self._each(node)
+        for parameter in node.parameters.values():
+            if parameter.name == each:
+                node.feeds[each] = ITEM_SOURCE
+            elif parameter.name in inputs:
+                self._feed(node, parameter.name, inputs[parameter.name], nodes)
+            elif parameter.kind not in (_Kind.VAR_POSITIONAL, _Kind.VAR_KEYWORD):
+                self._feed_by_name(node, parameter, nodes)
+        self._bind_extra(node, nodes)
+
+    def _each(self, node: Node) -> str | None:
+        """The parameter of a map node that gets the item: the named one, or the first that nothing else feeds."""
+        spec = node.spec
+        if not spec.maps:
+            return None
+        if spec.each is not None:
+            if spec.each in node.parameters:
+                return str(spec.each)
+            self._unknown_parameter(node, "each=", spec.each)
+            return None
+        free = [
+            p.name
+            for p in node.parameters.values()
+            if p.name not in spec.inputs and p.kind != _Kind.VAR_KEYWORD
+        ]
+        if not free:
+            self._note(
+                node.name,
+                "map",
+                "it has no parameter for the item",
+                "give its function one, or name it by each=",
+            )
+            return None
+        return free[0]
+
+    def _bind_extra(self, node: Node, nodes: Mapping[str, Node]) -> None:
+        """Inputs for parameters that the signature does not name: a mistake, unless it takes any keyword."""
+        takes_any = any(parameter.kind is _Kind.VAR_KEYWORD for parameter in node.parameters.values())
+        for name, source in node.spec.inputs.items():
+            if name in node.parameters:
+                continue
+            if takes_any:
+                self._feed(node, name, source, nodes)
+            else:
+                self._unknown_parameter(node, "inputs name", name)
+
+    def _unknown_parameter(self, node: Node, where: str, name: str) -> None:
+        if not node.parameters:
+            fix = "its function has no parameters at all"
+        else:
+            fix = _did_you_mean(name, node.parameters) or f"it has {_listed(node.parameters)}"
+        self._note(node.name, "arity", f"{where} {name!r}, which is no parameter of its function", fix)
+
+    def _feed_by_name(self, node: Node, parameter: inspect.Parameter, nodes: Mapping[str, Node]) -> None:
+        name, default = parameter.name, parameter.default
+        if isinstance(default, (Env, Const)):
+            self._feed(node, name, default, nodes)
+        elif name in nodes:
+            node.feeds[name] = name
+        elif name in self._env:
+            node.feeds[name] = Env(name)
+        elif default is not inspect.Parameter.empty:
+            node.feeds[name] = Const(default)
+        else:
+            hint = _did_you_mean(name, [*nodes, *self._env])
+            fix = f"add a node of that name, declare it with graph.env({name!r}), or bind it by inputs={{{name!r}: ...}}"
+            self._note(
+                node.name,
+                "unknown input",
+                f"its parameter {name!r} matches no node and no input of the environment",
+                f"{hint}; or {fix}" if hint else fix,
+            )
+
+    def _feed(self, node: Node, parameter: str, source: Any, nodes: Mapping[str, Node]) -> None:
+        resolved = self._resolve(node, parameter, source, nodes)
+        if resolved is not None:
+            node.feeds[parameter] = resolved
+
+    def _resolve(self, node: Node, parameter: str, source: Any, nodes: Mapping[str, Node]) -> Resolved | None:
+        if not isinstance(source, (list, tuple)):
+            return self._leaf(node, parameter, source, nodes)
+        found = [self._leaf(node, parameter, one, nodes) for one in source]
+        return tuple(leaf for leaf in found if leaf is not None)
+
+    def _leaf(self, node: Node, parameter: str, source: Any, nodes: Mapping[str, Node]) -> Leaf | None:
+        match source:
+            case Const():
+                return source
+            case Env(name=name):
+                if name in self._env:
+                    return source
+                fix = _did_you_mean(name, self._env) or f"declare it with graph.env({name!r})"
+                self._note(
+                    node.name,
+                    "unknown input",
+                    f"{parameter!r} reads Env({name!r}), which is not declared",
+                    fix,
+                )
+                return None
+            case str():
+                return self._named_leaf(node, parameter, source, nodes)
+        if callable(source) and id(source) in self._by_function:
+            return self._by_function[id(source)]
+        what = f"{parameter!r} is given {source!r}, which is no node"
+        if callable(source):
+            self._note(node.name, "unknown input", what, "add that function to the graph first")
+        else:
+            self._note(node.name, "unknown input", what, f"for a fixed value write Const({source!r})")
+        return None
+
+    def _named_leaf(self, node: Node, parameter: str, name: str, nodes: Mapping[str, Node]) -> Leaf | None:
+        if name in nodes:
+            return name
+        if name in self._env:
+            return Env(name)
+        fix = (
+            _did_you_mean(name, [*nodes, *self._env])
+            or f"add that node, or write Const({name!r}) for the text itself"
+        )
+        self._note(
+            node.name, "unknown input", f"{parameter!r} is fed by {name!r}, and there is no such node", fix
+        )
+        return None
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,99 @@
+"""The options of a node: which lane it may have, and what its numbers must be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+from penstock.core.graph import Lane, OnError, Queue, Rules
+from penstock.core.graph_spec import NodeSpec, Problem
+
+__all__ = ["checked_queue", "checked_rules"]
+
+_PLAIN = Rules()
+_QUEUES = {Lane.COMPUTE: Queue.COMPUTE, Lane.IO: Queue.IO, Lane.PROCESS: Queue.PROCESS}
+
+
+def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[Problem]]:
+    """The lane comes from the function (`async def`: io, `def`: compute) unless the node says otherwise."""
+    if _yields(spec.fn):
+        text = "its function yields, so its value could be read by one reader only"
+        return Queue.COMPUTE, [Problem(name, "function", text, "return a list instead")]
+    lanes = [str(lane) for lane in Lane]
+    waits = _is_async(spec.fn)
+    if spec.lane is not None and spec.lane not in lanes:
+        return Queue.COMPUTE, [_not_one_of(name, "lane", spec.lane, lanes)]
+    if waits and spec.lane not in (None, Lane.IO):
+        text = f"an async def cannot run on the {spec.lane} lane"
+        return Queue.LOOP, [Problem(name, "lane", text, "leave lane= out, or make it a plain def")]
+    if waits:
+        return Queue.LOOP, []
+    return _QUEUES[Lane(spec.lane or Lane.COMPUTE)], []
+
+
+def checked_rules(name: str, spec: NodeSpec) -> tuple[Rules, list[Problem]]:
+    wrong: list[Problem] = []
+
+    def check(good: bool, option: str, value: object, fix: str) -> None:
+        if not good:
+            wrong.append(Problem(name, "option", f"{option}={value!r} makes no sense", fix))
+
+    errors = spec.retry_on if isinstance(spec.retry_on, tuple) else (spec.retry_on,)
+    check(
+        _is_int(spec.retries) and spec.retries >= 0, "retries", spec.retries, "give a whole number from 0 up"
+    )
+    check(_is_seconds(spec.retry_delay), "retry_delay", spec.retry_delay, "give seconds, from 0 up")
+    check(all(map(_is_exception, errors)), "retry_on", spec.retry_on, "give exception classes")
+    check(
+        spec.timeout is None or (_is_seconds(spec.timeout) and spec.timeout > 0),
+        "timeout",
+        spec.timeout,
+        "give seconds above 0, or None for no timeout",
+    )
+    check(
+        spec.limit is None or (_is_int(spec.limit) and spec.limit >= 1),
+        "limit",
+        spec.limit,
+        "give a whole number from 1 up, or None for what the lane allows",
+    )
+    if spec.on_error not in list(OnError):
+        wrong.append(_not_one_of(name, "on_error", spec.on_error, [str(choice) for choice in OnError]))
+    if wrong:
+        return _PLAIN, wrong
+    rules = Rules(
+        retries=spec.retries,
+        retry_delay=spec.retry_delay,
+        retry_on=errors,
+        timeout=spec.timeout,
+        skip_dependents=spec.on_error == OnError.SKIP_DEPENDENTS,
+        limit=spec.limit,
+    )
+    return (_PLAIN if rules == _PLAIN else rules), []
+
+
+def _not_one_of(name: str, option: str, given: object, choices: list[str]) -> Problem:
+    close = get_close_matches(str(given), choices, n=1)
+    fix = f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(map(repr, choices))}"
+    return Problem(name, "option", f"there is no {option}={given!r}", fix)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # an object's own
+
+
+def _yields(fn: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)

@@ -1,0 +1,140 @@
+"""The I/O lane's event loop: a thread that runs `async def` nodes, so many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.local.timers import clock
+
+if TYPE_CHECKING:
+    from penstock.local.graphs.lanes import Errand, Task
+
+__all__ = ["LoopLane"]
+
+
+class LoopLane:
+    """Its thread starts with the first node. Runs take turns node by node: starting one is all that happens here."""
+
+    entries = 1  # the loop itself is the only one who takes from the queue
+
+    def __init__(self, name: str, width: int) -> None:
+        self.name = name
+        self.width = width
+        self.items: deque[Task] = deque()
+        self.running: dict[asyncio.Task[None], Errand] = {}
+        self.thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+        self._rung = False
+        self._stopping = False
+
+    def push(self, task: Task) -> None:
+        self.items.append(task)
+        if not self._rung:
+            self._rung = True
+            with suppress(RuntimeError):  # closed: nothing starts any more
+                self._started().call_soon_threadsafe(self._pump)
+
+    def stop(self) -> None:
+        """No more nodes start, and those that run are cancelled."""
+        self._stopping = True
+        self.items.clear()
+        with self._starting:
+            if self._loop is not None:
+                with suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._wind_up)
+
+    def join(self, until: float) -> threading.Thread | None:
+        """The thread, if it has not left by then because a node blocks it. Nodes that will not be cancelled are dropped."""
+        thread, loop = self.thread, self._loop
+        if thread is None or loop is None or thread is threading.current_thread():
+            return None
+        thread.join(max(0.0, 0.9 * (until - clock())))
+        if thread.is_alive():
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.stop)
+            thread.join(max(0.0, until - clock()))
+        return thread if thread.is_alive() else None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._stopping:
+                raise RuntimeError("the lane is closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self.thread = threading.Thread(
+                    target=self._serve, args=(self._loop,), name=self.name, daemon=True
+                )
+                self.thread.start()
+            return self._loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def _pump(self) -> None:
+        self._rung = False  # before looking: what comes later rings again
+        while self.items and len(self.running) < self.width and not self._stopping:
+            task = self.items.popleft()
+            errand = task.next_errand()
+            if task.has_more():
+                self.items.append(task)
+            if errand is not None:
+                self._begin(errand)
+
+    def _begin(self, errand: Errand) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._drive(errand), context=errand.context())
+        self.running[task] = errand
+        task.add_done_callback(self._ended)
+        errand.handle = _FromAnyThread(loop, task)
+        if errand.unwanted:  # its run ended before there was anything to cancel
+            task.cancel()
+
+    async def _drive(self, errand: Errand) -> None:
+        try:
+            value = await errand.invoke()
+        except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error, and the loop lives on
+            errand.settle(None, error)
+        else:
+            errand.settle(value, None)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        errand = self.running.pop(task)
+        if task.cancelled():  # before its first step, so nothing in it could say so
+            errand.settle(None, asyncio.CancelledError())
+        if self._stopping:
+            self._leave_if_idle()
+        elif self.items and not self._rung:
+            self._pump()
+
+    def _wind_up(self) -> None:
+        for task in list(self.running):
+            task.cancel()
+        self._leave_if_idle()
+
+    def _leave_if_idle(self) -> None:
+        if not self.running:
+            asyncio.get_running_loop().stop()
+
+
+class _FromAnyThread:
+    """An asyncio task may only be cancelled by its own loop."""
+
+    __slots__ = ("_loop", "_task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+        self._loop = loop
+        self._task = task
+
+    def cancel(self) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._task.cancel)

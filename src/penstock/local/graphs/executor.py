@@ -1,0 +1,308 @@
+"""
+Runs plans: the lanes, the runs that are alive, and the end of it all.
+
+An executor is made once and serves every run of a program. Its threads start when they are needed, take turns between
+runs, and leave when it is closed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from penstock.core.errors import BadCall, PoolClosedError
+from penstock.core.graph import Lane as LaneName
+from penstock.core.graph import Plan, Queue, RunStatus
+from penstock.local import registry
+from penstock.local.graphs.event_loop import LoopLane
+from penstock.local.graphs.lanes import Lane, ThreadLane, this_worker
+from penstock.local.graphs.process import ProcessLane
+from penstock.local.graphs.result import RunResult
+from penstock.local.graphs.run import Run
+from penstock.local.graphs.scheduled import Scheduled
+from penstock.local.graphs.trace import Recorder
+from penstock.local.options import seconds, whole
+from penstock.local.registry import TaskSnapshot
+from penstock.local.timers import clock
+
+__all__ = ["GraphExecutor", "LeftBehind"]
+
+log = logging.getLogger("penstock")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A thread that `close` could not wait for, and the node it is in (None: what `schedule` gave it)."""
+
+    thread: str
+    node: str | None
+
+
+class GraphExecutor:
+    """
+    `compute` and `io` are numbers of threads, `tasks` is how many `async def` nodes may be in flight, and nodes of the
+    process lane go to `pool` (any Executor; a WorkerPool can also end what runs) or to a pool of `processes` workers made
+    with the first of them. `trace` is the share of runs that are recorded, from 0 to 1. `grace` is how long a node
+    that is not wanted any more may go on before its thread is given up and replaced, and how long an error waits for
+    the nodes beside it.
+    """
+
+    def __init__(
+        self,
+        compute: int | None = None,
+        io: int = 32,
+        *,
+        tasks: int = 1000,
+        pool: Executor | None = None,
+        processes: int | None = None,
+        trace: float = 0.0,
+        grace: float = 5.0,
+        name: str | None = None,
+    ) -> None:
+        compute = (os.cpu_count() or 1) if compute is None else compute
+        whole("compute", compute, least=1)
+        whole("io", io, least=1)
+        whole("tasks", tasks, least=1)
+        if processes is not None:
+            whole("processes", processes, least=1)
+        if pool is not None and not isinstance(pool, Executor):
+            raise TypeError(
+                f"pool is {pool!r}; it must be a WorkerPool or another concurrent.futures.Executor"
+            )
+        if not 0 <= trace <= 1:
+            raise ValueError(f"trace is {trace!r}; it must be a share of the runs, from 0 to 1")
+        seconds("grace", grace)
+        self.name = registry.name_for(name, "graph")
+        self.grace = grace
+        self.closed = False
+        numbers = count(1)
+        self._compute = ThreadLane(f"{self.name}-compute", compute, numbers)
+        self._io = ThreadLane(f"{self.name}-io", io, numbers)
+        self._loop = LoopLane(f"{self.name}-loop", tasks)
+        self._process = ProcessLane(pool, processes)
+        self._sample = float(trace)
+        self._runs: set[Run] = set()
+        self._calls: set[Scheduled[Any]] = set()
+        self._submitted = 0
+        self._totals = {**{str(status): 0 for status in RunStatus}, "nodes": 0}
+        self._lock = threading.Lock()
+        self._last_error: str | None = None
+        registry.register(self)
+        self._undertaker = weakref.finalize(self, _let_go, self._compute, self._io, self._loop, self._process)
+
+    # Running
+
+    def run(
+        self,
+        plan: Plan,
+        env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        trace: bool | None = None,
+        check: bool = True,
+    ) -> RunResult:
+        """
+        Run the plan and wait for it. Raises what ended the run, unless `check=False`: then the result says it. After
+        `timeout` seconds the run ends, whatever its nodes are doing.
+        """
+        worker = this_worker()
+        if worker is not None and worker.lane in (self._compute, self._io):
+            raise BadCall(
+                "run() inside a node would make its worker wait for other workers, and in the end all of them for each "
+                "other; make the node an async def and await arun(), or use submit()"
+            )
+        run = self.submit(plan, env, timeout=timeout, trace=trace)
+        try:
+            result = run.result()
+        except BaseException:
+            run.cancel("whoever waited for it was interrupted")
+            raise
+        return result.check() if check else result
+
+    async def arun(
+        self,
+        plan: Plan,
+        env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  # it is the run's own, and is kept also when nobody awaits
+        trace: bool | None = None,
+        check: bool = True,
+    ) -> RunResult:
+        """The same from asyncio. Cancelling the task that awaits it cancels the run."""
+        result = await self.submit(plan, env, timeout=timeout, trace=trace)
+        return result.check() if check else result
+
+    def submit(
+        self,
+        plan: Plan,
+        env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        trace: bool | None = None,
+    ) -> Run:
+        """Start a run and return its Future at once. `trace` says whether to record it, instead of leaving it to chance."""
+        env = {} if env is None else env
+        deadline = None
+        if timeout is not None:
+            deadline = clock() + _checked_timeout(timeout)
+        _check_env(plan, env)
+        with self._lock:
+            if self.closed:
+                raise PoolClosedError(f"{self.name} is closed")
+            self._submitted += 1
+            recorder = Recorder() if self._is_traced(trace) else None
+            run = Run(self, plan, env, deadline, recorder)
+            self._runs.add(run)
+        run.start()
+        return run
+
+    def schedule(
+        self, fn: Callable[..., T], /, *args: Any, lane: str | None = None, **kwargs: Any
+    ) -> Scheduled[T]:
+        """
+        Call any function on a lane, without a graph. What comes back can be awaited from any event loop, waited for as
+        a Future, and chained with `then`. An `async def` runs on the I/O lane's event loop.
+        """
+        scheduled: Scheduled[T] = self._scheduled(fn, lane)
+        scheduled._call = (fn, args, kwargs)
+        if self.closed:
+            raise PoolClosedError(f"{self.name} is closed")
+        scheduled._start()
+        return scheduled
+
+    def _scheduled(self, fn: Callable[..., Any], lane: str | None) -> Scheduled[Any]:
+        waits = inspect.iscoroutinefunction(fn)
+        if lane is not None and lane not in list(LaneName):
+            raise ValueError(
+                f"lane is {lane!r}; it must be one of {', '.join(repr(str(one)) for one in LaneName)}"
+            )
+        if waits and lane not in (None, LaneName.IO):
+            raise ValueError(f"an async def cannot run on the {lane} lane; leave lane= out")
+        queue = Queue.LOOP if waits else Queue[str(lane or LaneName.COMPUTE).upper()]
+        return Scheduled(self, self._lane(queue), fn)
+
+    # Looking
+
+    def snapshot(self) -> TaskSnapshot:
+        """Like a pool's. What is pending are nodes that are ready; those that still lack an input are not counted."""
+        runs, workers = list(self._runs), [*self._compute.census(), *self._io.census()]
+        inside = {number for run in runs for number in list(run.at)}
+        waiting = sum(run.ready() for run in runs)
+        return TaskSnapshot(
+            name=self.name,
+            kind="graph",
+            workers={"running": len(workers), "restarting": 0, "stopped": 0, "halted": 0},
+            in_flight=len(inside) + len(self._loop.running) + len(self._process.running),
+            pending_queue_depth=waiting,
+            waiting_queue_depth=0,
+            max_in_flight=sum(lane.width for lane in self._lanes()),
+            max_queue_depth=math.inf,
+            policy="turns",
+            paused=self.closed,
+            load_by_worker=tuple(int(number in inside) for number in workers),
+            settled_by_worker=(),
+            totals=dict(self._totals),
+            last_crash=self._last_error,
+        )
+
+    def __repr__(self) -> str:
+        now = self.snapshot()
+        return f"<GraphExecutor {self.name!r}: {len(self._runs)} runs, {now.in_flight} nodes in flight>"
+
+    # Closing
+
+    def close(self, timeout: float | None = 10.0) -> list[LeftBehind]:
+        """
+        No node starts any more, live runs end as canceled, threads are waited for. Returns by its timeout, with the
+        threads that it had to leave behind because their node did not return: they are daemons, and hold up nothing.
+        """
+        until = clock() + (3600.0 * 24 * 365 if timeout is None else _checked_timeout(timeout))
+        with self._lock:
+            self.closed = True
+            runs, calls = list(self._runs), list(self._calls)
+        inside = {number: run.plan.names[node] for run in runs for number, node in list(run.at.items())}
+        for lane in self._lanes():
+            lane.stop()
+        for run in runs:
+            run.cancel("the executor was closed")
+        for call in calls:
+            call.cancel("the executor was closed")
+        self._process.close(max(0.0, until - clock()))
+        left = [
+            LeftBehind(worker.thread.name, inside.get(worker.number))
+            for lane in (self._compute, self._io)
+            for worker in lane.join(until)
+        ]
+        thread = self._loop.join(until)
+        if thread is not None:
+            left.append(LeftBehind(thread.name, None))
+        for one in left:
+            log.warning("%s: the thread %s was left behind in node %r", self.name, one.thread, one.node)
+        return left
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What runs ask of it
+
+    def _lane(self, queue: int) -> Lane:
+        return self._lanes()[queue]
+
+    def _lanes(self) -> tuple[ThreadLane, ThreadLane, LoopLane, ProcessLane]:
+        """In the order of `Queue`."""
+        return self._compute, self._io, self._loop, self._process
+
+    def _write_off(self, worker: int) -> None:
+        self._compute.write_off(worker)
+        self._io.write_off(worker)
+
+    def _forget(self, run: Run, result: RunResult) -> None:
+        with self._lock:
+            self._runs.discard(run)
+            self._totals[str(result.status)] += 1
+            self._totals["nodes"] += len(run.plan) if result.whole else len(result.values)
+            if result.errors:
+                node, error = next(iter(result.errors.items()))
+                self._last_error = f"node {node!r} of {run.plan.name!r}: {type(error).__name__}: {error}"
+
+    def _is_traced(self, wanted: bool | None) -> bool:
+        """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""
+        if wanted is not None:
+            return wanted
+        return int(self._submitted * self._sample) > int((self._submitted - 1) * self._sample)
+
+
+def _checked_timeout(timeout: float) -> float:
+    seconds("timeout", timeout)
+    return timeout
+
+
+def _check_env(plan: Plan, env: Mapping[str, Any]) -> None:
+    missing = [name for name in plan.env if name not in env]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        given = f"; it was given {', '.join(map(repr, env))}" if env else ""
+        raise BadCall(f"the run of {plan.name!r} lacks {names} in its env{given}", missing=missing)
+
+
+def _let_go(*lanes: ThreadLane | LoopLane | ProcessLane) -> None:
+    """An executor that nobody holds any more, or the end of the program: let the threads leave."""
+    for lane in lanes:
+        lane.stop()

@@ -1,0 +1,182 @@
+"""
+Where nodes wait and who runs them: one queue a lane, served by threads that outlive every run.
+
+What waits in a queue is not a node but a run's `Share` of the lane, once for each worker that it could keep busy. A
+worker takes the share at the head, works on its ready nodes for a turn, and puts it back at the tail if any are left.
+So runs take turns however many nodes each of them has, and a node costs no entry of its own.
+
+A lane's queue is a deque and its sleepers are a list: both are touched only by operations that the interpreter makes
+atomic, and nobody ever waits for a lock to hand out work. One push rings one bell.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from typing import Any, Protocol
+
+from penstock.local.timers import clock
+
+__all__ = ["Errand", "Lane", "Task", "ThreadLane", "Worker", "this_worker"]
+
+log = logging.getLogger("penstock")
+
+_here = threading.local()
+
+
+class Errand(Protocol):
+    """One call on its way: an attempt at a node, or what `schedule` was given."""
+
+    handle: Any  # what can be cancelled: an asyncio task, a future of the pool, or nothing yet
+
+    @property
+    def unwanted(self) -> bool: ...
+    def context(self) -> Context: ...
+    def invoke(self) -> Any: ...
+    def remote(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]: ...
+    def settle(self, value: Any, error: BaseException | None) -> None: ...
+
+
+class Task(Protocol):
+    """What waits in a lane's queue."""
+
+    def turn(self, worker: Worker) -> None:
+        """Work on it for a while, in a worker thread."""
+
+    def next_errand(self) -> Errand | None:
+        """Take one call off it, for lanes that start calls instead of making them."""
+
+    def has_more(self) -> bool:
+        """Is there another call to take? If not, its entry in the queue is over."""
+
+
+class Lane(Protocol):
+    width: int  # how many may run at once
+    entries: int  # how often one run may stand in the queue
+
+    def push(self, task: Task) -> None: ...
+
+
+class Worker:
+    __slots__ = ("bell", "lane", "number", "surplus", "thread")
+
+    def __init__(self, lane: ThreadLane, number: int) -> None:
+        self.lane = lane
+        self.number = number
+        self.bell = threading.Lock()
+        self.bell.acquire()  # sleeping is taking it a second time
+        self.surplus = False  # written off while it was stuck; leaves when it comes back
+        self.thread = threading.Thread(
+            target=lane._work, args=(self,), name=f"{lane.name}-{number}", daemon=True
+        )
+
+
+def this_worker() -> Worker | None:
+    """The worker whose thread this is."""
+    return getattr(_here, "worker", None)
+
+
+class ThreadLane:
+    """Threads for `def` nodes. They start when there is work for them, and stay."""
+
+    def __init__(self, name: str, width: int, numbers: Iterator[int]) -> None:
+        self.name = name
+        self.width = self.entries = width
+        self.items: deque[Task] = deque()
+        self.workers: dict[int, Worker] = {}
+        self._asleep: list[Worker] = []
+        self._written_off: list[Worker] = []
+        self._numbers = numbers  # shared by the lanes of an executor: a run knows its workers by number
+        self._roster = threading.Lock()
+        self._stopping = False
+
+    def push(self, task: Task) -> None:
+        self.items.append(task)
+        asleep = self._asleep
+        if asleep:
+            try:
+                worker = asleep.pop()
+            except IndexError:
+                return  # those who just woke up will see it
+            worker.bell.release()
+        elif len(self.workers) < self.width:
+            self._hire()
+
+    def write_off(self, number: int) -> None:
+        """Its node does not come back: let somebody else have its place. The thread itself cannot be ended."""
+        with self._roster:
+            worker = self.workers.pop(number, None)
+            if worker is None:
+                return
+            worker.surplus = True
+            self._written_off = [lost for lost in self._written_off if lost.thread.is_alive()] + [worker]
+        self._hire()
+
+    def census(self) -> list[int]:
+        """The numbers of those that work here."""
+        return list(self.workers)
+
+    def stop(self) -> None:
+        """No more turns. Threads that sleep leave now, the others when they come back from their node."""
+        self._stopping = True
+        self.items.clear()
+        with self._roster:
+            workers = list(self.workers.values())
+        for worker in workers:
+            # A worker about to lie down looks at the flag after entering the list, so each either sees it or is here.
+            try:
+                self._asleep.remove(worker)
+            except ValueError:
+                continue
+            worker.bell.release()
+
+    def join(self, until: float) -> list[Worker]:
+        """Those that have not left by then, the written-off among them."""
+        with self._roster:
+            workers = [*self.workers.values(), *self._written_off]
+        for worker in workers:
+            if worker.thread is not threading.current_thread():
+                worker.thread.join(max(0.0, until - clock()))
+        return [worker for worker in workers if worker.thread.is_alive()]
+
+    def _hire(self) -> None:
+        with self._roster:
+            if self._stopping or len(self.workers) >= self.width:
+                return
+            worker = Worker(self, next(self._numbers))
+            self.workers[worker.number] = worker
+            try:
+                worker.thread.start()
+            except RuntimeError:
+                # No more threads to be had. Whoever is here already will get round to it.
+                del self.workers[worker.number]
+                if not self.workers:
+                    raise
+                log.warning("%s: no thread could be started beyond %d", self.name, len(self.workers))
+
+    def _work(self, worker: Worker) -> None:
+        _here.worker = worker
+        items = self.items
+        while not (worker.surplus or self._stopping):
+            try:
+                task = items.popleft()
+            except IndexError:
+                self._sleep(worker)
+                continue
+            task.turn(worker)
+            del task  # or a sleeping worker keeps its last run alive
+
+    def _sleep(self, worker: Worker) -> None:
+        asleep = self._asleep
+        asleep.append(worker)
+        if self.items or self._stopping:  # pushed before we could be seen asleep: nobody may ring
+            try:
+                asleep.remove(worker)
+            except ValueError:
+                pass  # somebody rings after all
+            else:
+                return
+        worker.bell.acquire()

@@ -1,0 +1,131 @@
+"""The process lane: compute nodes in the workers of a pool."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from penstock.local.gate import _own_threads, may_block
+
+if TYPE_CHECKING:
+    from penstock.local.graphs.lanes import Errand, Task
+    from penstock.local.pool import WorkerPool
+
+__all__ = ["ProcessLane"]
+
+
+class ProcessLane:
+    """
+    Feeds a pool that somebody gave us, or one of our own that is made with the first node.
+
+    Not everything that is ready goes into the pool's queue: only as much as keeps its workers busy, the rest waits
+    here, where runs take turns. Bounds, crash policy and killing are the pool's business; any `Executor` will do, but
+    only a WorkerPool can end a call that already runs.
+    """
+
+    entries = 1  # one thread at a time takes from the queue
+
+    def __init__(self, pool: Executor | None, workers: int | None) -> None:
+        self._given = pool
+        self._made: WorkerPool | None = None
+        self._workers = workers or os.cpu_count() or 1
+        self.width = _room_of(pool, self._workers)
+        self.items: deque[Task] = deque()
+        self.running: dict[Future[Any], Errand] = {}
+        self._lock = threading.Lock()
+        self._feeding = threading.Lock()
+        self._stopping = False
+
+    def push(self, task: Task) -> None:
+        self.items.append(task)
+        self._feed()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.items.clear()
+        for future in list(self.running):
+            future.cancel()
+
+    def close(self, timeout: float) -> None:
+        """Our own pool goes with us, its workers killed if need be; one that we were given stays."""
+        with self._lock:
+            made, self._made = self._made, None
+        if made is not None:
+            made.dispose(timeout=timeout)
+
+    def _feed(self) -> None:
+        """Who finds it taken leaves: the one who has it looks again after letting go."""
+        while self._can_start() and self._feeding.acquire(blocking=False):
+            try:
+                while self._can_start():
+                    task = self.items.popleft()
+                    errand = task.next_errand()
+                    if task.has_more():
+                        self.items.append(task)
+                    if errand is not None:
+                        self._start(errand)
+            finally:
+                self._feeding.release()
+
+    def _can_start(self) -> bool:
+        return bool(self.items) and len(self.running) < self.width and not self._stopping
+
+    def _start(self, errand: Errand) -> None:
+        try:
+            fn, args, kwargs = errand.remote()
+            with _not_waiting():
+                future = self._pool().submit(fn, *args, **kwargs)
+        except BaseException as error:  # noqa: BLE001  # a closed or full pool, or what cannot be pickled: the node's error
+            errand.settle(None, error)
+            return
+        self.running[future] = errand
+        errand.handle = future
+        future.add_done_callback(self._ended)
+        if errand.unwanted:  # its run ended before there was anything to cancel
+            future.cancel()
+
+    def _ended(self, future: Future[Any]) -> None:
+        errand = self.running.pop(future)
+        try:
+            value = future.result()
+        except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error
+            errand.settle(None, error)
+        else:
+            errand.settle(value, None)
+        self._feed()
+
+    def _pool(self) -> Executor:
+        if self._given is not None:
+            return self._given
+        from penstock.local.pool import WorkerPool  # noqa: PLC0415  # most graphs have no node for it
+
+        with self._lock:
+            if self._made is None:
+                self._made = WorkerPool(self._workers, max_queue_depth=self._workers)
+            return self._made
+
+
+def _room_of(pool: Executor | None, workers: int) -> int:
+    """What the pool takes without anybody waiting at its door, but never more than keeps its workers busy."""
+    state = getattr(pool, "state", None)
+    if state is None:
+        return int(2 * getattr(pool, "_max_workers", workers))
+    return int(state.max_in_flight + min(state.max_queue_depth, state.max_in_flight))
+
+
+@contextmanager
+def _not_waiting() -> Iterator[None]:
+    """If others have filled the pool, the Future waits for room, and not the worker that happened to get us here."""
+    if not may_block():
+        yield
+        return
+    _own_threads.yes = True
+    try:
+        yield
+    finally:
+        _own_threads.yes = False

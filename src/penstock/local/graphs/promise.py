@@ -1,0 +1,83 @@
+"""
+A Future that costs little until somebody waits for it, and that can be awaited.
+
+Runs and scheduled calls are `concurrent.futures.Future`s, so `wait`, `as_completed` and `asyncio.wrap_future` take
+them. Made the same way as a pool's call, and safe for the reason given there: the condition is made on first use, the
+one who settles writes the state before looking for it, the one who waits makes it before looking at the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
+from typing import Any, Generic, TypeVar
+
+from penstock.core.errors import CallCanceled
+
+__all__ = ["Promise"]
+
+T = TypeVar("T")
+
+
+class _Lazy:
+    """An attribute that the first look makes; afterwards the instance's own dict answers."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, promise: object, owner: type) -> Any:
+        return promise.__dict__.setdefault(self._name, self._make())
+
+
+class Promise(Future[T], Generic[T]):
+    _state: str = PENDING
+    _result: T | None = None
+    _exception: BaseException | None = None
+    _condition = _Lazy(threading.Condition)
+    _waiters = _Lazy(list)
+    _done_callbacks = _Lazy(list)
+
+    def __init__(self) -> None:
+        """Future's own is left out on purpose: it makes what the lazy attributes above make when needed."""
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """From any event loop. Cancelling the one who awaits cancels this."""
+        return asyncio.wrap_future(self).__await__()
+
+    def result(self, timeout: float | None = None) -> T:
+        if self._state in (PENDING, RUNNING):
+            with self._condition:
+                if not self._condition.wait_for(self.done, timeout):
+                    raise TimeoutError
+        if self._exception is not None:
+            try:
+                raise self._exception
+            finally:
+                self = None  # type: ignore[assignment]  # noqa: PLW0642  # or the traceback keeps it alive
+        return self._result  # type: ignore[return-value]  # T or None, and None only if T is
+
+    def _settle(self, result: T | None, error: BaseException | None) -> None:
+        """Once only: whoever calls this has made sure of that."""
+        self._result = result
+        self._exception = error
+        self._state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
+        if "_condition" not in self.__dict__:
+            return
+        condition: threading.Condition = self._condition
+        with condition:
+            for waiter in self._waiters:
+                if self._state is CANCELLED_AND_NOTIFIED:
+                    waiter.add_cancelled(self)
+                elif error is not None:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
+            condition.notify_all()
+        if "_done_callbacks" in self.__dict__:
+            self._invoke_callbacks()  # type: ignore[attr-defined]  # Future's own: logs what a callback raises
