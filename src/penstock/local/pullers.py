@@ -1,0 +1,368 @@
+"""
+The work behind `parallel_limit`: up to n tasks over one shared iterator.
+
+A task for every item would cost three times as much. There are n places; an item holds one from the moment it is
+pulled until the loop takes its result, so that a slow loop holds back the pullers and, through them, the source. A
+puller that finds no place free ends; the loop, when it frees one, asks for another.
+
+One thing bends that rule, because to wait for it would double the cost of short calls: between the moment the loop is
+woken and the moment it runs, it is on its way to take results, and those that come in hold no place. If it then takes
+one and turns to something else, the others lie beside n calls in progress. So n is the limit of calls, and of calls
+and results together as long as they end one by one; when many end in the same turn of the event loop, 2n is. In input
+order, a result that has to wait for an earlier one always holds its place: that bounds the line behind a slow head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import types
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from inspect import isawaitable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from penstock.local.flow_terms import OnError, Settled, log, raisable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+__all__ = ["Pullers"]
+
+
+class Pullers:
+    """What the pullers share with the loop that takes their results; all of it on the event loop's thread."""
+
+    __slots__ = (
+        "__weakref__",
+        "awake",
+        "batch",
+        "context",
+        "error",
+        "errors",
+        "exhausted",
+        "fn",
+        "is_async",
+        "line",
+        "loop",
+        "n",
+        "nudged",
+        "piled",
+        "pulling",
+        "results",
+        "skipped",
+        "source",
+        "spare",
+        "started",
+        "stopped",
+        "tasks",
+        "waiter",
+    )
+
+    loop: asyncio.AbstractEventLoop
+    context: contextvars.Context
+
+    def __init__(
+        self, source: Any, *, is_async: bool, n: int, fn: Callable[[Any], Any], ordered: bool, errors: OnError
+    ) -> None:
+        self.source = source
+        self.is_async = is_async
+        self.n = n
+        self.fn = fn
+        self.errors = errors
+        self.results: deque[Any] = deque()
+        # In input order: a slot for every item on its way to `results`, empty until its call has ended.
+        self.line: deque[list[Any]] | None = deque() if ordered else None
+        self.piled = 0  # slots that are filled and wait for one before them
+        self.spare = (
+            n  # places that neither a puller nor a piled result holds; `results` may be as long as this
+        )
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.batch = _FIRST_BATCH
+        self.waiter: asyncio.Future[None] | None = None  # the loop, waiting for a result
+        self.awake = False  # the loop has been woken and has not run yet
+        self.nudged = False
+        self.pulling = False  # a puller awaits the next item of an async source
+        self.started = False
+        self.exhausted = False  # no more items will be pulled
+        self.stopped = False  # no more results will be taken in
+        self.error: BaseException | None = None
+        self.skipped = 0
+
+    async def more(self) -> None:
+        """Return with something in `results`, or end the loop."""
+        while not self.results:
+            if self.waiter is not None:
+                raise RuntimeError("another task waits for the next result already: one flow, one loop")
+            if self.exhausted and not self.tasks:
+                await self.finish()
+            if not self.started:
+                self.start()
+            self.waiter = self.loop.create_future()
+            try:
+                await self.waiter
+            except asyncio.CancelledError:
+                await self.end()
+                await self.close_source(quietly=True)
+                raise
+            finally:
+                self.waiter = None
+                self.awake = False
+
+    def start(self) -> None:
+        self.started = True
+        self.loop = asyncio.get_running_loop()
+        self.context = contextvars.copy_context()
+        self.staff()
+
+    def nudge(self) -> None:
+        """
+        There may be room for another puller: look once those on their way have had their turn. Calls that never
+        suspend are all made by one puller, and n - 1 more that find nothing left would be most of their cost.
+        """
+        if not self.nudged and not self.exhausted:
+            self.nudged = True
+            self.loop.call_soon(self.staff)
+
+    def staff(self) -> None:
+        """
+        Twice as many each time: three items with n = 10,000 shall not cost 10,000 tasks, nor a long source 10,000
+        turns of the loop.
+        """
+        self.nudged = False
+        room = self.spare - len(self.results)
+        if self.exhausted or self.pulling or room <= 0:
+            return
+        hired = min(room, self.batch)
+        self.batch *= 2
+        _AT_WORK.add(self)
+        for _ in range(hired):
+            self.spare -= 1
+            task = self.context.run(self.loop.create_task, self.work(), name="parallel_limit")
+            self.tasks.add(task)
+            task.add_done_callback(self.left)
+        if hired < room:
+            self.nudge()
+
+    async def work(self) -> None:  # noqa: C901, PLR0911, PLR0912  # each call taken out of it costs every item 50 ns of about 900
+        """A puller, and the way of an item."""
+        fn, source, results, line, context = self.fn, self.source, self.results, self.line, self.context
+        settled = self.errors == "settled"
+        slot: list[Any] | None = None
+        before, since = -1, 0.0
+        while True:
+            if len(results) > self.spare and not (self.awake and len(results) <= self.n):
+                await self.step_aside()
+                if len(results) > self.spare:
+                    return
+            if self.exhausted or self.pulling:
+                self.batch = 1  # the source is slower than its pullers: one of them at a time will do
+                return
+            try:
+                item = await self.pull() if self.is_async else next(source, _END)
+            except Exception as error:  # noqa: BLE001  # the source is the caller's and may raise anything
+                self.source_failed(error)
+                return
+            if item is _END:
+                self.exhausted = True
+                return
+            if line is not None:
+                slot = []
+                line.append(slot)
+            try:
+                value = fn(item)
+                if type(value) is _Coroutine or isawaitable(value):
+                    value = await value
+                elif isinstance(value, Future):
+                    value = await asyncio.wrap_future(value)
+                if settled:
+                    value = Settled(item, value)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # whatever it raises is an outcome
+                value = self.outcome_of(item, error)
+            if self.stopped:
+                return
+            alone = len(results) == before
+            if slot is not None:
+                self.line_up(slot, value)
+            elif value is not _SKIPPED:
+                results.append(value)
+            if self.waiter is not None and results:
+                self.wake()
+            item = value = slot = None  # a payload must not live on while this puller waits for its next
+            try:
+                if contextvars.copy_context() != context:
+                    return  # the call has set a variable: the next one gets a new task, with the context as it was
+            except Exception:  # noqa: BLE001  # values that refuse to be compared, so new ones
+                return
+            if alone and monotonic() - since > _SLICE:
+                await _turn()
+                since = monotonic()
+            before = len(results)
+
+    async def step_aside(self) -> None:
+        """
+        Leave the place to somebody who can use it, for one turn of the loop. Nearly always the loop has taken results
+        by then, and a turn costs a fraction of ending and a new task.
+        """
+        self.spare += 1
+        await _turn()
+        self.spare -= 1
+
+    async def pull(self) -> Any:
+        """From an async source, one puller at a time, as async generators demand. Who comes meanwhile ends."""
+        self.pulling = True
+        item = await anext(self.source, _END)
+        self.pulling = False
+        if self.spare > len(self.results):
+            self.nudge()
+        return item
+
+    def outcome_of(self, item: Any, error: BaseException) -> Any:
+        if self.stopped:
+            if not isinstance(error, asyncio.CancelledError):
+                log.debug("a call failed after its flow had been stopped", exc_info=error)
+        elif self.errors == "raise" or (isinstance(error, asyncio.CancelledError) and _being_canceled()):
+            self.fail(error)
+        elif self.errors == "settled":
+            return Settled(item, None, error)
+        else:
+            self.skipped += 1
+            log.debug("skipped %r", item, exc_info=error)
+        return _SKIPPED
+
+    def line_up(self, slot: list[Any], value: Any) -> None:
+        line = self.line
+        assert line is not None
+        slot.append(value)
+        self.piled += 1
+        self.spare -= 1
+        while line and line[0]:
+            head = line.popleft()[0]
+            self.piled -= 1
+            self.spare += 1
+            if head is not _SKIPPED:
+                self.results.append(head)
+        if self.piled:
+            self.awake = False  # the loop cannot take what is piled: places count again
+        if self.spare > len(self.results):
+            self.nudge()
+
+    def wake(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+            self.awake = not self.piled
+
+    def source_failed(self, error: BaseException) -> None:
+        if self.errors == "raise":
+            self.fail(error)
+        elif not self.exhausted:
+            self.exhausted = True
+            self.error = error
+
+    def fail(self, error: BaseException) -> None:
+        if not self.stopped:
+            self.error = error
+            self.stop()
+
+    def stop(self) -> None:
+        """Cancels once: a second cancellation would break into the clean-up that the first one has begun."""
+        if not self.stopped:
+            self.stopped = self.exhausted = True
+            self.cancel()
+
+    def cancel(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+    def left(self, task: asyncio.Task[None]) -> None:
+        """
+        Called for every puller that ends, even one cancelled before its first step, where no `finally` of its own
+        would run. What escapes a puller (KeyboardInterrupt, a cancellation from outside) ends the whole flow.
+        """
+        self.tasks.discard(task)
+        self.spare += 1
+        if task.cancelled():
+            self.fail(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            self.fail(error)
+        if not self.tasks:
+            _AT_WORK.discard(self)
+            if self.exhausted:
+                self.wake()
+        if self.spare > len(self.results):
+            self.nudge()
+
+    async def finish(self) -> NoReturn:
+        error, self.error = self.error, None
+        if error is None:
+            raise StopAsyncIteration
+        await self.close_source(quietly=True)
+        raise raisable(error)
+
+    async def end(self) -> None:
+        """Stop, and stay until the last puller has ended, however often the loop itself is cancelled meanwhile."""
+        if asyncio.current_task() in self.tasks:
+            raise RuntimeError("a call cannot close the flow that it is part of: it would wait for itself")
+        self.stop()
+        self.results.clear()
+        self.error = None
+        canceled: asyncio.CancelledError | None = None
+        while self.tasks:
+            try:
+                await asyncio.wait(self.tasks)
+            except asyncio.CancelledError as again:
+                canceled = again
+                self.cancel()
+        if canceled is not None:
+            await self.close_source(quietly=True)
+            raise canceled
+
+    async def close_source(self, *, quietly: bool = False) -> None:
+        source, self.source = self.source, None
+        aclose = getattr(source, "aclose", None) if self.is_async else None
+        if aclose is None:
+            return
+        try:
+            await aclose()
+        except Exception as error:
+            if not quietly:
+                raise
+            log.debug("closing the items failed", exc_info=error)
+
+    def abandon(self) -> None:
+        """Nobody will take results any more. The garbage collector may find out on any thread, and late."""
+        if not self.tasks or self.loop.is_closed():
+            return
+        self.results.clear()
+        try:
+            here = asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            here = False
+        if here:
+            self.stop()
+        else:
+            with suppress(RuntimeError):  # closed since
+                self.loop.call_soon_threadsafe(self.stop)
+
+
+_Coroutine: Final = types.CoroutineType
+_END: Final = object()
+_SKIPPED: Final = object()
+_FIRST_BATCH: Final = 8
+_SLICE: Final = 0.001  # seconds for which calls that never suspend may keep everybody else off the event loop
+_AT_WORK: Final[set[Pullers]] = (
+    set()
+)  # the event loop knows tasks only weakly, and nobody else an abandoned flow's
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    yield
+
+
+def _being_canceled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
