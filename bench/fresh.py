@@ -26,7 +26,7 @@ class TurnFailed(Exception):
     """A contestant has no figures to show; the message is the reason, in a line."""
 
 
-def fresh(target: str, *arguments: object, seconds: float = 120) -> Mapping[str, float]:
+def fresh(target: str, *arguments: object, seconds: float = 60) -> Mapping[str, float]:
     """Call `module:function` in a new interpreter and return the figures that it returned."""
     command = [sys.executable, "-m", "bench.turn", target, json.dumps(arguments)]
     # Files, not pipes: a pipe stays open as long as any worker that inherited it.

@@ -99,7 +99,11 @@ def main(title: str, measures: Callable[[bool], Sequence[Measure]]) -> None:
     console.print(f"[bold]{title}[/]: {conditions}")
     began, verdicts, record = monotonic(), [], {}
     for measure in chosen:
-        scores = play(measure, rounds, console)
+        try:
+            scores = play(measure, rounds, console)
+        except KeyboardInterrupt:
+            console.print(f"interrupted at {measure.name}")
+            break
         for table in measure.tables:
             judged = judge(table, scores)
             console.print(_grid(table, scores, judged), "")

@@ -230,7 +230,7 @@ def feeding(quick: bool) -> Measure:
     rate = partial(Table, figure="rate", unit="items/s", better="more", ours="penstock, wide")
     return Measure(
         "feeding",
-        contestants("feeding", FED, quick, "items"),
+        contestants("feeding", FED, quick, "items", seconds=180),
         [table("Memory while `map` is fed 1,000,000 items"), rate("Throughput of `map`, one item a call")],
     )
 
@@ -282,11 +282,13 @@ def imports(quick: bool) -> Measure:
     return Measure("import", entrants, [Table("Import time", "import", "ms", "less", "penstock", wanted)])
 
 
-def contestants(turn: str, counts: Mapping[str, int], quick: bool, what: str = "calls") -> list[Contestant]:
+def contestants(
+    turn: str, counts: Mapping[str, int], quick: bool, what: str = "calls", seconds: float = 60
+) -> list[Contestant]:
     return [
         Contestant(
             name,
-            partial(fresh, f"bench.pool_turns:{turn}", name, count),
+            partial(fresh, f"bench.pool_turns:{turn}", name, count, seconds=seconds),
             size=f"{count:,} {what}",
             ours=is_ours(name),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import penstock
 from bench.peers import WORKERS
@@ -37,6 +37,10 @@ class Counting(penstock.QueueHooks):
     def on_state_change(self, state: object) -> None:
         self.heard += 1
 
+    def expect_news(self) -> None:
+        if not self.heard:
+            raise RuntimeError("the hooks heard nothing, so these would not be figures with hooks on")
+
 
 class Ours(ExecutorPeer):
     def __init__(self, **options: Any) -> None:
@@ -45,8 +49,15 @@ class Ours(ExecutorPeer):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        if not self.hooks.heard:
-            raise RuntimeError("the hooks heard nothing, so these would not be figures with hooks on")
+        self.hooks.expect_news()
+
+    async def __aenter__(self) -> Self:
+        await self.pool.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.pool.__aexit__(None, None, None)
+        self.hooks.expect_news()
 
     async def acall(self, fn: Callable[[Any], Any], item: Any) -> Any:
         return await self.pool.call(fn, item)
