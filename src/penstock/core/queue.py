@@ -136,25 +136,18 @@ class Ticket:
     call that merely sat in the pipe of a worker that died did nothing to deserve a strike.
     """
 
-    __slots__ = (
-        "attempt", "called_at", "crashes", "dispatch", "eager", "entered_at", "last_wait",
-        "pending_for", "serial", "stage", "waiting_for",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.stage = NEW
-        self.eager = (
-            False  # holds its payload already: if it must wait, it enters by itself when room appears
-        )
-        self.serial = 0  # the order of acceptance
-        self.dispatch = 0
-        self.attempt = 0
-        self.crashes = 0
-        self.called_at = 0.0
-        self.entered_at = 0.0  # when it last became pending
-        self.waiting_for = 0.0  # seconds before it was accepted
-        self.pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
-        self.last_wait = 0.0  # what its latest dispatch had to wait
+    # Class attributes, not an __init__: most calls end with most of these as they are, and a call is made in 0.5 us.
+    stage: Stage = NEW
+    eager = False  # holds its payload already: if it must wait, it enters by itself when room appears
+    serial = 0  # the order of acceptance
+    dispatch = 0
+    attempt = 0
+    crashes = 0
+    called_at = 0.0
+    entered_at = 0.0  # when it last became pending
+    waiting_for = 0.0  # seconds before it was accepted
+    pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
+    last_wait = 0.0  # what its latest dispatch had to wait
 
     @property
     def waited(self) -> float:
@@ -173,12 +166,13 @@ class DispatchQueue(Generic[TicketT]):
     """
 
     __slots__ = (
-        "_cursor", "_front", "_pending", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
+        "_cursor", "_front", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
         "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._policy = limits.policy
         self.max_queue_depth = limits.max_queue_depth
         self.slots = limits.max_in_flight
         self.paused = False
@@ -203,12 +197,20 @@ class DispatchQueue(Generic[TicketT]):
         ticket.called_at = now
         if self.disposed:
             return CLOSED
-        if not self.waiting and self._has_room():
-            self._accept(ticket, now)
-            return ACCEPTED
-        if self.limits.policy is Policy.BLOCK:
+        if not self.waiting:
+            # _has_room and _accept, written out: this is the one path that every call takes.
+            free = self.limit - self.in_flight
+            if self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0):
+                ticket.stage = PENDING
+                ticket.entered_at = now
+                self._serial += 1
+                ticket.serial = self._serial
+                self.pending += 1
+                self._pending.append(ticket)
+                return ACCEPTED
+        if self._policy is Policy.BLOCK:
             return self._wait(ticket)
-        if self.limits.policy is Policy.DROP_OLDEST and self.pending:
+        if self._policy is Policy.DROP_OLDEST and self.pending:
             self._evict_oldest()
             self._accept(ticket, now)
             return ACCEPTED
@@ -222,9 +224,9 @@ class DispatchQueue(Generic[TicketT]):
         if not self.waiting and self._has_room():
             self._keep_place(ticket, now)
             return Verdict.RESERVED
-        if self.limits.policy is Policy.BLOCK:
+        if self._policy is Policy.BLOCK:
             return self._wait(ticket)
-        if self.limits.policy is Policy.DROP_OLDEST and self.pending:
+        if self._policy is Policy.DROP_OLDEST and self.pending:
             self._evict_oldest()
             self._keep_place(ticket, now)
             return Verdict.RESERVED

@@ -49,8 +49,6 @@ class _Lazy:
 class Call(Ticket, Future[R], Generic[R]):
     """What `submit` returns: a Future that can also be cancelled while it runs, and can say how long it waited."""
 
-    __slots__ = ("asleep", "body", "deadline", "extra", "fn", "function", "gate", "guarded", "home", "key", "mailbox", "ran_for", "signal", "timer")  # fmt: skip
-
     # The life of a Future that nobody waits for, as class attributes: an instance writes only what differs.
     _state: str = PENDING
     _result: R | None = None
@@ -59,23 +57,23 @@ class Call(Ticket, Future[R], Generic[R]):
     _waiters = _Lazy(list)
     _done_callbacks = _Lazy(list)
 
+    function: Any = None  # how the crew names `fn` to its workers
+    body: Any = None  # the arguments, in the form in which they travel
+    extra: Any = None  # what travels beside them, for the few calls that need it
+    guarded = False  # has one of the next four
+    key: Hashable = None
+    deadline: float | None = None
+    timer: Timer | None = None
+    signal: CancelSignal | None = None
+    home: Any = None  # the worker that has it
+    asleep: Any = None  # the lock on which its caller's thread sleeps, while it waits for room
+    mailbox: Mailbox | None = None  # the event loop that awaits it
+    ran_for = 0.0
+
     def __init__(self, gate: Gate, fn: Callable[..., R]) -> None:
         # Future.__init__ is left out on purpose: it makes what the lazy attributes above make when needed.
-        Ticket.__init__(self)
         self.gate = gate
         self.fn = fn
-        self.function: Any = None  # how the crew names `fn` to its workers
-        self.body: Any = None  # the arguments, in the form in which they travel
-        self.extra: Any = None  # what travels beside them, for the few calls that need it
-        self.guarded = False  # has one of the four below
-        self.key: Hashable = None
-        self.deadline: float | None = None
-        self.timer: Timer | None = None
-        self.signal: CancelSignal | None = None
-        self.home: Any = None  # the worker that has it
-        self.asleep: Any = None  # the lock on which its caller's thread sleeps, while it waits for room
-        self.mailbox: Mailbox | None = None  # the event loop that awaits it
-        self.ran_for = 0.0
 
     # What the holder of the Future sees
 
@@ -107,6 +105,10 @@ class Call(Ticket, Future[R], Generic[R]):
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:
+        if self.gate.crew.lead(self, lambda: self._state is not PENDING, timeout):
+            if self._state is PENDING:
+                raise TimeoutError
+            return
         with self._condition:
             if not self._condition.wait_for(lambda: self._state is not PENDING, timeout):
                 raise TimeoutError

@@ -1,10 +1,9 @@
 """
 The process workers of one pool: who gets the next call, and what happens when one of them dies.
 
-The thread that submits writes straight into a worker's socket. One thread (the watch) reads from all of them, hands
-out what their answers make room for, and notices deaths: a pidfd becomes readable the moment a process ends, whoever
-else still holds copies of its descriptors. Settled calls are handed to their callers only after the next ones are on
-their way.
+The thread that submits writes straight into a worker's socket; there is no thread in between. What a worker may hold
+beyond the call that it runs is bounded (`max_in_flight` over all workers), and a well filled pipe is topped up in
+batches. Settled calls are handed to their callers only after the next ones are on their way.
 """
 
 from __future__ import annotations
@@ -14,45 +13,27 @@ import pickle
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import NotPicklable, PenstockError, WorkerCrashedError
 from penstock.core.queue import ENDING, IN_FLIGHT
 from penstock.local import segments, wire
 from penstock.local.call import Call
 from penstock.local.crash import CrashPolicy
-from penstock.local.gate import Gate, never_block_here
-from penstock.local.poller import make_poller
+from penstock.local.gate import Gate
+from penstock.local.packing import Function, Packed, Packer
 from penstock.local.process import Condition, WorkerProcess
 from penstock.local.remote import unpack_error
 from penstock.local.timers import Timer, call_at, clock
+from penstock.local.watch import Watch
 
 if TYPE_CHECKING:
     from penstock.local.options import WorkerOptions
 
-
-class Function(NamedTuple):
-    """A function that a worker is told of once."""
-
-    number: int
-    blob: bytes
-    needs_main: bool
-
-
-class Packed:
-    """Arguments that do not fit into a message as they are."""
-
-    __slots__ = ("data", "needs_main", "parcel")
-
-    def __init__(self, data: bytes | None, parcel: segments.Parcel | None, needs_main: bool) -> None:
-        self.data = data
-        self.parcel = parcel
-        self.needs_main = needs_main
-
-
 _crews: weakref.WeakSet[ProcessCrew] = weakref.WeakSet()
+
+Failed = list[tuple[Call[Any], PenstockError]]
 
 
 class ProcessCrew:
@@ -62,24 +43,22 @@ class ProcessCrew:
         self._gate = gate
         self._options = options
         self._setup = options.pack_setup()
+        self._packer = Packer()
+        self._watch = Watch(self, gate.name)
         self.workers = [WorkerProcess(place) for place in range(options.workers)]
         self._room = -(-gate.queue.limits.max_in_flight // options.workers)
-        self._functions: dict[Any, Function | None] = {}
-        self._number = count(1)
-        self._arena = segments.Arena()
-        self._packing = threading.Lock()
-        self._poller = make_poller()
-        self._to_spawn: list[WorkerProcess] = []
-        self._to_push: set[WorkerProcess] = set()
-        self._by_fd: dict[int, WorkerProcess] = {}
+        self._enough = self._room * 3 // 4  # a pipe with more than this in it can wait for its next batch
         self._idle_timer: Timer | None = None
         self._trim_timer: Timer | None = None
-        self._watch: threading.Thread | None = None
         self._closing = False
         self.crashes = 0  # in a row
         self.halted: WorkerCrashedError | None = None
         self.last_crash: str | None = None
-        self.gone = threading.Event()  # all processes are ended and the watch is over
+        self.describe = self._packer.describe
+        self.lead = self._watch.lead
+        self.attend = self._watch.attend
+        self.nudge = self._watch.nudge
+        self.gone = self._watch.gone
         _crews.add(self)
 
     # Handing out (with the gate's lock held)
@@ -89,18 +68,22 @@ class ProcessCrew:
         if not queue.pending or queue.in_flight >= queue.limit:
             return
         herald, room = self._gate.herald, self._room
-        touched: set[WorkerProcess] = set()
-        while queue.pending:
+        touched = []
+        while queue.pending and queue.in_flight < queue.limit:
             worker = self._choose(room)
-            call = queue.take(now) if worker is not None else None
-            if worker is None or call is None:
+            if worker is None:
+                break
+            call = queue.take(now)
+            if call is None:
                 break
             self._hand(worker, call)
-            touched.add(worker)
-            if herald:
-                self._gate._note(herald.dispatch, call)
+            if herald.dispatch:
+                herald.note(herald.dispatch, call)
+            if worker not in touched:
+                touched.append(worker)
         for worker in touched:
-            self._write(worker)
+            if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
+                self._watch.wait_for_room(worker)
 
     def _choose(self, room: int) -> WorkerProcess | None:
         """The least loaded one; a cold one is started rather than a busy one loaded further."""
@@ -124,19 +107,14 @@ class ProcessCrew:
         worker.open()
         worker.outbox.append((wire.SETUP, *self._setup))
         self._gate.totals.spawned += 1
-        self._to_spawn.append(worker)
-        if self._watch is None:
-            self._watch = threading.Thread(
-                target=self._keep_watch, name=f"penstock-{self._gate.name}", daemon=True
-            )
-            self._watch.start()
-        self._poller.wake()
+        self._watch.start(worker)
 
     def _hand(self, worker: WorkerProcess, call: Call[Any]) -> None:
         dispatch, body, function = call.dispatch, call.body, call.function
         call.home = worker
         worker.calls[dispatch] = call
         worker.handed += 1
+        worker.unsent += 1
         self._gate.totals.dispatched += 1
         if type(function) is Function:
             number = function.number
@@ -145,28 +123,22 @@ class ProcessCrew:
                 self._send_main(worker, function.needs_main)
                 worker.outbox.append((wire.DEFINE, number, function.blob))
             function = number
-        if type(body) is tuple:
-            extra = call.extra and self._extra(call, None)
-            if call.attempt > 1 and extra is None:
-                extra = self._extra(call, None)
-            worker.outbox.append((dispatch, function, body, extra))
-        else:
-            self._send_main(worker, body.needs_main)
-            self._hand_packed(worker, call, function, body)
-
-    def _hand_packed(self, worker: WorkerProcess, call: Call[Any], function: Any, body: Packed) -> None:
         ref = None
-        if body.parcel is not None:
-            ref = tuple(body.parcel.ref)
-            worker.lent[body.parcel.ref.segment] = body.parcel
-        plain = ref is None and call.extra is None and call.attempt == 1
-        worker.outbox.append((call.dispatch, function, body.data, None if plain else self._extra(call, ref)))
+        if type(body) is Packed:
+            self._send_main(worker, body.needs_main)
+            if body.parcel is not None:
+                ref = tuple(body.parcel.ref)
+                worker.lent[body.parcel.ref.segment] = body.parcel
+                self._trim_later()
+            body = body.data
+        plain = ref is None and call.attempt == 1 and not call.guarded and call.extra is None
+        worker.outbox.append((dispatch, function, body, None if plain else self._extra(call, ref)))
 
     @staticmethod
     def _extra(call: Call[Any], ref: Any) -> Any:
-        about, trace = call.extra or (None, None)
-        key, deadline = about or (None, None)
-        return (call.attempt, key, deadline), trace, ref
+        """(attempt, key, deadline), the caller's trace, and where the buffers are."""
+        key = call.key if wire.is_plain(call.key) else wire.try_dump(call.key)
+        return (call.attempt, key, call.deadline), call.extra, ref
 
     @staticmethod
     def _send_main(worker: WorkerProcess, needed: bool) -> None:
@@ -178,63 +150,17 @@ class ProcessCrew:
 
     def _write(self, worker: WorkerProcess) -> None:
         if not worker.flush():
-            self._to_push.add(worker)
-            self._poller.wake()
+            self._watch.wait_for_room(worker)
 
-    # Preparing (with the lock released)
-
-    def describe(
-        self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[], None] | None:
-        """Name the function; returns what must be done to make the payload, or None if that was nothing."""
-        function = fn if type(fn) is str else self._function(fn)
-        call.function = function if function is not None else 0
-        if function is not None and not kwargs and wire.all_plain(args):
-            call.body = args
-            return None
-        return lambda: self._pack(call, fn if function is None else None, args, kwargs)
-
-    def _function(self, fn: Any) -> Function | None:
-        """None: it must travel with each call, because it is not importable or carries state."""
-        try:
-            return self._functions[fn]
-        except KeyError:
-            pass
-        except TypeError:
-            return None
-        if not wire.by_reference(fn):
-            return None
-        blob = pickle.dumps(fn, 5)
-        known = self._functions[fn] = Function(next(self._number), blob, b"__main__" in blob)
-        return known
-
-    def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        data, buffers = wire.pack_arguments(fn, args, kwargs)
-        needs_main = b"__main__" in data
-        if needs_main and not wire.main_can_be_imported() and wire.cloudpickle is None:
-            raise NotPicklable(
-                f"{fn or call.fn!r} lives in a __main__ that a worker cannot import{wire.advice()}"
-            )
-        parcel = None
-        kept: bytes | None = data
-        if segments.AVAILABLE and (buffers or len(data) >= wire.LARGE):
-            kept = data if len(data) < wire.LARGE else None
-            with self._packing:
-                parcel = self._arena.pack([*buffers] if kept is not None else [data, *buffers])
-            if self._trim_timer is None:
-                self._trim_timer = call_at(clock() + self._options.trim_after, self._trim)
-        call.body = Packed(kept, parcel, needs_main)
-
-    def _trim(self) -> None:
-        """Give back shared memory that nothing has used for a while."""
-        with self._packing:
-            self._trim_timer = None
-            closed = self._arena.trim()
+    def push(self, worker: WorkerProcess) -> bool:
         with self._gate.lock:
-            for worker in self.workers:
-                if worker.condition is Condition.LIVE and closed:
-                    worker.outbox.extend((wire.DROP, serial) for serial in closed)
-                    self._write(worker)
+            return worker.push()
+
+    def is_quiet(self) -> bool:
+        return self._gate.queue.in_flight == 0
+
+    def pipes_are_deep(self) -> bool:
+        return self._room > 16 and all(len(worker.calls) > self._enough for worker in self.workers)
 
     # Ending calls (with the gate's lock held)
 
@@ -265,98 +191,41 @@ class ProcessCrew:
         able = sum(worker.condition in (Condition.LIVE, Condition.COLD) for worker in self.workers)
         self._gate.queue.offer_slots(able * self._room, now)
 
-    # The watch
+    # Settling
 
-    def _keep_watch(self) -> None:
-        never_block_here()
-        poller = self._poller
-        while not (self._closing and not self._by_fd and not self._to_spawn):
-            for fd in poller.wait():
-                worker = self._by_fd.get(fd)
-                if worker is None:
-                    continue
-                if fd == worker.pidfd:
-                    self._bury(worker)
-                else:
-                    self._listen(worker)
-            self._spawn_waiting()
-            self._push_waiting()
-        with self._gate.lock:
-            poller.close()
-            self._arena.trim()
-        self.gone.set()
-
-    def _spawn_waiting(self) -> None:
-        while self._to_spawn:
-            worker = self._to_spawn.pop()
-            try:
-                worker.spawn()
-            except OSError as error:
-                worker.last_words = (f"it could not be started: {error}", "")
-                self._bury(worker)
-                continue
-            self._by_fd[worker.sock.fileno()] = worker
-            self._poller.watch(worker.sock.fileno())
-            if worker.pidfd is not None:
-                self._by_fd[worker.pidfd] = worker
-                self._poller.watch(worker.pidfd)
-            if worker.ending is not None:
-                worker.kill(worker.ending)
-
-    def _push_waiting(self) -> None:
-        with self._gate.lock:
-            waiting, self._to_push = self._to_push, set()
-            for worker in waiting:
-                if worker.process is not None and worker.sock.fileno() in self._by_fd:
-                    self._poller.watch(worker.sock.fileno(), write=not worker.push())
-
-    def _listen(self, worker: WorkerProcess) -> None:
-        messages = worker.receive()
-        if messages is None:
-            if worker.pidfd is None:
-                self._bury(worker)
-            else:
-                self._forget(worker.sock.fileno())  # its pidfd tells the rest
-            return
-        if worker.outbuf:
-            with self._gate.lock:
-                self._to_push.add(worker)
-        self._settle(worker, messages)
-
-    def _settle(self, worker: WorkerProcess, messages: Iterable[tuple[Any, ...]]) -> None:
+    def settle(self, worker: WorkerProcess, messages: list[tuple[Any, ...]]) -> None:
         gate, now = self._gate, clock()
         queue, totals = gate.queue, gate.totals
         outcomes: list[tuple[Call[Any], int, Any]] = []
         with gate.lock:
             calls = worker.calls
             for message in messages:
-                dispatch = message[0]
-                call = calls.pop(dispatch, None)
+                call = calls.pop(message[0], None)
                 if call is None:
                     self._hear(worker, message)
                     continue
+                dispatch, kind, value, ran_for = message
                 worker.settled += 1
-                counts = queue.settle(call, dispatch, now)
-                kind = message[1]
-                if kind == wire.SKIPPED:
+                if not queue.settle(call, dispatch, now):
+                    if kind == wire.SHARED:
+                        worker.outbox.append((wire.FREE, value[1][2]))
                     continue
-                if kind is not wire.ERROR:
+                call.ran_for = ran_for
+                if kind == wire.ERROR:
+                    totals.failed += 1
+                else:
+                    totals.succeeded += 1
                     self.crashes = 0
-                if counts:
-                    call.ran_for = message[3]
-                    if kind == wire.ERROR:
-                        totals.failed += 1
-                    else:
-                        totals.succeeded += 1
-                    outcomes.append((call, kind, message[2]))
-                elif kind == wire.SHARED:
-                    worker.outbox.append((wire.FREE, message[2][1][2]))
-                if gate.herald:
-                    gate._note(())
+                outcomes.append((call, kind, value))
             if not calls:
                 self._fell_idle(worker, now)
-            self.pump(now)
-            wake = gate.collect_granted()
+            if queue.pending:
+                self.pump(now)
+            if worker.unsent and len(calls) - worker.unsent <= self._enough:
+                self._write(worker)
+            wake = gate.collect_granted() if queue.granted else ()
+            if gate.herald.state:
+                gate.note_state()
         gate.report(self._unpack(worker, outcomes), wake)
 
     def _hear(self, worker: WorkerProcess, message: tuple[Any, ...]) -> None:
@@ -374,15 +243,20 @@ class ProcessCrew:
             if kind == wire.PLAIN:
                 yield call, value, None
                 continue
+            result, error = None, None
             try:
                 if kind == wire.PICKLED:
-                    yield call, pickle.loads(value), None
+                    result = pickle.loads(value)
                 elif kind == wire.SHARED:
-                    yield call, segments.load(value[0], value[1], worker.borrower), None
+                    result = segments.load(value[0], value[1], worker.borrower)
                 else:
-                    yield call, None, unpack_error(value)
-            except Exception as error:  # noqa: BLE001  # the result's own code runs here
-                yield call, None, NotPicklable(f"the result cannot be rebuilt here: {error!r}")
+                    error = unpack_error(value)
+            except Exception as raised:  # noqa: BLE001  # the result's own code runs here
+                error = NotPicklable(f"the result cannot be rebuilt in the caller's process: {raised!r}")
+            yield call, result, error
+            del result
+
+    # Letting go of idle, used up and swollen workers (with the gate's lock held)
 
     def _fell_idle(self, worker: WorkerProcess, now: float) -> None:
         options = self._options
@@ -402,15 +276,14 @@ class ProcessCrew:
         idle_stop = self._options.idle_stop
         assert idle_stop is not None
         with self._gate.lock:
-            self._idle_timer, now, soonest = None, clock(), None
-            for worker in self.workers:
-                if worker.condition is Condition.LIVE and not worker.calls:
-                    if now - worker.idle_since >= idle_stop:
-                        self._retire(worker, "it was idle")
-                    else:
-                        soonest = min(soonest or worker.idle_since, worker.idle_since)
-            if soonest is not None:
-                self._idle_timer = call_at(soonest + idle_stop, self._stop_idle)
+            self._idle_timer, now = None, clock()
+            idle = [w for w in self.workers if w.condition is Condition.LIVE and not w.calls]
+            for worker in idle:
+                if now - worker.idle_since >= idle_stop:
+                    self._retire(worker, "it was idle")
+            since = [w.idle_since for w in idle if w.condition is Condition.LIVE]
+            if since:
+                self._idle_timer = call_at(min(since) + idle_stop, self._stop_idle)
 
     def _retire(self, worker: WorkerProcess, why: str) -> None:
         """Let it go in peace. Its place is cold again when it has gone."""
@@ -420,98 +293,85 @@ class ProcessCrew:
         self._write(worker)
         self._offer(clock())
 
-    # Deaths (on the watch)
+    def _trim_later(self) -> None:
+        if self._trim_timer is None:
+            self._trim_timer = call_at(clock() + self._options.trim_after, self._trim)
 
-    def _forget(self, fd: int) -> None:
-        if self._by_fd.pop(fd, None) is not None:
-            self._poller.forget(fd)
+    def _trim(self) -> None:
+        """Give back shared memory that nothing uses: what comes back later is trimmed later."""
+        closed = self._packer.trim()
+        with self._gate.lock:
+            self._trim_timer = None
+            for worker in self.workers:
+                if worker.condition is Condition.LIVE and closed:
+                    worker.outbox.extend((wire.DROP, serial) for serial in closed)
+                    self._write(worker)
+            if any(worker.lent for worker in self.workers) and not self._closing:
+                self._trim_later()
 
-    def _bury(self, worker: WorkerProcess) -> None:
-        """Its process is dead. What it managed to say still counts; then its calls go where they belong."""
-        while messages := worker.receive():
-            self._settle(worker, messages)
-        self._forget(worker.sock.fileno())
-        if worker.pidfd is not None:
-            self._forget(worker.pidfd)
+    # Deaths
+
+    def bury(self, worker: WorkerProcess) -> None:
+        """Its process is dead and has said all that it will say: its calls go where they belong."""
         now = clock()
         gate = self._gate
         with gate.lock:
-            cause = worker.reap() if worker.process is not None else (worker.last_words or ("", ""))[0]
+            cause = worker.reap()
             lost = list(worker.calls.values())
             begun = worker.calls.get(worker.running)
             worker.calls = {}
             planned = worker.ending is not None
-            failed = (
-                self._lose(worker, lost, begun, now)
-                if planned
-                else self._crash(worker, lost, begun, cause, now)
-            )
+            if planned:
+                # Whoever else was on it goes back to the front of the queue, whatever the crash policy.
+                failed: Failed = []
+                worker.condition = (
+                    Condition.STOPPED if worker.condition is Condition.STOPPED else Condition.COLD
+                )
+                self._requeue(lost, [], now)
+            else:
+                failed = self._crash(worker, lost, begun, cause, now)
             worker.close()
             self._offer(now)
             self.pump(now)
             wake = gate.collect_granted()
+            gate.note_state()
         gate.report(((call, None, error) for call, error in failed), wake)
         if self.halted is not None and not planned:
             self._halt(self.halted)
 
-    def _lose(
-        self, worker: WorkerProcess, lost: list[Call[Any]], begun: Call[Any] | None, now: float
-    ) -> list[tuple[Call[Any], PenstockError]]:
-        """We ended it. Whoever else was on it goes back to the front of the queue, whatever the crash policy."""
-        if worker.condition is not Condition.STOPPED:
-            worker.condition = Condition.COLD
-        self._requeue(lost, (), now)
-        return []
-
     def _crash(
         self, worker: WorkerProcess, lost: list[Call[Any]], begun: Call[Any] | None, cause: str, now: float
-    ) -> list[tuple[Call[Any], PenstockError]]:
+    ) -> Failed:
         gate, options = self._gate, self._options
         gate.totals.crashed += 1
         self.crashes += 1
         self.last_crash = f"worker {worker.place}: {cause}"
-        failed: list[tuple[Call[Any], PenstockError]] = []
-
-        def crashed(call: Call[Any], why: str) -> WorkerCrashedError:
-            gate.totals.failed += 1
-            words = f"worker {worker.place} died while it ran this call: {cause}{why}"
-            error = WorkerCrashedError(
-                words, worker=worker.place, attempt=call.attempt, cause=cause, started=True
-            )
-            if worker.last_words is not None and worker.last_words[1]:
-                error.add_note(worker.last_words[1])
-            return error
-
+        failed: Failed = []
         fail = options.crash_policy is not CrashPolicy.RESTART_REQUEUE
         if fail and begun is not None and gate.queue.settle(begun, begun.dispatch, now):
-            failed.append((begun, crashed(begun, "")))
+            failed.append((begun, worker.crashed(begun, cause)))
         rest = [call for call in lost if call.stage is IN_FLIGHT or call.stage is ENDING]
         for call in self._requeue(rest, [begun] if begun is not None and not fail else [], now):
-            failed.append((call, crashed(call, f"; it has now crashed {call.crashes} workers")))
+            failed.append((call, worker.crashed(call, f"{cause}; it has now crashed {call.crashes} workers")))
+        gate.totals.failed += len(failed)
         if options.crash_policy is CrashPolicy.FAIL_TASK or self.crashes > options.crash_max_retries:
-            words = f"{gate.name} is halted after {self.crashes} crash{'es' * (self.crashes > 1)} in a row; the last: {cause}"
-            self.halted = WorkerCrashedError(
-                f"{words}; call restart() when the reason is gone",
-                worker=worker.place, attempt=0, cause=cause, started=False,
-            )  # fmt: skip
-            if worker.last_words is not None and worker.last_words[1]:
-                self.halted.add_note(worker.last_words[1])
-            return failed
-        worker.condition = Condition.RESTING
-        delay = min(options.restart_delay * 2 ** (self.crashes - 1), options.restart_delay_max)
-        call_at(now + delay, self._rested, worker)
+            times = f"{self.crashes} crash{'es' * (self.crashes > 1)} in a row"
+            words = f"{gate.name} is halted after {times}; call restart() when the reason is gone. The last: {cause}"
+            self.halted = worker.crashed(None, cause, words)
+        else:
+            worker.condition = Condition.RESTING
+            delay = min(options.restart_delay * 2 ** (self.crashes - 1), options.restart_delay_max)
+            call_at(now + delay, self._rested, worker)
         return failed
 
-    def _requeue(
-        self, calls: list[Call[Any]], blame: list[Call[Any]] | tuple[()], now: float
-    ) -> list[Call[Any]]:
+    def _requeue(self, calls: list[Call[Any]], blame: list[Call[Any]], now: float) -> list[Call[Any]]:
         gate = self._gate
         back = [call for call in calls if call.stage is IN_FLIGHT]
         exhausted = gate.queue.lose(calls, now, blame=blame)
         for call in back:
             if call not in exhausted:
                 gate.totals.requeued += 1
-                gate._note(gate.herald.requeue, call)
+                gate.herald.note(gate.herald.requeue, call)
         return exhausted
 
     def _rested(self, worker: WorkerProcess) -> None:
@@ -519,38 +379,31 @@ class ProcessCrew:
             if worker.condition is Condition.RESTING:
                 worker.condition = Condition.COLD
                 self._offer(now)
-                if self._options.eager and not self._closing:
-                    self._start(worker)
-                    self._write(worker)
+                self._start_eagerly()
 
         if not self._closing:
             self._gate.change(back)
 
     def _halt(self, why: WorkerCrashedError) -> None:
         def error(call: Call[Any]) -> WorkerCrashedError:
-            return WorkerCrashedError(
-                str(why),
-                worker=why.worker,
-                attempt=call.attempt,
-                cause=why.cause,
-                started=call.stage is ENDING,
-            )
+            again = WorkerCrashedError(str(why), **{**why.data, "attempt": call.attempt})
+            again.__notes__ = getattr(why, "__notes__", [])
+            return again
 
         self._gate.fail_all(why, error, dispose=False)
         self.stop()
 
-    def census(self) -> dict[str, int]:
-        """How many workers are how (with the gate's lock held)."""
-        if self.halted is not None:
-            return {"halted": len(self.workers)}
-        names = {Condition.LIVE: "running", Condition.LEAVING: "restarting", Condition.RESTING: "restarting"}
-        return dict(Counter(names.get(worker.condition, "stopped") for worker in self.workers))
-
-    # Stopping and starting
+    # Starting and stopping
 
     def start(self) -> None:
-        """Start whatever is not running, now."""
         with self._gate.lock:
+            for worker in self.workers:
+                if worker.condition is Condition.COLD:
+                    self._start(worker)
+                    self._write(worker)
+
+    def _start_eagerly(self) -> None:
+        if self._options.eager:
             for worker in self.workers:
                 if worker.condition is Condition.COLD:
                     self._start(worker)
@@ -560,8 +413,7 @@ class ProcessCrew:
         """End all processes. What ran goes back to the queue, and nothing starts until `resume`."""
         with self._gate.lock:
             for worker in self.workers:
-                was = worker.condition
-                if was in (Condition.LIVE, Condition.LEAVING):
+                if worker.condition in (Condition.LIVE, Condition.LEAVING):
                     worker.kill("the workers were stopped")
                 worker.condition = Condition.STOPPED
             self._offer(clock())
@@ -571,48 +423,58 @@ class ProcessCrew:
             self.crashes, self.halted = 0, None
             for worker in self.workers:
                 if worker.condition is Condition.STOPPED:
-                    worker.condition = Condition.COLD if worker.process is None else Condition.LEAVING
+                    worker.condition = Condition.LEAVING if worker.opened else Condition.COLD
             self._offer(now)
-            if self._options.eager:
-                for worker in self.workers:
-                    if worker.condition is Condition.COLD:
-                        self._start(worker)
-                        self._write(worker)
+            self._start_eagerly()
 
         self._gate.change(again)
 
     def close(self, *, kill: bool) -> None:
-        """Nothing starts any more. In peace, idle workers leave and the others when they are done; or all die now."""
+        """Nothing starts any more. In peace, each worker leaves when it has nothing to do; or all die now."""
         with self._gate.lock:
-            if self._watch is None:
-                self._closing = True
-                self.gone.set()
+            if self._closing and not kill:
                 return
+            self._closing = True
             for worker in self.workers:
-                if kill and worker.condition in (Condition.LIVE, Condition.LEAVING):
+                if kill and worker.opened:
                     worker.kill("the pool was closed")
                 elif worker.condition is Condition.LIVE:
                     self._retire(worker, "the pool was closed")
                 worker.condition = Condition.STOPPED
-            self._closing = True
-        self._poller.wake()
+            self._offer(clock())
+            for timer in (self._idle_timer, self._trim_timer):
+                if timer is not None:
+                    timer.cancel()
+            if not self.gone.is_set():
+                self._watch.close()
+        self._packer.trim()
+
+    def census(self) -> dict[str, int]:
+        """How many workers are how (with the gate's lock held)."""
+        if self.halted is not None:
+            return {"halted": len(self.workers)}
+        names = {Condition.LIVE: "running", Condition.LEAVING: "restarting", Condition.RESTING: "restarting"}
+        return dict(Counter(names.get(worker.condition, "stopped") for worker in self.workers))
 
     def abandon(self) -> None:
         """In a forked child: these workers are not ours. Close our copies, so that the parent's death is noticed."""
         for worker in self.workers:
-            if worker.process is not None:
-                for fd in (worker.sock.fileno(), worker.lifeline, worker.pidfd):
+            if worker.opened:
+                for fd in (worker.sock.detach(), worker.lifeline, worker.pidfd):
                     if fd is not None:
                         os.close(fd)
+                worker.opened = False
+        self._gate.lock = threading.Lock()
+        why = (
+            f"{self._gate.name} belongs to the process that was forked; make a pool of your own in the child"
+        )
+        self._gate.refusal = PenstockError(why)
+        self.gone.set()
 
 
 def _abandon_all() -> None:
     for crew in list(_crews):
         crew.abandon()
-        crew._gate.lock = threading.Lock()
-        crew._gate.refusal = PenstockError(
-            f"{crew._gate.name} belongs to the process that was forked; make a pool of your own in the child"
-        )
 
 
 if hasattr(os, "register_at_fork"):

@@ -17,7 +17,7 @@ import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.errors import CallCanceled, CallTimeout, PenstockError, PoolClosedError, QueueDropError
 from penstock.core.queue import (
@@ -34,21 +34,31 @@ from penstock.core.queue import (
 )
 from penstock.local.call import Call, CancelSignal
 from penstock.local.hooks import Herald, QueueHooks
-from penstock.local.timers import call_at, clock, is_timer_thread
+from penstock.local.timers import call_at, clock
 
-_own_threads = threading.local()
+if TYPE_CHECKING:
+    from penstock.local.loops import Mailbox
+
+
+class _OwnThreads(threading.local):
+    """`yes` on a thread of Penstock's own, or on one of the user's that does its work for the moment."""
+
+    yes = False
+
+
+own_threads = _OwnThreads()
 
 
 def never_block_here() -> None:
     """Called by each thread of Penstock's own: a `submit` from it, as in a done-callback, must not wait."""
-    _own_threads.yes = True
+    own_threads.yes = True
 
 
 def may_block() -> bool:
-    events = sys.modules.get("asyncio.events")
-    if events is not None and events._get_running_loop() is not None:
+    if own_threads.yes:
         return False
-    return not (getattr(_own_threads, "yes", False) or is_timer_thread())
+    events = sys.modules.get("asyncio.events")
+    return events is None or events._get_running_loop() is None
 
 
 class Crew(Protocol):
@@ -61,6 +71,18 @@ class Crew(Protocol):
         """This call's caller is gone; end its run."""
 
     def in_flight(self) -> Iterable[Call[Any]]: ...
+
+    def attend(self, box: Mailbox) -> None:
+        """Without the lock, on a loop's own thread: it is about to await a call."""
+
+    def nudge(self, call: Call[Any]) -> None:
+        """Something happened to this call; whoever leads for its sake should look (also without the lock)."""
+
+    def lead(self, call: Call[Any], done: Callable[[], bool], timeout: float | None) -> bool:
+        """
+        Without the lock: this thread is about to sleep until something happens to the call; it may do the crew's
+        waiting meanwhile. False: it may not, and must sleep. True: it is done, or the time is over.
+        """
 
 
 class Totals:
@@ -132,8 +154,8 @@ class Gate:
                     self._check_guards(call)
                 verdict = queue.enter(call, now) if call.eager else queue.reserve(call, now)
                 if verdict is ACCEPTED:
-                    if herald:
-                        self._note(herald.queued, call)
+                    if herald.queued:
+                        herald.note(herald.queued, call)
                     if queue.in_flight < queue.limit:
                         self.crew.pump(now)
                 elif verdict is WAIT and sleepy and (not call.eager or may_block()):
@@ -141,20 +163,21 @@ class Gate:
                     call.asleep.acquire()
                 elif verdict is REFUSED:
                     self.totals.rejected += 1
-                    self._note(herald.reject, call)
+                    herald.note(herald.reject, call)
                 evicted = self._collect_evicted() if queue.evicted else ()
+                if herald.state:
+                    herald.note(herald.state, queue.state())
             if verdict is REFUSED:
                 raise self._dropped()
         except BaseException:
             self._unguard(call)
-            if herald:
-                herald.tell()
+            herald.tell()
             raise
         if call.deadline is not None:
             self._arm(call)
         for other in evicted:
             self._finish(other, self._dropped())
-        if herald:
+        if herald.news:
             herald.tell()
         return verdict
 
@@ -169,11 +192,10 @@ class Gate:
         with self.lock:
             filled = not self.dead and self.queue.fill(call, now)
             if filled:
-                if self.herald:
-                    self._note(self.herald.queued, call)
+                self.herald.note(self.herald.queued, call)
                 self.crew.pump(now)
-        if self.herald:
-            self.herald.tell()
+                self.note_state()
+        self.herald.tell()
         if not filled:
             self.cancel(call, quietly=True)
             raise self.refusal if self.dead and self.refusal else call._exception or self._closed()
@@ -184,6 +206,7 @@ class Gate:
         if asleep is None:
             return
         try:
+            self.crew.lead(call, lambda: call.asleep is None, None)
             asleep.acquire()
         except BaseException:  # Ctrl-C while waiting: nobody will hold the Future
             self.cancel(call, "interrupted", quietly=True)
@@ -202,24 +225,23 @@ class Gate:
             if call.asleep is not None:
                 wake.append(call.asleep.release)
                 call.asleep = None
+                self.crew.nudge(call)
             elif call.mailbox is not None and not call.eager:
                 wake.append(partial(call.mailbox.post, call))
-            if self.herald and call.eager:
-                self._note(self.herald.queued, call)
+            if call.eager:
+                self.herald.note(self.herald.queued, call)
         return wake
 
-    def _note(self, who: tuple[Callable[..., None], ...], *args: Any) -> None:
-        """With the lock held: something happened, and so the state changed."""
-        herald = self.herald
-        herald.note(who, *args)
-        if herald.state:
-            herald.note(herald.state, self.queue.state())
+    def note_state(self) -> None:
+        """Once for each time that the lock was held to change something, before it is released."""
+        if self.herald.state:
+            self.herald.note(self.herald.state, self.queue.state())
 
     def _collect_evicted(self) -> list[Call[Any]]:
         evicted, self.queue.evicted = self.queue.evicted, []
         self.totals.rejected += len(evicted)
         for call in evicted:
-            self._note(self.herald.reject, call)
+            self.herald.note(self.herald.reject, call)
         return evicted
 
     def _dropped(self) -> QueueDropError:
@@ -250,9 +272,9 @@ class Gate:
             if call.guarded:
                 self._unguard(call)
             call._settle(result, error)
-            if herald:
+            if herald.settle:
                 herald.note(herald.settle, call)
-        if herald:
+        if herald.news:
             herald.tell()
         if self._when_idle:
             self._tell_idle()
@@ -261,6 +283,7 @@ class Gate:
         """A call ended otherwise than by its run."""
         self._unguard(call)
         call._settle(None, error)
+        self.crew.nudge(call)
 
     def cancel(self, call: Call[Any], reason: str | None = None, *, quietly: bool = False) -> bool:
         """True if this is what ended the call."""
@@ -287,12 +310,13 @@ class Gate:
                 return False
             if total:
                 setattr(self.totals, total, getattr(self.totals, total) + 1)
-                self._note(self.herald.cancel, call, phase)
+                self.herald.note(self.herald.cancel, call, phase)
             if phase is Phase.IN_FLIGHT:
                 self.crew.tell_canceled(call, now)
             self.crew.pump(now)
             wake = self.collect_granted()
             asleep, call.asleep = call.asleep, None
+            self.note_state()
         self._finish(call, error(phase))
         if asleep is not None:
             asleep.release()
@@ -369,8 +393,8 @@ class Gate:
         with self.lock:
             how(now)
             self.crew.pump(now)
-            self._note(())
             wake = self.collect_granted()
+            self.note_state()
         self.report((), wake)
 
     def pause(self) -> None:
@@ -404,7 +428,8 @@ class Gate:
             self.totals.canceled += len(ended)
             for call, phase in ended:
                 call.asleep = None
-                self._note(self.herald.cancel, call, phase)
+                self.herald.note(self.herald.cancel, call, phase)
+            self.note_state()
         for call, _ in ended:
             self._finish(call, error(call))
         for sleeper in asleep:

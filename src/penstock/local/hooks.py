@@ -2,7 +2,8 @@
 Being told what happens in a queue (DQ-9).
 
 Events are noted under the queue's lock and told after it is released, in order, by one thread at a time. So a hook may
-call back into the pool, and two threads cannot tell it things in the wrong order.
+call back into the pool, and two threads cannot tell it things in the wrong order. Whatever happens under one hold of the
+lock is one change of state: what lies between was never there for anybody to see.
 """
 
 from __future__ import annotations
@@ -46,16 +47,13 @@ class QueueHooks:
 
 
 class Herald:
-    """Tells the hooks of one queue. Falsy if there is nobody to tell, so that silence costs one look."""
+    """Tells the hooks of one queue. Where there is nobody to tell, a look at an empty tuple is all it costs."""
 
     def __init__(self, hooks: Iterable[QueueHooks] = ()) -> None:
-        self._news: deque[tuple[Any, ...]] = deque()
+        self.news: deque[tuple[Any, ...]] = deque()
         self._telling = threading.Lock()
         self._hooks: tuple[QueueHooks, ...] = tuple(hooks)
         self._listen()
-
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
 
     def add(self, hooks: QueueHooks) -> None:
         self._hooks = (*self._hooks, hooks)
@@ -78,28 +76,24 @@ class Herald:
 
     def note(self, who: tuple[Callable[..., None], ...], *args: Any) -> None:
         if who:
-            self._news.append((who, *args))
+            self.news.append((who, args))
 
     def tell(self) -> None:
         """
         Whoever finds the turn taken leaves: the one who has it looks again after giving it back, so no news is left
         behind. That also makes a hook that comes back here while it is being told harmless.
         """
-        news = self._news
+        news = self.news
         while news:
             if not self._telling.acquire(blocking=False):
                 return
             try:
                 while news:
-                    who, *args = news.popleft()
+                    who, args = news.popleft()
                     for hook in who:
-                        _call(hook, args)
+                        try:
+                            hook(*args)
+                        except Exception:
+                            log.exception("the hook %r failed", hook)
             finally:
                 self._telling.release()
-
-
-def _call(hook: Callable[..., None], args: list[Any]) -> None:
-    try:
-        hook(*args)
-    except Exception:
-        log.exception("the hook %r failed", hook)

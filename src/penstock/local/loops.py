@@ -61,6 +61,21 @@ class Mailbox:
             if future is not None and not future.done():
                 future.set_result(None)
 
+    def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
+        """On the loop's own thread. False if this kind of loop cannot."""
+        try:
+            asyncio.get_running_loop().add_reader(fd, fn)
+        except NotImplementedError:
+            return False
+        return True
+
+    def remove_reader(self, fd: int) -> None:
+        """From any thread."""
+        loop = self._loop()
+        if loop is not None:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(loop.remove_reader, fd)
+
     async def wait(self, call: Call[Any]) -> None:
         """Until the call is posted: it got its place, or it settled. The caller looks which."""
         future = self.futures[call] = asyncio.get_running_loop().create_future()
@@ -83,9 +98,10 @@ async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> 
 
 async def outcome(gate: Gate, call: Call[R]) -> R:
     """The same for a call that is in its place already."""
+    assert call.mailbox is not None
     try:
+        gate.crew.attend(call.mailbox)
         while not call.done():
-            assert call.mailbox is not None
             await call.mailbox.wait(call)
     except asyncio.CancelledError:
         gate.cancel(call, "its task was canceled")

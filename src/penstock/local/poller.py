@@ -1,4 +1,12 @@
-"""Waiting for many descriptors at once, and being woken: epoll and eventfd on Linux, what the platform has elsewhere."""
+"""
+Waiting for many workers at once.
+
+Two epolls, one inside the other: the inner one has the workers' sockets, the outer one has the inner, the pidfds and a
+bell. The watch waits on the outer one. A thread that has to wait anyway may take the sockets over (`mute` takes the
+inner out of the outer, with one system call for any number of workers) and wait on the inner one itself.
+
+Elsewhere than on Linux there is one selector and no taking over.
+"""
 
 from __future__ import annotations
 
@@ -10,56 +18,109 @@ from typing import Protocol
 
 
 class Poller(Protocol):
-    """Used by one thread, except `wake`, which any thread may call."""
+    can_mute: bool
+    fd: int  # readable when a socket is, for an event loop that takes the sockets over
 
-    def watch(self, fd: int, *, write: bool = False) -> None: ...
+    def watch(self, fd: int, *, write: bool = False) -> None:
+        """A worker's socket."""
+
+    def watch_death(self, fd: int) -> None: ...
     def forget(self, fd: int) -> None: ...
-    def wait(self) -> list[int]: ...
-    def wake(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> list[int]:
+        """For deaths and the bell; and, unless muted, until a socket is ready (then `sockets` says which)."""
+
+    def sockets(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+        """As epoll gives them, (descriptor, events): this is called for every answer of a worker."""
+
+    def calm(self, fd: int) -> None:
+        """For a descriptor that is no worker's: a nudge was heard."""
+
+    def mute(self) -> None: ...
+    def unmute(self) -> None: ...
+    def wake(self) -> None:
+        """The thread in `wait`."""
+
+    def nudge(self) -> None:
+        """The thread in `sockets`."""
+
     def close(self) -> None: ...
 
 
 class EpollPoller:
+    can_mute = True
+
     def __init__(self) -> None:
-        self._epoll = select.epoll()
+        self._outer, self._inner = select.epoll(), select.epoll()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._bell, select.EPOLLIN)
-        self._known: set[int] = set()
+        self._elbow = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._outer.register(self._bell, select.EPOLLIN)
+        self._inner.register(self._elbow, select.EPOLLIN)
+        self.fd = self._inner.fileno()
+        self._outer.register(self.fd, select.EPOLLIN)
+        self._sockets: set[int] = set()
 
     def watch(self, fd: int, *, write: bool = False) -> None:
         mask = select.EPOLLIN | (select.EPOLLOUT if write else 0)
-        if fd in self._known:
-            self._epoll.modify(fd, mask)
+        if fd in self._sockets:
+            self._inner.modify(fd, mask)
         else:
-            self._known.add(fd)
-            self._epoll.register(fd, mask)
+            self._sockets.add(fd)
+            self._inner.register(fd, mask)
+
+    def watch_death(self, fd: int) -> None:
+        self._outer.register(fd, select.EPOLLIN)
 
     def forget(self, fd: int) -> None:
-        self._known.discard(fd)
-        self._epoll.unregister(fd)
+        if fd in self._sockets:
+            self._sockets.discard(fd)
+            self._inner.unregister(fd)
+        else:
+            self._outer.unregister(fd)
 
-    def wait(self) -> list[int]:
-        ready = [fd for fd, _ in self._epoll.poll()]
+    def wait(self, timeout: float | None = None) -> list[int]:
+        ready = [fd for fd, _ in self._outer.poll(timeout)]
         if self._bell in ready:
             ready.remove(self._bell)
             os.eventfd_read(self._bell)
         return ready
 
+    def sockets(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+        return self._inner.poll(timeout)
+
+    def calm(self, fd: int) -> None:
+        if fd == self._elbow:
+            os.eventfd_read(fd)
+
+    def mute(self) -> None:
+        self._outer.modify(self.fd, 0)
+
+    def unmute(self) -> None:
+        self._outer.modify(self.fd, select.EPOLLIN)
+
     def wake(self) -> None:
         os.eventfd_write(self._bell, 1)
 
+    def nudge(self) -> None:
+        os.eventfd_write(self._elbow, 1)
+
     def close(self) -> None:
-        self._epoll.close()
+        self._outer.close()
+        self._inner.close()
         os.close(self._bell)
+        os.close(self._elbow)
 
 
 class SelectorPoller:
+    can_mute = False
+    fd = -1
+
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._bell, self._clapper = socket.socketpair()
         self._bell.setblocking(False)
         self._clapper.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
+        self._ready: list[int] = []
 
     def watch(self, fd: int, *, write: bool = False) -> None:
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0)
@@ -68,15 +129,30 @@ class SelectorPoller:
         except KeyError:
             self._selector.register(fd, mask)
 
+    def watch_death(self, fd: int) -> None:
+        self.watch(fd)
+
     def forget(self, fd: int) -> None:
         self._selector.unregister(fd)
 
-    def wait(self) -> list[int]:
-        ready = [key.fd for key, _ in self._selector.select()]
-        if self._bell.fileno() in ready:
-            ready.remove(self._bell.fileno())
+    def wait(self, timeout: float | None = None) -> list[int]:
+        self._ready = [key.fd for key, _ in self._selector.select(timeout)]
+        if self._bell.fileno() in self._ready:
+            self._ready.remove(self._bell.fileno())
             self._bell.recv(4096)
-        return ready
+        return self._ready
+
+    def sockets(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+        ready, self._ready = self._ready, []
+        return [(fd, 0) for fd in ready]
+
+    def calm(self, fd: int) -> None:
+        """There are none."""
+
+    def mute(self) -> None:
+        raise NotImplementedError
+
+    unmute = nudge = mute
 
     def wake(self) -> None:
         try:

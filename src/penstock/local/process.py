@@ -18,6 +18,7 @@ import tempfile
 from enum import Enum
 from typing import Any
 
+from penstock.core.errors import WorkerCrashedError
 from penstock.local import wire
 from penstock.local.call import Call
 from penstock.local.child import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
@@ -48,6 +49,8 @@ class WorkerProcess:
             None  # what it said before it went: a reason and a traceback
         )
         self.ending: str | None = None  # why we ended it ourselves; None if it dies on its own
+        self.opened = False
+        self.unsent = 0  # calls in the outbox
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd: int | None = None
         self.sock: socket.socket
@@ -62,7 +65,9 @@ class WorkerProcess:
     def open(self) -> None:
         """Everything but the process. From now on calls can be written to it; it reads them when it is up."""
         self.condition = Condition.LIVE
-        self.handed = 0
+        self.opened = True
+        self.handed = self.unsent = 0
+        self.outbox = []
         self.ending = self.last_words = None
         self.known: set[int] = set()
         self.main_sent = False
@@ -112,13 +117,21 @@ class WorkerProcess:
             ]
         data = wire.frame(self.outbox)
         self.outbox = []
+        self.unsent = 0
         if self.outbuf:
             self.outbuf += data
             return False
-        self.outbuf = data
+        try:
+            sent = self.sock.send(data)
+        except OSError:
+            sent = 0  # `push` finds out what it is
+        if sent == len(data):
+            return True
+        self.outbuf = data[sent:]
         return self.push()
 
     def push(self) -> bool:
+        """Write what did not fit before. False if it still does not."""
         try:
             sent = self.sock.send(self.outbuf)
         except BlockingIOError:
@@ -137,7 +150,7 @@ class WorkerProcess:
             return []
         except OSError:
             return None
-        return list(self.frames.feed(data)) if data else None
+        return self.frames.feed(data) if data else None
 
     def ring_cancel(self) -> None:
         self.page[PAGE_CANCELS] += 1
@@ -162,8 +175,7 @@ class WorkerProcess:
 
     def reap(self) -> str:
         """Collect the dead process; how it ended, in words."""
-        assert self.process is not None
-        code = self.process.wait()
+        code = self.process.wait() if self.process is not None else 0
         if self.last_words is not None:
             return self.last_words[0]
         if code < 0:
@@ -174,8 +186,21 @@ class WorkerProcess:
             return f"it was killed by {name}"
         return f"it exited with code {code}"
 
+    def crashed(self, call: Call[Any] | None, cause: str, words: str = "") -> WorkerCrashedError:
+        error = WorkerCrashedError(
+            words or f"worker {self.place} died while it ran this call: {cause}",
+            worker=self.place,
+            attempt=call.attempt if call is not None else 0,
+            cause=cause,
+            started=call is not None,
+        )
+        if self.last_words is not None and self.last_words[1]:
+            error.add_note(self.last_words[1])
+        return error
+
     def close(self) -> None:
         """Give back what `open` and `spawn` took. The page stays readable through `running` until then."""
+        self.opened = False
         self.page.release()
         self._map.close()
         self.sock.close()

@@ -57,7 +57,7 @@ class Arena:
     def __init__(self) -> None:
         self._serial = count(1)
         self._free: dict[int, list[Segment]] = {}
-        self._kept = 0
+        self.kept = 0
         self.returned: deque[Segment] = deque()
         self._pid = os.getpid()
 
@@ -78,7 +78,7 @@ class Arena:
         size = 1 << max(size - 1, 4095).bit_length()
         free = self._free.get(size)
         if free:
-            self._kept -= size
+            self.kept -= size
             return free.pop()
         return Segment(next(self._serial), size)
 
@@ -87,11 +87,11 @@ class Arena:
         closed = []
         while self.returned:
             segment = self.returned.popleft()
-            if self._kept + segment.size > _KEEP:
+            if self.kept + segment.size > _KEEP:
                 closed.append(segment.serial)
                 segment.close()
             else:
-                self._kept += segment.size
+                self.kept += segment.size
                 self._free.setdefault(segment.size, []).append(segment)
         return closed
 
@@ -103,7 +103,7 @@ class Arena:
                 closed.append(segment.serial)
                 segment.close()
         self._free.clear()
-        self._kept = 0
+        self.kept = 0
         return closed
 
 

@@ -65,8 +65,7 @@ class ThreadCrew:
     def _note_handed(self, call: Call[Any]) -> None:
         self._handed[call.dispatch] = call
         self._gate.totals.dispatched += 1
-        if self._gate.herald:
-            self._gate._note(self._gate.herald.dispatch, call)
+        self._gate.herald.note(self._gate.herald.dispatch, call)
 
     def _start_more(self) -> None:
         missing = self._waiting - self._idle
@@ -87,6 +86,15 @@ class ThreadCrew:
 
     def in_flight(self) -> Iterator[Call[Any]]:
         return iter(list(self._handed.values()))
+
+    def nudge(self, call: Call[Any]) -> None:
+        """Nobody leads here."""
+
+    def lead(self, call: Call[Any], done: Callable[[], bool], timeout: float | None) -> bool:
+        return False
+
+    def attend(self, box: object) -> None:
+        """Nor here."""
 
     # With the lock released
 
@@ -139,14 +147,13 @@ class ThreadCrew:
                     gate.totals.succeeded += 1
                 else:
                     gate.totals.failed += 1
-            if gate.herald:
-                gate._note(())
             following = queue.take(now)
             if following is None:
                 self._idle += 1
             else:
                 self._note_handed(following)
             wake = gate.collect_granted()
+            gate.note_state()
         call.ran_for = now - started
         gate.report([(call, result, error)] if counts else (), wake)
         return following

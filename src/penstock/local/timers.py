@@ -99,10 +99,6 @@ def call_at(when: float, fn: Callable[..., object], *args: Any) -> Timer:
     return _wheel.at(when, fn, *args)
 
 
-def is_timer_thread() -> bool:
-    return threading.current_thread() is _wheel.thread
-
-
 def _forget_parents_timers() -> None:
     global _wheel  # noqa: PLW0603  # a forked child has a copy of the heap and no thread
     _wheel = _Wheel()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import marshal
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Final
 
@@ -64,18 +64,24 @@ class Frames:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[tuple[Any, ...]]:
+    def feed(self, data: bytes) -> list[tuple[Any, ...]]:
         if self._rest:
             data = self._rest + data
-        at, end = 0, len(data)
-        view = memoryview(data)
-        while end - at >= 4:
-            stop = at + 4 + _length.unpack_from(data, at)[0]
-            if stop > end:
-                break
-            yield from marshal.loads(view[at + 4 : stop])
+            self._rest = b""
+        end = len(data)
+        stop = 4 + _length.unpack_from(data)[0] if end >= 4 else 4
+        if stop == end:
+            return marshal.loads(memoryview(data)[4:])  # type: ignore[no-any-return]  # `frame` put a list there
+        messages: list[tuple[Any, ...]] = []
+        at, view = 0, memoryview(data)
+        while stop <= end:
+            messages += marshal.loads(view[at + 4 : stop])
             at = stop
-        self._rest = data[at:] if at < end else b""
+            if end - at < 4:
+                break
+            stop = at + 4 + _length.unpack_from(data, at)[0]
+        self._rest = data[at:]
+        return messages
 
 
 def is_plain(value: object) -> bool:
@@ -155,6 +161,14 @@ def dump(value: Any, large: float = LARGE) -> tuple[bytes, list[memoryview]]:
     return data, buffers
 
 
+def try_dump(value: Any) -> bytes | None:
+    """Pickled in band, or None: for what is good to have on the other side, but not worth an error."""
+    try:
+        return pickle.dumps(value, 5)
+    except Exception:  # noqa: BLE001  # whatever pickling raises
+        return None
+
+
 def _find_cloudpickle() -> Any:
     try:
         import cloudpickle as module  # noqa: PLC0415  # optional, and only for process workers
@@ -206,7 +220,8 @@ def main_module() -> tuple[str, str] | None:
 def by_reference(fn: Callable[..., Any]) -> bool:
     """Whether workers can be told of this function once and then by number: importable, and so without state."""
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
-    if module is None or name is None or "<" in name or getattr(fn, "__self__", None) is not None:
+    owner = getattr(fn, "__self__", None)  # of a builtin function: its module
+    if module is None or name is None or "<" in name or (owner is not None and type(owner) is not type(sys)):
         return False
     found: Any = sys.modules.get(module)
     for part in name.split("."):

@@ -1,0 +1,310 @@
+"""
+Who listens to the workers.
+
+There is a thread for it, the watch. But waking a thread costs more than all the rest of a small call, and somebody is
+often waiting anyway: a thread in `result()` or in a `submit` that found the queue full, or an event loop with calls
+outstanding. So whoever waits may *lead*: it takes the sockets over from the watch, reads whatever comes and settles it
+for everybody. Then a small call is one trip to the worker and back, with no thread in between.
+
+- One reads at a time: whoever holds `_reading`.
+- While somebody leads, and for a moment after (they mostly come back at once), the watch is muted and looks in now and
+  then. If answers lie unread because the leader is busy with something else (a coroutine that blocks its loop), the
+  watch reads them, and takes the lead away.
+- Deaths of workers stay with the watch always.
+"""
+
+from __future__ import annotations
+
+import _signal  # `signal` wraps it in enums, which takes 20 us a call
+import logging
+import threading
+import time
+from _thread import get_ident
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from penstock.local.call import Call
+from penstock.local.gate import may_block, never_block_here, own_threads
+from penstock.local.poller import make_poller
+from penstock.local.process import WorkerProcess
+from penstock.local.timers import clock
+
+if TYPE_CHECKING:
+    from penstock.local.loops import Mailbox
+
+log = logging.getLogger("penstock")
+
+#: How long the watch lets answers gather while every worker has plenty to do, instead of waking for each.
+_GATHER: Final = 50e-6
+#: How often the watch looks in while somebody leads; twice as long each time that it finds nothing, up to the second.
+_LOOK: Final = 1e-3
+_LOOK_SELDOM: Final = 20e-3
+#: A leader that came back this soon will do so again: no need to wake the watch in between.
+_SOON: Final = 200e-6
+
+
+class Listener(Protocol):
+    """What a watch tells its crew, always with no lock held."""
+
+    def settle(self, worker: WorkerProcess, messages: list[tuple[Any, ...]]) -> None: ...
+    def bury(self, worker: WorkerProcess) -> None:
+        """Its process is dead, and it said all that it will say."""
+
+    def push(self, worker: WorkerProcess) -> bool:
+        """Write what did not fit before; False if it still does not."""
+
+    def pipes_are_deep(self) -> bool: ...
+    def is_quiet(self) -> bool:
+        """Nothing is in flight."""
+
+
+class Watch:
+    def __init__(self, crew: Listener, name: str) -> None:
+        self._crew = crew
+        self._name = name
+        self._poller = make_poller()
+        self._thread: threading.Thread | None = None
+        self._reading = threading.Lock()
+        self._wanted = False  # the watch itself needs the sockets
+        self._muted = False
+        self._turns = 0  # how often somebody led
+        self._left_at = 0.0
+        self._led: Call[Any] | None = None  # for whose sake a thread leads
+        self._leader = 0
+        self._loop: Mailbox | None = None  # the event loop that leads
+        self._workers: dict[int, WorkerProcess] = {}
+        self._deaths: dict[int, WorkerProcess] = {}
+        self._to_spawn: list[WorkerProcess] = []
+        self._closing = False
+        self.gone = threading.Event()
+
+    # From any thread
+
+    def start(self, worker: WorkerProcess) -> None:
+        self._to_spawn.append(worker)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"penstock-{self._name}", daemon=True)
+            self._thread.start()
+        self._poller.wake()
+
+    def wait_for_room(self, worker: WorkerProcess) -> None:
+        """Its socket is full; push again when it is not. (A worker that is not spawned yet is looked at then.)"""
+        fd = worker.sock.fileno()
+        if fd in self._workers:
+            self._poller.watch(fd, write=True)
+
+    def close(self) -> None:
+        """Leave when the last worker is gone."""
+        self._closing = True
+        if self._thread is None:
+            self._poller.close()
+            self.gone.set()
+        else:
+            self._poller.wake()
+
+    # Leading
+
+    def nudge(self, call: Call[Any]) -> None:
+        """Something happened to this call: if a thread leads for its sake, it should look."""
+        if self._led is call and self._leader != get_ident():
+            self._poller.nudge()
+
+    def lead(self, call: Call[Any], done: Callable[[], bool], timeout: float | None) -> bool:
+        """See `Crew.lead`."""
+        if self._wanted or not self._poller.can_mute or not may_block() or self._thread is None:
+            return False
+        if not self._reading.acquire(blocking=False):
+            return False
+        now = clock()
+        soon = now - self._left_at < _SOON
+        own_threads.yes = True  # what is read may call back into us, and must not wait here
+        try:
+            if self.gone.is_set():
+                return False
+            self._led, self._leader = call, get_ident()
+            self._turns += 1
+            if not self._muted:
+                self._take_over()
+            deadline = None if timeout is None else now + timeout
+            while not done():
+                if self._wanted:
+                    return False
+                remaining = None if deadline is None else deadline - clock()
+                if remaining is not None and remaining <= 0:
+                    break
+                self._read(self._poller.sockets(remaining))
+            return True
+        finally:
+            own_threads.yes = False
+            self._led = None
+            self._left_at = clock()
+            if not soon and self._loop is None and not self._crew.is_quiet():
+                self._give_back()
+            self._reading.release()
+
+    def attend(self, box: Mailbox) -> None:
+        """On a loop's own thread: it is about to await a call. Let it lead, if nobody does."""
+        self._turns += 1
+        if (
+            self._loop is None
+            and self._poller.can_mute
+            and self._thread is not None
+            and not self.gone.is_set()
+        ):
+            with self._reading:
+                if (
+                    self._loop is None
+                    and not self.gone.is_set()
+                    and box.add_reader(self._poller.fd, self._read_for_loop)
+                ):
+                    self._loop = box
+                    self._take_over()
+
+    def _read_for_loop(self) -> None:
+        if self._wanted or not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._read(self._poller.sockets())
+        finally:
+            self._reading.release()
+
+    def _take_over(self) -> None:
+        if not self._muted:
+            self._muted = True
+            self._poller.mute()
+            self._poller.wake()  # the watch should know that it has to look in
+
+    def _give_back(self) -> None:
+        if self._muted:
+            self._muted = False
+            self._poller.unmute()
+
+    # Reading (whoever holds _reading)
+
+    def _read(self, ready: list[tuple[int, int]]) -> None:
+        """
+        Ctrl-C must not fall into the middle of this. In the main thread, whose business it is, it is only noted while
+        answers are settled, and raised after.
+        """
+        if not ready:
+            return
+        if get_ident() == _main and _signal.getsignal(_SIGINT) is _signal.default_int_handler:
+            interrupts: list[object] = []
+            _signal.signal(_SIGINT, lambda *_: interrupts.append(_))
+            try:
+                self._read_each(ready)
+            finally:
+                _signal.signal(_SIGINT, _signal.default_int_handler)
+            if interrupts:
+                raise KeyboardInterrupt
+        else:
+            self._read_each(ready)
+
+    def _read_each(self, ready: list[tuple[int, int]]) -> None:
+        for fd, _ in ready:
+            worker = self._workers.get(fd)
+            if worker is None:
+                self._poller.calm(fd)
+                continue
+            messages = worker.receive()
+            if messages is None:
+                self._hung_up(worker)
+                continue
+            if worker.outbuf:
+                self._poller.watch(fd, write=not self._crew.push(worker))
+            if messages:
+                self._crew.settle(worker, messages)
+
+    def _hung_up(self, worker: WorkerProcess) -> None:
+        self._forget(self._workers, worker.sock.fileno())
+        if worker.pidfd is None:
+            self._crew.bury(worker)
+
+    def _forget(self, table: dict[int, WorkerProcess], fd: int) -> None:
+        if table.pop(fd, None) is not None:
+            self._poller.forget(fd)
+
+    # The thread
+
+    def _run(self) -> None:
+        never_block_here()
+        seen, patience = -1, _LOOK
+        while not (self._closing and not self._workers and not self._deaths and not self._to_spawn):
+            try:
+                self._turn(patience if self._muted else None)
+                if self._muted:
+                    patience = self._look_in(seen, patience)
+                    seen = self._turns
+            except Exception:
+                log.exception("the watch of %s stumbled", self._name)
+        with self._reading:
+            if self._loop is not None:
+                self._loop.remove_reader(self._poller.fd)
+            self._poller.close()
+            self.gone.set()
+
+    def _turn(self, patience: float | None) -> None:
+        ready = self._poller.wait(patience)
+        for fd in ready:
+            dead = self._deaths.get(fd)
+            if dead is not None:
+                self._bury(dead)
+        while self._to_spawn:
+            self._spawn(self._to_spawn.pop())
+        if ready and not self._muted and self._reading.acquire(blocking=False):
+            try:
+                self._read(self._poller.sockets())
+            finally:
+                self._reading.release()
+            if self._crew.pipes_are_deep():
+                time.sleep(_GATHER)
+
+    def _look_in(self, seen: int, patience: float) -> float:
+        """Somebody leads, or did a moment ago. Returns when to look again."""
+        if not self._reading.acquire(blocking=False):
+            return _LOOK_SELDOM  # it waits for the sockets right now
+        try:
+            unread = self._poller.sockets()
+            self._read(unread)
+            if self._turns != seen and not unread:
+                return _LOOK
+            if unread or self._loop is None or self._crew.is_quiet():
+                if self._loop is not None:
+                    self._loop.remove_reader(self._poller.fd)
+                    self._loop = None
+                self._give_back()
+            return min(2 * patience, _LOOK_SELDOM)
+        finally:
+            self._reading.release()
+
+    def _spawn(self, worker: WorkerProcess) -> None:
+        try:
+            worker.spawn()
+        except OSError as error:
+            worker.last_words = (f"it could not be started: {error}", "")
+            self._crew.bury(worker)
+            return
+        fd = worker.sock.fileno()
+        self._workers[fd] = worker
+        self._poller.watch(fd, write=bool(worker.outbuf))
+        if worker.pidfd is not None:
+            self._deaths[worker.pidfd] = worker
+            self._poller.watch_death(worker.pidfd)
+        if worker.ending is not None:
+            worker.kill(worker.ending)
+
+    def _bury(self, worker: WorkerProcess) -> None:
+        self._wanted = True
+        self._poller.nudge()
+        with self._reading:
+            self._wanted = False
+            while messages := worker.receive():
+                self._crew.settle(worker, messages)
+            self._forget(self._workers, worker.sock.fileno())
+            assert worker.pidfd is not None
+            self._forget(self._deaths, worker.pidfd)
+            self._crew.bury(worker)
+
+
+_main = threading.main_thread().ident
+_SIGINT: Final = int(_signal.SIGINT)
