@@ -193,6 +193,7 @@ class Plan:
     values: tuple[Any, ...] = field(repr=False)
     pending: tuple[int, ...] = field(repr=False)
     env: Mapping[str, int] = field(repr=False)  # name -> slot
+    tolerant: bool = field(repr=False)  # may a node fail without failing the run?
 
     def __len__(self) -> int:
         return len(self.names)
@@ -214,9 +215,14 @@ class Plan:
             case Queue.PROCESS:
                 return Lane.PROCESS
 
-    def watched(self) -> tuple[Step, ...]:
-        """The same steps with no fast path, for a run whose every node is looked at (a traced one)."""
-        return tuple((None, straight, pushes, shared) for _, straight, pushes, shared in self.steps)
+    def steps_for(self, *, watched: bool) -> Sequence[Step]:
+        """
+        A list of its own for a run that may have to change it: one that is `watched` (traced: nothing takes the fast
+        path), or in which a node may fail alone (see `give_up`). The others share the plan's.
+        """
+        if watched:
+            return [(None, straight, pushes, shared) for _, straight, pushes, shared in self.steps]
+        return list(self.steps) if self.tolerant else self.steps
 
     def arrive(self, pending: list[int], node: int) -> list[int]:
         """
@@ -233,25 +239,25 @@ class Plan:
                 ready.append(successor)
         return ready
 
-    def give_up(self, pending: list[int], skipped: dict[int, int], node: int) -> bool:
+    def give_up(self, steps: list[Step], skipped: dict[int, int], node: int) -> None:
         """
-        `node` failed and only its dependents suffer: enter each descendant not yet given up into `skipped` with the
-        culprit's number, and let the sinks among them count as arrived. True when the run is over by that. The
-        descendants' own counts stay above zero for ever, because the culprit never arrives: that is what keeps
-        them from being started by their other predecessors.
+        `node` failed and only its dependents suffer: each of its descendants is entered into `skipped` with the
+        culprit's number, and from now on calling it does nothing. They still take part in the counting, so
+        that the run ends when the last of the others has, and not before. None of them can have been started: they all
+        lack the culprit, which arrives after this.
         """
-        stack, lost = [node], False
+        stack = [node]
         while stack:
-            here = stack.pop()
-            successors = self.successors[here]
-            if not successors:
-                pending[self.end] -= 1
-                lost = not pending[self.end]
-            for successor in successors:
+            for successor in self.successors[stack.pop()]:
                 if successor not in skipped:
                     skipped[successor] = node
+                    _, straight, pushes, shared = steps[successor]
+                    steps[successor] = (_nothing, straight, pushes, shared)
                     stack.append(successor)
-        return lost
+
+
+def _nothing(_: list[Any]) -> Any:
+    return UNSET
 
 
 def critical_path(plan: Plan, durations: Mapping[int, float]) -> list[int]:

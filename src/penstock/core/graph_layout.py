@@ -56,6 +56,7 @@ def lay_out(name: str, nodes: Mapping[str, Node], env: Iterable[str]) -> Plan:
         values=tuple(slots.values),
         pending=(*map(len, predecessors), sum(not fed for fed in successors)),
         env=MappingProxyType(slots.env),
+        tolerant=any(rule.skip_dependents for rule in rules),
     )
 
 

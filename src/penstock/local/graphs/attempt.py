@@ -42,6 +42,9 @@ class Attempt:
     def unwanted(self) -> bool:
         return self.run.cause is not None
 
+    def node_name(self) -> str | None:
+        return self.run.plan.names[self.node]
+
     def context(self) -> Context:
         context = self.run.context.copy()
         context.run(_current.set, RunContext(self.run, self.run.plan.names[self.node]))

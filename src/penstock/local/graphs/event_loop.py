@@ -48,17 +48,26 @@ class LoopLane:
                 with suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(self._wind_up)
 
-    def join(self, until: float) -> threading.Thread | None:
-        """The thread, if it has not left by then because a node blocks it. Nodes that will not be cancelled are dropped."""
+    def join(self, until: float) -> bool:
+        """
+        True: the thread has not left by then, because a node blocks it. Nodes that will not be cancelled do not hold
+        it up: they are dropped.
+        """
         thread, loop = self.thread, self._loop
         if thread is None or loop is None or thread is threading.current_thread():
-            return None
+            return False
         thread.join(max(0.0, 0.9 * (until - clock())))
         if thread.is_alive():
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(loop.stop)
             thread.join(max(0.0, until - clock()))
-        return thread if thread.is_alive() else None
+        return thread.is_alive()
+
+    def node_in(self) -> str | None:
+        """The node that blocks the loop."""
+        task = asyncio.current_task(self._loop)
+        errand = None if task is None else self.running.get(task)
+        return None if errand is None else errand.node_name()
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:

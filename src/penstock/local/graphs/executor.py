@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from penstock.core.errors import BadCall, PoolClosedError
 from penstock.core.graph import Lane as LaneName
@@ -40,6 +40,8 @@ __all__ = ["GraphExecutor", "LeftBehind"]
 log = logging.getLogger("penstock")
 
 T = TypeVar("T")
+
+_AGES: Final = 10.0 * 365 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,7 @@ class GraphExecutor:
         Run the plan and wait for it. Raises what ended the run, unless `check=False`: then the result says it. After
         `timeout` seconds the run ends, whatever its nodes are doing.
         """
-        worker = this_worker()
-        if worker is not None and worker.lane in (self._compute, self._io):
+        if self._is_ours():
             raise BadCall(
                 "run() inside a node would make its worker wait for other workers, and in the end all of them for each "
                 "other; make the node an async def and await arun(), or use submit()"
@@ -228,26 +229,23 @@ class GraphExecutor:
         No node starts any more, live runs end as canceled, threads are waited for. Returns by its timeout, with the
         threads that it had to leave behind because their node did not return: they are daemons, and hold up nothing.
         """
-        until = clock() + (3600.0 * 24 * 365 if timeout is None else _checked_timeout(timeout))
+        until = clock() + (_AGES if timeout is None else _checked_timeout(timeout))
         with self._lock:
             self.closed = True
             runs, calls = list(self._runs), list(self._calls)
-        inside = {number: run.plan.names[node] for run in runs for number, node in list(run.at.items())}
+        endings: list[Run | Scheduled[Any]] = [*runs, *calls]
+        for ending in endings:
+            ending.cancel("the executor was closed")
         for lane in self._lanes():
             lane.stop()
-        for run in runs:
-            run.cancel("the executor was closed")
-        for call in calls:
-            call.cancel("the executor was closed")
         self._process.close(max(0.0, until - clock()))
         left = [
-            LeftBehind(worker.thread.name, inside.get(worker.number))
+            LeftBehind(worker.thread.name, None if worker.task is None else worker.task.node_in(worker))
             for lane in (self._compute, self._io)
             for worker in lane.join(until)
         ]
-        thread = self._loop.join(until)
-        if thread is not None:
-            left.append(LeftBehind(thread.name, None))
+        if self._loop.join(until):
+            left.append(LeftBehind(self._loop.name, self._loop.node_in()))
         for one in left:
             log.warning("%s: the thread %s was left behind in node %r", self.name, one.thread, one.node)
         return left
@@ -268,6 +266,14 @@ class GraphExecutor:
     def _lanes(self) -> tuple[ThreadLane, ThreadLane, LoopLane, ProcessLane]:
         """In the order of `Queue`."""
         return self._compute, self._io, self._loop, self._process
+
+    def _is_ours(self) -> bool:
+        """Is this one of the threads that runs would have to be run by?"""
+        worker = this_worker()
+        lanes = (self._compute, self._io)
+        return (
+            worker is not None and worker.lane in lanes
+        ) or threading.current_thread() is self._loop.thread
 
     def _write_off(self, worker: int) -> None:
         self._compute.write_off(worker)

@@ -35,6 +35,7 @@ class Errand(Protocol):
     @property
     def unwanted(self) -> bool: ...
     def context(self) -> Context: ...
+    def node_name(self) -> str | None: ...
     def invoke(self) -> Any: ...
     def remote(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]: ...
     def settle(self, value: Any, error: BaseException | None) -> None: ...
@@ -52,6 +53,12 @@ class Task(Protocol):
     def has_more(self) -> bool:
         """Is there another call to take? If not, its entry in the queue is over."""
 
+    def broken(self, worker: Worker, error: BaseException) -> None:
+        """Something of ours failed in its turn. Whoever waits for it must not wait for ever."""
+
+    def node_in(self, worker: Worker) -> str | None:
+        """The node that the worker is in."""
+
 
 class Lane(Protocol):
     width: int  # how many may run at once
@@ -61,11 +68,12 @@ class Lane(Protocol):
 
 
 class Worker:
-    __slots__ = ("bell", "lane", "number", "surplus", "thread")
+    __slots__ = ("bell", "lane", "number", "surplus", "task", "thread")
 
     def __init__(self, lane: ThreadLane, number: int) -> None:
         self.lane = lane
         self.number = number
+        self.task: Task | None = None
         self.bell = threading.Lock()
         self.bell.acquire()  # sleeping is taking it a second time
         self.surplus = False  # written off while it was stuck; leaves when it comes back
@@ -162,12 +170,18 @@ class ThreadLane:
         items = self.items
         while not (worker.surplus or self._stopping):
             try:
-                task = items.popleft()
+                task: Task | None = items.popleft()
             except IndexError:
                 self._sleep(worker)
                 continue
-            task.turn(worker)
-            del task  # or a sleeping worker keeps its last run alive
+            worker.task = task
+            assert task is not None
+            try:
+                task.turn(worker)
+            except BaseException as error:
+                log.exception("%s failed in a turn; please report this", self.name)
+                task.broken(worker, error)
+            worker.task = task = None  # or a sleeping worker keeps its last run alive
 
     def _sleep(self, worker: Worker) -> None:
         asleep = self._asleep

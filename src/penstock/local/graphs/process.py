@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from penstock.local.gate import _own_threads, may_block
+from penstock.local.gate import may_block, own_threads
 
 if TYPE_CHECKING:
     from penstock.local.graphs.lanes import Errand, Task
@@ -124,8 +124,8 @@ def _not_waiting() -> Iterator[None]:
     if not may_block():
         yield
         return
-    _own_threads.yes = True
+    own_threads.yes = True
     try:
         yield
     finally:
-        _own_threads.yes = False
+        own_threads.yes = False

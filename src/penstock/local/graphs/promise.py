@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled
@@ -47,8 +48,28 @@ class Promise(Future[T], Generic[T]):
         """Future's own is left out on purpose: it makes what the lazy attributes above make when needed."""
 
     def __await__(self) -> Generator[Any, None, T]:
-        """From any event loop. Cancelling the one who awaits cancels this."""
-        return asyncio.wrap_future(self).__await__()
+        """
+        From any event loop. Cancelling the one who awaits cancels this; the other way round the one who awaits gets
+        CallCanceled, which `asyncio.wrap_future` would turn into the cancellation of its task.
+        """
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def ring(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop is closed; nobody is left to tell
+                loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(ring)
+        try:
+            yield from woken
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.result()
 
     def result(self, timeout: float | None = None) -> T:
         if self._state in (PENDING, RUNNING):

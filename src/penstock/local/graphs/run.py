@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from contextvars import copy_context
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.core.errors import CallEnded, CallTimeout
-from penstock.core.graph import UNSET, Plan, RunStatus
+from penstock.core.graph import UNSET, Plan, RunStatus, Step
 from penstock.local.graphs.attempt import Attempt, Fan
 from penstock.local.graphs.promise import Promise
 from penstock.local.graphs.result import RunResult
@@ -62,7 +62,7 @@ class Run(Promise[RunResult]):
         self.values: list[Any] = list(plan.values)
         for name, slot in plan.env.items():
             self.values[slot] = env[name]
-        self.steps = plan.steps if recorder is None else plan.watched()
+        self.steps = plan.steps_for(watched=recorder is not None)
         self.pending = list(plan.pending)
         self.counting = threading.Lock()
         self.arrivals: deque[int] = deque()  # arrived, not yet counted; ~node for one that failed alone
@@ -77,7 +77,9 @@ class Run(Promise[RunResult]):
         self._retrying: dict[int, int] = {}
         self._errors: dict[int, BaseException] = {}
         self._skipped: dict[int, int] = {}
-        self._stopped: set[int] = set()
+        self._begun: set[int] = (
+            set()
+        )  # by an attempt; those between two attempts or two items are in no other list
         self._culprit: int | None = None
         self._reason: str | None = None
         self._timer: Timer | None = None
@@ -98,8 +100,12 @@ class Run(Promise[RunResult]):
                 self.expire()
                 return
             self._timer = call_at(self.deadline, self.expire)
-        for queue, nodes in self.plan.roots:
-            self.push(queue, nodes)
+        try:
+            for queue, nodes in self.plan.roots:
+                self.push(queue, nodes)
+        except BaseException:  # not one thread could be started
+            self.cancel("it could not be started")
+            raise
 
     def expire(self) -> None:
         self._strike(RunStatus.DEADLINE, None, "ran out of time")
@@ -134,28 +140,28 @@ class Run(Promise[RunResult]):
         arrivals, counting, plan = self.arrivals, self.counting, self.plan
         while arrivals and counting.acquire(blocking=False):
             ready: list[int] = []
-            over = False
             try:
                 while arrivals:
                     node = arrivals.popleft()
-                    if node >= 0:
-                        ready += plan.arrive(self.pending, node)
-                    else:
-                        over |= plan.give_up(self.pending, self._skipped, ~node)
+                    if node < 0:
+                        node = ~node
+                        plan.give_up(cast("list[Step]", self.steps), self._skipped, node)
+                    ready += plan.arrive(self.pending, node)
             finally:
                 counting.release()
             for node in ready:
                 if node == plan.end:
-                    over = True
+                    self.end()
                 else:
                     self.push(plan.queues[node], (node,))
-            if over:
-                self.end()
 
     # Attempts: everything that is not a plain call in a worker thread
 
     def begin(self, node: int, worker: Worker | None = None) -> Attempt | None:
         """Take what is to be done next for this node. None: there is nothing, or the run is over."""
+        if node in self._skipped:
+            self.arrived(node)
+            return None
         rules, item, number = self.plan.rules[node], -1, 1
         if rules.over is None:
             number = self._retrying.pop(node, 1)
@@ -170,6 +176,7 @@ class Run(Promise[RunResult]):
             if self.cause is not None:
                 return None
             self._flying.add(attempt)
+            self._begun.add(node)
         if rules.timeout is not None:
             attempt.timer = call_at(attempt.started + rules.timeout, self._time_out, attempt)
         return attempt
@@ -221,11 +228,11 @@ class Run(Promise[RunResult]):
         fan.results[attempt.item] = value
         with self._gate:
             fan.left -= 1
-            if not fan.left:
-                self.values[node] = fan.results
-        if fan.left:
+            left = fan.left
+        if left:
             self.push(self.plan.queues[node], (node,))
             return False
+        self.values[node] = fan.results
         return True
 
     def _lost(self, attempt: Attempt, error: BaseException, *, final: bool = False) -> None:
@@ -286,17 +293,17 @@ class Run(Promise[RunResult]):
 
     # Ending
 
-    def failed(self, node: int, error: BaseException) -> None:
-        """For good. Its policy says who suffers."""
+    def failed(self, node: int, error: BaseException, *, alone: bool = True) -> None:
+        """For good. Its policy says who suffers: if it may fail `alone`, only its dependents."""
         with self._gate:
             if self._over or node in self._errors:
                 return
             if self.cause is not None and isinstance(error, _TOLD_TO_STOP):
-                self._stopped.add(node)
+                self._begun.add(node)
                 return
             self._errors[node] = error
         error.add_note(f"in node {self.plan.names[node]!r} of graph {self.plan.name!r}")
-        if self.plan.rules[node].skip_dependents:
+        if alone and self.plan.rules[node].skip_dependents:
             self.arrivals.append(~node)
             self.take_arrivals()
         else:
@@ -352,18 +359,18 @@ class Run(Promise[RunResult]):
                 share.ready.clear()
         inside = list(self.at.items())
         self._shares = [None, None, None, None]  # or run and shares hold each other
-        result = self._result_of(inside, {attempt.node for attempt in flying} | {node for node, _ in pauses})
+        result = self._result_of(inside)
         self._executor._forget(self, result)
         self._settle(result, None)
         if self.cause is not None:
             for worker, node in inside:
                 self._watch(worker, node)
 
-    def _result_of(self, inside: list[tuple[int, int]], flying: set[int]) -> RunResult:
+    def _result_of(self, inside: list[tuple[int, int]]) -> RunResult:
         status = self.cause or RunStatus.OK
         # A node that is left behind may still write its value: not into what we hand out.
         values = self.values if status is RunStatus.OK else self.values.copy()
-        canceled = {node for _, node in inside} | flying | self._stopped
+        canceled = self._begun.union(node for _, node in inside).difference(self._skipped)
         result = RunResult(
             self.plan,
             status,

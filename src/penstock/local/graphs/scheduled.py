@@ -91,6 +91,9 @@ class Scheduled(Promise[T], Generic[T]):
     def unwanted(self) -> bool:
         return self.done()
 
+    def node_name(self) -> str | None:
+        return None
+
     def context(self) -> Context:
         return self._context
 
@@ -102,6 +105,12 @@ class Scheduled(Promise[T], Generic[T]):
             return None
         self._state = RUNNING
         return self
+
+    def node_in(self, worker: Worker) -> str | None:  # noqa: ARG002  # it has no nodes
+        return None
+
+    def broken(self, worker: Worker, error: BaseException) -> None:  # noqa: ARG002  # nor a place in them
+        self._end(None, error)
 
     def turn(self, worker: Worker) -> None:  # noqa: ARG002  # a run wants to know; one call does not
         if self.next_errand() is None:

@@ -73,6 +73,14 @@ class Share:
             return None
         return self.run.begin(node)
 
+    def node_in(self, worker: Worker) -> str | None:
+        node = self.run.at.get(worker.number)
+        return None if node is None else self.run.plan.names[node]
+
+    def broken(self, worker: Worker, error: BaseException) -> None:
+        node = self.run.at.pop(worker.number, 0)
+        self.run.failed(node, error, alone=False)
+
     def turn(self, worker: Worker) -> None:
         run = self.run
         run.context.copy().run(self._work, worker)
