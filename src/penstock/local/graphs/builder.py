@@ -19,6 +19,8 @@ function stays the function it was, so it can be tested, called and pickled as b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, TypeVar, overload
 
 from penstock.core.graph import Plan
@@ -28,6 +30,8 @@ from penstock.core.graph_spec import NodeSpec
 __all__ = ["Graph"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = [field.name for field in fields(NodeSpec) if field.name != "fn"]
 
 
 class Graph:
@@ -120,6 +124,11 @@ class Graph:
         return decorate
 
     def _append(self, fn: Any, options: Mapping[str, Any]) -> NodeSpec:
+        unknown = next((option for option in options if option not in _OPTIONS), None)
+        if unknown is not None:
+            close = get_close_matches(unknown, _OPTIONS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_OPTIONS)}"
+            raise TypeError(f"node {NodeSpec(fn=fn).title!r}: there is no option {unknown!r}; {hint}")
         given = {key: value for key, value in options.items() if key != "inputs" or value is not None}
         spec = NodeSpec(fn=fn, **given)
         self._specs.append(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from contextlib import suppress
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from penstock.local.graphs.lanes import Errand, Task
 
 __all__ = ["LoopLane"]
+
+log = logging.getLogger("penstock")
 
 
 class LoopLane:
@@ -86,6 +89,11 @@ class LoopLane:
         try:
             loop.run_forever()
         finally:
+            for task, errand in self.running.items():
+                log.warning(
+                    "%s: node %r would not be cancelled and was dropped", self.name, errand.node_name()
+                )
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio would say the same, nameless
             asyncio.set_event_loop(None)
             loop.close()
 

@@ -113,6 +113,7 @@ class Share:
                 if run.cause is not None:
                     return
                 if deadline is not None and clock() >= deadline:
+                    del at[me]  # it was never called, and shall not count as if
                     run.expire()
                     return
                 call, following, pushes, shared = steps[node]
