@@ -9,7 +9,9 @@ Three choices that a reader would not guess:
 *Room.* A newcomer is accepted if the calls that are accepted but not started are fewer than `max_queue_depth` plus
 the slots that stand free. With a depth of 0 that leaves exactly the hand-off: accepted means started. With a shell
 that dispatches whatever it can before it lets go of the lock, free slots and pending calls never exist at once, so
-`pending` never exceeds the depth (requeued calls excepted, DQ-6).
+`pending` never exceeds the depth (requeued calls excepted, DQ-6). A slot that falls free is room only if a call may
+start in it: not while paused. And `take` makes no room, it moves a call from one side of that sum to the other; the
+room it stands for was given away when the slot fell free.
 
 *Waiters hold no payload.* Room given to a waiter becomes a RESERVED place with its name on it, and the waiter makes
 its payload then. One place, one wake-up; a caller who comes later cannot take it. Only a waiter that says so (`eager`:
@@ -99,9 +101,12 @@ class Limits:
                 "max_queue_depth", self.max_queue_depth, least=0, or_else=", or math.inf for no bound"
             )
         _check_count("max_attempts", self.max_attempts, least=1)
-        if self.policy not in Policy.__members__.values():
+        try:
+            # A plain "drop-oldest" equals the member but is not it, and the queue compares with `is`.
+            object.__setattr__(self, "policy", Policy(self.policy))
+        except ValueError:
             names = ", ".join(repr(str(policy)) for policy in Policy)
-            raise ValueError(f"policy is {self.policy!r}; it must be one of {names}")
+            raise ValueError(f"policy is {self.policy!r}; it must be one of {names}") from None
 
 
 def _check_count(name: str, value: float, *, least: int, or_else: str = "") -> None:
@@ -145,7 +150,7 @@ class Ticket:
     crashes = 0
     called_at = 0.0
     entered_at = 0.0  # when it last became pending
-    waiting_for = 0.0  # seconds before it was accepted
+    waiting_for = 0.0  # seconds before it was accepted, those included in which its caller made the payload
     pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
     last_wait = 0.0  # what its latest dispatch had to wait
 
@@ -166,13 +171,15 @@ class DispatchQueue(Generic[TicketT]):
     """
 
     __slots__ = (
-        "_cursor", "_front", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
+        "_cursor", "_evicts", "_front", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
         "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._policy = limits.policy
+        # With a depth of 0 whatever is pending came back from a crash, and the newcomer could not start in its stead.
+        self._evicts = limits.policy is Policy.DROP_OLDEST and limits.max_queue_depth > 0
         self.max_queue_depth = limits.max_queue_depth
         self.slots = limits.max_in_flight
         self.paused = False
@@ -210,7 +217,7 @@ class DispatchQueue(Generic[TicketT]):
                 return ACCEPTED
         if self._policy is Policy.BLOCK:
             return self._wait(ticket)
-        if self._policy is Policy.DROP_OLDEST and self.pending:
+        if self._evicts and self.pending:
             self._evict_oldest()
             self._accept(ticket, now)
             return ACCEPTED
@@ -222,13 +229,13 @@ class DispatchQueue(Generic[TicketT]):
         if self.disposed:
             return CLOSED
         if not self.waiting and self._has_room():
-            self._keep_place(ticket, now)
+            self._keep_place(ticket)
             return Verdict.RESERVED
         if self._policy is Policy.BLOCK:
             return self._wait(ticket)
-        if self._policy is Policy.DROP_OLDEST and self.pending:
+        if self._evicts and self.pending:
             self._evict_oldest()
-            self._keep_place(ticket, now)
+            self._keep_place(ticket)
             return Verdict.RESERVED
         return REFUSED
 
@@ -249,15 +256,15 @@ class DispatchQueue(Generic[TicketT]):
 
     def _accept(self, ticket: TicketT, now: float) -> None:
         ticket.stage = PENDING
+        ticket.waiting_for = now - ticket.called_at
         ticket.entered_at = now
         self._serial += 1
         ticket.serial = self._serial
         self.pending += 1
         self._pending.append(ticket)
 
-    def _keep_place(self, ticket: TicketT, now: float) -> None:
+    def _keep_place(self, ticket: TicketT) -> None:
         ticket.stage = RESERVED
-        ticket.waiting_for = now - ticket.called_at
         self.reserved += 1
 
     def _wait(self, ticket: TicketT) -> Verdict:
@@ -281,21 +288,19 @@ class DispatchQueue(Generic[TicketT]):
                 continue
             self.waiting -= 1
             if ticket.eager:
-                ticket.waiting_for = now - ticket.called_at
                 self._accept(ticket, now)
             else:
-                self._keep_place(ticket, now)
+                self._keep_place(ticket)
             self.granted.append(ticket)
 
     # Going out
 
     def take(self, now: float) -> TicketT | None:
         """The next call for a worker, or None if there is none or no slot for it."""
-        if self.in_flight >= self.limit:
+        if self.in_flight >= self.limit or not self.pending:
             return None
         ticket = self._pop_pending()
-        if ticket is None:
-            return None
+        assert ticket is not None
         ticket.stage = IN_FLIGHT
         self.in_flight += 1
         self._cursor += 1
@@ -304,8 +309,6 @@ class DispatchQueue(Generic[TicketT]):
         pending_for = now - ticket.entered_at
         ticket.pending_for += pending_for
         ticket.last_wait = pending_for if ticket.attempt > 1 else ticket.waiting_for + pending_for
-        if self.waiting:
-            self._grant(now)
         return ticket
 
     def _pop_pending(self) -> TicketT | None:
@@ -378,7 +381,8 @@ class DispatchQueue(Generic[TicketT]):
         """
         Their worker is gone. Calls in flight go back to pending, past the admission limit; calls that were ended
         already only give back their slot. Those in `blame` were running when it died: the ones that have now
-        crashed `max_attempts` workers are settled and returned, to be failed.
+        crashed `max_attempts` workers are settled and returned, to be failed; so is everything once the queue is
+        disposed, because nothing will ever leave it again.
         """
         for ticket in blame:
             ticket.crashes += 1
@@ -390,14 +394,14 @@ class DispatchQueue(Generic[TicketT]):
                 self.in_flight -= 1
             elif ticket.stage is IN_FLIGHT:
                 self.in_flight -= 1
-                if ticket.crashes >= self.limits.max_attempts:
+                if ticket.crashes >= self.limits.max_attempts or self.disposed:
                     ticket.stage = SETTLED
                     exhausted.append(ticket)
                 else:
+                    ticket.stage = PENDING
                     requeued.append(ticket)
         requeued.sort(key=lambda ticket: ticket.serial)
         for ticket in requeued:
-            ticket.stage = PENDING
             ticket.entered_at = now
             self.pending += 1
             if self.limits.requeue_to_front:
@@ -458,15 +462,18 @@ class DispatchQueue(Generic[TicketT]):
         return (ticket for ticket in self._waiters if ticket.stage is WAITING)
 
     def state(self) -> QueueState:
-        limits = self.limits
-        return QueueState(
-            self.in_flight,
-            self.pending,
-            self.waiting,
-            self.reserved,
-            limits.max_in_flight,
-            limits.max_queue_depth,
-            limits.policy,
-            self.paused,
-            self.disposed,
+        # Past NamedTuple's own constructor, which takes as long again as the rest.
+        return tuple.__new__(
+            QueueState,
+            (
+                self.in_flight,
+                self.pending,
+                self.waiting,
+                self.reserved,
+                self.limits.max_in_flight,
+                self.max_queue_depth,
+                self._policy,
+                self.paused,
+                self.disposed,
+            ),
         )

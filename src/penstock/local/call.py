@@ -7,8 +7,7 @@ and callbacks) are made on first use. `wait`, `as_completed` and `asyncio.wrap_f
 attributes, so they find what they expect.
 
 Why settling without the condition's lock is safe: `_settle` writes the state first and looks for a condition after;
-whoever waits makes the condition first (atomically, by `dict.setdefault`) and looks at the state after. One of the two
-always sees the other.
+whoever waits makes the condition first and looks at the state after. One of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from penstock.core.queue import ENDING, IN_FLIGHT, Ticket
 from penstock.local.context import CallContext
 
 if TYPE_CHECKING:
+    import asyncio
+
     from penstock.local.gate import Gate
     from penstock.local.loops import Mailbox
     from penstock.local.timers import Timer
@@ -31,19 +32,18 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class _Lazy:
-    """An attribute that the first look makes; afterwards the instance's own dict answers."""
+class _Crowd:
+    """What a Future has for those who wait for it."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
+    __slots__ = ("callbacks", "condition", "waiters")
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.waiters: list[Any] = []
+        self.callbacks: list[Callable[[Any], object]] = []
 
-    def __get__(self, call: Call[Any] | None, owner: type) -> Any:
-        if call is None:
-            return self
-        return call.__dict__.setdefault(self._name, self._make())
+
+_gathering = threading.Lock()
 
 
 class Call(Ticket, Future[R], Generic[R]):
@@ -53,9 +53,7 @@ class Call(Ticket, Future[R], Generic[R]):
     _state: str = PENDING
     _result: R | None = None
     _exception: BaseException | None = None
-    _condition = _Lazy(threading.Condition)
-    _waiters = _Lazy(list)
-    _done_callbacks = _Lazy(list)
+    _crowd: _Crowd | None = None
 
     function: Any = None  # how the crew names `fn` to its workers
     body: Any = None  # the arguments, in the form in which they travel
@@ -67,7 +65,8 @@ class Call(Ticket, Future[R], Generic[R]):
     signal: CancelSignal | None = None
     home: Any = None  # the worker that has it
     asleep: Any = None  # the lock on which its caller's thread sleeps, while it waits for room
-    mailbox: Mailbox | None = None  # the event loop that awaits it
+    mailbox: Mailbox | None = None  # of the event loop that awaits it
+    awaited: asyncio.Future[None] | None = None  # what its coroutine sleeps on there
     ran_for = 0.0
 
     def __init__(self, gate: Gate, fn: Callable[..., R]) -> None:
@@ -105,7 +104,7 @@ class Call(Ticket, Future[R], Generic[R]):
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:
-        if self.gate.crew.lead(self, lambda: self._state is not PENDING, timeout):
+        if self.gate.crew.lead(self, timeout):
             if self._state is PENDING:
                 raise TimeoutError
             return
@@ -124,24 +123,43 @@ class Call(Ticket, Future[R], Generic[R]):
         if error is not None:
             self._exception = error
         self._state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
-        if "_condition" in self.__dict__:
-            self._announce()
+        if self._crowd is not None:
+            self._announce(self._crowd)
         if self.mailbox is not None:
             self.mailbox.post(self)
 
-    def _announce(self) -> None:
-        condition: threading.Condition = self._condition
-        with condition:
-            for waiter in self._waiters:
+    def _announce(self, crowd: _Crowd) -> None:
+        with crowd.condition:
+            for waiter in crowd.waiters:
                 if self._state is CANCELLED_AND_NOTIFIED:
                     waiter.add_cancelled(self)
                 elif self._exception is not None:
                     waiter.add_exception(self)
                 else:
                     waiter.add_result(self)
-            condition.notify_all()
-        if "_done_callbacks" in self.__dict__:
+            crowd.condition.notify_all()
+        if crowd.callbacks:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises
+
+    # What the standard library's `wait`, `as_completed` and `add_done_callback` look for
+
+    def _gather(self) -> _Crowd:
+        with _gathering:
+            if self._crowd is None:
+                self._crowd = _Crowd()
+            return self._crowd
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]  # Future's own code only reads these
+        return (self._crowd or self._gather()).condition
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]  # as above
+        return (self._crowd or self._gather()).waiters
+
+    @property
+    def _done_callbacks(self) -> list[Callable[[Any], object]]:
+        return (self._crowd or self._gather()).callbacks
 
 
 class CancelSignal:

@@ -37,7 +37,7 @@ from penstock.local.segments import Arena, Borrower, Parcel, load
 from penstock.local.timers import clock
 
 #: Where the fields of the shared page are.
-PAGE_CANCELS, PAGE_RUNNING, PAGE_BEGUN = 0, 1, 2
+PAGE_CANCELS, PAGE_RUNNING = 0, 1
 PAGE_SIZE = 4096
 
 
@@ -183,19 +183,20 @@ class Worker:
 
     def _call(self, message: tuple[Any, ...]) -> None:
         dispatch, function, body, extra = message
-        if self._page[PAGE_CANCELS] != self._cancels:
+        page = self._page
+        if page[PAGE_CANCELS] != self._cancels:
             self._look()
-        if dispatch in self._canceled:
+        if self._canceled and dispatch in self._canceled:
             self._canceled.discard(dispatch)
             self._send([(dispatch, wire.SKIPPED, None, 0.0)])
             return
         self._running = message
-        self._page[PAGE_RUNNING] = dispatch
-        self._page[PAGE_BEGUN] += 1
+        page[PAGE_RUNNING] = dispatch
         started = clock()
         try:
-            if type(body) is tuple and extra is None:
-                value = self._function(function)(*body)
+            if extra is None and type(body) is tuple:
+                fn = self._functions.get(function)
+                value = fn(*body) if callable(fn) else self._function(function)(*body)
             else:
                 value = self._call_fully(function, body, extra)
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
@@ -203,16 +204,12 @@ class Worker:
         else:
             kind, payload = self._pack(value)
             value = None
-        reply = (dispatch, kind, payload, clock() - started)
+        messages: list[tuple[Any, ...]] = [(dispatch, kind, payload, clock() - started)]
         done = self._borrower.done
-        if done:
-            freed = []
-            while done:
-                freed.append((wire.FREE, done.popleft()))
-            self._send([reply, *freed])
-        else:
-            self._send([reply])
-        self._page[PAGE_RUNNING] = 0
+        while done:
+            messages.append((wire.FREE, done.popleft()))
+        self._sock.sendall(wire.frame(messages))
+        page[PAGE_RUNNING] = 0
         self._canceled.discard(dispatch)
 
     def _call_fully(self, function: Any, body: Any, extra: Any) -> Any:
@@ -255,7 +252,8 @@ class Worker:
     # Replying
 
     def _pack(self, value: Any) -> tuple[int, Any]:
-        if wire.is_plain(value):
+        kind = type(value)
+        if kind in wire.PLAIN_TYPES or (kind is str and len(value) <= wire.SHORT):
             return wire.PLAIN, value
         try:
             data, buffers = wire.pack_result(value)

@@ -50,6 +50,7 @@ class ProcessCrew:
         self._enough = self._room * 3 // 4  # a pipe with more than this in it can wait for its next batch
         self._idle_timer: Timer | None = None
         self._trim_timer: Timer | None = None
+        self._minds_idleness = not (options.max_calls is options.max_memory is options.idle_stop is None)
         self._closing = False
         self.crashes = 0  # in a row
         self.halted: WorkerCrashedError | None = None
@@ -217,7 +218,7 @@ class ProcessCrew:
                     totals.succeeded += 1
                     self.crashes = 0
                 outcomes.append((call, kind, value))
-            if not calls:
+            if not calls and self._minds_idleness:
                 self._fell_idle(worker, now)
             if queue.pending:
                 self.pump(now)
@@ -226,7 +227,19 @@ class ProcessCrew:
             wake = gate.collect_granted() if queue.granted else ()
             if gate.herald.state:
                 gate.note_state()
-        gate.report(self._unpack(worker, outcomes), wake)
+        for rouse in wake:
+            rouse()
+        herald = gate.herald
+        for call, kind, value in outcomes:
+            error = None
+            if kind != wire.PLAIN:
+                value, error = self._unpack(worker, kind, value)  # noqa: PLW2901  # its travelling form is done with
+            if call.guarded:
+                gate._unguard(call)
+            call._settle(value, error)
+            if herald.settle:
+                herald.note(herald.settle, call)
+        gate.after()
 
     def _hear(self, worker: WorkerProcess, message: tuple[Any, ...]) -> None:
         match message:
@@ -236,25 +249,15 @@ class ProcessCrew:
                 worker.last_words = (reason, trace)
 
     @staticmethod
-    def _unpack(
-        worker: WorkerProcess, outcomes: list[tuple[Call[Any], int, Any]]
-    ) -> Iterator[tuple[Call[Any], Any, BaseException | None]]:
-        for call, kind, value in outcomes:
-            if kind == wire.PLAIN:
-                yield call, value, None
-                continue
-            result, error = None, None
-            try:
-                if kind == wire.PICKLED:
-                    result = pickle.loads(value)
-                elif kind == wire.SHARED:
-                    result = segments.load(value[0], value[1], worker.borrower)
-                else:
-                    error = unpack_error(value)
-            except Exception as raised:  # noqa: BLE001  # the result's own code runs here
-                error = NotPicklable(f"the result cannot be rebuilt in the caller's process: {raised!r}")
-            yield call, result, error
-            del result
+    def _unpack(worker: WorkerProcess, kind: int, value: Any) -> tuple[Any, BaseException | None]:
+        try:
+            if kind == wire.PICKLED:
+                return pickle.loads(value), None
+            if kind == wire.SHARED:
+                return segments.load(value[0], value[1], worker.borrower), None
+            return None, unpack_error(value)
+        except Exception as error:  # noqa: BLE001  # the result's own code runs here
+            return None, NotPicklable(f"the result cannot be rebuilt in the caller's process: {error!r}")
 
     # Letting go of idle, used up and swollen workers (with the gate's lock held)
 
@@ -448,6 +451,10 @@ class ProcessCrew:
             if not self.gone.is_set():
                 self._watch.close()
         self._packer.trim()
+
+    def loads(self) -> tuple[int, ...]:
+        """How many calls each worker has (with the gate's lock held)."""
+        return tuple(len(worker.calls) for worker in self.workers)
 
     def census(self) -> dict[str, int]:
         """How many workers are how (with the gate's lock held)."""

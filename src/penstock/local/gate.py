@@ -78,10 +78,11 @@ class Crew(Protocol):
     def nudge(self, call: Call[Any]) -> None:
         """Something happened to this call; whoever leads for its sake should look (also without the lock)."""
 
-    def lead(self, call: Call[Any], done: Callable[[], bool], timeout: float | None) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None) -> bool:
         """
-        Without the lock: this thread is about to sleep until something happens to the call; it may do the crew's
-        waiting meanwhile. False: it may not, and must sleep. True: it is done, or the time is over.
+        Without the lock: this thread is about to sleep until the call is settled (or, if it is `asleep`, until it has
+        its place); it may do the crew's waiting meanwhile. False: it may not, and must sleep. True: it need not any
+        more, or the time is over.
         """
 
 
@@ -206,7 +207,7 @@ class Gate:
         if asleep is None:
             return
         try:
-            self.crew.lead(call, lambda: call.asleep is None, None)
+            self.crew.lead(call, None)
             asleep.acquire()
         except BaseException:  # Ctrl-C while waiting: nobody will hold the Future
             self.cancel(call, "interrupted", quietly=True)
@@ -274,8 +275,12 @@ class Gate:
             call._settle(result, error)
             if herald.settle:
                 herald.note(herald.settle, call)
-        if herald.news:
-            herald.tell()
+        self.after()
+
+    def after(self) -> None:
+        """With the lock released, after something ended."""
+        if self.herald.news:
+            self.herald.tell()
         if self._when_idle:
             self._tell_idle()
 

@@ -1,15 +1,18 @@
 """
-News for event loops.
+Calls from event loops.
 
-Waking a loop from another thread takes a system call, so many settled calls share one: the first to arrive in an
-empty mailbox rings, the others lie down beside it.
+A loop that awaits calls reads the workers' answers itself where it can (see `watch`), and then a settled call is told
+to its coroutine on the spot. News from other threads goes through the loop's mailbox: waking a loop takes a system
+call, so the first letter in an empty box rings and the others lie down beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures._base import PENDING
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -21,68 +24,6 @@ if TYPE_CHECKING:
     from penstock.local.gate import Gate
 
 R = TypeVar("R")
-
-_mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDictionary()
-
-
-def mailbox() -> Mailbox:
-    """The one of the running loop."""
-    loop = asyncio.get_running_loop()
-    box = _mailboxes.get(loop)
-    if box is None:
-        box = _mailboxes[loop] = Mailbox(loop)
-    return box
-
-
-class Mailbox:
-    __slots__ = ("__weakref__", "_letters", "_loop", "_rung", "futures")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = ref(loop)  # or the table of mailboxes would keep every loop alive
-        self._letters: deque[Call[Any]] = deque()
-        self._rung = False
-        self.futures: dict[Call[Any], asyncio.Future[None]] = {}
-
-    def post(self, call: Call[Any]) -> None:
-        """From any thread: whoever awaits this call should look at it now."""
-        self._letters.append(call)
-        if not self._rung:
-            self._rung = True
-            loop = self._loop()
-            if loop is not None:
-                with suppress(RuntimeError):  # the loop is closed; nobody is left to tell
-                    loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._rung = False  # before looking: a letter that comes later rings again
-        letters, futures = self._letters, self.futures
-        while letters:
-            future = futures.pop(letters.popleft(), None)
-            if future is not None and not future.done():
-                future.set_result(None)
-
-    def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
-        """On the loop's own thread. False if this kind of loop cannot."""
-        try:
-            asyncio.get_running_loop().add_reader(fd, fn)
-        except NotImplementedError:
-            return False
-        return True
-
-    def remove_reader(self, fd: int) -> None:
-        """From any thread."""
-        loop = self._loop()
-        if loop is not None:
-            with suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(loop.remove_reader, fd)
-
-    async def wait(self, call: Call[Any]) -> None:
-        """Until the call is posted: it got its place, or it settled. The caller looks which."""
-        future = self.futures[call] = asyncio.get_running_loop().create_future()
-        try:
-            await future
-        finally:
-            self.futures.pop(call, None)
 
 
 async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> R:
@@ -96,27 +37,108 @@ async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> 
     return await outcome(gate, call)
 
 
-async def outcome(gate: Gate, call: Call[R]) -> R:
-    """The same for a call that is in its place already."""
-    assert call.mailbox is not None
-    try:
-        gate.crew.attend(call.mailbox)
-        while not call.done():
-            await call.mailbox.wait(call)
-    except asyncio.CancelledError:
-        gate.cancel(call, "its task was canceled")
-        raise
-    return call.result()
-
-
 async def place(gate: Gate, call: Call[Any]) -> None:
     """Until the call has its place, or is ended before (then that error is raised)."""
-    assert call.mailbox is not None
     try:
         while call.stage is WAITING:
-            await call.mailbox.wait(call)
+            call.awaited = asyncio.get_running_loop().create_future()
+            await call.awaited
     except asyncio.CancelledError:
         gate.cancel(call, "its task was canceled")
         raise
     if call._exception is not None:
         raise call._exception
+
+
+async def outcome(gate: Gate, call: Call[R]) -> R:
+    """Until a call that has its place is settled."""
+    if call._state is PENDING:
+        assert call.mailbox is not None
+        gate.crew.attend(call.mailbox)
+        try:
+            while call._state is PENDING:
+                call.awaited = asyncio.get_running_loop().create_future()
+                await call.awaited
+        except asyncio.CancelledError:
+            gate.cancel(call, "its task was canceled")
+            raise
+    return call.result()
+
+
+class Mailbox:
+    """One for each event loop; its thread is the one that made it."""
+
+    __slots__ = ("__weakref__", "_letters", "_loop", "_rung", "_thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # or the table of mailboxes would keep every loop alive
+        self._thread = get_ident()
+        self._letters: deque[Call[Any]] = deque()
+        self._rung = False
+
+    def post(self, call: Call[Any]) -> None:
+        """From any thread: whoever awaits this call should look at it now."""
+        if get_ident() == self._thread:
+            future = call.awaited
+            if future is not None and not future.done():
+                future.set_result(None)
+            return
+        self._letters.append(call)
+        if not self._rung:
+            self._rung = True
+            loop = self._loop()
+            if loop is not None:
+                with suppress(RuntimeError):  # the loop is closed; nobody is left to tell
+                    loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._rung = False  # before looking: a letter that comes later rings again
+        letters = self._letters
+        while letters:
+            future = letters.popleft().awaited
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
+        """On the loop's own thread. False if this kind of loop cannot."""
+        try:
+            asyncio.get_running_loop().add_reader(fd, fn)
+        except NotImplementedError:
+            return False
+        return True
+
+    def remove_reader(self, fd: int, still: Callable[[], bool], then: Callable[[], object] | None) -> bool:
+        """From any thread; it happens on the loop's, if by then it is `still` wanted. False if the loop is gone."""
+
+        def remove(loop: asyncio.AbstractEventLoop) -> None:
+            if still():
+                loop.remove_reader(fd)
+            if then is not None:
+                then()
+
+        loop = self._loop()
+        if loop is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(remove, loop)
+        except RuntimeError:  # it is closed
+            return False
+        return True
+
+
+_mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDictionary()
+_latest: tuple[ref[asyncio.AbstractEventLoop], Mailbox] | None = None
+
+
+def mailbox() -> Mailbox:
+    """The one of the running loop."""
+    global _latest  # noqa: PLW0603  # most programs have one loop, and a look at a weak dictionary takes a microsecond
+    loop = asyncio.get_running_loop()
+    latest = _latest
+    if latest is not None and latest[0]() is loop and latest[1]._thread == get_ident():
+        return latest[1]
+    box = _mailboxes.get(loop)
+    if box is None or box._thread != get_ident():
+        box = _mailboxes[loop] = Mailbox(loop)
+    _latest = ref(loop), box
+    return box

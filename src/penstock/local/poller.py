@@ -14,6 +14,7 @@ import os
 import select
 import selectors
 import socket
+import threading
 from typing import Protocol
 
 
@@ -43,7 +44,10 @@ class Poller(Protocol):
     def nudge(self) -> None:
         """The thread in `sockets`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Everything but `fd`: an event loop may have to let go of that first."""
+
+    def close_sockets(self) -> None: ...
 
 
 class EpollPoller:
@@ -58,6 +62,7 @@ class EpollPoller:
         self.fd = self._inner.fileno()
         self._outer.register(self.fd, select.EPOLLIN)
         self._sockets: set[int] = set()
+        self._ringing = threading.Lock()
 
     def watch(self, fd: int, *, write: bool = False) -> None:
         mask = select.EPOLLIN | (select.EPOLLOUT if write else 0)
@@ -98,16 +103,24 @@ class EpollPoller:
         self._outer.modify(self.fd, select.EPOLLIN)
 
     def wake(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        self._ring(self._bell)
 
     def nudge(self) -> None:
-        os.eventfd_write(self._elbow, 1)
+        self._ring(self._elbow)
+
+    def _ring(self, fd: int) -> None:
+        with self._ringing:  # once closed, the number may belong to somebody else's file
+            if not self._outer.closed:
+                os.eventfd_write(fd, 1)
 
     def close(self) -> None:
-        self._outer.close()
+        with self._ringing:
+            self._outer.close()
+            os.close(self._bell)
+            os.close(self._elbow)
+
+    def close_sockets(self) -> None:
         self._inner.close()
-        os.close(self._bell)
-        os.close(self._elbow)
 
 
 class SelectorPoller:
@@ -164,6 +177,9 @@ class SelectorPoller:
         self._selector.close()
         self._bell.close()
         self._clapper.close()
+
+    def close_sockets(self) -> None:
+        """`close` did."""
 
 
 def make_poller() -> Poller:

@@ -135,7 +135,11 @@ class WorkerPool(Executor):
         Waits here while the queue is full (with policy `block`), and returns once the call is accepted. On the thread
         of a running event loop, and in a done-callback, it returns at once, and the Future waits.
         """
-        call, prepare = self._make(fn, args, kwargs)
+        if self._guarded:
+            call, prepare = self._make(fn, args, kwargs)
+        else:
+            call = Call(self._gate, fn)
+            prepare = self._crew.describe(call, fn, args, kwargs)
         self._gate.submit(call, prepare)
         return call
 

@@ -113,7 +113,7 @@ def describe(pool: WorkerPool) -> TaskSnapshot:
             max_queue_depth=state.max_queue_depth,
             policy=str(state.policy),
             paused=state.paused,
-            load_by_worker=tuple(len(worker.calls) for worker in crew.workers),
+            load_by_worker=crew.loads(),
             settled_by_worker=tuple(worker.settled for worker in crew.workers),
             totals=gate.totals.as_dict(),
             last_crash=crew.last_crash,

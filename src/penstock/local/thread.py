@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 class ThreadWorker:
-    __slots__ = ("calls", "place", "settled", "thread")
+    __slots__ = ("place", "settled", "thread")
 
     def __init__(self, place: int) -> None:
         self.place = place
-        self.calls: dict[int, Call[Any]] = {}
         self.settled = 0
         self.thread: threading.Thread | None = None
 
@@ -65,7 +64,8 @@ class ThreadCrew:
     def _note_handed(self, call: Call[Any]) -> None:
         self._handed[call.dispatch] = call
         self._gate.totals.dispatched += 1
-        self._gate.herald.note(self._gate.herald.dispatch, call)
+        if self._gate.herald.dispatch:
+            self._gate.herald.note(self._gate.herald.dispatch, call)
 
     def _start_more(self) -> None:
         missing = self._waiting - self._idle
@@ -90,7 +90,7 @@ class ThreadCrew:
     def nudge(self, call: Call[Any]) -> None:
         """Nobody leads here."""
 
-    def lead(self, call: Call[Any], done: Callable[[], bool], timeout: float | None) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None) -> bool:
         return False
 
     def attend(self, box: object) -> None:
@@ -125,7 +125,7 @@ class ThreadCrew:
     def _run(self, worker: ThreadWorker, call: Call[Any]) -> Call[Any] | None:
         """Run it, settle it, and take the next one; None if there is none, and then this thread is idle."""
         dispatch = call.dispatch
-        worker.calls[dispatch] = call
+        call.home = worker
         result: Any = None
         error: BaseException | None = None
         started = clock()
@@ -139,7 +139,7 @@ class ThreadCrew:
         gate, now = self._gate, clock()
         queue = gate.queue
         with gate.lock:
-            del worker.calls[dispatch], self._handed[dispatch]
+            del self._handed[dispatch]
             worker.settled += 1
             counts = queue.settle(call, dispatch, now)
             if counts:
@@ -152,10 +152,19 @@ class ThreadCrew:
                 self._idle += 1
             else:
                 self._note_handed(following)
-            wake = gate.collect_granted()
-            gate.note_state()
+            wake = gate.collect_granted() if queue.granted else ()
+            if gate.herald.state:
+                gate.note_state()
         call.ran_for = now - started
-        gate.report([(call, result, error)] if counts else (), wake)
+        for rouse in wake:
+            rouse()
+        if counts:
+            if call.guarded:
+                gate._unguard(call)
+            call._settle(result, error)
+            if gate.herald.settle:
+                gate.herald.note(gate.herald.settle, call)
+        gate.after()
         return following
 
     def _invoke(self, call: Call[Any]) -> Any:
@@ -175,6 +184,10 @@ class ThreadCrew:
                 assert self._options.target is not None
                 self._object = self._options.target(*self._options.args)
             return self._object
+
+    def loads(self) -> tuple[int, ...]:
+        """How many calls each worker has (with the gate's lock held)."""
+        return tuple(sum(call.home is worker for call in self._handed.values()) for worker in self.workers)
 
     def census(self) -> dict[str, int]:
         """How many workers are how (with the gate's lock held)."""

@@ -21,6 +21,7 @@ import threading
 import time
 from _thread import get_ident
 from collections.abc import Callable
+from concurrent.futures._base import PENDING
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.local.call import Call
@@ -76,6 +77,7 @@ class Watch:
         self._deaths: dict[int, WorkerProcess] = {}
         self._to_spawn: list[WorkerProcess] = []
         self._closing = False
+        self._led_out = False  # nobody may lead any more
         self.gone = threading.Event()
 
     # From any thread
@@ -96,8 +98,9 @@ class Watch:
     def close(self) -> None:
         """Leave when the last worker is gone."""
         self._closing = True
-        if self._thread is None:
+        if self._thread is None and not self.gone.is_set():
             self._poller.close()
+            self._poller.close_sockets()
             self.gone.set()
         else:
             self._poller.wake()
@@ -109,9 +112,9 @@ class Watch:
         if self._led is call and self._leader != get_ident():
             self._poller.nudge()
 
-    def lead(self, call: Call[Any], done: Callable[[], bool], timeout: float | None) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None) -> bool:
         """See `Crew.lead`."""
-        if self._wanted or not self._poller.can_mute or not may_block() or self._thread is None:
+        if self._wanted or self._thread is None or not self._poller.can_mute or not may_block():
             return False
         if not self._reading.acquire(blocking=False):
             return False
@@ -119,20 +122,24 @@ class Watch:
         soon = now - self._left_at < _SOON
         own_threads.yes = True  # what is read may call back into us, and must not wait here
         try:
-            if self.gone.is_set():
+            if self._led_out:
                 return False
             self._led, self._leader = call, get_ident()
             self._turns += 1
             if not self._muted:
                 self._take_over()
-            deadline = None if timeout is None else now + timeout
-            while not done():
+            for_room = call.asleep is not None
+            remaining = timeout
+            while call._state is PENDING and not (for_room and call.asleep is None):
                 if self._wanted:
                     return False
-                remaining = None if deadline is None else deadline - clock()
-                if remaining is not None and remaining <= 0:
-                    break
-                self._read(self._poller.sockets(remaining))
+                if timeout is not None:
+                    remaining = now + timeout - clock()
+                    if remaining <= 0:
+                        break
+                ready = self._poller.sockets(remaining)
+                if ready:
+                    self._read(ready)
             return True
         finally:
             own_threads.yes = False
@@ -145,20 +152,13 @@ class Watch:
     def attend(self, box: Mailbox) -> None:
         """On a loop's own thread: it is about to await a call. Let it lead, if nobody does."""
         self._turns += 1
-        if (
-            self._loop is None
-            and self._poller.can_mute
-            and self._thread is not None
-            and not self.gone.is_set()
-        ):
-            with self._reading:
-                if (
-                    self._loop is None
-                    and not self.gone.is_set()
-                    and box.add_reader(self._poller.fd, self._read_for_loop)
-                ):
+        if self._loop is None and self._poller.can_mute and self._reading.acquire(blocking=False):
+            try:
+                if not self._led_out and box.add_reader(self._poller.fd, self._read_for_loop):
                     self._loop = box
                     self._take_over()
+            finally:
+                self._reading.release()
 
     def _read_for_loop(self) -> None:
         if self._wanted or not self._reading.acquire(blocking=False):
@@ -167,6 +167,11 @@ class Watch:
             self._read(self._poller.sockets())
         finally:
             self._reading.release()
+
+    def _depose(self, then: Callable[[], object] | None = None) -> bool:
+        """The loop that leads (if one does) stops to; True if it lives to do so, and to do `then`."""
+        box, self._loop = self._loop, None
+        return box is not None and box.remove_reader(self._poller.fd, lambda: self._loop is not box, then)
 
     def _take_over(self) -> None:
         if not self._muted:
@@ -186,34 +191,28 @@ class Watch:
         Ctrl-C must not fall into the middle of this. In the main thread, whose business it is, it is only noted while
         answers are settled, and raised after.
         """
-        if not ready:
-            return
+        noted: list[object] | None = None
         if get_ident() == _main and _signal.getsignal(_SIGINT) is _signal.default_int_handler:
-            interrupts: list[object] = []
-            _signal.signal(_SIGINT, lambda *_: interrupts.append(_))
-            try:
-                self._read_each(ready)
-            finally:
-                _signal.signal(_SIGINT, _signal.default_int_handler)
-            if interrupts:
-                raise KeyboardInterrupt
-        else:
-            self._read_each(ready)
-
-    def _read_each(self, ready: list[tuple[int, int]]) -> None:
-        for fd, _ in ready:
-            worker = self._workers.get(fd)
-            if worker is None:
-                self._poller.calm(fd)
-                continue
-            messages = worker.receive()
-            if messages is None:
-                self._hung_up(worker)
-                continue
-            if worker.outbuf:
-                self._poller.watch(fd, write=not self._crew.push(worker))
-            if messages:
+            noted = []
+            _signal.signal(_SIGINT, lambda *_: noted.append(_))
+        try:
+            for fd, _ in ready:
+                worker = self._workers.get(fd)
+                if worker is None:
+                    self._poller.calm(fd)
+                    continue
+                messages = worker.receive()
+                if messages is None:
+                    self._hung_up(worker)
+                    continue
+                if worker.outbuf:
+                    self._poller.watch(fd, write=not self._crew.push(worker))
                 self._crew.settle(worker, messages)
+        finally:
+            if noted is not None:
+                _signal.signal(_SIGINT, _signal.default_int_handler)
+                if noted:
+                    raise KeyboardInterrupt
 
     def _hung_up(self, worker: WorkerProcess) -> None:
         self._forget(self._workers, worker.sock.fileno())
@@ -238,10 +237,11 @@ class Watch:
             except Exception:
                 log.exception("the watch of %s stumbled", self._name)
         with self._reading:
-            if self._loop is not None:
-                self._loop.remove_reader(self._poller.fd)
+            self._led_out = True
             self._poller.close()
-            self.gone.set()
+            if not self._depose(then=self._poller.close_sockets):
+                self._poller.close_sockets()
+        self.gone.set()
 
     def _turn(self, patience: float | None) -> None:
         ready = self._poller.wait(patience)
@@ -269,9 +269,7 @@ class Watch:
             if self._turns != seen and not unread:
                 return _LOOK
             if unread or self._loop is None or self._crew.is_quiet():
-                if self._loop is not None:
-                    self._loop.remove_reader(self._poller.fd)
-                    self._loop = None
+                self._depose()
                 self._give_back()
             return min(2 * patience, _LOOK_SELDOM)
         finally:

@@ -47,7 +47,7 @@ SKIPPED: Final = 3
 SHARED: Final = 4  # like PICKLED, but the value is a reference to shared memory
 
 _length = Struct("<I")
-_plain_types = frozenset({int, float, bool, type(None), complex})
+PLAIN_TYPES = frozenset({int, float, bool, type(None), complex})
 _short_types = frozenset({str, bytes})
 
 
@@ -86,13 +86,13 @@ class Frames:
 
 def is_plain(value: object) -> bool:
     kind = type(value)
-    return kind in _plain_types or (kind in _short_types and len(value) <= SHORT)  # type: ignore[arg-type]  # str, bytes
+    return kind in PLAIN_TYPES or (kind in _short_types and len(value) <= SHORT)  # type: ignore[arg-type]  # str, bytes
 
 
 def all_plain(values: Iterable[object]) -> bool:
     for value in values:  # a loop: `all()` with a generator takes three times as long
         kind = type(value)
-        if kind not in _plain_types and (kind not in _short_types or len(value) > SHORT):  # type: ignore[arg-type]  # as above
+        if kind not in PLAIN_TYPES and (kind not in _short_types or len(value) > SHORT):  # type: ignore[arg-type]  # as above
             return False
     return True
 
