@@ -110,7 +110,7 @@ _KINDS = {
 
 def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str = "") -> Change:
     """The reservation becomes the lease: its units are held already, so nothing is admitted a second time."""
-    stop_at, stop_for = stop_moment(job.intent, job.active, now)
+    stop_at, stop_for = stop_moment(job.intent.max_runtime_sec, job.intent.max_active_sec, job.active, now)
     return Change(
         at=now,
         notes=(Note(Kind.RUNNING, data={"worker": worker} if worker else {}),),
@@ -128,13 +128,15 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
     )
 
 
-def stop_moment(intent: Intent, active: Span, now: Moment) -> tuple[Moment | None, End | None]:
+def stop_moment(
+    max_runtime_sec: int | None, max_active_sec: int | None, active: Span, now: Moment
+) -> tuple[Moment | None, End | None]:
     """When an attempt that starts now must be stopped, and why: the runtime limit or the hard cap, whichever is first."""
     limits: list[tuple[Moment, End]] = []
-    if intent.max_active_sec is not None:
-        limits.append((now + max(0, intent.max_active_sec * SECOND - active), End.HARD_CAP_EXCEEDED))
-    if intent.max_runtime_sec is not None:
-        limits.append((now + intent.max_runtime_sec * SECOND, End.MAX_RUNTIME_EXCEEDED))
+    if max_active_sec is not None:
+        limits.append((now + max(0, max_active_sec * SECOND - active), End.HARD_CAP_EXCEEDED))
+    if max_runtime_sec is not None:
+        limits.append((now + max_runtime_sec * SECOND, End.MAX_RUNTIME_EXCEEDED))
     return min(limits, key=lambda limit: limit[0], default=(None, None))
 
 

@@ -17,7 +17,7 @@ from penstock.core.retry import NONE_YET, Counters
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
-__all__ = ["Dispatch", "Event", "Job", "Kind", "Place", "place"]
+__all__ = ["Dispatch", "Event", "Job", "Kind", "Place", "dispatch_id_of", "place"]
 
 
 class Kind(StrEnum):
@@ -81,6 +81,11 @@ def place(intent: Intent, since: Moment, not_before: Moment | None, ordering: Or
         turn=turn(intent.priority, ready_at, ordering.aging),
         demand=demand_of(intent),
     )
+
+
+def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:
+    """The fence is in the id: an id from an older attempt can never name a newer one."""
+    return DispatchId(f"{job_id}.{fence}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,6 +155,8 @@ class Verdict:
     passed: list[Waiting] = field(default_factory=list)
     kept: Kept | None = None
     weighed: int = 0
+    #: A lease without a job (`core.loan`).
+    loan: Demand | None = None
 
 
 def weigh(

@@ -88,7 +88,12 @@ class Constraint(IntFlag):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(str(flag.name).lower() for flag in Constraint if flag in self)
+        return _CONSTRAINT_NAMES[int(self)]
+
+
+_CONSTRAINT_NAMES: Final = tuple(
+    tuple(str(flag.name).lower() for flag in Constraint if flag and flag.value & bits) for bits in range(8)
+)
 
 
 class RunWhen(StrEnum):

@@ -1,0 +1,418 @@
+"""
+Jobs in memory: for tests and simulation, and as the shortest statement of what a store does.
+
+One lock and plain dictionaries (`memory_tables`, with the reads). What the SQL stores keep as sums is computed here from the dispatches that live, so the two can be
+held against each other. It forgets everything with its process and promises nothing else less: the same contract suite runs against it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, stop_moment
+from penstock.core.demand import Demand
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Event, Job, Kind, dispatch_id_of, place
+from penstock.core.landing import Phase
+from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
+from penstock.core.reasons import as_json
+from penstock.core.refusals import DispatcherHeld, KeyConflict, QueueFull
+from penstock.core.share import Account
+from penstock.core.spend import windows
+from penstock.core.states import IN_FLIGHT, PRUNABLE, SETTLED, State
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.stores.ids import uuid7
+from penstock.stores.memory_tables import MemoryTables
+from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
+
+__all__ = ["MemoryStore"]
+
+T = TypeVar("T")
+
+
+class MemoryStore(MemoryTables):
+    def __init__(
+        self, clock: Clock, *, ordering: Ordering | None = None, new_id: Callable[[], str] = uuid7
+    ) -> None:
+        super().__init__(clock, ordering=ordering, new_id=new_id)
+
+    # submit
+
+    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        with self._lock:
+            fresh = [intent for intent in intents if self._known(intent) is None]
+            self._check_depth(fresh, depth)
+            made: dict[tuple[AddonId, str], Intent] = {}
+            for intent in fresh:
+                if intent.idempotency_key is not None:
+                    _same_body(made.setdefault((intent.addon_id, intent.idempotency_key), intent), intent)
+            receipts = [self._known(intent) or self._insert(intent) for intent in intents]
+        self._ring()
+        return receipts
+
+    def _known(self, intent: Intent) -> Receipt | None:
+        if intent.idempotency_key is None or (intent.addon_id, intent.idempotency_key) not in self._keys:
+            return None
+        job_id, first = self._keys[intent.addon_id, intent.idempotency_key]
+        _same_body(first, intent, job_id)
+        return Receipt(job_id, self._jobs[job_id].state, created=False)
+
+    def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
+        if depth.total is not None and fresh:
+            queued = sum(n for (_, state), n in self._tally.items() if state is State.QUEUED)
+            _refuse_beyond(depth.total, queued, len(fresh), "in all")
+        if depth.per_addon is not None:
+            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
+                queued = self._tally[addon_id, State.QUEUED]
+                _refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
+
+    def _insert(self, intent: Intent) -> Receipt:
+        now = self._clock()
+        self._last_no += 1
+        its_place = place(intent, now, None, self._ordering)
+        job = Job(
+            no=self._last_no,
+            job_id=JobId(self._new_id()),
+            intent=intent,
+            state=State.QUEUED,
+            created_at=now,
+            ready_at=its_place.ready_at,
+        )
+        self._jobs[job.job_id] = job
+        self._trails[job.job_id] = []
+        self._tally[intent.addon_id, State.QUEUED] += 1
+        self._lines.put(job, its_place, now)
+        if intent.idempotency_key is not None:
+            self._keys[intent.addon_id, intent.idempotency_key] = (job.job_id, intent)
+        self._note(now, Note(Kind.SUBMITTED), job)
+        return Receipt(job.job_id, State.QUEUED, created=True)
+
+    # admit
+
+    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
+        with self._lock:
+            now = self._clock()
+            self._lines.advance(now)
+            before = self._seq
+            verdict = weigh(self._floor(host, now))
+            self._deny(verdict, now)
+            dispatches = [self._pick(pick, host, now, terms) for pick in verdict.picks]
+            if verdict.loan is not None:
+                dispatches.append(self._loan(verdict.loan, host, now, terms))
+            told = self._seq != before
+        if told:
+            self._ring()
+        return dispatches
+
+    def _deny(self, verdict: Verdict, now: Moment) -> None:
+        for waiting in verdict.passed:
+            self._jobs[waiting.job_id] = replace(self._jobs[waiting.job_id], passed_at=now)
+        for denial in verdict.denials:
+            job_id, data = denial.waiting.job_id, as_json(denial.reason)
+            job = replace(
+                self._jobs[job_id],
+                denied=denial.reason.code,
+                denied_data=json.dumps(data, separators=(",", ":")),
+                denied_at=now,
+            )
+            self._jobs[job_id] = job
+            self._note(now, Note(Kind.DENIED, denial.reason.code, data), job)
+
+    def _pick(self, pick: Pick, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+        job = self._jobs[pick.waiting.job_id]
+        leased = pick.offer is Offer.LEASE
+        dispatch_id = dispatch_id_of(job.job_id, job.fence + 1)
+        job = replace(
+            job,
+            state=State.DISPATCHING,
+            fence=job.fence + 1,
+            dispatch_id=dispatch_id,
+            denied="",
+            denied_data="{}",
+            denied_at=None,
+            passed_at=None,
+        )
+        self._lines.drop(job)
+        self._note(now, Note(Kind.DISPATCHING, "admitted"), job, dispatch_id)
+        stop_at, stop_for = None, None
+        if leased:
+            intent = job.intent
+            stop_at, stop_for = stop_moment(intent.max_runtime_sec, intent.max_active_sec, job.active, now)
+            job = replace(job, state=State.RUNNING, counters=replace(job.counters, start=0))
+            self._note(
+                now,
+                Note(Kind.RUNNING, data={"worker": terms.worker} if terms.worker else {}),
+                job,
+                dispatch_id,
+            )
+        self._moved(job, State.QUEUED)
+        dispatch = Dispatch(
+            dispatch_id=dispatch_id,
+            job_id=job.job_id,
+            addon_id=job.intent.addon_id,
+            host=host,
+            demand=pick.demand,
+            fence=job.fence,
+            phase=Phase.LEASED if leased else Phase.RESERVED,
+            admitted_at=now,
+            started_at=now if leased else None,
+            expires_at=now + (terms.lease_for if leased else terms.reserve_for),
+            ends_at=pick.ends_at,
+            stop_at=stop_at,
+            stop_for=stop_for,
+            worker=terms.worker if leased else "",
+        )
+        return self._hold(dispatch, now)
+
+    def _loan(self, demand: Demand, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+        dispatch_id = DispatchId(f"{self._new_id()}.0")
+        self._note(now, Note(Kind.ADMITTED), None, dispatch_id)
+        dispatch = Dispatch(
+            dispatch_id=dispatch_id,
+            job_id=None,
+            addon_id=demand.addon_id,
+            host=host,
+            demand=demand,
+            fence=0,
+            phase=Phase.LEASED,
+            admitted_at=now,
+            started_at=now,
+            expires_at=now + terms.lease_for,
+            worker=terms.worker,
+        )
+        return self._hold(dispatch, now)
+
+    def _hold(self, dispatch: Dispatch, now: Moment) -> Dispatch:
+        self._dispatches[dispatch.dispatch_id] = self._live[dispatch.dispatch_id] = dispatch
+        account = self._accounts.setdefault(dispatch.addon_id, Account())
+        account.hold(dispatch.demand.cost_units, now, self._ordering.sharing)
+        return dispatch
+
+    # apply
+
+    def apply(self, changes: Sequence[Change]) -> list[bool]:
+        with self._lock:
+            applied = [self._apply(change) for change in changes]
+        if any(applied):
+            self._ring()
+        return applied
+
+    def _apply(self, change: Change) -> bool:
+        now = self._clock()
+        step, ending = change.job, change.dispatch
+        if not self._job_matches(step) or not self._dispatch_matches(ending, now):
+            return False
+        active = 0 if ending is None else self._move_dispatch(ending, now)
+        job = None if step is None else self._move_job(step, active, now)
+        for note in change.notes:
+            self._note(change.at, note, job, None if ending is None else ending.dispatch_id)
+        return True
+
+    def _job_matches(self, step: JobStep | None) -> bool:
+        if step is None:
+            return True
+        job = self._jobs.get(step.job_id)
+        return job is not None and job.state is step.source and job.fence == step.fence
+
+    def _dispatch_matches(self, step: DispatchStep | None, now: Moment) -> bool:
+        if step is None:
+            return True
+        dispatch = self._live.get(step.dispatch_id)
+        if dispatch is None or dispatch.phase is not step.source:
+            return False
+        return dispatch.expires_at > now or not step.while_valid
+
+    def _move_dispatch(self, step: DispatchStep, now: Moment) -> Span:
+        before = self._live[step.dispatch_id]
+        after = replace(
+            before,
+            phase=step.target,
+            started_at=before.started_at or (now if step.target is Phase.LEASED else None),
+            expires_at=before.expires_at if step.expires_at is None else step.expires_at,
+            stop_at=before.stop_at if step.stop_at is None else step.stop_at,
+            stop_for=before.stop_for if step.stop_for is None else step.stop_for,
+            reason=before.reason or step.reason,
+            worker=before.worker if step.worker is None else step.worker,
+        )
+        if step.target is not Phase.ENDED:
+            self._dispatches[step.dispatch_id] = self._live[step.dispatch_id] = after
+            return 0
+        self._dispatches[step.dispatch_id] = replace(
+            after, ended_at=now, end=step.end, result=step.result, error=step.error
+        )
+        del self._live[step.dispatch_id]
+        account = self._accounts.setdefault(before.addon_id, Account())
+        account.hold(-before.demand.cost_units, now, self._ordering.sharing)
+        return max(0, now - before.started_at) if before.started_at is not None else 0
+
+    def _move_job(self, step: JobStep, active: Span, now: Moment) -> Job:
+        before = self._jobs[step.job_id]
+        job = replace(
+            before,
+            state=step.target,
+            counters=before.counters if step.counters is None else step.counters,
+            active=0 if step.fresh else before.active + active,
+            spent_before=before.spent if step.fresh else before.spent_before,
+            dispatch_id=before.dispatch_id if step.target in IN_FLIGHT else None,
+            ended_at=now if step.target in SETTLED else None,
+        )
+        if step.place is not None:
+            p = step.place
+            intent = replace(
+                job.intent,
+                priority=p.priority,
+                earliest_start_at=p.earliest_start_at,
+                deadline_at=p.deadline_at,
+            )
+            job = replace(job, intent=intent, ready_at=p.ready_at, not_before=p.not_before)
+            self._lines.put(job, p, now)
+        elif step.target is not State.QUEUED:
+            self._lines.drop(job)
+        self._moved(job, before.state)
+        return job
+
+    def _moved(self, job: Job, source: State) -> None:
+        self._jobs[job.job_id] = job
+        self._tally[job.intent.addon_id, source] -= 1
+        self._tally[job.intent.addon_id, job.state] += 1
+
+    # renew
+
+    def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
+        with self._lock:
+            return [self._renew(beat) for beat in beats]
+
+    def _renew(self, beat: Beat) -> Standing | None:
+        now = self._clock()
+        dispatch = self._live.get(beat.dispatch_id)
+        if dispatch is None or dispatch.phase is Phase.RESERVED or dispatch.expires_at <= now:
+            return None
+        more = max(0, (beat.spent or 0) - dispatch.spent)
+        dispatch = replace(
+            dispatch,
+            expires_at=beat.expires_at if dispatch.phase is Phase.LEASED else dispatch.expires_at,
+            progress=dispatch.progress if beat.progress is None else beat.progress,
+            spent=dispatch.spent + more,
+        )
+        self._dispatches[beat.dispatch_id] = self._live[beat.dispatch_id] = dispatch
+        for window in windows(now) if more else ():
+            self._spent[dispatch.addon_id, window.name] += more
+        job = None if dispatch.job_id is None else self._jobs[dispatch.job_id]
+        before = 0 if job is None else job.spent - job.spent_before
+        if job is not None:
+            progress = job.progress if beat.progress is None else beat.progress
+            self._jobs[job.job_id] = replace(job, progress=progress, spent=job.spent + more)
+            if beat.checkpoint is not None:
+                self._checkpoints[job.job_id] = beat.checkpoint
+                self._note(now, Note(Kind.CHECKPOINT), job, beat.dispatch_id)
+        return Standing(
+            dispatch.job_id,
+            dispatch.addon_id,
+            dispatch.phase,
+            dispatch.reason,
+            dispatch.expires_at,
+            before,
+            before + more,
+            None if job is None else job.intent.cost_limit,
+        )
+
+    def _note(self, at: Moment, note: Note, job: Job | None, dispatch_id: DispatchId | None = None) -> None:
+        self._seq += 1
+        trail = [] if job is None else self._trails[job.job_id]
+        event = Event(
+            seq=self._seq,
+            at=at,
+            kind=note.kind,
+            job_id=None if job is None else job.job_id,
+            n=len(trail) + 1 if job is not None else 0,
+            state=None if job is None else job.state,
+            reason=note.reason,
+            dispatch_id=dispatch_id,
+            data=dict(note.data),
+        )
+        self._events.append(event)
+        trail.append(event)
+
+    # upkeep
+
+    def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
+        with self._lock:
+            account = self._accounts.setdefault(addon_id, Account())
+            account.weight = account.weight if weight is None else weight
+            account.paused = account.paused if paused is None else paused
+            data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
+            self._note(self._clock(), Note(Kind.ADDON_SET, data=data), None)
+        self._ring()
+
+    def prune(self, before: Moment, limit: int) -> int:
+        with self._lock:
+            old = [j for j in self._jobs.values() if j.state in PRUNABLE and (j.ended_at or 0) < before]
+            old = sorted(old, key=lambda job: job.ended_at or 0)[:limit]
+            for job in old:
+                self._forget(job)
+            if old:
+                gone = {job.job_id for job in old}
+                self._events = [event for event in self._events if event.job_id not in gone]
+                self._note(self._clock(), Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), None)
+        return len(old)
+
+    def _forget(self, job: Job) -> None:
+        for dispatch in self.attempts(job.job_id):
+            del self._dispatches[dispatch.dispatch_id]
+        del self._jobs[job.job_id], self._trails[job.job_id]
+        self._checkpoints.pop(job.job_id, None)
+        self._tally[job.intent.addon_id, job.state] -= 1
+        if job.intent.idempotency_key is not None:
+            del self._keys[job.intent.addon_id, job.intent.idempotency_key]
+
+    def shift(self, by: Span) -> int:
+        with self._lock:
+            for dispatch_id, dispatch in self._live.items():
+                moved = replace(
+                    dispatch,
+                    expires_at=dispatch.expires_at + by,
+                    stop_at=None if dispatch.stop_at is None else dispatch.stop_at + by,
+                    ends_at=None if dispatch.ends_at is None else dispatch.ends_at + by,
+                )
+                self._live[dispatch_id] = self._dispatches[dispatch_id] = moved
+            self._note(self._clock(), Note(Kind.CLOCK_SHIFTED, data={"by": by}), None)
+            return len(self._live)
+
+    def hold_dispatch(self, holder: str) -> None:
+        with self._lock:
+            if self._holder is not None:
+                raise DispatcherHeld(f"this store is dispatched by {self._holder}", holder=self._holder)
+            self._holder = holder
+
+    def on_change(self, ring: Callable[[], None]) -> None:
+        self._rings.append(ring)
+
+    def _ring(self) -> None:
+        for ring in self._rings:
+            ring()
+
+    def close(self) -> None:
+        self._holder = None
+
+
+def _same_body(first: Intent, again: Intent, job_id: JobId | None = None) -> None:
+    if first != again:
+        raise KeyConflict(
+            f"idempotency_key {again.idempotency_key!r} was used for another job",
+            field="idempotency_key",
+            job_id=job_id,
+        )
+
+
+def _refuse_beyond(limit: int, queued: int, more: int, where: str) -> None:
+    if queued + more > limit:
+        raise QueueFull(
+            f"{queued} jobs are queued {where}, the limit is {limit}",
+            limit=limit,
+            queued=queued,
+            retry_after_sec=5,
+        )

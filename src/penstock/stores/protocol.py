@@ -1,0 +1,183 @@
+"""
+The seam between the engine and a store: few verbs, each one transaction, the same for memory, SQLite and PostgreSQL.
+
+`admit` is the only verb that calls back, because admission must see locked rows: it is a transaction over the ledger, not a
+compare-and-set on one job. Everything else that happens to a job is a `Change`, and `apply` is the one way to make it true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from penstock.core.books import Books
+from penstock.core.changes import Beat, Change
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Event, Job
+from penstock.core.landing import End, Phase
+from penstock.core.order import Floor, Verdict
+from penstock.core.states import State
+from penstock.core.words import SECOND, AddonId, DispatchId, HostId, JobId, Moment, Money, Span
+
+__all__ = ["Addon", "Clock", "Depth", "Due", "Overdue", "Query", "Receipt", "Standing", "Store", "Terms"]
+
+Clock: TypeAlias = Callable[[], Moment]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many may be queued. Requeues are never refused, so they may exceed it."""
+
+    total: int | None = None
+    per_addon: int | None = None
+
+
+class Receipt(NamedTuple):
+    """`created`: False when the idempotency key had been used before, and this is that job."""
+
+    job_id: JobId
+    state: State
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a dispatch is made with."""
+
+    reserve_for: Span = 30 * SECOND
+    lease_for: Span = 30 * SECOND
+    worker: str = ""
+
+
+class Standing(NamedTuple):
+    """Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the desk can judge its spending."""
+
+    job_id: JobId | None
+    addon_id: AddonId
+    phase: Phase
+    reason: End | None
+    expires_at: Moment
+    spent_before: Money
+    spent: Money
+    cost_limit: Money | None
+
+
+class Due(StrEnum):
+    EXPIRED = "expired"  # a reservation nobody took up, a lease nobody renewed, a stop nobody confirmed
+    STOP = "stop"  # a run past its runtime limit or hard cap
+    DEADLINE = "deadline"  # a queued job that can no longer start in time
+
+
+class Overdue(NamedTuple):
+    due: Due
+    job: Job | None
+    dispatch: Dispatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    states: Collection[State] = ()
+    addon_id: AddonId | None = None
+    job_type: str | None = None
+    after: int = 0  # the number of the last job seen; by number, newest first when 0 < limit
+    newest_first: bool = False
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Addon:
+    addon_id: AddonId
+    weight: int = 100
+    paused: bool = False
+    average: float = 0.0
+    units: int = 0
+    jobs: Mapping[State, int] = field(default_factory=dict)
+
+
+class Store(Protocol):
+    def now(self) -> Moment:
+        """The one clock. Everything that is written or judged here is by it."""
+        ...
+
+    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        """All or none, durable when it returns. QueueFull, KeyConflict."""
+        ...
+
+    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
+        """`weigh` sees rows that nobody else can change until its verdict is written. It must be quick, and may be called again."""
+        ...
+
+    def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
+        """The same floor, to read only: for explain and for trying out."""
+        ...
+
+    def apply(self, changes: Sequence[Change]) -> list[bool]:
+        """One transaction; each on its own merits. False: decided on stale knowledge, nothing was changed by it."""
+        ...
+
+    def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
+        """None: stale, ended or expired; nothing was changed. A dispatch that is ending is not prolonged."""
+        ...
+
+    def overdue(self, limit: int) -> list[Overdue]: ...
+
+    def alarm(self) -> Moment | None:
+        """The next moment at which something becomes ready, urgent or overdue."""
+        ...
+
+    def job(self, job_id: JobId) -> Job | None: ...
+
+    def jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
+        """In the order asked for; what does not exist is left out."""
+        ...
+
+    def find(self, query: Query) -> list[Job]: ...
+
+    def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None: ...
+
+    def attempts(self, job_id: JobId) -> list[Dispatch]: ...
+
+    def live(
+        self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
+    ) -> list[Dispatch]:
+        """Dispatches that hold units, oldest first."""
+        ...
+
+    def checkpoint(self, job_id: JobId) -> str | None: ...
+
+    def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
+        """By `seq`, or by `n` within one job. Nothing ever appears at or below a number that was seen."""
+        ...
+
+    def books(self, host: HostId) -> Books: ...
+
+    def addons(self) -> list[Addon]: ...
+
+    def set_addon(
+        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None
+    ) -> None: ...
+
+    def prune(self, before: Moment, limit: int) -> int:
+        """Forget at most so many settled jobs that ended before then. BLOCKED ones stay."""
+        ...
+
+    def shift(self, by: Span) -> int:
+        """The clock was set: move the expiry of every live dispatch along, so that no lease grows or shrinks."""
+        ...
+
+    def audit(self) -> list[str]:
+        """Recompute every sum and check every invariant; what is wrong, in words."""
+        ...
+
+    def hold_dispatch(self, holder: str) -> None:
+        """The right to dispatch from this store. DispatcherHeld names who has it."""
+        ...
+
+    def on_change(self, ring: Callable[[], None]) -> None:
+        """Called after any commit, here or (by the holder of the dispatch right) in another process. A hint, from any thread."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,246 @@
+-- Every statement of the SQLite store, by name. The PostgreSQL file has the same names.
+
+-- name: marks
+SELECT name, value FROM mark;
+
+-- name: set_mark
+UPDATE mark SET value = :value WHERE name = :name;
+
+-- name: demand_by_key
+SELECT no FROM demand WHERE key = :key;
+
+-- name: demand_by_no
+SELECT addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class FROM demand WHERE no = :no;
+
+-- name: add_demand
+INSERT INTO demand (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING no;
+
+-- name: add_job
+INSERT INTO job (no, job_id, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
+                 earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key)
+VALUES (?, ?, ?, 'QUEUED', ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_intent
+INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_dispatch
+INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
+                      expires_at, ends_at, stop_at, stop_for, worker)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_event
+INSERT INTO event (seq, at, kind, job_no, n, state, reason, dispatch_id, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: job_by_key
+SELECT j.job_id, j.state, i.body_hash FROM job j JOIN intent i USING (no)
+WHERE j.addon_id = :addon_id AND j.idempotency_key = :key;
+
+-- name: step_into_line
+-- A job whose time has come. Bounded: the next round takes the rest.
+UPDATE job SET line = 1 WHERE no IN (SELECT no FROM job WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most);
+
+-- name: step_into_urgent_line
+UPDATE job SET line = 2
+WHERE no IN (SELECT no FROM job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= :now ORDER BY urgent_at LIMIT :most);
+
+-- name: lines
+-- Skips from demand to demand through the index: as many steps as there are lines, however long they are.
+WITH RECURSIVE active (demand) AS (
+    SELECT * FROM (SELECT demand FROM job WHERE line > 0 ORDER BY demand LIMIT 1)
+    UNION ALL
+    SELECT (SELECT demand FROM job WHERE line > 0 AND demand > active.demand ORDER BY demand LIMIT 1)
+    FROM active WHERE active.demand IS NOT NULL
+)
+SELECT demand, standing FROM active JOIN (SELECT 1 AS standing UNION ALL SELECT 2)
+WHERE demand IS NOT NULL AND EXISTS (SELECT 1 FROM job WHERE job.demand = active.demand AND job.line = standing AND job.line > 0);
+
+-- name: in_line
+SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
+FROM job WHERE demand = :demand AND line = :line AND line > 0 ORDER BY turn, no;
+
+-- name: ahead_in_line
+SELECT count(*) FROM (
+    SELECT 1 FROM job WHERE demand = :demand AND line = :line AND line > 0 AND (turn, no) < (:turn, :no) LIMIT :most);
+
+-- name: running
+SELECT cost_units, admitted_at, ends_at FROM dispatch WHERE phase <> 'ended' AND host = :host;
+
+-- name: take_job
+UPDATE job SET state = ?1, line = NULL, fence = ?2, events = ?3, start = iif(?1 = 'RUNNING', 0, start), denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
+WHERE no = ?4;
+
+-- name: deny_job
+UPDATE job SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no = ?;
+
+-- name: pass_job
+UPDATE job SET passed_at = ? WHERE no = ?;
+
+-- name: job_for_step
+SELECT no, state, fence, events, addon_id FROM job WHERE job_id = :job_id;
+
+-- name: dispatch_for_step
+SELECT phase, expires_at, demand, host, cost_units, started_at, job_no FROM dispatch WHERE dispatch_id = :dispatch_id;
+
+-- name: move_job
+UPDATE job SET state = ?, events = ?, line = NULL, ended_at = ?, active = active + ?,
+               crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
+WHERE no = ?;
+
+-- name: place_job
+UPDATE job SET state = 'QUEUED', events = ?, ended_at = NULL, active = active + ?,
+               crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start),
+               line = ?, turn = ?, ready_at = ?, urgent_at = ?, priority = ?, demand = ?,
+               earliest_start_at = ?, not_before = ?, deadline_at = ?
+WHERE no = ?;
+
+-- name: refresh_job
+UPDATE job SET active = 0, spent_before = spent WHERE no = ?;
+
+-- name: note_job
+UPDATE job SET events = ? WHERE no = ?;
+
+-- name: move_dispatch
+UPDATE dispatch SET phase = ?, started_at = coalesce(started_at, ?), expires_at = coalesce(?, expires_at),
+                    stop_at = coalesce(?, stop_at), stop_for = coalesce(?, stop_for), reason = coalesce(reason, ?),
+                    worker = coalesce(?, worker), ended_at = ?, how = ?, result = ?, failure = ?
+WHERE dispatch_id = ?;
+
+-- name: dispatch_for_beat
+SELECT d.phase, d.expires_at, d.reason, d.addon_id, d.spent, d.fence, d.job_no, j.job_id, j.spent, j.spent_before, j.events, j.state, i.cost_limit
+FROM dispatch d LEFT JOIN job j ON j.no = d.job_no LEFT JOIN intent i ON i.no = d.job_no
+WHERE d.dispatch_id = :dispatch_id;
+
+-- name: renew
+UPDATE dispatch SET expires_at = ?, progress = coalesce(?, progress), spent = ? WHERE dispatch_id = ?;
+
+-- name: beat_job
+UPDATE job SET progress = coalesce(?, progress), spent = spent + ?, events = ? WHERE no = ?;
+
+-- name: set_checkpoint
+INSERT INTO checkpoint (job_no, at, fence, data) VALUES (?, ?, ?, ?)
+ON CONFLICT (job_no) DO UPDATE SET at = excluded.at, fence = excluded.fence, data = excluded.data;
+
+-- name: spend
+INSERT INTO budget (addon_id, period, spent) VALUES (?, ?, ?)
+ON CONFLICT (addon_id, period) DO UPDATE SET spent = spent + excluded.spent;
+
+-- name: spent
+SELECT addon_id, period, spent FROM budget WHERE period IN (:day, :month);
+
+-- name: ledger_row
+SELECT units, running FROM ledger WHERE scope = :scope AND name = :name;
+
+-- name: ledger
+SELECT scope, name, units, running FROM ledger WHERE running > 0;
+
+-- name: set_ledger
+INSERT INTO ledger (scope, name, units, running) VALUES (?, ?, ?, ?)
+ON CONFLICT (scope, name) DO UPDATE SET units = excluded.units, running = excluded.running;
+
+-- name: account
+SELECT weight, paused, average, units, at FROM addon WHERE addon_id = :addon_id;
+
+-- name: addons
+SELECT addon_id, weight, paused, average, units, at FROM addon ORDER BY addon_id;
+
+-- name: set_account
+INSERT INTO addon (addon_id, weight, paused, average, units, at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
+                                     units = excluded.units, at = excluded.at;
+
+-- name: tally
+SELECT addon_id, state, jobs FROM tally WHERE jobs > 0;
+
+-- name: queued_in_all
+SELECT coalesce(sum(jobs), 0) FROM tally WHERE state = 'QUEUED';
+
+-- name: queued_of
+SELECT coalesce(sum(jobs), 0) FROM tally WHERE addon_id = :addon_id AND state = 'QUEUED';
+
+-- name: count_jobs
+INSERT INTO tally (addon_id, state, jobs) VALUES (?, ?, max(0, ?3))
+ON CONFLICT (addon_id, state) DO UPDATE SET jobs = jobs + ?3;
+
+-- name: expired
+SELECT dispatch_id FROM dispatch WHERE phase <> 'ended' AND expires_at <= :now ORDER BY expires_at LIMIT :most;
+
+-- name: to_stop
+SELECT dispatch_id FROM dispatch WHERE phase = 'leased' AND stop_at IS NOT NULL AND stop_at <= :now ORDER BY stop_at LIMIT :most;
+
+-- name: past_deadline
+SELECT job_id FROM job WHERE line IS NOT NULL AND deadline_at IS NOT NULL AND deadline_at <= :now ORDER BY deadline_at LIMIT :most;
+
+-- name: alarm
+SELECT min(moment) FROM (
+    SELECT * FROM (SELECT ready_at AS moment FROM job WHERE line = 0 ORDER BY ready_at LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT urgent_at FROM job WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT deadline_at FROM job WHERE line IS NOT NULL AND deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT expires_at FROM dispatch WHERE phase <> 'ended' ORDER BY expires_at LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT stop_at FROM dispatch WHERE phase = 'leased' AND stop_at IS NOT NULL ORDER BY stop_at LIMIT 1));
+
+-- name: shift
+UPDATE dispatch SET expires_at = expires_at + :by, stop_at = stop_at + :by, ends_at = ends_at + :by WHERE phase <> 'ended';
+
+-- name: old_jobs
+SELECT no, job_id, addon_id, state FROM job
+WHERE state IN ('DONE', 'FAILED', 'CANCELED') AND ended_at < :before ORDER BY ended_at LIMIT :most;
+
+-- name: forget_job
+DELETE FROM job WHERE no = ?;
+
+-- name: forget_intent
+DELETE FROM intent WHERE no = ?;
+
+-- name: forget_events
+DELETE FROM event WHERE job_no = ?;
+
+-- name: forget_checkpoint
+DELETE FROM checkpoint WHERE job_no = ?;
+
+-- name: forget_dispatches
+DELETE FROM dispatch WHERE dispatch_id > ?1 || '.' AND dispatch_id < ?1 || '/';
+
+-- name: checkpoint
+SELECT c.data FROM checkpoint c JOIN job j ON j.no = c.job_no WHERE j.job_id = :job_id;
+
+-- name: events
+SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
+FROM event e LEFT JOIN job j ON j.no = e.job_no WHERE e.seq > :after ORDER BY e.seq LIMIT :most;
+
+-- name: events_of_job
+SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
+FROM job j JOIN event e ON e.job_no = j.no WHERE j.job_id = :job_id AND e.n > :after ORDER BY e.n LIMIT :most;
+
+-- name: job_columns
+-- Without its intent: a join of wide rows costs twenty times as much as two look-ups.
+SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
+       j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
+       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand
+FROM job j
+
+-- name: intent_of
+SELECT payload, tags, unit, cost_limit, time_sensitive, retry_delays FROM intent WHERE no = ?;
+
+-- name: dispatch_columns
+SELECT d.dispatch_id, j.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
+       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.demand
+FROM dispatch d LEFT JOIN job j ON j.no = d.job_no
+
+-- name: audit_dispatches
+SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.demand, d.phase, d.fence, j.job_id, j.state, j.fence
+FROM dispatch d LEFT JOIN job j ON j.no = d.job_no WHERE d.phase <> 'ended';
+
+-- name: audit_tally
+SELECT addon_id, state, count(*) FROM job GROUP BY addon_id, state;
+
+-- name: audit_in_flight
+SELECT job_id FROM job j WHERE state IN ('DISPATCHING', 'RUNNING')
+AND NOT EXISTS (SELECT 1 FROM dispatch d WHERE d.job_no = j.no AND d.phase <> 'ended');
+
+-- name: audit_trail
+SELECT j.job_id FROM job j LEFT JOIN event e ON e.job_no = j.no
+GROUP BY j.no HAVING count(e.seq) <> j.events OR max(e.n) <> j.events OR min(e.n) <> 1;
+
+-- name: audit_fold
+SELECT j.job_id FROM job j JOIN event e ON e.job_no = j.no AND e.n = j.events WHERE e.state <> j.state;

@@ -1,0 +1,60 @@
+"""
+Every sum recomputed from the rows it is a sum of, and every invariant asked for. Behind `db check`, and behind every commit of the simulation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import apsw
+
+from penstock.core.books import keys_of
+from penstock.core.landing import Phase
+from penstock.core.states import State
+from penstock.stores.sqlite_file import query
+from penstock.stores.sqlite_floor import Demands
+
+__all__ = ["audit"]
+
+
+def audit(con: apsw.Connection, demands: Demands) -> Iterator[str]:
+    yield from _sums(con, demands)
+    yield from _jobs(con)
+
+
+def _sums(con: apsw.Connection, demands: Demands) -> Iterator[str]:
+    units: Counter[tuple[str, str]] = Counter()
+    running: Counter[tuple[str, str]] = Counter()
+    held: Counter[str] = Counter()
+    for dispatch_id, host, cost, addon_id, demand_no, phase, fence, job_id, state, job_fence in list(
+        query(con, "audit_dispatches")
+    ):
+        held[addon_id] += cost
+        for key in [("host", host), *keys_of(demands.demand(con, demand_no))]:
+            units[key] += cost
+            running[key] += 1
+        expected = State.DISPATCHING if phase == Phase.RESERVED else State.RUNNING
+        if job_id is not None and (state != expected or fence != job_fence):
+            yield f"dispatch {dispatch_id} is {phase}, its job is {state} with fence {job_fence}"
+    ledger = {(scope, name): (u, r) for scope, name, u, r in query(con, "ledger")}
+    for key in ledger.keys() | units.keys():
+        if ledger.get(key, (0, 0)) != (units[key], running[key]):
+            yield f"ledger {key} says {ledger.get(key)}, its dispatches say {(units[key], running[key])}"
+    for addon_id, _, _, _, account, _ in query(con, "addons"):
+        if account != held[addon_id]:
+            yield f"account {addon_id} holds {account}, its dispatches hold {held[addon_id]}"
+
+
+def _jobs(con: apsw.Connection) -> Iterator[str]:
+    tally = {(addon_id, state): n for addon_id, state, n in query(con, "tally")}
+    counted = {(addon_id, state): n for addon_id, state, n in query(con, "audit_tally")}
+    if tally != counted:
+        yield f"the tally says {tally}, the jobs are {counted}"
+    for name, problem in (
+        ("audit_in_flight", "is in flight without a live dispatch"),
+        ("audit_trail", "has a gap in its events"),
+        ("audit_fold", "is not in the state its last event tells"),
+    ):
+        for (job_id,) in query(con, name):
+            yield f"job {job_id} {problem}"

@@ -1,0 +1,186 @@
+"""
+The SQLite file: how it is opened, brought to the present schema, and guarded.
+
+Two locks lie beside it. `-dispatch` is held for as long as a process dispatches, and tells who that is. `-write` is held for
+one commit: SQLite's own busy handler sleeps up to 100 ms between tries, while the kernel wakes the next in line at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from penstock.core.refusals import DispatcherHeld, SchemaNewer, StoreFailed
+
+__all__ = ["DispatchLock", "WriteLock", "connect", "failures", "migrate", "one", "query", "statements"]
+
+#: "PEN1": another program's database is not ours to migrate.
+APPLICATION_ID: Final = 0x50454E31
+#: Before this one, two connections that write and checkpoint can corrupt a database in WAL mode.
+SAFE_WAL: Final = (3, 51, 3)
+
+
+def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    if version < SAFE_WAL:
+        raise StoreFailed(
+            f"SQLite {apsw.sqlite_lib_version()} can corrupt a database in WAL mode; apsw with SQLite 3.51.3 or newer is needed"
+        )
+    flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    with failures(path):
+        con = apsw.Connection(os.fspath(path), flags=flags)
+        con.set_busy_timeout(10_000)
+        if not readonly:
+            con.pragma("journal_mode", "wal")
+            # FULL: a commit that was answered survives a power cut. NORMAL may lose the newest ones.
+            con.pragma("synchronous", "FULL")
+            con.pragma("journal_size_limit", 64 * 1024 * 1024)
+        con.pragma("cache_size", -32_000)
+        con.pragma("temp_store", "memory")
+    return con
+
+
+@contextmanager
+def failures(path: Path) -> Iterator[None]:
+    """What SQLite reports about the disk or the file, in our words. A broken constraint is our own bug and stays as it is."""
+    try:
+        yield
+    except (
+        apsw.BusyError,
+        apsw.LockedError,
+        apsw.FullError,
+        apsw.IOError,
+        apsw.ReadOnlyError,
+        apsw.CorruptError,
+        apsw.NotADBError,
+        apsw.CantOpenError,
+        apsw.PermissionsError,
+    ) as error:
+        kind = type(error).__name__.removesuffix("Error").lower()
+        raise StoreFailed(f"the database {path.name} cannot be used: {error}", kind=kind) from error
+
+
+def migrate(con: apsw.Connection, path: Path) -> None:
+    """Forward only, one transaction per step, after a backup. Two processes may open the file at once: one migrates."""
+    steps = _migrations()
+    with failures(path):
+        version = _version(con, path)
+        if version == len(steps):
+            return
+        if version > 0:
+            _backup(con, path.with_name(f"{path.name}.v{version}.backup"))
+        for number, script in enumerate(steps, start=1):
+            con.execute("BEGIN EXCLUSIVE")
+            try:
+                if _version(con, path) < number:
+                    con.execute(script)
+                    con.execute(f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}")
+                con.execute("COMMIT")
+            except BaseException:
+                con.execute("ROLLBACK")
+                raise
+
+
+def _version(con: apsw.Connection, path: Path) -> int:
+    version = int(con.pragma("user_version"))
+    tables = con.execute("SELECT count(*) FROM sqlite_schema").get
+    if con.pragma("application_id") != APPLICATION_ID and (version or tables):
+        raise StoreFailed(f"{path.name} is a database of another program; choose another file")
+    if version > len(_migrations()):
+        raise SchemaNewer(
+            f"{path.name} has schema {version}, this Penstock knows {len(_migrations())}: upgrade Penstock, or restore a backup",
+            schema=version,
+            known=len(_migrations()),
+        )
+    return version
+
+
+def _backup(con: apsw.Connection, target: Path) -> None:
+    """Into a new name first: a half-written backup must not look like one."""
+    partial = target.with_name(target.name + ".part")
+    partial.unlink(missing_ok=True)
+    copy = apsw.Connection(os.fspath(partial))
+    try:
+        with copy.backup("main", con, "main") as backup:
+            backup.step(-1)
+    finally:
+        copy.close()
+    partial.replace(target)
+
+
+@cache
+def _migrations() -> tuple[str, ...]:
+    folder = files("penstock.stores") / "sql" / "sqlite"
+    return tuple(step.read_text("utf-8") for step in sorted(folder.iterdir(), key=lambda f: f.name))
+
+
+@cache
+def statements() -> dict[str, str]:
+    text = (files("penstock.stores") / "sql" / "sqlite.sql").read_text("utf-8")
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
+    return {name: sql.strip().removesuffix(";") for name, sql in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def query(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Iterator[Any]:
+    """A named statement. What its columns are is known to the statement, not to the type checker."""
+    return iter(con.execute(statements()[name], values))
+
+
+def one(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Any:
+    """The first row, or None."""
+    return next(query(con, name, values), None)
+
+
+class WriteLock:
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path.with_name(path.name + "-write"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class DispatchLock:
+    """The kernel frees it when its holder dies, however it dies: there is no stale lock to clean up."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        name = path.with_name(path.name + "-dispatch")
+        self._fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = _read_holder(self._fd)
+            os.close(self._fd)
+            raise DispatcherHeld(
+                f"{path.name} is dispatched by {other['holder']} (pid {other['pid']}); only one process may, others submit",
+                **other,
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps({"holder": holder, "pid": os.getpid()}).encode(), 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _read_holder(fd: int) -> dict[str, object]:
+    try:
+        told: dict[str, object] = json.loads(os.pread(fd, 4_096, 0))
+    except ValueError:
+        # It has the lock and has not written its name yet.
+        told = {"holder": "another process", "pid": "unknown"}
+    return told

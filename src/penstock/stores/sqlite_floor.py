@@ -1,0 +1,129 @@
+"""
+What a round sees of a SQLite store: books, and one lazy line per demand.
+
+A line is an open cursor on the order index. A round pulls the head of each and goes further only behind what it starts, so
+the database never reads a row that was not weighed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import apsw
+
+from penstock.core.books import Books
+from penstock.core.demand import Demand
+from penstock.core.order import Line, Running, Waiting
+from penstock.core.share import Account
+from penstock.core.spend import windows
+from penstock.core.words import AddonId, HostId, Moment
+from penstock.stores.sqlite_file import one, query, statements
+from penstock.stores.sqlite_rows import demand_from, demand_row
+
+__all__ = ["Accounts", "Demands", "Standby", "TableFloor", "read_books"]
+
+
+class Demands:
+    """Demands are few and never change, so each is read once. Forgotten on a rollback: one of them may never have been."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Demand, int] = {}
+        self._demands: dict[int, Demand] = {}
+
+    def number(self, con: apsw.Connection, demand: Demand) -> int:
+        no = self._numbers.get(demand)
+        if no is None:
+            (no,) = one(con, "demand_by_key", {"key": demand.key}) or one(
+                con, "add_demand", demand_row(demand)
+            )
+            self._numbers[demand] = no
+        return no
+
+    def demand(self, con: apsw.Connection, no: int) -> Demand:
+        demand = self._demands.get(no)
+        if demand is None:
+            demand = demand_from(one(con, "demand_by_no", {"no": no}))
+            self._demands[no] = demand
+        return demand
+
+    def forget(self) -> None:
+        self._numbers.clear()
+        self._demands.clear()
+
+
+class Accounts(dict[AddonId, Account]):
+    """Read when asked for: there may be many addons, and a round meets few of them."""
+
+    def __init__(self, con: apsw.Connection) -> None:
+        super().__init__()
+        self._con = con
+        self._absent: set[AddonId] = set()
+
+    def get(self, addon_id: AddonId, default: Any = None) -> Any:
+        if addon_id not in self and addon_id not in self._absent:
+            row = one(self._con, "account", {"addon_id": addon_id})
+            if row is None:
+                self._absent.add(addon_id)
+            else:
+                weight, paused, average, units, at = row
+                self[addon_id] = Account(weight, bool(paused), average, units, at)
+        return super().get(addon_id, default)
+
+    def setdefault(self, addon_id: AddonId, default: Any = None) -> Any:
+        self.get(addon_id)
+        return super().setdefault(addon_id, default)
+
+
+class Standby(NamedTuple):
+    """What the store itself must know of a job in line when it is picked."""
+
+    events: int
+    max_runtime_sec: int | None
+    max_active_sec: int | None
+    active: int
+
+
+def read_books(con: apsw.Connection, host: HostId, now: Moment, accounts: Accounts) -> Books:
+    books = Books(accounts=accounts)
+    for scope, name, units, running in query(con, "ledger"):
+        if scope != "host":
+            books.counts[scope, name] = running
+        elif name == host:
+            books.units, books.running = units, running
+    day, month = windows(now)
+    spent: dict[AddonId, dict[str, int]] = {}
+    for addon_id, period, amount in query(con, "spent", {"day": day.name, "month": month.name}):
+        spent.setdefault(addon_id, {})["day" if period == day.name else "month"] = amount
+    books.spent = spent
+    return books
+
+
+class TableFloor:
+    def __init__(
+        self, con: apsw.Connection, host: HostId, now: Moment, demands: Demands, accounts: Accounts
+    ) -> None:
+        self.now = now
+        self.books = read_books(con, host, now, accounts)
+        self.standby: dict[int, Standby] = {}
+        self._con, self._host, self._demands = con, host, demands
+        self._open: list[apsw.Cursor] = []
+
+    def lines(self) -> Iterator[Line]:
+        for demand_no, line in list(query(self._con, "lines")):
+            cursor = self._con.execute(statements()["in_line"], {"demand": demand_no, "line": line})
+            self._open.append(cursor)
+            yield Line(self._demands.demand(self._con, demand_no), line == 2, self._pull(cursor))
+
+    def _pull(self, cursor: Iterable[Any]) -> Iterator[Waiting]:
+        for row in cursor:
+            self.standby[row[0]] = Standby(*row[8:])
+            yield Waiting(*row[:8])
+
+    def running(self) -> Sequence[Running]:
+        return [Running(*row) for row in query(self._con, "running", {"host": self._host})]
+
+    def close(self) -> None:
+        """Before anything is written: an open cursor would walk over rows that move."""
+        for cursor in self._open:
+            cursor.close(True)

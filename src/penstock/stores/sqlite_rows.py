@@ -1,0 +1,195 @@
+"""Rows to values and back: the only place that knows the order of columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from hashlib import blake2b
+from typing import Any
+
+from penstock.core.demand import Demand
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Event, Job, Kind, Place, dispatch_id_of
+from penstock.core.landing import End, Phase
+from penstock.core.retry import Counters
+from penstock.core.states import IN_FLIGHT, State
+from penstock.core.words import AddonId, Constraint, DispatchId, HostId, JobId, Moment, RunWhen
+
+__all__ = [
+    "body_hash",
+    "demand_from",
+    "demand_row",
+    "dispatch_from",
+    "encode",
+    "event_from",
+    "intent_row",
+    "job_from",
+    "job_row",
+]
+
+
+def encode(data: Mapping[str, Any]) -> str | None:
+    return json.dumps(data, separators=(",", ":")) if data else None
+
+
+def body_hash(intent: Intent) -> bytes:
+    said = tuple(getattr(intent, f.name) for f in fields(Intent))
+    return blake2b(repr(said).encode(), digest_size=16).digest()
+
+
+def demand_row(demand: Demand) -> tuple[Any, ...]:
+    return (
+        demand.key,
+        demand.addon_id,
+        demand.job_type,
+        demand.cost_units,
+        int(demand.constraints),
+        str(demand.run_when),
+        demand.quiet_for_sec,
+        int(demand.high),
+        demand.duration_class,
+    )
+
+
+def demand_from(row: Sequence[Any]) -> Demand:
+    addon_id, job_type, cost, constraints, run_when, quiet_for, high, duration_class = row
+    return Demand(
+        AddonId(addon_id),
+        job_type,
+        cost,
+        Constraint(constraints),
+        RunWhen(run_when),
+        quiet_for,
+        bool(high),
+        duration_class,
+    )
+
+
+def job_row(
+    no: int, job_id: JobId, intent: Intent, place: Place, *, demand_no: int, now: Moment
+) -> tuple[Any, ...]:
+    return (
+        no,
+        job_id,
+        intent.addon_id,
+        demand_no,
+        place.line(now),
+        place.turn,
+        place.ready_at,
+        place.urgent_at,
+        place.priority,
+        now,
+        place.earliest_start_at,
+        place.deadline_at,
+        None if intent.expected_duration_sec is None else float(intent.expected_duration_sec),
+        intent.max_runtime_sec,
+        intent.max_active_sec,
+        intent.idempotency_key,
+    )
+
+
+def intent_row(no: int, intent: Intent) -> tuple[Any, ...]:
+    return (
+        no,
+        intent.payload,
+        json.dumps(intent.tags) if intent.tags else None,
+        intent.unit,
+        intent.cost_limit,
+        int(intent.time_sensitive),
+        json.dumps(intent.retry_delays_sec) if intent.retry_delays_sec else None,
+        body_hash(intent) if intent.idempotency_key is not None else None,
+    )
+
+
+def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
+    (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
+    (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
+    (priority, earliest, deadline, expected, max_runtime, max_active, key, _) = row[20:]
+    (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = said
+    return Job(
+        no=no,
+        job_id=JobId(job_id),
+        intent=Intent(
+            addon_id=demand.addon_id,
+            job_type=demand.job_type,
+            cost_units=demand.cost_units,
+            priority=priority,
+            constraints=demand.constraints,
+            run_when=demand.run_when,
+            quiet_for_sec=demand.quiet_for_sec,
+            expected_duration_sec=expected,
+            payload=payload,
+            tags=tuple(json.loads(tags)) if tags else (),
+            time_sensitive=bool(time_sensitive),
+            deadline_at=deadline,
+            earliest_start_at=earliest,
+            max_runtime_sec=max_runtime,
+            max_active_sec=max_active,
+            cost_limit=cost_limit,
+            unit=unit,
+            idempotency_key=key,
+            retry_delays_sec=tuple(json.loads(retry_delays)) if retry_delays else (),
+        ),
+        state=State(state),
+        created_at=created_at,
+        ready_at=ready_at,
+        not_before=not_before,
+        fence=fence,
+        dispatch_id=dispatch_id_of(JobId(job_id), fence) if state in IN_FLIGHT else None,
+        counters=Counters(crash, unavailable, error, start),
+        active=active,
+        spent=spent,
+        spent_before=spent_before,
+        progress=progress,
+        denied=denied,
+        denied_data=denied_data or "{}",
+        denied_at=denied_at,
+        passed_at=passed_at,
+        ended_at=ended_at,
+    )
+
+
+def dispatch_from(row: Sequence[Any], demand: Demand) -> Dispatch:
+    (dispatch_id, job_id, addon_id, host, fence, phase, admitted_at, expires_at, started_at, ends_at) = row[
+        :10
+    ]
+    (stop_at, stop_for, reason, worker, spent, progress, ended_at, how, result, failure, _) = row[10:]
+    return Dispatch(
+        dispatch_id=DispatchId(dispatch_id),
+        job_id=None if job_id is None else JobId(job_id),
+        addon_id=AddonId(addon_id),
+        host=HostId(host),
+        demand=demand,
+        fence=fence,
+        phase=Phase(phase),
+        admitted_at=admitted_at,
+        expires_at=expires_at,
+        started_at=started_at,
+        ends_at=ends_at,
+        stop_at=stop_at,
+        stop_for=None if stop_for is None else End(stop_for),
+        reason=None if reason is None else End(reason),
+        worker=worker,
+        spent=spent,
+        progress=progress,
+        ended_at=ended_at,
+        end=None if how is None else End(how),
+        result=result,
+        error=failure,
+    )
+
+
+def event_from(row: Sequence[Any]) -> Event:
+    seq, at, kind, job_id, n, state, reason, dispatch_id, data = row
+    return Event(
+        seq=seq,
+        at=at,
+        kind=Kind(kind),
+        job_id=None if job_id is None else JobId(job_id),
+        n=n,
+        state=None if state is None else State(state),
+        reason=reason,
+        dispatch_id=None if dispatch_id is None else DispatchId(dispatch_id),
+        data=json.loads(data) if data else {},
+    )

@@ -1,0 +1,419 @@
+"""One write transaction, shared by everything that arrived together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Self
+
+import apsw
+
+from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, stop_moment
+from penstock.core.demand import Demand
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Kind, dispatch_id_of, place
+from penstock.core.landing import End, Phase
+from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
+from penstock.core.reasons import as_json
+from penstock.core.refusals import KeyConflict, QueueFull
+from penstock.core.share import Account
+from penstock.core.spend import windows
+from penstock.core.states import SETTLED, State
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
+from penstock.stores.sqlite_file import WriteLock, one, query, statements
+from penstock.stores.sqlite_floor import Demands, TableFloor
+from penstock.stores.sqlite_pages import NO_JOB, Pages
+from penstock.stores.sqlite_rows import body_hash, encode, intent_row, job_row
+
+__all__ = ["Transaction"]
+
+SUBMITTED: Final = Note(Kind.SUBMITTED)
+DISPATCHING: Final = Note(Kind.DISPATCHING, "admitted")
+#: How many jobs whose time has come step into line in one transaction.
+STEPS: Final = 5_000
+
+
+class Transaction:
+    def __init__(
+        self,
+        con: apsw.Connection,
+        lock: WriteLock,
+        clock: Clock,
+        ordering: Ordering,
+        demands: Demands,
+        *,
+        new_id: Callable[[], str],
+        committed: Callable[[], None],
+    ) -> None:
+        self._con, self._lock, self._clock, self._ordering = con, lock, clock, ordering
+        self._demands, self._new_id, self._committed = demands, new_id, committed
+        self._sql = statements()
+
+    def __enter__(self) -> Self:
+        self._lock.__enter__()
+        try:
+            # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
+            self._con.execute("BEGIN IMMEDIATE")
+        except BaseException:
+            self._lock.__exit__()
+            raise
+        self._pages = Pages(self._con)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self._pages.flush()
+                self._con.execute("COMMIT")
+        finally:
+            if self._con.in_transaction:
+                self._con.execute("ROLLBACK")
+                self._demands.forget()
+            self._lock.__exit__()
+        if kind is None and self._pages.told:
+            self._committed()
+
+    # submit
+
+    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        now = self._clock()
+        known = {
+            i: self._known(intent) for i, intent in enumerate(intents) if intent.idempotency_key is not None
+        }
+        fresh = [intent for i, intent in enumerate(intents) if known.get(i) is None]
+        self._check_depth(fresh, depth)
+        receipts = []
+        made: dict[tuple[AddonId, str], tuple[Receipt, bytes]] = {}
+        for i, intent in enumerate(intents):
+            receipt = known.get(i)
+            key = (intent.addon_id, intent.idempotency_key or "")
+            if receipt is None and key in made:
+                receipt = _same_body(made[key], intent)
+            if receipt is None:
+                receipt = self._insert(intent, now)
+                if intent.idempotency_key is not None:
+                    made[key] = (receipt._replace(created=False), body_hash(intent))
+            receipts.append(receipt)
+        return receipts
+
+    def _known(self, intent: Intent) -> Receipt | None:
+        self._pages.flush_jobs()
+        found = {"addon_id": intent.addon_id, "key": intent.idempotency_key}
+        for job_id, state, said in query(self._con, "job_by_key", found):
+            return _same_body((Receipt(job_id, State(state), created=False), said), intent)
+        return None
+
+    def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
+        if depth.total is not None and fresh:
+            (queued,) = one(self._con, "queued_in_all")
+            queued += sum(n for (_, state), n in self._pages.tally.items() if state == State.QUEUED)
+            _refuse_beyond(depth.total, queued, len(fresh), "in all")
+        if depth.per_addon is not None:
+            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
+                (queued,) = one(self._con, "queued_of", {"addon_id": addon_id})
+                queued += self._pages.tally[addon_id, State.QUEUED]
+                _refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
+
+    def _insert(self, intent: Intent, now: Moment) -> Receipt:
+        no = self._pages.next_no()
+        job_id = JobId(self._new_id())
+        its_place = place(intent, now, None, self._ordering)
+        demand_no = self._demands.number(self._con, its_place.demand)
+        row = job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now)
+        self._pages.add_job(row, intent_row(no, intent))
+        self._pages.tally[intent.addon_id, State.QUEUED] += 1
+        self._pages.note(now, SUBMITTED, (no, 1, State.QUEUED))
+        return Receipt(job_id, State.QUEUED, created=True)
+
+    # admit
+
+    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
+        self._pages.flush()
+        now = self._clock()
+        for step in ("step_into_line", "step_into_urgent_line"):
+            self._con.execute(self._sql[step], {"now": now, "most": STEPS})
+        floor = TableFloor(self._con, host, now, self._demands, self._pages.accounts)
+        try:
+            verdict = weigh(floor)
+        finally:
+            floor.close()
+        self._deny(verdict, floor, now)
+        dispatches = [self._pick(pick, floor, host, now, terms) for pick in verdict.picks]
+        if verdict.loan is not None:
+            loan = DispatchId(f"{self._new_id()}.0")
+            dispatches.append(self._dispatch(loan, None, verdict.loan, host, now, terms, Offer.LEASE))
+            self._pages.note(now, Note(Kind.ADMITTED), NO_JOB, loan)
+        return dispatches
+
+    def _deny(self, verdict: Verdict, floor: TableFloor, now: Moment) -> None:
+        rows = []
+        for waiting, reason in ((d.waiting, d.reason) for d in verdict.denials):
+            standby = floor.standby[waiting.no]
+            n = standby.events + 1
+            floor.standby[waiting.no] = standby._replace(events=n)
+            data = as_json(reason)
+            self._pages.note(now, Note(Kind.DENIED, reason.code, data), (waiting.no, n, State.QUEUED))
+            rows.append((reason.code, encode(data), now, n, waiting.no))
+        self._con.executemany(self._sql["deny_job"], rows)
+        self._con.executemany(self._sql["pass_job"], [(now, waiting.no) for waiting in verdict.passed])
+
+    def _pick(self, pick: Pick, floor: TableFloor, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+        waiting, standby = pick.waiting, floor.standby[pick.waiting.no]
+        fence, n = waiting.fence + 1, standby.events + 1
+        dispatch_id = dispatch_id_of(waiting.job_id, fence)
+        state = State.DISPATCHING
+        self._pages.note(now, DISPATCHING, (waiting.no, n, state), dispatch_id)
+        if pick.offer is Offer.LEASE:
+            state, n = State.RUNNING, n + 1
+            data = {"worker": terms.worker} if terms.worker else {}
+            self._pages.note(now, Note(Kind.RUNNING, data=data), (waiting.no, n, state), dispatch_id)
+        self._con.execute(self._sql["take_job"], (str(state), fence, n, waiting.no))
+        self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
+        limits = stop_moment(standby.max_runtime_sec, standby.max_active_sec, standby.active, now)
+        return self._dispatch(
+            dispatch_id, waiting, pick.demand, host, now, terms, pick.offer, pick.ends_at, limits
+        )
+
+    def _dispatch(  # noqa: PLR0917 - a row has many columns
+        self,
+        dispatch_id: DispatchId,
+        waiting: Any,
+        demand: Demand,
+        host: HostId,
+        now: Moment,
+        terms: Terms,
+        offer: Offer,
+        ends_at: Moment | None = None,
+        limits: tuple[Moment | None, End | None] = (None, None),
+    ) -> Dispatch:
+        leased = offer is Offer.LEASE
+        made = Dispatch(
+            dispatch_id=dispatch_id,
+            job_id=None if waiting is None else waiting.job_id,
+            addon_id=demand.addon_id,
+            host=host,
+            demand=demand,
+            fence=0 if waiting is None else waiting.fence + 1,
+            phase=Phase.LEASED if leased else Phase.RESERVED,
+            admitted_at=now,
+            started_at=now if leased else None,
+            expires_at=now + (terms.lease_for if leased else terms.reserve_for),
+            ends_at=ends_at,
+            stop_at=limits[0] if leased else None,
+            stop_for=limits[1] if leased else None,
+            worker=terms.worker if leased else "",
+        )
+        self._con.execute(
+            self._sql["add_dispatch"],
+            (
+                dispatch_id,
+                None if waiting is None else waiting.no,
+                self._demands.number(self._con, demand),
+                demand.addon_id,
+                host,
+                made.fence,
+                demand.cost_units,
+                str(made.phase),
+                now,
+                made.started_at,
+                made.expires_at,
+                ends_at,
+                made.stop_at,
+                made.stop_for,
+                made.worker,
+            ),
+        )
+        self._pages.hold(host, demand, 1)
+        self._pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
+        return made
+
+    # apply
+
+    def apply(self, changes: Iterable[Change]) -> list[bool]:
+        self._pages.flush_jobs()
+        return [self._apply(change) for change in changes]
+
+    def _apply(self, change: Change) -> bool:
+        now = self._clock()
+        job, dispatch = change.job, change.dispatch
+        job_row_ = self._matching_job(job)
+        dispatch_row = self._matching_dispatch(dispatch, now)
+        if (job is not None and job_row_ is None) or (dispatch is not None and dispatch_row is None):
+            return False
+        active = 0
+        if dispatch is not None and dispatch_row is not None:
+            active = self._move_dispatch(dispatch, dispatch_row, now)
+        dispatch_id = None if dispatch is None else dispatch.dispatch_id
+        if job is None or job_row_ is None:
+            for note in change.notes:
+                self._pages.note(change.at, note, NO_JOB, dispatch_id)
+            return True
+        no, _, _, n, addon_id = job_row_
+        self._move_job(job, no, n + len(change.notes), active, now)
+        self._pages.moved(addon_id, job.source, job.target)
+        for i, note in enumerate(change.notes, start=1):
+            self._pages.note(change.at, note, (no, n + i, job.target), dispatch_id)
+        return True
+
+    def _matching_job(self, step: JobStep | None) -> Any:
+        if step is None:
+            return None
+        row = one(self._con, "job_for_step", {"job_id": step.job_id})
+        return row if row is not None and row[1] == step.source and row[2] == step.fence else None
+
+    def _matching_dispatch(self, step: DispatchStep | None, now: Moment) -> Any:
+        if step is None:
+            return None
+        row = one(self._con, "dispatch_for_step", {"dispatch_id": step.dispatch_id})
+        if row is None or row[0] != step.source or (step.while_valid and row[1] <= now):
+            return None
+        return row
+
+    def _move_dispatch(self, step: DispatchStep, row: Any, now: Moment) -> Span:
+        """How long it was active, when this is its end. Only here do units go back, and a row ends once."""
+        _, _, demand_no, host, _, started_at, _ = row
+        ended = step.target is Phase.ENDED
+        self._con.execute(
+            self._sql["move_dispatch"],
+            (
+                str(step.target),
+                now if step.target is Phase.LEASED else None,
+                step.expires_at,
+                step.stop_at,
+                step.stop_for,
+                step.reason,
+                step.worker,
+                now if ended else None,
+                step.end,
+                step.result,
+                step.error,
+                step.dispatch_id,
+            ),
+        )
+        if not ended:
+            return 0
+        demand = self._demands.demand(self._con, demand_no)
+        self._pages.hold(host, demand, -1)
+        account = self._pages.accounts.setdefault(demand.addon_id, Account())
+        account.hold(-demand.cost_units, now, self._ordering.sharing)
+        self._pages.touched.add(demand.addon_id)
+        return max(0, now - started_at) if started_at is not None else 0
+
+    def _move_job(self, step: JobStep, no: int, events: int, active: Span, now: Moment) -> None:
+        c = step.counters
+        counters = (None,) * 4 if c is None else (c.crash, c.unavailable, c.error, c.start)
+        p = step.place
+        if p is not None:
+            demand_no = self._demands.number(self._con, p.demand)
+            line = (p.line(now), p.turn, p.ready_at, p.urgent_at, p.priority, demand_no)
+            times = (p.earliest_start_at, p.not_before, p.deadline_at)
+            self._con.execute(self._sql["place_job"], (events, active, *counters, *line, *times, no))
+        elif step.target is step.source:
+            self._con.execute(self._sql["note_job"], (events, no))
+        else:
+            ended_at = now if step.target in SETTLED else None
+            self._con.execute(
+                self._sql["move_job"], (str(step.target), events, ended_at, active, *counters, no)
+            )
+        if step.fresh:
+            self._con.execute(self._sql["refresh_job"], (no,))
+
+    # renew
+
+    def renew(self, beats: Iterable[Beat]) -> list[Standing | None]:
+        return [self._renew(beat) for beat in beats]
+
+    def _renew(self, beat: Beat) -> Standing | None:
+        now = self._clock()
+        row = one(self._con, "dispatch_for_beat", {"dispatch_id": beat.dispatch_id})
+        if row is None:
+            return None
+        (
+            phase,
+            expires_at,
+            reason,
+            addon_id,
+            spent,
+            fence,
+            no,
+            job_id,
+            job_spent,
+            spent_before,
+            n,
+            state,
+            limit,
+        ) = row
+        if phase not in (Phase.LEASED, Phase.ENDING) or expires_at <= now:
+            return None
+        until = beat.expires_at if phase == Phase.LEASED else expires_at
+        more = max(0, (beat.spent or 0) - spent)
+        self._con.execute(self._sql["renew"], (until, beat.progress, spent + more, beat.dispatch_id))
+        if no is not None and (more or beat.progress is not None or beat.checkpoint is not None):
+            if beat.checkpoint is not None:
+                n += 1
+                self._con.execute(self._sql["set_checkpoint"], (no, now, fence, beat.checkpoint))
+                self._pages.note(now, Note(Kind.CHECKPOINT), (no, n, State(state)), beat.dispatch_id)
+            self._con.execute(self._sql["beat_job"], (beat.progress, more, n, no))
+        if more:
+            self._con.executemany(self._sql["spend"], [(addon_id, w.name, more) for w in windows(now)])
+        before = 0 if no is None else job_spent - spent_before
+        return Standing(
+            None if job_id is None else JobId(job_id),
+            AddonId(addon_id),
+            Phase(phase),
+            None if reason is None else End(reason),
+            until,
+            before,
+            before + more,
+            limit,
+        )
+
+    # upkeep
+
+    def set_addon(self, addon_id: AddonId, weight: int | None, paused: bool | None) -> None:
+        account = self._pages.accounts.setdefault(addon_id, Account())
+        account.weight = account.weight if weight is None else weight
+        account.paused = account.paused if paused is None else paused
+        self._pages.touched.add(addon_id)
+        data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
+        self._pages.note(self._clock(), Note(Kind.ADDON_SET, data=data), NO_JOB)
+
+    def prune(self, before: Moment, limit: int) -> int:
+        old = list(query(self._con, "old_jobs", {"before": before, "most": limit}))
+        for no, job_id, addon_id, state in old:
+            for name in ("forget_events", "forget_checkpoint", "forget_intent", "forget_job"):
+                self._con.execute(self._sql[name], (no,))
+            self._con.execute(self._sql["forget_dispatches"], (job_id,))
+            self._pages.tally[addon_id, state] -= 1
+        if old:
+            self._pages.note(
+                self._clock(), Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB
+            )
+        return len(old)
+
+    def shift(self, by: Span) -> int:
+        self._con.execute(self._sql["shift"], {"by": by})
+        self._pages.note(self._clock(), Note(Kind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
+        return self._con.changes()
+
+
+def _same_body(first: tuple[Receipt, bytes], intent: Intent) -> Receipt:
+    receipt, said = first
+    if said != body_hash(intent):
+        raise KeyConflict(
+            f"idempotency_key {intent.idempotency_key!r} was used for another job",
+            field="idempotency_key",
+            job_id=receipt.job_id,
+        )
+    return receipt
+
+
+def _refuse_beyond(limit: int, queued: int, more: int, where: str) -> None:
+    if queued + more > limit:
+        raise QueueFull(
+            f"{queued} jobs are queued {where}, the limit is {limit}",
+            limit=limit,
+            queued=queued,
+            retry_after_sec=5,
+        )

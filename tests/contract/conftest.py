@@ -1,0 +1,121 @@
+"""
+One suite of promises, every store. A third store joins by a line in STORES.
+
+`yard` is a store with a clock that the test moves, and short words for what a scheduler does with it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core import changes
+from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.intent import Intent
+from penstock.core.landing import End
+from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.retry import Schedules
+from penstock.core.words import SECOND
+from penstock.stores.protocol import Depth, Query, Terms
+
+T0 = 1_900_000_000 * SECOND
+NO_LIMIT = Depth()
+RULES = {"schedules": Schedules(), "ordering": Ordering()}
+
+
+class Hands:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.now = T0
+
+    def __call__(self):
+        return self.now
+
+
+class Yard:
+    rules = RULES
+
+    def __init__(self, store, clock):
+        self.store, self.clock = store, clock
+
+    @property
+    def now(self):
+        return self.clock.now
+
+    def later(self, seconds):
+        self.clock.now += int(seconds * SECOND)
+
+    def submit(self, n=1, depth=NO_LIMIT, **fields):
+        intents = [Intent(**{"addon_id": "a", "job_type": "t"} | fields)] * n
+        return [receipt.job_id for receipt in self.store.submit(intents, depth)]
+
+    def tick(self, capacity=90, *, lease=False, caps=None, host="here", limit=None, worker=""):
+        offer = Offer.LEASE if lease else Offer.RESERVE
+
+        def decide(floor):
+            limits = Limits(caps or Caps())
+            return weigh(floor, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit)
+
+        return self.store.admit(host, decide, Terms(worker=worker))
+
+    def start(self, **fields):
+        """A job that runs: its job and its dispatch."""
+        [job_id] = self.submit(**fields)
+        dispatch = next(d for d in self.tick(lease=True) if d.job_id == job_id)
+        return self.store.job(job_id), dispatch
+
+    def end(self, dispatch, how=End.COMPLETED, **more):
+        job = self.store.job(dispatch.job_id)
+        return self.store.apply([changes.end(job, dispatch, how, self.now, **RULES, **more)])[0]
+
+    def beat(self, dispatch, seconds=30, **more):
+        beat = changes.Beat(dispatch_id=dispatch.dispatch_id, expires_at=self.now + seconds * SECOND, **more)
+        return self.store.renew([beat])[0]
+
+    def state(self, job_id):
+        return str(self.store.job(job_id).state)
+
+    def kinds(self, job_id):
+        return [str(event.kind) for event in self.store.events(0, 1_000, job_id)]
+
+    def everything(self):
+        """All that a store knows, to be compared before and after."""
+        store = self.store
+        jobs = store.find(Query(limit=10_000))
+        attempts = [attempt for job in jobs for attempt in store.attempts(job.job_id)]
+        books = store.books("here")
+        return (
+            jobs,
+            attempts,
+            store.live(),
+            store.events(0, 10_000),
+            (books.units, books.counts),
+            store.addons(),
+        )
+
+
+def memory(path, clock):
+    from penstock.stores.memory import MemoryStore  # noqa: PLC0415 - only with the extra installed
+
+    return MemoryStore(clock)
+
+
+def sqlite(path, clock):
+    pytest.importorskip("apsw")
+    from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415 - only with the extra installed
+
+    return SqliteStore(path / "jobs.db", clock)
+
+
+STORES = {"memory": memory, "sqlite": sqlite}
+
+
+@pytest.fixture(params=STORES)
+def yard(request, tmp_path):
+    pytest.importorskip("uuid_utils")
+    clock = Hands()
+    store = STORES[request.param](tmp_path, clock)
+    yield Yard(store, clock)
+    problems = store.audit()
+    store.close()
+    assert problems == []

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.core.admission import Admitted, Caps, Conditions, Limits
+from penstock.core.demand import Demand
+from penstock.core.landing import End, Phase
+from penstock.core.loan import weigh_loan
+from penstock.core.order import Aging, Ordering, Verdict, turn
+from penstock.core.states import State
+from penstock.core.words import SECOND
+from penstock.stores.protocol import Query, Terms
+
+
+def test_a_picked_job_is_dispatching_and_its_units_are_reserved(yard):
+    [job_id] = yard.submit(cost_units=30)
+    [dispatch] = yard.tick()
+
+    assert (dispatch.job_id, dispatch.phase, dispatch.fence) == (job_id, Phase.RESERVED, 1)
+    assert yard.state(job_id) == "DISPATCHING"
+    assert yard.store.books("here").units == 30
+    assert yard.kinds(job_id) == ["SUBMITTED", "DISPATCHING"]
+    assert yard.store.dispatch(dispatch.dispatch_id) == dispatch
+
+
+def test_dispatch_and_lease_in_one_step(yard):
+    [job_id] = yard.submit()
+    [dispatch] = yard.tick(lease=True, worker="w1")
+
+    assert (dispatch.phase, dispatch.worker) == (Phase.LEASED, "w1")
+    assert yard.state(job_id) == "RUNNING"
+    assert yard.kinds(job_id) == ["SUBMITTED", "DISPATCHING", "RUNNING"]
+
+
+def test_a_job_is_given_out_once(yard):
+    yard.submit()
+
+    assert len(yard.tick()) == 1
+    assert yard.tick() == []
+
+
+def test_rounds_that_race_never_share_a_job_and_never_exceed_capacity(yard):
+    yard.submit(n=60, cost_units=3)
+
+    with ThreadPoolExecutor(8) as pool:
+        rounds = list(pool.map(lambda _: yard.tick(capacity=90, lease=True, limit=4), range(16)))
+
+    given_out = [d.dispatch_id for dispatches in rounds for d in dispatches]
+    assert len(given_out) == len(set(given_out)) == 30
+    assert yard.store.books("here").units == 90
+
+
+def test_capacity_is_per_host_and_caps_are_not(yard):
+    yard.submit(n=4, cost_units=60)
+
+    assert len(yard.tick(host="here")) == 1
+    assert len(yard.tick(host="there")) == 1
+    assert yard.tick(host="third", caps=Caps(per_addon=2)) == []
+
+
+def test_a_round_that_fails_leaves_no_trace(yard):
+    yard.submit(n=2)
+    before = yard.everything()
+
+    def fails(floor):
+        for line in floor.lines():
+            floor.books.take(line.demand, floor.now, Ordering().sharing)
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        yard.store.admit("here", fails, Terms())
+    assert yard.everything() == before
+    assert len(yard.tick()) == 2
+
+
+def test_looking_changes_nothing(yard):
+    yard.submit(n=2)
+    before = yard.everything()
+
+    def look(floor):
+        for line in floor.lines():
+            floor.books.take(line.demand, floor.now, Ordering().sharing)
+        return [w.job_id for line in floor.lines() for w in line.jobs]
+
+    assert len(yard.store.look("here", look)) == 2
+    assert yard.everything() == before
+
+
+def test_a_round_without_a_verdict_writes_nothing(yard):
+    yard.submit()
+    before = yard.everything()
+
+    assert yard.store.admit("here", lambda floor: Verdict(), Terms()) == []
+    assert yard.everything() == before
+
+
+def test_a_job_whose_time_has_not_come_is_not_in_line(yard):
+    [job_id] = yard.submit(earliest_start_at=yard.now + 60 * SECOND)
+
+    assert yard.tick() == []
+    assert yard.store.alarm() == yard.now + 60 * SECOND
+    yard.later(60)
+    assert [d.job_id for d in yard.tick()] == [job_id]
+
+
+def test_a_job_near_its_deadline_steps_into_the_urgent_line(yard):
+    [job_id] = yard.submit(time_sensitive=True, deadline_at=yard.now + 3_600 * SECOND)
+
+    def lines(floor):
+        return [(line.urgent, w.job_id) for line in floor.lines() for w in line.jobs]
+
+    yard.tick(capacity=0)
+    assert yard.store.look("here", lines) == [(False, job_id)]
+    yard.later(3_000)
+    yard.tick(capacity=0)
+    assert yard.store.look("here", lines) == [(True, job_id)]
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    jobs=st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 100), st.integers(0, 600)),
+        max_size=12,
+    )
+)
+def test_lines_hold_what_is_due_in_the_cores_order(yard, jobs):
+    yard.clock.now += 10_000 * SECOND
+    for addon, cost, priority, age in jobs:
+        yard.clock.now -= age * SECOND
+        yard.submit(addon_id=addon, cost_units=cost, priority=priority)
+        yard.clock.now += age * SECOND
+
+    def lines(floor):
+        return {line.demand: [(w.turn, w.no) for w in line.jobs] for line in floor.lines()}
+
+    seen = yard.store.look("here", lines)
+    queued = yard.store.find(Query(states=[State.QUEUED], limit=1_000))
+    assert sum(map(len, seen.values())) == len(queued)
+    assert all(line == sorted(line) for line in seen.values())
+    by_no = {job.no: job for job in queued}
+    for line in seen.values():
+        for its_turn, no in line:
+            assert its_turn == turn(by_no[no].intent.priority, by_no[no].ready_at, Aging())
+
+
+def test_a_denial_is_recorded_once_until_its_reason_changes(yard):
+    [job_id] = yard.submit(cost_units=50)
+    for _ in range(3):
+        yard.tick(capacity=40)
+    yard.tick(capacity=90, caps=Caps(concurrent=0))
+
+    denied = [event.reason for event in yard.store.events(0, 100, job_id)][1:]
+    assert denied == ["no_room", "cap_reached"]
+    assert yard.store.job(job_id).denied == "cap_reached"
+
+
+def test_a_start_clears_the_recorded_denial(yard):
+    [job_id] = yard.submit(cost_units=50)
+    yard.tick(capacity=40)
+    yard.tick()
+    job = yard.store.job(job_id)
+
+    assert (job.denied, job.denied_at, job.passed_at) == ("", None, None)
+
+
+def test_a_job_passed_over_remembers_since_when(yard):
+    [big] = yard.submit(cost_units=50)
+    yard.submit(cost_units=10)
+    yard.tick(capacity=40)
+    since = yard.now
+    yard.later(5)
+    yard.submit(cost_units=10)
+    yard.tick(capacity=40)
+
+    assert yard.store.job(big).passed_at == since
+
+
+def test_what_a_round_kept_room_with_is_what_runs_here(yard):
+    yard.submit(cost_units=20, expected_duration_sec=60)
+    yard.tick(lease=True)
+
+    assert yard.store.look("here", lambda floor: list(floor.running())) == [
+        (20, yard.now, yard.now + 60 * SECOND)
+    ]
+    assert yard.store.look("there", lambda floor: list(floor.running())) == []
+
+
+def test_a_paused_addon_waits_and_weights_are_kept(yard):
+    yard.store.set_addon("a", paused=True, weight=300)
+    yard.submit()
+    yard.submit(addon_id="b")
+
+    assert [d.addon_id for d in yard.tick()] == ["b"]
+    yard.store.set_addon("a", paused=False)
+    assert [d.addon_id for d in yard.tick()] == ["a"]
+    assert [(a.addon_id, a.weight, a.paused) for a in yard.store.addons()] == [
+        ("a", 300, False),
+        ("b", 100, False),
+    ]
+
+
+def test_every_dispatch_has_a_higher_fence_than_the_last(yard):
+    [job_id] = yard.submit()
+    fences = []
+    for _ in range(3):
+        [dispatch] = yard.tick(lease=True)
+        fences.append(dispatch.fence)
+        yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+
+    assert fences == [1, 2, 3]
+    assert [d.fence for d in yard.store.attempts(job_id)] == fences
+    assert len({d.dispatch_id for d in yard.store.attempts(job_id)}) == 3
+
+
+def loan(yard, cost=10, priority=50, capacity=90):
+    decisions = []
+
+    def weigh(floor):
+        demand = Demand("guest", "t", cost)
+        verdict, decision = weigh_loan(
+            floor, Conditions(capacity), Limits(), Ordering(), demand=demand, priority=priority
+        )
+        decisions.append(decision)
+        return verdict
+
+    return yard.store.admit("here", weigh, Terms()), decisions[-1]
+
+
+def test_a_lease_without_a_job_holds_units_like_any_other(yard):
+    [lease], decision = loan(yard, cost=30)
+
+    assert isinstance(decision, Admitted)
+    assert (lease.job_id, lease.phase) == (None, Phase.LEASED)
+    assert yard.store.books("here").units == 30
+    assert yard.beat(lease).phase is Phase.LEASED
+
+
+def test_a_lease_without_a_job_is_denied_while_somebody_of_equal_priority_could_start(yard):
+    [job_id] = yard.submit()
+
+    dispatches, decision = loan(yard, priority=50)
+    assert (dispatches, decision.reason.code, decision.reason.job_id) == ([], "queued_ahead", job_id)
+    assert loan(yard, priority=51)[0]
+
+
+def test_a_job_that_could_not_start_now_does_not_keep_others_from_a_lease(yard):
+    yard.submit(cost_units=80)
+
+    assert loan(yard, capacity=50)[0]

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from penstock.core import changes
+from penstock.core.landing import End, Phase
+from penstock.core.order import Ordering
+from penstock.core.retry import Counters
+from penstock.core.states import State
+from penstock.core.words import MINUTE, SECOND
+from penstock.stores.protocol import Query
+
+
+def test_a_completed_job_is_done_and_its_units_are_back(yard):
+    job, dispatch = yard.start(cost_units=40)
+    yard.later(7)
+
+    assert yard.end(dispatch, result='{"n": 1}')
+    assert yard.state(job.job_id) == "DONE"
+    assert yard.store.books("here").units == 0
+    [attempt] = yard.store.attempts(job.job_id)
+    assert (attempt.end, attempt.result, attempt.ended_at) == (End.COMPLETED, '{"n": 1}', yard.now)
+    assert yard.kinds(job.job_id)[-1] == "DONE"
+
+
+def test_units_come_back_once(yard):
+    job, dispatch = yard.start()
+    done = changes.end(job, dispatch, End.COMPLETED, yard.now, **yard.rules)
+
+    assert yard.store.apply([done, done]) == [True, False]
+    assert yard.store.apply([done]) == [False]
+    assert yard.store.books("here").units == 0
+
+
+def test_a_reservation_becomes_a_lease_without_a_second_admission(yard):
+    [job_id] = yard.submit(cost_units=30)
+    [dispatch] = yard.tick()
+    started = changes.start(yard.store.job(job_id), dispatch, yard.now, ttl=30 * SECOND, worker="w")
+
+    assert yard.store.apply([started]) == [True]
+    assert yard.state(job_id) == "RUNNING"
+    assert yard.store.books("here").units == 30
+    assert yard.store.dispatch(dispatch.dispatch_id).worker == "w"
+
+
+def test_a_reservation_that_has_timed_out_cannot_become_a_lease(yard):
+    [job_id] = yard.submit()
+    [dispatch] = yard.tick()
+    yard.later(30)
+    before = yard.everything()
+    started = changes.start(yard.store.job(job_id), dispatch, yard.now, ttl=30 * SECOND)
+
+    assert yard.store.apply([started]) == [False]
+    assert yard.everything() == before
+
+
+@pytest.mark.parametrize("how", [End.COMPLETED, End.JOB_ERROR, End.UNAVAILABLE, End.RELEASED])
+def test_a_stale_completion_changes_nothing(yard, how):
+    job, first = yard.start()
+    stale = changes.end(job, first, how, yard.now, **yard.rules)
+    yard.end(first, End.GRACEFUL_SHUTDOWN)
+    [second] = yard.tick(lease=True)
+    before = yard.everything()
+
+    assert yard.store.apply([stale]) == [False]
+    assert yard.everything() == before
+    assert yard.end(second)
+
+
+def test_a_worker_that_reports_after_its_lease_has_expired_is_too_late(yard):
+    job, dispatch = yard.start()
+    yard.later(30)
+    before = yard.everything()
+    late = changes.end(job, dispatch, End.COMPLETED, yard.now, reported=True, **yard.rules)
+
+    assert yard.store.apply([late]) == [False]
+    assert yard.everything() == before
+
+
+def test_of_cancel_and_complete_one_wins(yard):
+    job, dispatch = yard.start()
+    done = changes.end(job, dispatch, End.COMPLETED, yard.now, **yard.rules)
+    told = changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)
+
+    assert yard.store.apply([told, done]) == [True, False]
+    assert yard.state(job.job_id) == "RUNNING"
+
+
+def test_units_of_a_run_that_was_told_to_stop_are_held_until_it_is_gone(yard):
+    job, dispatch = yard.start(cost_units=40)
+    yard.store.apply([changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)])
+    ending = yard.store.dispatch(dispatch.dispatch_id)
+
+    assert (ending.phase, ending.reason) == (Phase.ENDING, End.CANCELED)
+    assert yard.store.books("here").units == 40
+    assert yard.end(ending, End.COMPLETED)
+    assert yard.state(job.job_id) == "CANCELED"
+    assert yard.store.books("here").units == 0
+
+
+def test_a_crash_comes_back_after_its_delay_and_not_before(yard):
+    job, dispatch = yard.start()
+    yard.end(dispatch, End.WORKER_CRASHED)
+    back = yard.store.job(job.job_id)
+
+    assert (back.state, back.not_before, back.counters) == (
+        State.QUEUED,
+        yard.now + MINUTE,
+        Counters(crash=1),
+    )
+    assert yard.tick() == []
+    yard.later(60)
+    assert [d.job_id for d in yard.tick()] == [job.job_id]
+
+
+def test_crashes_use_all_five_delays_and_then_fail(yard):
+    job, dispatch = yard.start()
+    waits = []
+    while yard.state(job.job_id) != "FAILED":
+        yard.end(dispatch, End.WORKER_CRASHED)
+        back = yard.store.job(job.job_id)
+        if back.state is State.QUEUED:
+            waits.append((back.ready_at - yard.now) // MINUTE)
+            yard.clock.now = back.ready_at
+            [dispatch] = yard.tick(lease=True)
+
+    assert waits == [1, 5, 15, 30, 30]
+    assert yard.kinds(job.job_id).count("REQUEUED") == 5
+    assert len(yard.store.attempts(job.job_id)) == 6
+
+
+def test_active_time_adds_up_over_attempts_and_stops_the_last_at_the_hard_cap(yard):
+    job, dispatch = yard.start(max_active_sec=100)
+    yard.later(25)
+    yard.beat(dispatch)
+    yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+    [again] = yard.tick(lease=True)
+
+    assert yard.store.job(job.job_id).active == 25 * SECOND
+    assert (again.stop_at, again.stop_for) == (yard.now + 75 * SECOND, End.HARD_CAP_EXCEEDED)
+
+
+def test_retry_brings_a_failed_job_back_with_everything_cleared(yard):
+    job, dispatch = yard.start(max_active_sec=100)
+    yard.later(25)
+    yard.end(dispatch, End.JOB_ERROR, error="boom")
+    failed = yard.store.job(job.job_id)
+    assert (failed.state, failed.ended_at) == (State.FAILED, yard.now)
+
+    assert yard.store.apply([changes.retry(failed, yard.now, Ordering())]) == [True]
+    back = yard.store.job(job.job_id)
+    assert (back.state, back.counters, back.active, back.ended_at) == (State.QUEUED, Counters(), 0, None)
+    assert yard.kinds(job.job_id)[-1] == "RETRIED"
+    assert yard.tick()
+
+
+def test_a_canceled_job_leaves_the_line(yard):
+    [job_id] = yard.submit()
+    yard.store.apply([changes.cancel(yard.store.job(job_id), None, yard.now, grace=0, **yard.rules)])
+
+    assert yard.state(job_id) == "CANCELED"
+    assert yard.tick() == []
+
+
+def test_an_edit_moves_a_job_in_line(yard):
+    first, second = yard.submit(n=2)
+    job = yard.store.job(second)
+    edited = changes.edit(job, replace(job.intent, priority=90), yard.now, Ordering())
+
+    assert yard.store.apply([edited]) == [True]
+    assert yard.store.job(second).intent.priority == 90
+    assert [d.job_id for d in yard.tick(capacity=10)] == [second]
+    assert [d.job_id for d in yard.tick(capacity=20)] == [first]
+
+
+def test_an_edit_can_put_a_start_off_and_bring_it_back(yard):
+    [job_id] = yard.submit()
+    job = yard.store.job(job_id)
+    put_off = replace(job.intent, earliest_start_at=yard.now + 60 * SECOND)
+    yard.store.apply([changes.edit(job, put_off, yard.now, Ordering())])
+    assert yard.tick() == []
+
+    job = yard.store.job(job_id)
+    yard.store.apply([changes.edit(job, replace(put_off, earliest_start_at=None), yard.now, Ordering())])
+    assert yard.tick()
+
+
+def test_a_change_that_was_decided_on_an_older_state_changes_nothing(yard):
+    [job_id] = yard.submit()
+    seen = yard.store.job(job_id)
+    yard.tick()
+    before = yard.everything()
+
+    stale = [
+        changes.cancel(seen, None, yard.now, grace=0, **yard.rules),
+        changes.edit(seen, replace(seen.intent, priority=90), yard.now, Ordering()),
+        changes.miss_deadline(seen, yard.now),
+    ]
+    assert yard.store.apply(stale) == [False] * 3
+    assert yard.everything() == before
+
+
+def test_in_one_call_each_change_stands_on_its_own_merits(yard):
+    jobs = [yard.store.job(job_id) for job_id in yard.submit(n=3)]
+    yard.store.apply([changes.miss_deadline(jobs[1], yard.now)])
+    applied = yard.store.apply([changes.cancel(job, None, yard.now, grace=0, **yard.rules) for job in jobs])
+
+    assert applied == [True, False, True]
+    assert [yard.state(job.job_id) for job in jobs] == ["CANCELED", "FAILED", "CANCELED"]
+
+
+def test_of_many_that_end_the_same_dispatch_at_once_one_does(yard):
+    job, dispatch = yard.start()
+    ends = [End.COMPLETED, End.JOB_ERROR, End.WORKER_CRASHED, End.CANCELED] * 4
+    decided = [changes.end(job, dispatch, how, yard.now, **yard.rules) for how in ends]
+
+    with ThreadPoolExecutor(16) as pool:
+        applied = list(pool.map(lambda change: yard.store.apply([change])[0], decided))
+
+    assert applied.count(True) == 1
+    assert yard.store.books("here").units == 0
+
+
+def test_events_are_numbered_without_gaps_and_read_with_a_cursor(yard):
+    _, dispatch = yard.start()
+    yard.end(dispatch)
+    yard.submit(n=3)
+    everything = yard.store.events(0, 100)
+    paged, after = [], 0
+    while page := yard.store.events(after, 2):
+        paged += page
+        after = page[-1].seq
+
+    assert [event.seq for event in everything] == list(range(1, len(everything) + 1))
+    assert paged == everything
+
+
+def test_the_trail_of_a_job_tells_its_states(yard):
+    job, dispatch = yard.start()
+    yard.end(dispatch, End.MAX_RUNTIME_EXCEEDED)
+    trail = yard.store.events(0, 100, job.job_id)
+
+    assert [(str(e.kind), str(e.state), e.n) for e in trail] == [
+        ("SUBMITTED", "QUEUED", 1),
+        ("DISPATCHING", "DISPATCHING", 2),
+        ("RUNNING", "RUNNING", 3),
+        ("TIMEOUT", "QUEUED", 4),
+        ("REQUEUED", "QUEUED", 5),
+    ]
+    assert trail[-1].data == {"not_before": yard.now + MINUTE}
+    assert trail[-1].dispatch_id == dispatch.dispatch_id
+
+
+def test_addons_know_how_many_jobs_they_have_in_each_state(yard):
+    _, dispatch = yard.start()
+    yard.submit(n=2)
+    yard.submit(addon_id="b")
+    yard.end(dispatch)
+
+    assert {a.addon_id: dict(a.jobs) for a in yard.store.addons()} == {
+        "a": {State.DONE: 1, State.QUEUED: 2},
+        "b": {State.QUEUED: 1},
+    }
+
+
+def test_an_addons_average_follows_what_it_holds(yard):
+    _, dispatch = yard.start(cost_units=80)
+    yard.later(300)
+    yard.end(dispatch, End.WORKER_CRASHED)
+
+    [addon] = yard.store.addons()
+    assert addon.units == 0
+    assert addon.average == pytest.approx(40)
+
+
+def test_pages_of_finished_jobs_are_found_by_state(yard):
+    _, dispatch = yard.start()
+    yard.submit()
+    yard.end(dispatch)
+
+    assert [job.job_id for job in yard.store.find(Query(states=[State.DONE]))] == [dispatch.job_id]

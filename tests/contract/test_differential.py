@@ -1,0 +1,229 @@
+"""
+The memory store and a file, driven side by side through the same random life: they must agree on everything, always.
+
+What either computes from rows the other keeps as a sum, so a sum that drifts, a move one of them forgets or an order that differs shows at once.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+pytest.importorskip("apsw")
+
+from penstock.core import changes
+from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.errors import PenstockError
+from penstock.core.intent import Intent
+from penstock.core.landing import End, Phase
+from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.retry import Schedules
+from penstock.core.states import State
+from penstock.core.words import SECOND
+from penstock.stores.memory import MemoryStore
+from penstock.stores.protocol import Depth, Due, Query, Terms
+from penstock.stores.sqlite import SqliteStore
+
+ORDERING, SCHEDULES = Ordering(), Schedules()
+RULES = {"schedules": SCHEDULES, "ordering": ORDERING}
+ENDS = [
+    End.COMPLETED,
+    End.JOB_ERROR,
+    End.WORKER_CRASHED,
+    End.UNAVAILABLE,
+    End.GRACEFUL_SHUTDOWN,
+    End.COST_LIMIT_REACHED,
+]
+FIELDS = st.fixed_dictionaries(
+    {
+        "addon_id": st.sampled_from("ab"),
+        "job_type": st.sampled_from("xy"),
+        "cost_units": st.sampled_from([5, 20, 60]),
+        "priority": st.sampled_from([1, 50, 80]),
+    },
+    optional={
+        "expected_duration_sec": st.sampled_from([1, 100]),
+        "idempotency_key": st.sampled_from(["k", "l"]),
+        "retry_delays_sec": st.just((1, 60)),
+        "max_runtime_sec": st.just(40),
+        "max_active_sec": st.just(70),
+        "cost_limit": st.just(500),
+    },
+)
+
+
+class Twins(RuleBasedStateMachine):
+    @initialize()
+    def open(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-twins-"))
+        self.now = 1_900_000_000 * SECOND
+        self.stores = [
+            MemoryStore(lambda: self.now, new_id=self.ids()),
+            SqliteStore(self.folder / "jobs.db", lambda: self.now, new_id=self.ids()),
+        ]
+
+    def ids(self):
+        numbers = count(1)
+        return lambda: f"id-{next(numbers):06}"
+
+    def both(self, act):
+        answers = []
+        for store in self.stores:
+            try:
+                answers.append(act(store))
+            except PenstockError as refusal:
+                answers.append((type(refusal), str(refusal)))
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    @property
+    def model(self):
+        return self.stores[0]
+
+    def some(self, data, items):
+        return data.draw(st.sampled_from(items)) if items else None
+
+    @rule(
+        fields=FIELDS,
+        start=st.sampled_from([None, 0, 50]),
+        deadline=st.sampled_from([None, 30, 700]),
+        n=st.integers(1, 3),
+    )
+    def submit(self, fields, start, deadline, n):
+        times = {
+            "earliest_start_at": None if start is None else self.now + start * SECOND,
+            "deadline_at": None if deadline is None else self.now + deadline * SECOND,
+            "time_sensitive": deadline == 700,
+        }
+        self.both(lambda store: store.submit([Intent(**fields, **times)] * n, Depth(total=12, per_addon=9)))
+
+    @rule(
+        capacity=st.sampled_from([0, 30, 90]),
+        lease=st.booleans(),
+        cap=st.sampled_from([None, 1, 3]),
+        host=st.sampled_from(["h", "i"]),
+    )
+    def tick(self, capacity, lease, cap, host):
+        offer = Offer.LEASE if lease else Offer.RESERVE
+
+        def decide(floor):
+            limits = Limits(Caps(per_addon=cap))
+            return weigh(floor, Conditions(capacity), limits, ORDERING, lambda _: offer)
+
+        granted = self.both(lambda store: store.admit(host, decide, Terms(worker="w")))
+        assert not granted or self.model.books(host).units <= capacity
+
+    @rule(seconds=st.sampled_from([0, 1, 29, 31, 400]))
+    def wait(self, seconds):
+        self.now += seconds * SECOND
+
+    @rule(data=st.data(), how=st.sampled_from(ENDS), reported=st.booleans())
+    def end(self, data, how, reported):
+        dispatch = self.some(data, [d for d in self.model.live() if d.job_id])
+        if dispatch is None:
+            return
+        job = self.model.job(dispatch.job_id)
+        try:
+            change = changes.end(job, dispatch, how, self.now, reported=reported, **RULES)
+        except PenstockError:
+            return
+        self.both(lambda store: store.apply([change, change]))
+
+    @rule(data=st.data())
+    def start(self, data):
+        dispatch = self.some(data, self.model.live(phases=[Phase.RESERVED]))
+        if dispatch is not None:
+            change = changes.start(self.model.job(dispatch.job_id), dispatch, self.now, ttl=30 * SECOND)
+            self.both(lambda store: store.apply([change]))
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        job = self.some(data, self.model.find(Query()))
+        if job is None:
+            return
+        dispatch = None if job.dispatch_id is None else self.model.dispatch(job.dispatch_id)
+        try:
+            change = changes.cancel(job, dispatch, self.now, grace=10 * SECOND, **RULES)
+        except PenstockError:
+            return
+        if change is not None:
+            self.both(lambda store: store.apply([change]))
+
+    @rule(data=st.data(), priority=st.sampled_from([10, 99]))
+    def retry_or_edit(self, data, priority):
+        job = self.some(data, self.model.find(Query()))
+        if job is None:
+            return
+        try:
+            change = (
+                changes.edit(job, replace(job.intent, priority=priority), self.now, ORDERING)
+                if job.state is State.QUEUED
+                else changes.retry(job, self.now, ORDERING)
+            )
+        except PenstockError:
+            return
+        self.both(lambda store: store.apply([change]))
+
+    @rule(data=st.data(), spent=st.sampled_from([None, 100, 400]), checkpoint=st.sampled_from([None, "[1]"]))
+    def beat(self, data, spent, checkpoint):
+        dispatch = self.some(data, self.model.live())
+        if dispatch is not None:
+            until = self.now + 30 * SECOND
+            beat = changes.Beat(
+                dispatch_id=dispatch.dispatch_id, expires_at=until, spent=spent, checkpoint=checkpoint
+            )
+            self.both(lambda store: store.renew([beat]))
+
+    @rule()
+    def keep(self):
+        for due, job, dispatch in self.model.overdue(100):
+            if due is Due.DEADLINE:
+                change = changes.miss_deadline(job, self.now)
+            elif due is Due.STOP:
+                change = changes.stop(dispatch, job, dispatch.stop_for, self.now, grace=5 * SECOND)
+            else:
+                how = End.START_TIMEOUT if dispatch.phase is Phase.RESERVED else End.LEASE_EXPIRED
+                change = changes.end(job, dispatch, how, self.now, **RULES)
+            self.both(lambda store: store.apply([change]))  # noqa: B023 - called at once
+
+    @rule(seconds=st.sampled_from([5, 100]))
+    def prune(self, seconds):
+        self.both(lambda store: store.prune(self.now - seconds * SECOND, 2))
+
+    @rule(addon=st.sampled_from(["a", "b", "*"]), paused=st.booleans(), weight=st.sampled_from([None, 300]))
+    def set_addon(self, addon, paused, weight):
+        self.both(lambda store: store.set_addon(addon, paused=paused, weight=weight))
+
+    @invariant()
+    def they_agree(self):
+        if not hasattr(self, "stores"):
+            return
+        jobs = self.both(lambda store: store.find(Query(limit=1_000)))
+        self.both(lambda store: store.live())
+        self.both(lambda store: store.events(0, 10_000))
+        self.both(lambda store: store.addons())
+        self.both(lambda store: store.alarm())
+        self.both(
+            lambda store: sorted((str(o.due), str(o.job and o.job.job_id)) for o in store.overdue(1_000))
+        )
+        self.both(lambda store: (store.books("h").units, store.books("h").running, store.books("h").spent))
+        for job in jobs:
+            self.both(lambda store: (store.attempts(job.job_id), store.checkpoint(job.job_id)))  # noqa: B023
+        assert self.both(lambda store: store.audit()) == []
+
+    def teardown(self):
+        for store in getattr(self, "stores", []):
+            store.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestTwins = Twins.TestCase
+TestTwins.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

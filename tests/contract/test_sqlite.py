@@ -1,0 +1,358 @@
+"""What only a file can break: durability, other processes, schemas, the disk, and the cost of depth."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+apsw = pytest.importorskip("apsw")
+
+from penstock.core.admission import Conditions, Limits  # noqa: E402 - after importorskip
+from penstock.core.intent import Intent  # noqa: E402
+from penstock.core.order import Offer, Ordering, weigh  # noqa: E402
+from penstock.core.refusals import DispatcherHeld, SchemaNewer, StoreFailed  # noqa: E402
+from penstock.core.words import SECOND  # noqa: E402
+from penstock.stores import sqlite_file  # noqa: E402
+from penstock.stores.protocol import Depth, Query, Terms  # noqa: E402
+from penstock.stores.sqlite import SqliteStore  # noqa: E402
+
+T0 = 1_900_000_000 * SECOND
+JOB = Intent(addon_id="a", job_type="t")  # type: ignore[arg-type]  # a plain string will do here
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def store(path):
+    store = SqliteStore(path, lambda: T0)
+    yield store
+    store.close()
+
+
+def tick(store, capacity=90, offer=Offer.RESERVE):
+    def decide(floor):
+        return weigh(floor, Conditions(capacity), Limits(), Ordering(), lambda _: offer)
+
+    return store.admit("here", decide, Terms())
+
+
+SUBMITTER = """
+import sys
+from penstock.core.intent import Intent
+from penstock.stores.protocol import Depth
+from penstock.stores.sqlite import SqliteStore
+
+store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)
+for _ in range(int(sys.argv[2])):
+    [receipt] = store.submit([Intent(addon_id="a", job_type="t")], Depth())
+    print(receipt.job_id, flush=True)
+"""
+
+
+def process(code, *args):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("acknowledged", [1, 7, 40])
+def test_what_was_acknowledged_before_a_kill_is_there_after_it(path, acknowledged):
+    child = process(SUBMITTER, path, 1_000_000)
+    seen = [child.stdout.readline().strip() for _ in range(acknowledged)]
+    child.kill()
+    seen += [line for line in child.stdout.read().split() if len(line) == 36]
+    child.wait()
+    child.stdout.close()
+    store = SqliteStore(path, lambda: T0)
+    kept = {job.job_id for job in store.find(Query(limit=1_000_000))}
+    problems = store.audit()
+    store.close()
+
+    assert set(seen) <= kept
+    assert len(kept) <= len(seen) + 1
+    assert problems == []
+
+
+def test_many_processes_submit_to_one_file(path, store):
+    children = [process(SUBMITTER, path, 50) for _ in range(4)]
+    ids = [job_id for child in children for job_id in child.communicate()[0].split()]
+
+    assert all(child.returncode == 0 for child in children)
+    assert {job.job_id for job in store.find(Query(limit=1_000))} == set(ids)
+    assert len(set(ids)) == 200
+    assert [event.seq for event in store.events(0, 1_000)] == list(range(1, 201))
+
+
+def test_submits_that_arrive_together_share_a_commit(store):
+    commits = []
+    store._con.set_commit_hook(lambda: bool(commits.append(1)))
+    busy, go = Event(), Event()
+
+    def hold(tx):
+        busy.set()
+        go.wait(30)
+
+    with ThreadPoolExecutor(33) as pool:
+        first = pool.submit(store._writer.write, hold)
+        busy.wait(30)
+        waiting = [pool.submit(store.submit, [JOB], Depth()) for _ in range(32)]
+        while store._writer._ops.qsize() < 32:
+            pass
+        go.set()
+        first.result()
+        assert all(future.result() for future in waiting)
+
+    assert len(commits) == 2  # the one that held them up, and theirs
+    assert len(store.find(Query())) == 32
+
+
+def test_the_answer_comes_after_the_commit(store):
+    order = []
+    store._con.set_commit_hook(lambda: bool(order.append("commit")))
+    store.submit([JOB], Depth())
+    order.append("answer")
+
+    assert order == ["commit", "answer"]
+
+
+def test_a_power_cut_loses_nothing_that_was_answered(store):
+    assert store._con.pragma("journal_mode") == "wal"
+    assert store._con.pragma("synchronous") == 2  # FULL
+
+
+def test_a_sqlite_that_can_corrupt_a_wal_is_refused(path, monkeypatch):
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.51.2")
+
+    with pytest.raises(StoreFailed, match=r"3\.51\.3"):
+        SqliteStore(path, lambda: T0)
+
+
+def test_a_newer_schema_is_refused_and_left_alone(path, store):
+    store._con.execute("PRAGMA user_version = 999")
+
+    with pytest.raises(SchemaNewer, match="upgrade Penstock") as refusal:
+        SqliteStore(path, lambda: T0)
+    assert refusal.value.data["schema"] == 999
+
+
+def test_another_programs_database_is_refused_and_left_alone(path):
+    other = apsw.Connection(str(path))
+    other.execute("CREATE TABLE theirs (x)")
+    other.close()
+
+    with pytest.raises(StoreFailed, match="another program"):
+        SqliteStore(path, lambda: T0)
+    assert apsw.Connection(str(path)).execute("SELECT count(*) FROM sqlite_schema").get == 1
+
+
+def test_a_file_that_is_no_database_is_refused_clearly(path):
+    path.write_text("these are not the bytes you are looking for\n" * 100)
+
+    with pytest.raises(StoreFailed, match=r"jobs\.db"):
+        SqliteStore(path, lambda: T0)
+
+
+@pytest.fixture
+def next_version(monkeypatch):
+    def add(script):
+        steps = (*sqlite_file._migrations(), script)
+        monkeypatch.setattr(sqlite_file, "_migrations", lambda: steps)
+
+    return add
+
+
+def test_an_older_schema_moves_forward_after_a_backup(path, next_version):
+    old = SqliteStore(path, lambda: T0)
+    [receipt] = old.submit([JOB], Depth())
+    old.close()
+    next_version("CREATE TABLE novelty (x INTEGER) STRICT;")
+    new = SqliteStore(path, lambda: T0)
+    kept = new.job(receipt.job_id)
+    new.close()
+    backup = apsw.Connection(str(path) + ".v1.backup")
+
+    assert kept is not None
+    assert apsw.Connection(str(path)).pragma("user_version") == 2
+    assert backup.pragma("user_version") == 1
+    assert backup.execute("SELECT count(*) FROM job").get == 1
+
+
+def test_a_migration_that_fails_leaves_the_schema_as_it_was(path, next_version):
+    SqliteStore(path, lambda: T0).close()
+    next_version("CREATE TABLE novelty (x INTEGER) STRICT; SELECT * FROM nowhere;")
+
+    with pytest.raises(apsw.SQLError):
+        SqliteStore(path, lambda: T0)
+    con = apsw.Connection(str(path))
+    assert con.pragma("user_version") == 1
+    assert con.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'novelty'").get == 0
+
+
+def test_processes_that_open_a_new_file_at_once_make_one_schema(path):
+    children = [process(SUBMITTER, path, 1) for _ in range(6)]
+    for child in children:
+        child.communicate()
+
+    assert [child.returncode for child in children] == [0] * 6
+
+
+HOLDER = """
+import sys
+from penstock.stores.sqlite import SqliteStore
+
+store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)
+store.hold_dispatch("the night shift")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_dispatcher_is_told_who_holds_the_file_and_gets_it_when_that_one_dies(path, store):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(DispatcherHeld, match=f"the night shift.*{holder.pid}"):
+            store.hold_dispatch("the day shift")
+    finally:
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.communicate()
+    store.hold_dispatch("the day shift")
+
+
+def test_a_submit_from_another_process_rings_the_dispatcher(path, store):
+    rung = Event()
+    store.hold_dispatch("me")
+    store.on_change(rung.set)
+    child = process(SUBMITTER, path, 1)
+    child.communicate()
+
+    assert rung.wait(30)
+
+
+def test_a_full_disk_is_a_clear_error_that_loses_nothing_and_passes(store):
+    store.submit([JOB], Depth())
+    size = store._con.pragma("page_count")
+    store._con.pragma("max_page_count", size)
+    large = Intent(addon_id="a", job_type="t", payload='"' + "x" * 100_000 + '"')
+
+    with pytest.raises(StoreFailed) as refusal:
+        store.submit([large], Depth())
+    assert refusal.value.data["kind"] == "full"
+    assert len(store.find(Query())) == 1
+    store._con.pragma("max_page_count", 1_000_000)
+    assert store.submit([large], Depth())
+    assert store.audit() == []
+
+
+def test_a_closed_store_says_so(path):
+    store = SqliteStore(path, lambda: T0)
+    store.close()
+
+    with pytest.raises(StoreFailed, match="closed"):
+        store.submit([JOB], Depth())
+
+
+TWIN = """INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, expires_at)
+          SELECT 'twin', job_no, demand, addon_id, host, 9, cost_units, phase, admitted_at, expires_at FROM dispatch"""
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("UPDATE ledger SET units = -1", "CHECK"),
+        ("UPDATE job SET state = 'WAITING'", "CHECK"),
+        ("UPDATE job SET priority = 0", "CHECK"),
+        ("UPDATE job SET state = 'DONE'", "CHECK"),
+        ("UPDATE demand SET cost_units = 101", "CHECK"),
+        ("UPDATE intent SET payload = '{'", "CHECK"),
+        ("UPDATE dispatch SET phase = 'ended'", "CHECK"),
+        ("UPDATE event SET kind = 'DONE'", "only ever added"),
+        (TWIN, "UNIQUE"),
+    ],
+)
+def test_the_database_itself_refuses_what_would_break_an_invariant(store, sql, why):
+    store.submit([JOB], Depth())
+    tick(store)
+
+    with pytest.raises(apsw.ConstraintError, match=why):
+        store._con.execute(sql)
+
+
+def test_a_final_state_cannot_be_left_even_by_hand(store):
+    store.submit([JOB], Depth())
+    store._con.execute("UPDATE job SET state = 'CANCELED', line = NULL, ended_at = 1")
+
+    with pytest.raises(apsw.ConstraintError, match="final"):
+        store._con.execute("UPDATE job SET state = 'QUEUED', line = 1, ended_at = NULL")
+    store._con.execute("DELETE FROM job")
+
+
+def steps_of(store, act):
+    """Virtual machine steps of the write connection, in hundreds: work that no noisy neighbour can change."""
+    steps = []
+    store._con.set_progress_handler(lambda: bool(steps.append(1)), 100)
+    act()
+    store._con.set_progress_handler(None)
+    return len(steps)
+
+
+@pytest.mark.parametrize("capacity", [0, 30])
+def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, capacity):
+    costs = []
+    for depth in (100, 20_000):
+        store = SqliteStore(tmp_path / f"{depth}.db", lambda: T0)
+        later = Intent(addon_id="b", job_type="t", priority=100, earliest_start_at=T0 + SECOND)
+        store.submit([JOB] * depth + [later] * depth, Depth())
+        tick(store, capacity=10)
+        costs.append(steps_of(store, lambda: tick(store, capacity)))  # noqa: B023 - called at once
+        store.close()
+
+    assert costs[1] <= costs[0] * 1.2 + 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "in_line",
+        "ahead_in_line",
+        "step_into_line",
+        "step_into_urgent_line",
+        "expired",
+        "to_stop",
+        "past_deadline",
+        "alarm",
+        "old_jobs",
+        "job_by_key",
+        "job_for_step",
+        "dispatch_for_step",
+        "dispatch_for_beat",
+        "events",
+        "events_of_job",
+        "forget_events",
+    ],
+)
+def test_no_statement_of_the_hot_path_scans_a_table(store, name):
+    sql = sqlite_file.statements()[name]
+    values = (1,) * sql.count("?") if "?" in sql else Anything()
+    plan = [row[3] for row in store._con.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+
+    assert not [
+        step for step in plan if step.startswith("SCAN") and "(subquery" not in step and "USING" not in step
+    ]
+
+
+class Anything(dict):
+    def __missing__(self, name):
+        return 1

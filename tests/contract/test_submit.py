@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.core.intent import Intent
+from penstock.core.landing import End
+from penstock.core.refusals import KeyConflict, QueueFull
+from penstock.core.states import State
+from penstock.core.words import SECOND, Constraint, RunWhen
+from penstock.stores.protocol import Depth, Query
+
+NAMES = st.text("abc:/-.", min_size=1, max_size=12)
+MOMENTS = st.none() | st.integers(0, 4_000_000_000 * SECOND)
+SECONDS = st.none() | st.integers(1, 10**6)
+INTENTS = st.builds(
+    Intent,
+    addon_id=NAMES,
+    job_type=NAMES,
+    cost_units=st.integers(1, 90),
+    priority=st.integers(1, 100),
+    constraints=st.integers(0, 7).map(Constraint),
+    run_when=st.sampled_from(RunWhen),
+    quiet_for_sec=st.integers(0, 1_000),
+    expected_duration_sec=st.none() | st.floats(0.1, 10**6),
+    payload=st.sampled_from(["null", '{"path": "/x"}', '"é\\u0000\\"\'"', "[1, 2.5, true]"]),
+    tags=st.lists(st.text(min_size=1, max_size=8).filter(str.isprintable), max_size=3).map(tuple),
+    time_sensitive=st.booleans(),
+    deadline_at=MOMENTS,
+    earliest_start_at=MOMENTS,
+    max_runtime_sec=SECONDS,
+    max_active_sec=SECONDS,
+    cost_limit=st.none() | st.integers(1, 10**15),
+    unit=st.sampled_from(["USD", "EUR"]),
+    idempotency_key=st.none(),
+    retry_delays_sec=st.lists(st.integers(0, 1_000), max_size=3).map(tuple),
+)
+
+
+def test_a_submitted_job_is_queued_and_its_trail_says_so(yard):
+    [job_id] = yard.submit()
+
+    assert yard.state(job_id) == "QUEUED"
+    assert yard.kinds(job_id) == ["SUBMITTED"]
+    assert yard.store.job(job_id).created_at == yard.now
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(intents=st.lists(INTENTS, min_size=1, max_size=5))
+def test_a_job_comes_back_as_it_was_given(yard, intents):
+    receipts = yard.store.submit(intents, Depth())
+
+    assert [yard.store.job(r.job_id).intent for r in receipts] == intents
+
+
+def test_an_unknown_job_is_none(yard):
+    assert yard.store.job("no-such-job") is None
+    assert yard.store.dispatch("no-such-job.1") is None
+    assert yard.store.checkpoint("no-such-job") is None
+
+
+def test_the_same_key_and_body_is_the_same_job(yard):
+    [first] = yard.submit(idempotency_key="k")
+    yard.later(5)
+    [again] = yard.store.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+
+    assert (again.job_id, again.created) == (first, False)
+    assert len(yard.store.find(Query())) == 1
+
+
+def test_twice_within_one_bulk_too(yard):
+    first, second = yard.submit(n=2, idempotency_key="k")
+
+    assert first == second
+
+
+def test_the_same_key_with_another_body_is_refused_and_changes_nothing(yard):
+    yard.submit(idempotency_key="k")
+    before = yard.everything()
+
+    with pytest.raises(KeyConflict):
+        yard.submit(idempotency_key="k", cost_units=11)
+    assert yard.everything() == before
+
+
+def test_a_key_still_means_its_job_after_the_job_was_edited_and_done(yard):
+    job, dispatch = yard.start(idempotency_key="k")
+    yard.end(dispatch)
+    [again] = yard.store.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+
+    assert again == (job.job_id, State.DONE, False)
+
+
+def test_another_addon_may_use_the_same_key(yard):
+    assert yard.submit(idempotency_key="k") != yard.submit(idempotency_key="k", addon_id="b")
+
+
+def test_a_bulk_is_taken_whole_or_not_at_all(yard):
+    yard.submit(idempotency_key="k")
+    before = yard.everything()
+    good = Intent(addon_id="a", job_type="t")
+
+    with pytest.raises(KeyConflict):
+        yard.store.submit([good, Intent(addon_id="a", job_type="other", idempotency_key="k"), good], Depth())
+    assert yard.everything() == before
+
+
+@pytest.mark.parametrize("depth", [Depth(total=3), Depth(per_addon=3)])
+def test_at_the_depth_limit_a_submit_is_refused_with_a_hint(yard, depth):
+    yard.submit(n=3, depth=depth)
+
+    with pytest.raises(QueueFull) as refusal:
+        yard.submit(depth=depth)
+    assert refusal.value.data["retry_after_sec"] > 0
+    assert len(yard.store.find(Query())) == 3
+
+
+def test_one_addons_depth_is_not_anothers(yard):
+    yard.submit(n=3, depth=Depth(per_addon=3))
+
+    assert yard.submit(addon_id="b", depth=Depth(per_addon=3))
+
+
+def test_what_has_started_leaves_room_in_the_queue(yard):
+    yard.submit(n=3)
+    yard.tick(capacity=10)
+
+    assert yard.submit(depth=Depth(total=3))
+
+
+def test_a_requeue_is_never_refused_and_its_excess_holds_back_submits(yard):
+    _, dispatch = yard.start()
+    yard.submit(n=2, depth=Depth(total=2))
+    yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+
+    assert len(yard.store.find(Query(states=[State.QUEUED]))) == 3
+    with pytest.raises(QueueFull):
+        yard.submit(depth=Depth(total=3))
+
+
+def test_many_threads_submit_at_once_and_every_one_is_kept_and_numbered_apart(yard):
+    with ThreadPoolExecutor(16) as pool:
+        ids = list(pool.map(lambda _: yard.submit()[0], range(200)))
+
+    jobs = yard.store.find(Query(limit=1_000))
+    assert {job.job_id for job in jobs} == set(ids)
+    assert len({job.no for job in jobs}) == 200
+    assert [event.seq for event in yard.store.events(0, 1_000)] == list(range(1, 201))
+
+
+def test_one_bad_submit_among_many_at_once_harms_nobody_else(yard):
+    yard.submit(idempotency_key="k")
+
+    def submit(i):
+        try:
+            return yard.submit(**({"idempotency_key": "k", "cost_units": 11} if i % 10 == 0 else {}))[0]
+        except KeyConflict:
+            return None
+
+    with ThreadPoolExecutor(16) as pool:
+        ids = list(pool.map(submit, range(100)))
+    assert [i for i, job_id in enumerate(ids) if job_id is None] == list(range(0, 100, 10))
+    assert len(yard.store.find(Query(limit=1_000))) == 91
+
+
+def test_a_list_is_filtered_and_paged_in_both_directions(yard):
+    ids = [yard.submit(addon_id=a, job_type=t)[0] for a in "ab" for t in "xyz"]
+
+    def found(**query):
+        return [job.job_id for job in yard.store.find(Query(**query))]
+
+    assert found(addon_id="b") == ids[3:]
+    assert found(job_type="y") == [ids[1], ids[4]]
+    assert found(states=[State.DONE]) == []
+    assert found(states=[State.QUEUED, State.DONE], limit=2) == ids[:2]
+    assert found(after=yard.store.job(ids[1]).no, limit=2) == ids[2:4]
+    assert found(newest_first=True, limit=2) == [ids[5], ids[4]]
+    assert found(newest_first=True, after=yard.store.job(ids[4]).no, limit=2) == [ids[3], ids[2]]
