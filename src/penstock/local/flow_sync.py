@@ -20,7 +20,8 @@ from contextlib import suppress
 from inspect import iscoroutinefunction
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
-from typing import Any, Literal, NoReturn, Protocol, Self, TypeVar, overload
+from time import monotonic
+from typing import Any, Final, Literal, NoReturn, Protocol, Self, TypeVar, overload
 
 from penstock.local.flow_terms import OnError, Settled, checked_errors, checked_fn, checked_n, log, raisable
 
@@ -149,11 +150,12 @@ class SyncFlow(Iterator[R]):
         self.close()
 
     def _feed(self) -> None:
-        """One item if there is room, to keep the threads busy; more only as long as no result could be had instead."""
-        fed = False
+        """Fill the places; but where a result could be had instead, a slow source gives one item at a time."""
+        spent = 0.0
         while not self._exhausted and self._held < self._n:
-            if fed and (self._ready or not self._crew.ended.empty()):
+            if spent > _SLOW and (self._ready or not self._crew.ended.empty()):
                 return
+            since = monotonic()
             try:
                 item = next(self._source)
             except StopIteration:
@@ -163,8 +165,8 @@ class SyncFlow(Iterator[R]):
                 self._exhausted = True
                 self._error = error
                 return
+            spent += monotonic() - since
             self._held += 1
-            fed = True
             call = _Call(item)
             if self._line is not None:
                 self._line.append(call)
@@ -205,6 +207,9 @@ class SyncFlow(Iterator[R]):
             self._held -= 1
             self.skipped += 1
             log.debug("skipped %r", call.item, exc_info=call.error)
+
+
+_SLOW: Final = 0.001  # seconds that the source may take while results wait
 
 
 class _Call:

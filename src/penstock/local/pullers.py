@@ -6,10 +6,11 @@ pulled until the loop takes its result, so that a slow loop holds back the pulle
 puller that finds no place free ends; the loop, when it frees one, asks for another.
 
 One thing bends that rule, because to wait for it would double the cost of short calls: between the moment the loop is
-woken and the moment it runs, it is on its way to take results, and those that come in hold no place. If it then takes
-one and turns to something else, the others lie beside n calls in progress. So n is the limit of calls, and of calls
-and results together as long as they end one by one; when many end in the same turn of the event loop, 2n is. In input
-order, a result that has to wait for an earlier one always holds its place: that bounds the line behind a slow head.
+woken for a result and the moment it runs, further results hold no place, as it is about to take them. If it then takes
+that one and turns to something else, the others lie beside n calls in progress. So n is the limit of calls, and of
+calls and results together as long as they end one by one; when many end in the same turn of the event loop, 2n is. In
+input order, a result that has to wait for an earlier one always holds its place, which bounds the line behind a slow
+head.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from penstock.local.flow_terms import OnError, Settled, log, raisable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
 
 __all__ = ["Pullers"]
 
@@ -50,8 +51,8 @@ class Pullers:
         "n",
         "nudged",
         "piled",
-        "pulling",
         "results",
+        "single",
         "skipped",
         "source",
         "spare",
@@ -79,12 +80,14 @@ class Pullers:
         self.spare = (
             n  # places that neither a puller nor a piled result holds; `results` may be as long as this
         )
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[
+            asyncio.Task[None], None
+        ] = {}  # a set that keeps its order: cancellation is replayable
         self.batch = _FIRST_BATCH
         self.waiter: asyncio.Future[None] | None = None  # the loop, waiting for a result
         self.awake = False  # the loop has been woken and has not run yet
         self.nudged = False
-        self.pulling = False  # a puller awaits the next item of an async source
+        self.single = False  # one puller is enough for now
         self.started = False
         self.exhausted = False  # no more items will be pulled
         self.stopped = False  # no more results will be taken in
@@ -133,7 +136,7 @@ class Pullers:
         """
         self.nudged = False
         room = self.spare - len(self.results)
-        if self.exhausted or self.pulling or room <= 0:
+        if self.exhausted or self.single or room <= 0:
             return
         hired = min(room, self.batch)
         self.batch *= 2
@@ -141,12 +144,12 @@ class Pullers:
         for _ in range(hired):
             self.spare -= 1
             task = self.context.run(self.loop.create_task, self.work(), name="parallel_limit")
-            self.tasks.add(task)
+            self.tasks[task] = None
             task.add_done_callback(self.left)
         if hired < room:
             self.nudge()
 
-    async def work(self) -> None:  # noqa: C901, PLR0911, PLR0912  # each call taken out of it costs every item 50 ns of about 900
+    async def work(self) -> None:  # noqa: C901, PLR0911, PLR0912  # each part taken out costs every item a call, 50 ns
         """A puller, and the way of an item."""
         fn, source, results, line, context = self.fn, self.source, self.results, self.line, self.context
         settled = self.errors == "settled"
@@ -157,8 +160,8 @@ class Pullers:
                 await self.step_aside()
                 if len(results) > self.spare:
                     return
-            if self.exhausted or self.pulling:
-                self.batch = 1  # the source is slower than its pullers: one of them at a time will do
+            if self.exhausted or self.single:
+                self.batch = 1
                 return
             try:
                 item = await self.pull() if self.is_async else next(source, _END)
@@ -197,7 +200,7 @@ class Pullers:
             except Exception:  # noqa: BLE001  # values that refuse to be compared, so new ones
                 return
             if alone and monotonic() - since > _SLICE:
-                await _turn()
+                await self.breathe()
                 since = monotonic()
             before = len(results)
 
@@ -211,13 +214,28 @@ class Pullers:
         self.spare -= 1
 
     async def pull(self) -> Any:
-        """From an async source, one puller at a time, as async generators demand. Who comes meanwhile ends."""
-        self.pulling = True
-        item = await anext(self.source, _END)
-        self.pulling = False
+        """From an async source, one puller at a time, as async generators demand."""
+        item = await self.singly(anext(self.source, _END))
+        return _END if self.stopped else item  # the source may have swallowed our cancellation
+
+    async def breathe(self) -> None:
+        """
+        Let others use the event loop: these calls do not suspend. So one puller makes as many of them as n pullers
+        would, and n would take n times as long before anybody else has a turn.
+        """
+        if self.single:
+            await _turn()
+        else:
+            await self.singly(_turn())
+
+    async def singly(self, step: Awaitable[Any]) -> Any:
+        """While this goes on one puller is enough. Others that come by end; more are called for afterwards."""
+        self.single = True
+        outcome = await step
+        self.single = False
         if self.spare > len(self.results):
             self.nudge()
-        return item
+        return outcome
 
     def outcome_of(self, item: Any, error: BaseException) -> Any:
         if self.stopped:
@@ -282,7 +300,7 @@ class Pullers:
         Called for every puller that ends, even one cancelled before its first step, where no `finally` of its own
         would run. What escapes a puller (KeyboardInterrupt, a cancellation from outside) ends the whole flow.
         """
-        self.tasks.discard(task)
+        del self.tasks[task]
         self.spare += 1
         if task.cancelled():
             self.fail(asyncio.CancelledError())
@@ -312,7 +330,7 @@ class Pullers:
         canceled: asyncio.CancelledError | None = None
         while self.tasks:
             try:
-                await asyncio.wait(self.tasks)
+                await asyncio.wait(set(self.tasks))
             except asyncio.CancelledError as again:
                 canceled = again
                 self.cancel()

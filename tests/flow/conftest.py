@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+import weakref
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(caplog):
+    """No thread outlives its flow, and asyncio has nothing to complain of (a lost task, an error nobody fetched)."""
+    before = set(threading.enumerate())
+    caplog.set_level(logging.ERROR, logger="asyncio")
+
+    yield
+
+    gc.collect()
+    assert not set(threading.enumerate()) - before
+    assert not [record for record in caplog.get_records("call") if record.name == "asyncio"]
+
+
+@pytest.fixture
+async def no_task_is_left():
+    """A few turns of the loop after a test, nothing runs that did not run before it."""
+    before = asyncio.all_tasks()
+
+    yield
+
+    await turns()
+    assert asyncio.all_tasks() <= before | {asyncio.current_task()}
+
+
+@pytest.fixture
+def stage():
+    return Stage()
+
+
+@pytest.fixture
+def alive():
+    return Alive()
+
+
+class Stage:
+    """Calls that end when the test says so, and a record of what they went through."""
+
+    def __init__(self):
+        self.gates = {}
+        self.started = []
+        self.running = []
+        self.canceled = []
+        self.most = 0
+
+    async def call(self, item):
+        gate = self.gates[item] = asyncio.get_running_loop().create_future()
+        self.started.append(item)
+        self.running.append(item)
+        self.most = max(self.most, len(self.running))
+        try:
+            return await gate
+        except asyncio.CancelledError:
+            self.canceled.append(item)
+            raise
+        finally:
+            self.running.remove(item)
+
+    def end(self, *items):
+        for item in items:
+            self.gates[item].set_result(item)
+
+    def fail(self, item, error):
+        self.gates[item].set_exception(error)
+
+    async def settle(self):
+        """Every task gets as far as it can."""
+        await turns()
+
+    def pulled_from(self, items):
+        """The items, and in `self.pulled` those that have been asked for."""
+        self.pulled = []
+        for item in items:
+            self.pulled.append(item)
+            yield item
+
+    async def apulled_from(self, items):
+        self.closed = False
+        self.pulled = []
+        try:
+            for item in items:
+                await asyncio.sleep(0)
+                self.pulled.append(item)
+                yield item
+        finally:
+            self.closed = True
+
+
+class Alive:
+    """How many payloads there are, and how many there have been at once."""
+
+    def __init__(self):
+        self.now = 0
+        self.most = 0
+        self._lock = threading.Lock()
+
+    def payload(self):
+        payload = Payload()
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        weakref.finalize(payload, self._gone)
+        return payload
+
+    def _gone(self):
+        with self._lock:
+            self.now -= 1
+
+
+class Payload:
+    pass
+
+
+async def turns(count=30):
+    for _ in range(count):
+        await asyncio.sleep(0)
