@@ -203,6 +203,18 @@ def test_a_change_that_was_decided_on_an_older_state_changes_nothing(yard):
     assert yard.everything() == before
 
 
+def test_a_change_that_was_decided_before_another_attempt_changes_nothing(yard):
+    [job_id] = yard.submit()
+    seen = yard.store.job(job_id)
+    [dispatch] = yard.tick(lease=True)
+    yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+    before = yard.everything()
+
+    assert yard.state(job_id) == str(seen.state)
+    assert yard.store.apply([changes.miss_deadline(seen, yard.now)]) == [False]
+    assert yard.everything() == before
+
+
 def test_in_one_call_each_change_stands_on_its_own_merits(yard):
     jobs = [yard.store.job(job_id) for job_id in yard.submit(n=3)]
     yard.store.apply([changes.miss_deadline(jobs[1], yard.now)])

@@ -116,6 +116,19 @@ def test_submits_that_arrive_together_share_a_commit(store):
     assert len(store.find(Query())) == 32
 
 
+def test_what_a_rolled_back_transaction_had_seen_is_forgotten(store):
+    novelty = Intent(addon_id="a", job_type="never seen")
+
+    def fails(tx):
+        tx.submit([novelty], Depth())
+        raise RuntimeError("after the first row of its kind")
+
+    with pytest.raises(RuntimeError):
+        store._writer.write(fails)
+    [receipt] = store.submit([novelty], Depth())
+    assert [dispatch.job_id for dispatch in tick(store)] == [receipt.job_id]
+
+
 def test_the_answer_comes_after_the_commit(store):
     order = []
     store._con.set_commit_hook(lambda: bool(order.append("commit")))

@@ -42,6 +42,7 @@ def test_the_seeds_own_body_is_taken():
         ("cost_units", 91),
         ("priority", 0),
         ("priority", 101),
+        ("run_when", "sometimes"),
         ("quiet_for_sec", -1),
         ("quiet_for_sec", 60),
         ("expected_duration_sec", 0),

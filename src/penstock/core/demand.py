@@ -47,7 +47,7 @@ def demand_of(intent: Intent, priority: int | None = None) -> Demand:
         job_type=intent.job_type,
         cost_units=intent.cost_units,
         constraints=intent.constraints,
-        run_when=intent.run_when,
+        run_when=RunWhen(intent.run_when),
         quiet_for_sec=intent.quiet_for_sec,
         high=(intent.priority if priority is None else priority) >= Priority.HIGH,
         duration_class=0 if expected is None else max(1, (int(-(-expected // 1)) - 1).bit_length()),

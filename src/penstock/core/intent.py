@@ -76,9 +76,11 @@ def _numbers(intent: Intent, most_units: int) -> Iterator[tuple[str, str]]:
         )
     if not Priority.LEAST <= intent.priority <= Priority.MOST:
         yield "priority", "must be 1..100, or LOW, NORMAL, HIGH, URGENT"
+    if intent.run_when not in list(RunWhen):
+        yield "run_when", f"must be one of {', '.join(RunWhen)}"
     if not 0 <= intent.quiet_for_sec <= MAX_SPAN_SEC:
         yield "quiet_for_sec", f"must be 0..{MAX_SPAN_SEC}"
-    elif intent.quiet_for_sec and intent.run_when is not RunWhen.QUIET:
+    elif intent.quiet_for_sec and intent.run_when != RunWhen.QUIET:
         yield "quiet_for_sec", 'needs run_when "quiet"'
     for field in ("expected_duration_sec", "max_runtime_sec", "max_active_sec"):
         value = getattr(intent, field)

@@ -12,17 +12,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.admission import Conditions, Denied, Kept, Limits, decide
 from penstock.core.books import Books
 from penstock.core.demand import Demand
 from penstock.core.quiet import QuietState
-from penstock.core.reasons import BudgetSpent, CapReached, Draining, NoRoom, NotQuiet, Paused, Reason
+from penstock.core.reasons import (
+    BudgetSpent,
+    CapReached,
+    Draining,
+    NoRoom,
+    NotQuiet,
+    Paused,
+    Reason,
+    as_json,
+)
 from penstock.core.share import Sharing
 from penstock.core.words import MINUTE, SECOND, JobId, Moment, Span
 
 __all__ = [
+    "MOST_PICKS",
     "TOP_BAND",
     "Aging",
     "Denial",
@@ -41,6 +51,8 @@ __all__ = [
     "weigh",
 ]
 
+#: What one transaction starts at most.
+MOST_PICKS: Final = 1_000
 #: Priority 90 and up. From here on only fair share decides.
 TOP_BAND: Final = 9
 
@@ -142,8 +154,14 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
+    """`after`: how often it had been refused for the reason before this one."""
+
     waiting: Waiting
     reason: Reason
+    after: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return as_json(self.reason) | ({"after": self.after} if self.after else {})
 
 
 @dataclass(slots=True)
@@ -151,6 +169,8 @@ class Verdict:
     picks: list[Pick] = field(default_factory=list)
     #: Only those whose reason is not the one already recorded.
     denials: list[Denial] = field(default_factory=list)
+    #: Every head that was refused, whatever is recorded.
+    refused: list[Waiting] = field(default_factory=list)
     #: Refused for room while something behind it started; for the first time.
     passed: list[Waiting] = field(default_factory=list)
     kept: Kept | None = None
@@ -167,7 +187,7 @@ def weigh(
     offer: Callable[[Demand], Offer],
     *,
     most_leases: int | None = None,
-    most_picks: int = 1_000,
+    most_picks: int = MOST_PICKS,
 ) -> Verdict:
     """`most_picks` bounds the transaction: whoever calls comes again at once when it was reached."""
     return _Round(floor, conditions, limits, ordering, offer).run(most_leases, most_picks)
@@ -262,6 +282,7 @@ class _Round:
         return None
 
     def _denied(self, demand: Demand, waiting: Waiting, reason: Reason) -> None:
+        self.verdict.refused.append(waiting)
         if reason.code != waiting.denied:
             self.verdict.denials.append(Denial(waiting, reason))
         match reason:

@@ -19,7 +19,6 @@ from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind, dispatch_id_of, place
 from penstock.core.landing import Phase
 from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
-from penstock.core.reasons import as_json
 from penstock.core.refusals import DispatcherHeld, KeyConflict, QueueFull
 from penstock.core.share import Account
 from penstock.core.spend import windows
@@ -112,7 +111,7 @@ class MemoryStore(MemoryTables):
         for waiting in verdict.passed:
             self._jobs[waiting.job_id] = replace(self._jobs[waiting.job_id], passed_at=now)
         for denial in verdict.denials:
-            job_id, data = denial.waiting.job_id, as_json(denial.reason)
+            job_id, data = denial.waiting.job_id, denial.as_json()
             job = replace(
                 self._jobs[job_id],
                 denied=denial.reason.code,
@@ -351,7 +350,7 @@ class MemoryStore(MemoryTables):
     def prune(self, before: Moment, limit: int) -> int:
         with self._lock:
             old = [j for j in self._jobs.values() if j.state in PRUNABLE and (j.ended_at or 0) < before]
-            old = sorted(old, key=lambda job: job.ended_at or 0)[:limit]
+            old = sorted(old, key=lambda job: (job.ended_at or 0, job.no))[:limit]
             for job in old:
                 self._forget(job)
             if old:

@@ -14,7 +14,6 @@ from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind, dispatch_id_of, place
 from penstock.core.landing import End, Phase
 from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
-from penstock.core.reasons import as_json
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.share import Account
 from penstock.core.spend import windows
@@ -148,13 +147,11 @@ class Transaction:
 
     def _deny(self, verdict: Verdict, floor: TableFloor, now: Moment) -> None:
         rows = []
-        for waiting, reason in ((d.waiting, d.reason) for d in verdict.denials):
-            standby = floor.standby[waiting.no]
-            n = standby.events + 1
-            floor.standby[waiting.no] = standby._replace(events=n)
-            data = as_json(reason)
-            self._pages.note(now, Note(Kind.DENIED, reason.code, data), (waiting.no, n, State.QUEUED))
-            rows.append((reason.code, encode(data), now, n, waiting.no))
+        for denial in verdict.denials:
+            no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
+            n = floor.standby[no].events + 1
+            self._pages.note(now, Note(Kind.DENIED, code, data), (no, n, State.QUEUED))
+            rows.append((code, encode(data) or "{}", now, n, no))
         self._con.executemany(self._sql["deny_job"], rows)
         self._con.executemany(self._sql["pass_job"], [(now, waiting.no) for waiting in verdict.passed])
 

@@ -184,7 +184,7 @@ UPDATE dispatch SET expires_at = expires_at + :by, stop_at = stop_at + :by, ends
 
 -- name: old_jobs
 SELECT no, job_id, addon_id, state FROM job
-WHERE state IN ('DONE', 'FAILED', 'CANCELED') AND ended_at < :before ORDER BY ended_at LIMIT :most;
+WHERE state IN ('DONE', 'FAILED', 'CANCELED') AND ended_at < :before ORDER BY ended_at, no LIMIT :most;
 
 -- name: forget_job
 DELETE FROM job WHERE no = ?;

@@ -1,0 +1,47 @@
+"""
+A clock that no lease can be moved by.
+
+It is the wall clock of the moment it was made, carried on by the monotonic clock. When the wall clock has been set since, `jump`
+says by how much, and `accept` takes it over: the keeper then moves every lease by the same amount, so none grows or shrinks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from penstock.core.words import SECOND, Moment, Span
+
+__all__ = ["SteadyClock"]
+
+
+def _wall() -> Moment:
+    return time.time_ns() // 1_000
+
+
+def _steady() -> Span:
+    # Counts through a suspended machine, on which a lease goes on expiring as it does for everybody else.
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
+
+
+class SteadyClock:
+    def __init__(
+        self,
+        wall: Callable[[], Moment] = _wall,
+        steady: Callable[[], Span] = _steady,
+        *,
+        tolerance: Span = 2 * SECOND,
+    ) -> None:
+        self._wall, self._steady, self._tolerance = wall, steady, tolerance
+        self._base = wall() - steady()
+
+    def __call__(self) -> Moment:
+        return self._base + self._steady()
+
+    def jump(self) -> Span:
+        """How far the wall clock has been set away from us; 0 for the drift that every clock has."""
+        by = self._wall() - self()
+        return by if abs(by) > self._tolerance else 0
+
+    def accept(self, by: Span) -> None:
+        self._base += by

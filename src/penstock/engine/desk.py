@@ -1,0 +1,235 @@
+"""
+Where everybody comes: submitters, workers, people. Each call reads, decides by the core, and applies by compare-and-set.
+
+When the world changed in between, the call decides anew on what is true now; a worker whose dispatch has ended or been
+replaced is told so and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from penstock.core import changes
+from penstock.core.admission import Decision
+from penstock.core.changes import Beat, Change
+from penstock.core.demand import Demand
+from penstock.core.intent import Intent, check
+from penstock.core.job import Dispatch, Job
+from penstock.core.landing import End, Phase
+from penstock.core.loan import weigh_loan
+from penstock.core.order import Floor, Verdict
+from penstock.core.refusals import NotFound, StaleDispatch
+from penstock.core.spend import Mark, judge
+from penstock.core.states import State
+from penstock.core.words import AddonId, DispatchId, JobId, Money
+from penstock.engine.dispatcher import Dispatcher, Kinds
+from penstock.engine.machine import Machine
+from penstock.engine.rules import Rules
+from penstock.stores.protocol import Receipt, Store
+
+__all__ = ["Answer", "Claimed", "Desk"]
+
+#: Deciding anew so often means that something is wrong with the store, not that the job is lively.
+_TRIES = 8
+
+
+class Claimed(NamedTuple):
+    job: Job
+    dispatch: Dispatch
+    checkpoint: str | None
+
+
+class Answer(NamedTuple):
+    """To a heartbeat. `stop`: why the run must end now, if it must."""
+
+    expires_at: int
+    stop: End | None
+
+
+class Desk:
+    def __init__(self, store: Store, rules: Rules, machine: Machine, dispatcher: Dispatcher) -> None:
+        self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
+
+    # submitters and people
+
+    def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
+        """All or none. Durable when it returns."""
+        now = self._store.now()
+        for intent in intents:
+            check(intent, now, most_units=self._rules.capacity.most)
+        return self._store.submit(intents, self._rules.depth)
+
+    def cancel(self, job_id: JobId, by: str = "") -> Job:
+        def decide(job: Job) -> Change | None:
+            dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
+            now, grace = self._store.now(), self._rules.grace
+            return changes.cancel(job, dispatch, now, grace=grace, by=by, **self._landing)
+
+        return self._settle(job_id, decide)
+
+    def retry(self, job_id: JobId) -> Job:
+        return self._settle(job_id, lambda job: changes.retry(job, self._store.now(), self._rules.ordering))
+
+    def edit(self, job_id: JobId, **fields: Any) -> Job:
+        """`priority`, `earliest_start_at`, `deadline_at` of a queued job."""
+
+        def decide(job: Job) -> Change:
+            now, intent = self._store.now(), replace(job.intent, **fields)
+            change = changes.edit(job, intent, now, self._rules.ordering)
+            check(intent, now, most_units=self._rules.capacity.most)
+            return change
+
+        return self._settle(job_id, decide)
+
+    def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
+        for _ in range(_TRIES):
+            job = self._store.job(job_id)
+            if job is None:
+                raise NotFound(f"there is no job {job_id}", job_id=job_id)
+            change = decide(job)
+            if change is None or self._store.apply([change])[0]:
+                return self._store.job(job_id) or job
+        raise StaleDispatch(f"job {job_id} kept changing; ask again", job_id=job_id)
+
+    # workers
+
+    def dispatchable(self, addon_id: AddonId | None = None, limit: int = 100) -> list[Dispatch]:
+        """Reserved, and waiting for a worker to ask for the lease."""
+        return self._store.live(addon_id=addon_id, phases=[Phase.RESERVED], limit=limit)
+
+    def lease(self, job_id: JobId, worker: str = "") -> Dispatch:
+        """The two-step way: the reservation of a DISPATCHING job becomes the lease."""
+        job = self._store.job(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
+        if dispatch is None or dispatch.phase is not Phase.RESERVED:
+            raise StaleDispatch(
+                f"a {job.state} job has no reservation to lease", state=str(job.state), job_id=job_id
+            )
+        change = changes.start(job, dispatch, self._store.now(), ttl=self._rules.lease_for, worker=worker)
+        if not self._store.apply([change])[0]:
+            raise StaleDispatch("the reservation was taken, canceled or timed out", job_id=job_id)
+        return self._dispatch(dispatch.dispatch_id)
+
+    def claim(self, kinds: Kinds, limit: int = 1, worker: str = "") -> list[Claimed]:
+        """The one-step way: what is reserved for such a worker already, then what may start now."""
+        claimed: list[Dispatch] = []
+        for dispatch in self.dispatchable(kinds.addon_id):
+            if len(claimed) == limit:
+                break
+            if dispatch.job_id is not None and kinds.fits(dispatch.demand):
+                try:
+                    claimed.append(self.lease(dispatch.job_id, worker))
+                except StaleDispatch:
+                    continue
+        if len(claimed) < limit:
+            claimed += self._dispatcher.fetch(kinds, limit - len(claimed), worker, self._store.now())
+        jobs = {
+            job.job_id: job for job in self._store.jobs([d.job_id for d in claimed if d.job_id is not None])
+        }
+        return [
+            Claimed(jobs[d.job_id], d, self._store.checkpoint(d.job_id) if d.fence > 1 else None)
+            for d in claimed
+            if d.job_id is not None
+        ]
+
+    def ask(self, demand: Demand, priority: int, worker: str = "") -> tuple[Dispatch | None, Decision]:
+        """May this much work start now? A lease without a job, or why not and when to ask again."""
+        decided: list[Decision] = []
+
+        def decide(floor: Floor) -> Verdict:
+            conditions, rules = self._machine.conditions(floor.now), self._rules
+            verdict, decision = weigh_loan(
+                floor, conditions, rules.limits, rules.ordering, demand=demand, priority=priority
+            )
+            decided.append(decision)
+            return verdict
+
+        granted = self._store.admit(self._rules.host, decide, self._rules.terms(worker))
+        return (granted[0] if granted else None), decided[-1]
+
+    def heartbeat(
+        self,
+        dispatch_id: DispatchId,
+        *,
+        progress: float | None = None,
+        spent: Money | None = None,
+        checkpoint: str | None = None,
+    ) -> Answer:
+        """`spent`: the total of this dispatch so far."""
+        until = self._store.now() + self._rules.lease_for
+        beat = Beat(
+            dispatch_id=dispatch_id, expires_at=until, progress=progress, spent=spent, checkpoint=checkpoint
+        )
+        [standing] = self._store.renew([beat])
+        if standing is None:
+            self._dispatch(dispatch_id)
+            raise StaleDispatch(
+                "this lease has expired, ended or been replaced: stop the run", dispatch_id=dispatch_id
+            )
+        reached = judge(standing.spent_before, standing.spent - standing.spent_before, standing.cost_limit)
+        if reached is Mark.REACHED and standing.phase is Phase.LEASED:
+            told = self.stop(dispatch_id, End.COST_LIMIT_REACHED)
+            return Answer(told.expires_at, told.reason)
+        return Answer(standing.expires_at, standing.reason if standing.phase is Phase.ENDING else None)
+
+    def stop(self, dispatch_id: DispatchId, reason: End) -> Dispatch:
+        """Tell a run to end. The first reason wins."""
+        for _ in range(_TRIES):
+            dispatch = self._dispatch(dispatch_id)
+            if dispatch.phase is Phase.ENDED:
+                raise StaleDispatch("this dispatch has ended", dispatch_id=dispatch_id)
+            job = None if dispatch.job_id is None else self._store.job(dispatch.job_id)
+            change = changes.stop(dispatch, job, reason, self._store.now(), grace=self._rules.grace)
+            if change is None or self._store.apply([change])[0]:
+                return self._dispatch(dispatch_id)
+        raise StaleDispatch("this dispatch kept changing; ask again", dispatch_id=dispatch_id)
+
+    def complete(self, dispatch_id: DispatchId, result: str | None = None) -> State | None:
+        return self.end(dispatch_id, End.COMPLETED, result=result)
+
+    def fail(self, dispatch_id: DispatchId, error: str, how: End = End.JOB_ERROR) -> State | None:
+        return self.end(dispatch_id, how, error=error)
+
+    def release(self, dispatch_id: DispatchId) -> State | None:
+        """The lease is given back: a job goes on waiting, a lease without one is over."""
+        return self.end(dispatch_id, End.RELEASED)
+
+    def end(
+        self, dispatch_id: DispatchId, how: End, *, result: str | None = None, error: str | None = None
+    ) -> State | None:
+        """By the worker that has it. Where the job landed; None for a lease without a job."""
+        for _ in range(_TRIES):
+            dispatch = self._dispatch(dispatch_id)
+            if dispatch.phase is Phase.ENDED:
+                raise StaleDispatch("this dispatch has ended already", dispatch_id=dispatch_id)
+            now = self._store.now()
+            if dispatch.expires_at <= now:
+                raise StaleDispatch(
+                    "this lease has expired: what it did may be done again", dispatch_id=dispatch_id
+                )
+            if dispatch.job_id is None:
+                change = changes.release(dispatch, now, how)
+            else:
+                job = self._store.job(dispatch.job_id)
+                if job is None or job.fence != dispatch.fence:
+                    continue
+                change = changes.end(
+                    job, dispatch, how, now, result=result, error=error, reported=True, **self._landing
+                )
+            if self._store.apply([change])[0]:
+                return None if change.job is None else change.job.target
+        raise StaleDispatch("this dispatch has been replaced", dispatch_id=dispatch_id)
+
+    def _dispatch(self, dispatch_id: DispatchId) -> Dispatch:
+        dispatch = self._store.dispatch(dispatch_id)
+        if dispatch is None:
+            raise NotFound(f"there is no lease {dispatch_id}", dispatch_id=dispatch_id)
+        return dispatch
+
+    @property
+    def _landing(self) -> dict[str, Any]:
+        return {"schedules": self._rules.schedules, "ordering": self._rules.ordering}

@@ -1,0 +1,100 @@
+"""
+Room in, dispatches out.
+
+A round is one transaction of the store. Jobs that workers come for by themselves are left in line for them (`Fetchers`); all
+others are reserved, and their addon is told by the trail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Lock
+from typing import NamedTuple
+
+from penstock.core.demand import Demand
+from penstock.core.job import Dispatch
+from penstock.core.order import MOST_PICKS, Floor, Offer, Verdict, weigh
+from penstock.core.words import AddonId, JobId, Moment
+from penstock.engine.machine import Machine
+from penstock.engine.rules import Rules
+from penstock.stores.protocol import Store
+
+__all__ = ["Dispatcher", "Fetchers", "Kinds"]
+
+
+class Kinds(NamedTuple):
+    """What a worker can run. No addon, no types: any."""
+
+    addon_id: AddonId | None = None
+    job_types: frozenset[str] = frozenset()
+
+    def fits(self, demand: Demand) -> bool:
+        return self.addon_id in (None, demand.addon_id) and (
+            not self.job_types or demand.job_type in self.job_types
+        )
+
+
+class Fetchers:
+    """
+    Which kinds of jobs somebody comes for. Reserving such a job would only hold its units until that worker's next call,
+    so a round leaves it in line: the call itself dispatches and leases in one step.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[Kinds, Moment] = {}
+        self._lock = Lock()
+
+    def came(self, kinds: Kinds, until: Moment) -> None:
+        with self._lock:
+            self._until[kinds] = max(until, self._until.get(kinds, until))
+
+    def at(self, now: Moment) -> list[Kinds]:
+        with self._lock:
+            self._until = {kinds: until for kinds, until in self._until.items() if until > now}
+            return list(self._until)
+
+
+class Dispatcher:
+    def __init__(self, store: Store, rules: Rules, machine: Machine, fetchers: Fetchers) -> None:
+        self._store, self._rules, self._machine, self._fetchers = store, rules, machine, fetchers
+        #: How often each head was refused for its present reason. Told when the reason changes, and not before: it would be
+        #: a write per head and tick.
+        self.refusals: dict[JobId, int] = {}
+
+    def step(self, now: Moment) -> Moment:
+        while len(self._round(now)) >= MOST_PICKS:
+            pass
+        return now + self._rules.tick
+
+    def fetch(self, kinds: Kinds, limit: int, worker: str, now: Moment) -> list[Dispatch]:
+        """A round with a worker at hand. What stands before its jobs and is reserved by us is reserved first, so order holds."""
+        self._fetchers.came(kinds, now + self._rules.fetch_for)
+        granted = self._round(now, kinds, limit, worker)
+        return [dispatch for dispatch in granted if dispatch.started_at is not None]
+
+    def _round(
+        self, now: Moment, here: Kinds | None = None, limit: int | None = None, worker: str = ""
+    ) -> list[Dispatch]:
+        fetched = self._fetchers.at(now)
+
+        def offer(demand: Demand) -> Offer:
+            if here is not None and here.fits(demand):
+                return Offer.LEASE
+            return Offer.NOBODY if any(kinds.fits(demand) for kinds in fetched) else Offer.RESERVE
+
+        def decide(floor: Floor) -> Verdict:
+            conditions = self._machine.conditions(floor.now)
+            rules = self._rules
+            verdict = weigh(floor, conditions, rules.limits, rules.ordering, offer, most_leases=limit)
+            return self._counted(verdict) if here is None else verdict
+
+        return self._store.admit(self._rules.host, decide, self._rules.terms(worker))
+
+    def _counted(self, verdict: Verdict) -> Verdict:
+        before = self.refusals
+        changed = {denial.waiting.job_id for denial in verdict.denials}
+        self.refusals = {
+            w.job_id: 1 if w.job_id in changed else before.get(w.job_id, 0) + 1 for w in verdict.refused
+        }
+        verdict.denials = [replace(d, after=before.get(d.waiting.job_id, 0)) for d in verdict.denials]
+        return verdict

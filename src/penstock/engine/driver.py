@@ -1,0 +1,63 @@
+"""
+The only file that waits. It calls each part when the part asked for it, and all of them at once when somebody rings.
+
+A ring only sets an event, so a thousand of them while a step runs cost one more step. A part that raises is logged and asked again
+later: the store has rolled back, and the next step decides on what is true.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from threading import Event, Thread
+from typing import Protocol
+
+from penstock.core.words import SECOND, Moment, Span, seconds
+from penstock.stores.protocol import Clock
+
+__all__ = ["Driver", "Part"]
+
+log = logging.getLogger("penstock.driver")
+
+
+class Part(Protocol):
+    def step(self, now: Moment) -> Moment:
+        """Do what is due; answer when to be asked again."""
+        ...
+
+
+class Driver:
+    def __init__(self, clock: Clock, parts: Sequence[Part], *, after_failure: Span = 5 * SECOND) -> None:
+        self._clock, self._parts, self._after_failure = clock, parts, after_failure
+        self._bell, self._stopping = Event(), Event()
+        self._thread = Thread(target=self._loop, name="penstock-driver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Something changed. From any thread; never blocks."""
+        self._bell.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._bell.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            self._bell.clear()  # before the steps: a ring during them must bring another round
+            wish = min(self._step(part) for part in self._parts)
+            wait = wish - self._clock()
+            if wait > 0:
+                self._bell.wait(seconds(wait))
+
+    def _step(self, part: Part) -> Moment:
+        now = self._clock()
+        try:
+            return part.step(now)
+        except Exception:
+            log.exception(
+                "%s failed; it is asked again in %s s", type(part).__name__, seconds(self._after_failure)
+            )
+            return now + self._after_failure

@@ -1,0 +1,42 @@
+"""Every number the scheduler goes by, in one value: what settings are read into, and what a simulation varies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.core.admission import Limits
+from penstock.core.order import Ordering
+from penstock.core.quiet import Capacity, Senses, Thresholds
+from penstock.core.retry import Schedules
+from penstock.core.words import HOUR, SECOND, HostId, Span
+from penstock.stores.protocol import Depth, Terms
+
+__all__ = ["Rules"]
+
+
+LOCAL = HostId("local")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    host: HostId = LOCAL
+    capacity: Capacity = field(default_factory=Capacity)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    senses: Senses = field(default_factory=Senses)
+    limits: Limits = field(default_factory=Limits)
+    ordering: Ordering = field(default_factory=Ordering)
+    schedules: Schedules = field(default_factory=Schedules)
+    depth: Depth = field(default_factory=Depth)
+    lease_for: Span = 30 * SECOND
+    reserve_for: Span = 30 * SECOND
+    #: From the cancel signal to TERM, and from TERM to KILL: then a run that was told to stop is given up.
+    grace: Span = 15 * SECOND
+    tick: Span = 2 * SECOND
+    #: How long a worker that asked for jobs of a kind is expected to ask again.
+    fetch_for: Span = 30 * SECOND
+    retention: Span = 30 * 24 * HOUR
+    prune_every: Span = 60 * SECOND
+    prune_step: int = 200
+
+    def terms(self, worker: str = "") -> Terms:
+        return Terms(self.reserve_for, self.lease_for, worker)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.intent import Intent
+from penstock.core.order import Ordering
+from penstock.core.quiet import Capacity
+from penstock.core.words import SECOND
+
+T0 = 1_900_000_000 * SECOND
+
+
+class Hands:
+    def __init__(self):
+        self.now = T0
+
+    def __call__(self):
+        return self.now
+
+
+class Works:
+    """The whole scheduler on one store, on a clock that the test moves."""
+
+    def __init__(self, store, clock, rules):
+        from penstock.engine.desk import Desk  # noqa: PLC0415 - only with the extra installed
+        from penstock.engine.dispatcher import Dispatcher, Fetchers  # noqa: PLC0415
+        from penstock.engine.keeper import Keeper  # noqa: PLC0415
+        from penstock.engine.machine import Machine  # noqa: PLC0415
+
+        self.store, self.clock, self.rules = store, clock, rules
+        self.machine, self.fetchers = Machine(rules), Fetchers()
+        self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
+        self.keeper = Keeper(store, rules)
+        self.desk = Desk(store, rules, self.machine, self.dispatcher)
+
+    @property
+    def now(self):
+        return self.clock.now
+
+    def later(self, seconds):
+        self.clock.now += int(seconds * SECOND)
+
+    def step(self):
+        self.keeper.step(self.now)
+        return self.dispatcher.step(self.now)
+
+    def submit(self, n=1, **fields):
+        receipts = self.desk.submit([Intent(**{"addon_id": "a", "job_type": "t"} | fields)] * n)
+        return [receipt.job_id for receipt in receipts]
+
+    def state(self, job_id):
+        return str(self.store.job(job_id).state)
+
+    def kinds(self, job_id):
+        return [str(event.kind) for event in self.store.events(0, 1_000, job_id)]
+
+
+def memory(path, clock):
+    from penstock.stores.memory import MemoryStore  # noqa: PLC0415 - only with the extra installed
+
+    return MemoryStore(clock)
+
+
+def sqlite(path, clock):
+    pytest.importorskip("apsw")
+    from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415 - only with the extra installed
+
+    return SqliteStore(path / "jobs.db", clock)
+
+
+STORES = {"memory": memory, "sqlite": sqlite}
+
+
+@pytest.fixture(params=STORES)
+def works(request, tmp_path):
+    pytest.importorskip("uuid_utils")
+    from penstock.engine.rules import Rules  # noqa: PLC0415 - only with the extra installed
+
+    rules = Rules(capacity=Capacity(fixed=90), ordering=Ordering())
+    clock = Hands()
+    store = STORES[request.param](tmp_path, clock)
+    yield Works(store, clock, rules)
+    problems = store.audit()
+    store.close()
+    assert problems == []

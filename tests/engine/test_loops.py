@@ -1,0 +1,249 @@
+"""Dispatcher and keeper on a clock that jumps: hours of waiting in milliseconds."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+
+from penstock.core.landing import End
+from penstock.core.quiet import Capacity, QuietState, Reading
+from penstock.core.states import State
+from penstock.core.words import HOUR, MINUTE, SECOND
+from penstock.stores.protocol import Query
+
+
+def end_all(works, how=End.COMPLETED):
+    for dispatch in works.store.live():
+        works.desk.end(dispatch.dispatch_id, how)
+
+
+def lease_all(works):
+    for dispatch in works.desk.dispatchable():
+        works.desk.lease(dispatch.job_id)
+
+
+def test_a_reservation_nobody_takes_up_goes_back_and_lets_others_in_before_it_tries_again(works):
+    [absent] = works.submit(cost_units=90)
+    [other] = works.submit(addon_id="b", cost_units=90)
+    works.step()
+    works.later(30)
+    works.step()
+
+    assert [works.state(absent), works.state(other)] == ["QUEUED", "DISPATCHING"]
+    assert works.store.events(0, 100, absent)[-1].reason == "start_timeout"
+
+
+def test_an_expired_lease_puts_its_job_back_as_a_crash(works):
+    [job_id] = works.submit()
+    works.step()
+    lease_all(works)
+    works.later(30)
+    works.step()
+    job = works.store.job(job_id)
+
+    assert (job.state, job.counters.crash, job.not_before) == (State.QUEUED, 1, works.now + MINUTE)
+
+
+def test_a_run_past_its_limit_is_told_then_given_up(works):
+    [job_id] = works.submit(max_runtime_sec=20)
+    works.step()
+    lease_all(works)
+    works.later(20)
+    works.step()
+    [ending] = works.store.live()
+    assert ending.reason is End.MAX_RUNTIME_EXCEEDED
+
+    works.later(15)
+    works.step()
+    assert works.state(job_id) == "QUEUED"
+    assert "TIMEOUT" in works.kinds(job_id)
+
+
+def test_the_keeper_asks_to_be_called_when_the_next_thing_is_due(works):
+    works.submit()
+    works.step()
+
+    assert works.keeper.step(works.now) == works.now + 30 * SECOND
+
+
+def test_old_jobs_are_forgotten_in_small_steps(works):
+    works.submit(n=5, cost_units=1)
+    works.step()
+    lease_all(works)
+    end_all(works)
+    works.later(31 * 24 * 3_600)
+    works.step()
+
+    assert works.store.find(Query()) == []
+
+
+def test_a_week_of_crashes_takes_milliseconds(works):
+    [job_id] = works.submit()
+    began = works.now
+    while works.state(job_id) != "FAILED":
+        works.step()
+        lease_all(works)
+        works.clock.now = works.keeper.step(works.now)
+
+    assert works.now - began > 80 * MINUTE
+    assert len(works.store.attempts(job_id)) == 6
+
+
+def test_the_lowest_job_starts_within_ninety_minutes_under_endless_urgent_load(works):
+    [lowest] = works.submit(addon_id="patient", priority=1, cost_units=90)
+    began = works.now
+    while works.state(lowest) == "QUEUED":
+        works.submit(addon_id="pushy", priority=100, cost_units=90)
+        works.step()
+        lease_all(works)
+        works.later(20)
+        end_all(works)
+
+    assert works.now - began <= 90 * MINUTE + 20 * SECOND
+
+
+def test_a_large_job_behind_an_endless_stream_of_small_ones_gets_its_room(works):
+    works.submit(n=9, addon_id="stream", cost_units=10, expected_duration_sec=10)
+    works.step()
+    lease_all(works)
+    [large] = works.submit(addon_id="large", cost_units=90)
+    began, turns = works.now, 0
+    while works.state(large) == "QUEUED" and turns < 200:
+        works.submit(addon_id="stream", cost_units=10, expected_duration_sec=10)
+        works.later(1)
+        turns += 1
+        ended = [d for d in works.store.live() if works.now - d.admitted_at >= 10 * SECOND]
+        for dispatch in ended[:1] if turns <= 9 else ended:
+            works.desk.complete(dispatch.dispatch_id)
+        works.step()
+        lease_all(works)
+
+    assert works.state(large) != "QUEUED"
+    assert works.now - began <= 42 * SECOND
+
+
+def test_ten_thousand_jobs_of_one_addon_do_not_hold_up_another(works):
+    works.submit(n=2_000, cost_units=45)
+    works.step()
+    lease_all(works)
+    [lonely] = works.submit(addon_id="b", cost_units=45)
+    works.desk.complete(works.store.live()[0].dispatch_id)
+    works.step()
+
+    assert works.state(lonely) == "DISPATCHING"
+
+
+def test_a_denial_says_how_often_the_reason_before_it_had_held(works):
+    works.submit(cost_units=90)
+    works.step()
+    [job_id] = works.submit(cost_units=10)
+    for _ in range(5):
+        works.step()
+    works.machine.draining = True
+    works.step()
+    denials = [e for e in works.store.events(0, 100, job_id) if e.kind == "DENIED"]
+
+    assert [(e.reason, e.data.get("after")) for e in denials] == [("no_room", None), ("draining", 5)]
+
+
+@pytest.fixture
+def measured(works):
+    from dataclasses import replace  # noqa: PLC0415 - beside its only use
+
+    rules = replace(works.rules, capacity=Capacity())
+    return type(works)(works.store, works.clock, rules)
+
+
+def report(works, cpu):
+    for name, value in (("cpu", cpu), ("memory", 0.1)):
+        works.machine.report(Reading(name, value, works.now))
+
+
+def test_without_fresh_signals_nothing_starts(measured):
+    [job_id] = measured.submit()
+    measured.step()
+    assert measured.state(job_id) == "QUEUED"
+
+    report(measured, cpu=0.1)
+    measured.step()
+    assert measured.state(job_id) == "DISPATCHING"
+
+
+def test_an_overnight_job_waits_for_the_streak_of_quiet_it_asked_for(measured):
+    [job_id] = measured.submit(run_when="quiet", quiet_for_sec=600)
+    started = None
+    for second in range(0, 1_800, 10):
+        report(measured, cpu=0.6 if second < 300 else 0.05)
+        measured.step()
+        if started is None and measured.state(job_id) == "DISPATCHING":
+            started = second
+        measured.later(10)
+
+    assert started == 900
+    assert measured.machine.conditions(measured.now).quiet is QuietState.QUIET
+
+
+def test_the_trail_is_read_to_its_end_and_on_from_there(works):
+    from penstock.engine.feed import feed  # noqa: PLC0415 - only with the extra installed
+
+    works.submit(n=7)
+    first = list(feed(works.store, page=3))
+    works.submit()
+
+    assert len(first) == 7
+    assert [event.seq for event in feed(works.store, after=first[-1].seq)] == [8]
+
+
+def test_a_wall_clock_that_was_set_moves_no_lease(works):
+    from penstock.engine.clock import SteadyClock  # noqa: PLC0415 - only with the extra installed
+    from penstock.engine.keeper import Keeper  # noqa: PLC0415
+
+    wall, steady = [works.now], [0]
+    clock = SteadyClock(lambda: wall[0], lambda: steady[0])
+    keeper = Keeper(works.store, works.rules, clock)
+    works.submit()
+    works.step()
+    lease_all(works)
+    wall[0] += HOUR
+    assert clock() == works.now
+    keeper.step(clock())
+    works.clock.now = clock()
+
+    assert clock() == wall[0]
+    assert works.store.live()[0].expires_at == works.now + 30 * SECOND
+    assert works.store.overdue(10) == []
+
+
+def test_a_small_drift_of_the_clock_is_left_alone():
+    pytest.importorskip("uuid_utils")
+    from penstock.engine.clock import SteadyClock  # noqa: PLC0415 - only with the extra installed
+
+    wall = [1_000 * SECOND]
+    clock = SteadyClock(lambda: wall[0], lambda: 0)
+    wall[0] += SECOND
+
+    assert clock.jump() == 0
+
+
+def test_the_driver_steps_at_once_when_somebody_rings_and_survives_a_part_that_fails():
+    pytest.importorskip("uuid_utils")
+    from penstock.engine.driver import Driver  # noqa: PLC0415 - only with the extra installed
+
+    first, second = Event(), Event()
+
+    class Part:
+        def step(self, now):
+            if not first.is_set():
+                first.set()
+                raise RuntimeError("once")
+            second.set()
+            return now + HOUR
+
+    driver = Driver(lambda: 0, [Part()], after_failure=HOUR)
+    driver.start()
+    assert first.wait(30)
+    driver.ring()
+
+    assert second.wait(30)
+    driver.stop()
