@@ -214,7 +214,7 @@ def reached(case: Case, name: str) -> bool:
     return not any(fails(case, feed) for feed in case.feeds[name])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def executor():
     with GraphExecutor(compute=3, io=3, tasks=4) as executor:
         yield executor

@@ -57,7 +57,7 @@ class _Compiler:
         self._specs = specs
         self._env = env
         self._by_function: dict[int, str] = {}
-        self._signatures: dict[int, Mapping[str, inspect.Parameter] | None] = {}
+        self._signatures: dict[tuple[int, bool], Mapping[str, inspect.Parameter] | None] = {}
         self.problems: list[Problem] = []
 
     def nodes(self) -> dict[str, Node]:
@@ -102,7 +102,8 @@ class _Compiler:
         return len(self.problems) == before
 
     def _parameters(self, name: str, spec: NodeSpec) -> Mapping[str, inspect.Parameter]:
-        key = id(spec.fn)
+        # Bound methods are made anew at each look; what they are bound to is the same.
+        key = (id(getattr(spec.fn, "__func__", spec.fn)), hasattr(spec.fn, "__func__"))
         if key not in self._signatures:
             try:
                 self._signatures[key] = inspect.signature(spec.fn).parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
+from types import FunctionType
 from typing import Any
 
 from penstock.core.graph import Lane, OnError, Queue, Rules
@@ -21,10 +22,9 @@ def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[Problem]]:
     if _yields(spec.fn):
         text = "its function yields, so its value could be read by one reader only"
         return Queue.COMPUTE, [Problem(name, "function", text, "return a list instead")]
-    lanes = [str(lane) for lane in Lane]
     waits = _is_async(spec.fn)
-    if spec.lane is not None and spec.lane not in lanes:
-        return Queue.COMPUTE, [_not_one_of(name, "lane", spec.lane, lanes)]
+    if spec.lane is not None and spec.lane not in _QUEUES:
+        return Queue.COMPUTE, [_not_one_of(name, "lane", spec.lane, [str(lane) for lane in Lane])]
     if waits and spec.lane not in (None, Lane.IO):
         text = f"an async def cannot run on the {spec.lane} lane"
         return Queue.LOOP, [Problem(name, "lane", text, "leave lane= out, or make it a plain def")]
@@ -34,6 +34,8 @@ def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[Problem]]:
 
 
 def checked_rules(name: str, spec: NodeSpec) -> tuple[Rules, list[Problem]]:
+    if _given(spec) == _GIVEN_NOTHING:
+        return _PLAIN, []
     wrong: list[Problem] = []
 
     def check(good: bool, option: str, value: object, fix: str) -> None:
@@ -62,15 +64,21 @@ def checked_rules(name: str, spec: NodeSpec) -> tuple[Rules, list[Problem]]:
         wrong.append(_not_one_of(name, "on_error", spec.on_error, [str(choice) for choice in OnError]))
     if wrong:
         return _PLAIN, wrong
-    rules = Rules(
+    return Rules(
         retries=spec.retries,
         retry_delay=spec.retry_delay,
         retry_on=errors,
         timeout=spec.timeout,
         skip_dependents=spec.on_error == OnError.SKIP_DEPENDENTS,
         limit=spec.limit,
-    )
-    return (_PLAIN if rules == _PLAIN else rules), []
+    ), []
+
+
+def _given(spec: NodeSpec) -> tuple[Any, ...]:
+    return spec.retries, spec.retry_delay, spec.retry_on, spec.timeout, spec.on_error, spec.limit
+
+
+_GIVEN_NOTHING = _given(NodeSpec(fn=None))
 
 
 def _not_one_of(name: str, option: str, given: object, choices: list[str]) -> Problem:
@@ -92,8 +100,12 @@ def _is_exception(value: object) -> bool:
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
+    if isinstance(fn, FunctionType) and not fn.__dict__:  # nearly all are, and this is a tenth of what asking `inspect` costs
+        return bool(fn.__code__.co_flags & (inspect.CO_COROUTINE))
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # an object's own
 
 
 def _yields(fn: Callable[..., Any]) -> bool:
+    if isinstance(fn, FunctionType):
+        return bool(fn.__code__.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR))
     return inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)

@@ -98,15 +98,18 @@ class TypeCheck:
         return list_of(made) if node.spec.maps else made
 
     def _hints_of(self, node: Node) -> dict[str, Any]:
-        key = id(node.spec.fn)
+        fn = node.spec.fn
+        key = id(getattr(fn, "__func__", fn))
         if key not in self._hints:
-            self._hints[key] = hints_of(node.spec.fn)
+            self._hints[key] = hints_of(fn)
         return self._hints[key]
 
 
 def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
     """Parameters and `return`; empty where the hints cannot be evaluated (a name under TYPE_CHECKING, say)."""
     target: Any = fn
+    if isinstance(fn, types.FunctionType) and not fn.__annotations__:
+        return {}
     if inspect.isclass(fn):
         target = fn.__init__
     elif not (inspect.isroutine(fn) or hasattr(fn, "__annotations__")):
