@@ -140,6 +140,12 @@ def test_cancel_of_a_run_holds_its_units_until_it_is_gone():
     assert change.dispatch.expires_at == NOW + 15 * SECOND
 
 
+def test_a_run_that_was_told_to_stop_is_not_given_up_before_its_lease_is_over():
+    lease = dispatch(expires_at=NOW + 25 * SECOND)
+
+    assert stop(lease, job(), End.CANCELED, NOW, grace=15 * SECOND).dispatch.expires_at == lease.expires_at
+
+
 def test_the_second_reason_to_stop_changes_nothing():
     ending = dispatch(Phase.ENDING, reason=End.COST_LIMIT_REACHED)
 

@@ -205,8 +205,9 @@ def _requeued(job: Job, delay: Span, now: Moment, ordering: Ordering) -> Place:
 
 def stop(dispatch: Dispatch, job: Job | None, reason: End, now: Moment, *, grace: Span) -> Change | None:
     """
-    Tell a leased dispatch to end. Its units stay held until it is gone, or until `grace` is over: heartbeats renew it no
-    longer. None: it has been told already, and the first reason wins.
+    Tell a leased dispatch to end. Its units stay held until it is gone, or until its lease and `grace` are over: heartbeats
+    renew it no longer. Never before the lease is, for until then a worker that hears nothing may rightly go on.
+    None: it has been told already, and the first reason wins.
     """
     if dispatch.phase is Phase.ENDING:
         return None
@@ -221,7 +222,7 @@ def stop(dispatch: Dispatch, job: Job | None, reason: End, now: Moment, *, grace
             source=Phase.LEASED,
             target=Phase.ENDING,
             reason=reason,
-            expires_at=now + grace,
+            expires_at=max(dispatch.expires_at, now + grace),
         ),
     )
 

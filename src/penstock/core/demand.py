@@ -46,7 +46,7 @@ def demand_of(intent: Intent, priority: int | None = None) -> Demand:
         addon_id=intent.addon_id,
         job_type=intent.job_type,
         cost_units=intent.cost_units,
-        constraints=intent.constraints,
+        constraints=Constraint(intent.constraints),
         run_when=RunWhen(intent.run_when),
         quiet_for_sec=intent.quiet_for_sec,
         high=(intent.priority if priority is None else priority) >= Priority.HIGH,

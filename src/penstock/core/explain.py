@@ -66,7 +66,7 @@ def explain(
     waiting = max(0, now - job.ready_at)
     parts = [words(reason, now)] if reason is not None else []
     parts += _line_words(ahead, line_ahead)
-    if likely_start_at is not None:
+    if likely_start_at is not None and likely_start_at > now:
         parts.append(f"likely to start in {max(0, likely_start_at - now) // SECOND} s")
     lead = f"waiting {waiting // SECOND} s" if job.ready_at <= now else "not in line yet"
     return Explanation(

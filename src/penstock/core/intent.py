@@ -62,6 +62,7 @@ def _problems(intent: Intent, now: Moment, most_units: int) -> Iterator[tuple[st
                 "must be 1..128 characters of A-Z a-z 0-9 _ . : / @ - and begin with a letter or digit",
             )
     yield from _numbers(intent, most_units)
+    yield from _when(intent)
     yield from _texts(intent)
     yield from _times(intent, now)
 
@@ -76,12 +77,6 @@ def _numbers(intent: Intent, most_units: int) -> Iterator[tuple[str, str]]:
         )
     if not Priority.LEAST <= intent.priority <= Priority.MOST:
         yield "priority", "must be 1..100, or LOW, NORMAL, HIGH, URGENT"
-    if intent.run_when not in list(RunWhen):
-        yield "run_when", f"must be one of {', '.join(RunWhen)}"
-    if not 0 <= intent.quiet_for_sec <= MAX_SPAN_SEC:
-        yield "quiet_for_sec", f"must be 0..{MAX_SPAN_SEC}"
-    elif intent.quiet_for_sec and intent.run_when != RunWhen.QUIET:
-        yield "quiet_for_sec", 'needs run_when "quiet"'
     for field in ("expected_duration_sec", "max_runtime_sec", "max_active_sec"):
         value = getattr(intent, field)
         # Written so that NaN, which compares false with everything, is refused too.
@@ -91,6 +86,15 @@ def _numbers(intent: Intent, most_units: int) -> Iterator[tuple[str, str]]:
         yield "cost_limit", "must be above 0"
     if len(intent.retry_delays_sec) > 20 or not all(0 <= d <= MAX_SPAN_SEC for d in intent.retry_delays_sec):
         yield "retry_delays_sec", f"must be at most 20 delays of 0..{MAX_SPAN_SEC}"
+
+
+def _when(intent: Intent) -> Iterator[tuple[str, str]]:
+    if intent.run_when not in list(RunWhen):
+        yield "run_when", f"must be one of {', '.join(RunWhen)}"
+    if not 0 <= intent.quiet_for_sec <= MAX_SPAN_SEC:
+        yield "quiet_for_sec", f"must be 0..{MAX_SPAN_SEC}"
+    elif intent.quiet_for_sec and intent.run_when != RunWhen.QUIET:
+        yield "quiet_for_sec", 'needs run_when "quiet"'
 
 
 def _texts(intent: Intent) -> Iterator[tuple[str, str]]:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from penstock.core.words import SECOND, Moment, Money
+from penstock.core.words import HOUR, SECOND, Moment, Money
 
-__all__ = ["WARN_AT", "Budget", "Mark", "Window", "judge", "window_names", "windows"]
+__all__ = ["WARN_AT", "Budget", "Mark", "Window", "judge", "windows"]
 
 WARN_AT: Final = 0.80
 
@@ -45,17 +46,18 @@ class Window(NamedTuple):
 
 
 def windows(now: Moment) -> tuple[Window, Window]:
-    at = datetime.fromtimestamp(now // SECOND, UTC)
-    midnight = at.replace(hour=0, minute=0, second=0, microsecond=0)
+    return _windows_of_day(now // (24 * HOUR))
+
+
+@lru_cache(maxsize=8)
+def _windows_of_day(day: int) -> tuple[Window, Window]:
+    """Every tick asks, and the answer changes at midnight."""
+    at = midnight = datetime.fromtimestamp(day * 86_400, UTC)
     next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
     return (
         Window("day", f"{at:%Y-%m-%d}", _moment(midnight + timedelta(days=1))),
         Window("month", f"{at:%Y-%m}", _moment(next_month)),
     )
-
-
-def window_names(now: Moment) -> dict[str, str]:
-    return {window.name: window.kind for window in windows(now)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 from penstock.core import changes
 from penstock.core.admission import Decision
 from penstock.core.changes import Beat, Change
-from penstock.core.demand import Demand
+from penstock.core.demand import Demand, demand_of
+from penstock.core.explain import Explanation, explain
 from penstock.core.intent import Intent, check
 from penstock.core.job import Dispatch, Job
 from penstock.core.landing import End, Phase
 from penstock.core.loan import weigh_loan
 from penstock.core.order import Floor, Verdict
+from penstock.core.outlook import Outlook, outlook
 from penstock.core.refusals import NotFound, StaleDispatch
 from penstock.core.spend import Mark, judge
 from penstock.core.states import State
@@ -82,6 +84,40 @@ class Desk:
             return change
 
         return self._settle(job_id, decide)
+
+    def explain(self, job_id: JobId) -> Explanation:
+        """From the recorded decision where a round has made one; else the same decision, made now."""
+        job = self._store.job(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        now, rules = self._store.now(), self._rules
+        if job.state is not State.QUEUED:
+            dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
+            return explain(job, now, dispatch=dispatch)
+
+        def view(floor: Floor) -> Outlook:
+            conditions = self._machine.conditions(floor.now)
+            return outlook(
+                floor,
+                conditions,
+                rules.limits,
+                rules.ordering,
+                job_id=job_id,
+                demand=demand_of(job.intent),
+                ready_at=job.ready_at,
+            )
+
+        seen = self._store.look(rules.host, view)
+        recorded = seen.head and seen.reason is not None and seen.reason.code == job.denied
+        return explain(
+            job,
+            now,
+            reason=seen.reason,
+            recorded=recorded,
+            ahead=seen.ahead,
+            line_ahead=seen.line_ahead,
+            likely_start_at=seen.likely_start_at,
+        )
 
     def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
         for _ in range(_TRIES):

@@ -1,0 +1,416 @@
+"""
+A scheduler, its workers and everything that can go wrong between them, on a clock that jumps; all of it from one seed.
+
+The real store, desk, dispatcher and keeper run here. Simulated are the network (messages lost, doubled, late, answers lost), the processes (the
+scheduler dies before or after any commit, workers die or stand still past their lease), people and time. After every
+commit the store is audited and the promises are checked; at the end everything heals, and every job must get somewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from penstock.core.admission import Caps, Limits
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Event
+from penstock.core.landing import End, Phase
+from penstock.core.quiet import Capacity
+from penstock.core.refusals import Refused
+from penstock.core.states import FINAL, SETTLED, State
+from penstock.core.words import MINUTE, SECOND, AddonId, Constraint, DispatchId, JobId, Moment
+from penstock.engine.desk import Desk
+from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
+from penstock.engine.keeper import Keeper
+from penstock.engine.machine import Machine
+from penstock.engine.rules import Rules
+from penstock.stores.protocol import Depth, Query, Store
+
+__all__ = ["CAPACITY", "Broken", "World"]
+
+CAPACITY = 90
+HOST_CAPS = Caps(per_addon=4, constraints={"disk_write_heavy": 1})
+WRITES = frozenset({"submit", "admit", "apply", "renew", "set_addon", "prune", "shift"})
+#: A worker that has not renewed for this part of its lease stops its run.
+SELF_FENCE = 0.66
+
+
+class Broken(AssertionError):
+    """A promise does not hold."""
+
+
+class Crash(BaseException):
+    """The scheduler's process is gone. A BaseException, so that no `except Exception` of ours survives what nothing survives."""
+
+
+class Tap:
+    """The store as the scheduler's process sees it: it may die before a commit, or after one and before the answer."""
+
+    def __init__(self, world: World, store: Store) -> None:
+        self._world, self._store = world, store
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._store, name)
+        return self._guarded(verb) if name in WRITES else verb
+
+    def _guarded(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            self._world.maybe_crash()
+            answer = verb(*args, **more)
+            self._world.check()
+            self._world.maybe_crash()
+            return answer
+
+        return call
+
+
+@dataclass
+class Run:
+    """A job as its worker has it. `renewed`: when the last heartbeat that was answered had been sent."""
+
+    job_id: JobId
+    dispatch_id: DispatchId
+    cost: int
+    began: Moment
+    ends: Moment
+    renewed: Moment
+
+
+@dataclass
+class Worker:
+    name: str
+    runs: list[Run] = field(default_factory=list)
+    still_until: Moment = 0  # stopped by SIGSTOP; nothing of it runs
+
+
+@dataclass
+class World:
+    seed: int
+    make_store: Callable[[Callable[[], Moment], Callable[[], str]], Store]
+    steps: int = 150
+    trouble: float = 0.15
+
+    def __post_init__(self) -> None:
+        self.rng = Random(self.seed)
+        self.now: Moment = 1_900_000_000 * SECOND
+        self.last_id = 0
+        self.store = self.make_store(lambda: self.now, self.new_id)
+        self.rules = Rules(
+            capacity=Capacity(fixed=CAPACITY),
+            limits=Limits(HOST_CAPS),
+            depth=Depth(total=6),
+            retention=6 * 60 * MINUTE,
+            grace=3 * SECOND,
+        )
+        self.workers = [Worker(f"w{i}") for i in range(3)]
+        self.late: list[tuple[Moment, Callable[[], object]]] = []
+        self.acknowledged: set[JobId] = set()
+        self.seen: dict[JobId, tuple[State, int]] = {}
+        self.journal: list[
+            tuple[JobId, Moment, Moment]
+        ] = []  # when a job really ran, written outside of the system
+        self.cursor = 0
+        self.healthy = False
+        self.history: list[str] = []
+        self.boot()
+
+    def new_id(self) -> str:
+        self.last_id += 1
+        return f"id-{self.last_id:06}"
+
+    def boot(self) -> None:
+        """What a process has in memory is new; only the store is old."""
+        tap: Any = Tap(self, self.store)
+        machine, fetchers = Machine(self.rules), Fetchers()
+        self.dispatcher = Dispatcher(tap, self.rules, machine, fetchers)
+        self.keeper = Keeper(tap, self.rules)
+        self.desk = Desk(tap, self.rules, machine, self.dispatcher)
+
+    # the run
+
+    def play(self) -> None:
+        for _ in range(self.steps):
+            self.act()
+        self.heal()
+
+    def act(self) -> None:
+        acts: list[tuple[int, Callable[[], object]]] = [
+            (3, self.submit),
+            (6, self.tick),
+            (10, self.work),
+            (4, self.pass_time),
+            (1, self.person),
+            (1, self.worker_trouble),
+            (2, self.deliver_late),
+        ]
+        act = self.rng.choices([a for _, a in acts], [w for w, _ in acts])[0]
+        self.history.append(act.__name__)
+        act()
+
+    def maybe(self, chance: float) -> bool:
+        return not self.healthy and self.rng.random() < chance
+
+    def maybe_crash(self) -> None:
+        if self.maybe(self.trouble / 10):
+            raise Crash
+
+    def call(self, act: Callable[[], Any]) -> Any:
+        """One request to the scheduler. None: no answer, for whatever reason."""
+        try:
+            return act()
+        except Crash:
+            self.history.append("crash")
+            self.boot()
+        except Refused as refusal:
+            self.history.append(type(refusal).__name__)
+        return None
+
+    def send(self, act: Callable[[], Any]) -> Any:
+        """A request over a network that loses, doubles and delays."""
+        if self.maybe(self.trouble):
+            return None
+        if self.maybe(self.trouble):
+            self.late.append((self.now + self.rng.randrange(120) * SECOND, act))
+            return None
+        answer = self.call(act)
+        if self.maybe(self.trouble):
+            self.call(act)
+        return None if self.maybe(self.trouble) else answer
+
+    # what happens
+
+    def submit(self) -> None:
+        rng = self.rng
+        intent = Intent(
+            addon_id=AddonId(rng.choice("ab")),
+            job_type=rng.choice("xy"),
+            cost_units=rng.choice([1, 10, 30, 90]),
+            priority=rng.choice([1, 50, 80, 100]),
+            constraints=rng.choice([Constraint.NONE, Constraint.NONE, Constraint.DISK_WRITE_HEAVY]),
+            expected_duration_sec=rng.choice([None, 5.0, 60.0]),
+            earliest_start_at=rng.choice([None, None, self.now + 40 * SECOND]),
+            deadline_at=rng.choice([None, None, None, self.now + 300 * SECOND]),
+            max_runtime_sec=rng.choice([None, 15]),
+            max_active_sec=rng.choice([None, 40]),
+            retry_delays_sec=rng.choice([(), (5,)]),
+            cost_limit=rng.choice([None, 300]),
+            idempotency_key=f"key-{self.new_id()}",
+        )
+        # An answer that was lost is asked for again, with the same key: no second job may come of it.
+        for _ in range(3):
+            receipts = self.send(lambda: self.desk.submit([intent]))
+            if receipts is not None:
+                self.acknowledged.add(receipts[0].job_id)
+                break
+
+    def tick(self) -> None:
+        self.call(lambda: self.keeper.step(self.now))
+        self.call(lambda: self.dispatcher.step(self.now))
+
+    def pass_time(self) -> None:
+        self.move_clock(self.rng.choice([1, 2, 3, 5, 5, 8, 31, 70]) * SECOND)
+
+    def move_clock(self, span: int) -> None:
+        """Runs end by themselves at their time, and by self-fencing when their worker could not renew."""
+        self.now += span
+        for worker in self.workers:
+            if worker.still_until <= self.now:
+                worker.runs = [run for run in worker.runs if not self.fenced(worker, run)]
+
+    def fenced(self, worker: Worker, run: Run) -> bool:
+        limit = run.renewed + int(SELF_FENCE * self.rules.lease_for)
+        if self.now <= limit:
+            return False
+        self.journal.append((run.job_id, run.began, min(limit, max(run.began, run.ends))))
+        return True
+
+    def work(self) -> None:
+        worker = self.rng.choice(self.workers)
+        if worker.still_until > self.now:
+            return
+        for run in list(worker.runs):
+            if run.ends <= self.now or self.rng.random() < 0.2:
+                self.finish(worker, run)
+            else:
+                self.beat(worker, run)
+        if len(worker.runs) < 3:
+            self.find_work(worker)
+
+    def find_work(self, worker: Worker) -> None:
+        if self.rng.random() < 0.5:
+            kinds = Kinds(AddonId("a"), frozenset(self.rng.choice([[], ["x"]])))
+            claimed = self.send(lambda: self.desk.claim(kinds, self.rng.choice([1, 2]), worker.name))
+            for job, dispatch, _ in claimed or []:
+                self.begin(worker, job.job_id, dispatch)
+            return
+        offered = self.send(lambda: self.desk.dispatchable(None)) or []
+        if offered and (job_id := self.rng.choice(offered).job_id) is not None:
+            dispatch = self.send(lambda: self.desk.lease(job_id, worker.name))
+            if dispatch is not None:
+                self.begin(worker, job_id, dispatch)
+
+    def begin(self, worker: Worker, job_id: JobId, dispatch: Dispatch) -> None:
+        ends = self.now + self.rng.choice([0, 3, 20, 90]) * SECOND
+        cost = dispatch.demand.cost_units
+        worker.runs.append(Run(job_id, dispatch.dispatch_id, cost, self.now, ends, self.now))
+
+    def beat(self, worker: Worker, run: Run) -> None:
+        spent = self.rng.choice([None, 100, 200, 400])
+        checkpoint = self.rng.choice([None, "[1]"])
+        sent = self.now
+        answer = self.send(lambda: self.desk.heartbeat(run.dispatch_id, spent=spent, checkpoint=checkpoint))
+        if answer is None:
+            return
+        if answer.stop is None:
+            run.renewed = sent
+        elif self.rng.random() < 0.7:  # some runs do not listen, until their time is up
+            self.finish(worker, run, End.RELEASED)
+
+    def finish(self, worker: Worker, run: Run, how: End | None = None) -> None:
+        worker.runs.remove(run)
+        self.journal.append((run.job_id, run.began, self.now))
+        end = how or self.rng.choice([End.COMPLETED] * 5 + [End.JOB_ERROR, End.UNAVAILABLE, End.RELEASED])
+        for _ in range(2):
+            if self.send(lambda: self.desk.end(run.dispatch_id, end)) is not None:
+                break
+
+    def person(self) -> None:
+        jobs = self.store.find(Query(limit=100))
+        if not jobs:
+            return
+        job_id = self.rng.choice(jobs).job_id
+        acts: list[Callable[[], object]] = [
+            lambda: self.desk.cancel(job_id),
+            lambda: self.desk.retry(job_id),
+            lambda: self.desk.edit(job_id, priority=99),
+            lambda: self.desk.explain(job_id),
+            lambda: self.store.set_addon(AddonId("b"), paused=self.rng.random() < 0.5),
+        ]
+        act = self.rng.choice(acts)
+        self.send(act)
+
+    def worker_trouble(self) -> None:
+        worker = self.rng.choice(self.workers)
+        if self.maybe(0.5):
+            # Killed: its runs end with it.
+            self.journal += [(run.job_id, run.began, self.now) for run in worker.runs]
+            worker.runs = []
+        elif self.maybe(0.7):
+            # Stopped past its lease. When it goes on it must not take its old runs for its own.
+            for run in worker.runs:
+                self.journal.append((run.job_id, run.began, self.now))
+                stale = run.dispatch_id
+                self.late.append((self.now + 90 * SECOND, lambda d=stale: self.desk.complete(d)))  # type: ignore[misc]  # bound now
+                self.late.append((self.now + 95 * SECOND, lambda d=stale: self.desk.heartbeat(d)))  # type: ignore[misc]
+            worker.runs, worker.still_until = [], self.now + 90 * SECOND
+
+    def deliver_late(self) -> None:
+        due = [item for item in self.late if item[0] <= self.now]
+        self.late = [item for item in self.late if item[0] > self.now]
+        self.rng.shuffle(due)
+        for _, act in due:
+            self.call(act)
+
+    # what must hold
+
+    def check(self) -> None:
+        problems = self.store.audit()
+        if problems:
+            raise Broken("; ".join(problems))
+        self.check_books()
+        self.check_machine()
+        self.check_events()
+
+    def check_books(self) -> None:
+        books = self.store.books(self.rules.host)
+        live = self.store.live()
+        if not books.units == sum(d.demand.cost_units for d in live) <= CAPACITY:
+            raise Broken(
+                f"{books.units} units are used of {CAPACITY}, dispatches say {[d.demand.cost_units for d in live]}"
+            )
+        for (scope, name), count in books.counts.items():
+            limit = HOST_CAPS.limit(scope, name)
+            if limit is not None and count > limit:
+                raise Broken(f"{count} of {scope} {name} are in flight, the cap is {limit}")
+
+    def check_machine(self) -> None:
+        """What really runs, whatever the books say: never more than the machine has, never a job twice."""
+        runs = [run for worker in self.workers if worker.still_until <= self.now for run in worker.runs]
+        if sum(run.cost for run in runs) > CAPACITY:
+            raise Broken(f"runs of {[run.cost for run in runs]} units are on a machine of {CAPACITY}")
+        if len({run.job_id for run in runs}) != len(runs):
+            raise Broken(f"a job runs twice: {[run.job_id for run in runs]}")
+
+    def check_events(self) -> None:
+        for event in self.store.events(self.cursor, 10_000):
+            if event.seq <= self.cursor:
+                raise Broken(f"event {event.seq} appeared at or below {self.cursor}")
+            self.cursor = event.seq
+            if event.job_id is not None:
+                self.check_move(event, event.job_id)
+
+    def check_move(self, event: Event, job_id: JobId) -> None:
+        state, fence = self.seen.get(job_id, (None, 0))
+        if event.state is None or (state in FINAL and event.state is not state):
+            raise Broken(f"job {job_id} went from {state} to {event.state}")
+        if event.kind == "DISPATCHING":
+            newer = int(str(event.dispatch_id).rpartition(".")[2])
+            if newer <= fence:
+                raise Broken(f"job {job_id} was dispatched with fence {newer} after {fence}")
+            fence = newer
+        self.seen[job_id] = (event.state, fence)
+
+    def check_journal(self) -> None:
+        """Two attempts of one job never ran at the same time, as seen by somebody outside."""
+        running = [(run.job_id, run.began, self.now) for worker in self.workers for run in worker.runs]
+        last: dict[JobId, Moment] = {}
+        for job_id, began, ended in sorted([*self.journal, *running], key=lambda entry: entry[1]):
+            if began < last.get(job_id, 0):
+                raise Broken(f"job {job_id} ran twice at once, from {began}")
+            last[job_id] = max(ended, last.get(job_id, 0))
+
+    # the end
+
+    def heal(self) -> None:
+        self.check_journal()
+        self.healthy = True
+        self.late.clear()
+        self.boot()
+        for addon_id in "ab":
+            self.store.set_addon(AddonId(addon_id), paused=False)
+        for worker in self.workers:
+            worker.still_until = 0
+        for _ in range(600):
+            self.tick()
+            self.serve()
+            if not self.store.find(Query(states=[s for s in State if s not in SETTLED])):
+                break
+            self.now = max(self.now + SECOND, min(self.keeper.step(self.now), self.now + 10 * MINUTE))
+        self.check_healed()
+
+    def serve(self) -> None:
+        """Workers that do as they are told: every reservation is taken up, every run ends well."""
+        for worker in self.workers:
+            worker.runs = []
+        for dispatch in self.store.live():
+            if dispatch.phase is Phase.RESERVED and dispatch.job_id is not None:
+                self.call(lambda job_id=dispatch.job_id: self.desk.lease(job_id))  # type: ignore[misc]  # bound now
+            self.call(lambda d=dispatch.dispatch_id: self.desk.complete(d))  # type: ignore[misc]
+        for _, dispatch, _ in self.call(lambda: self.desk.claim(Kinds(), 10, "healer")) or []:
+            self.call(lambda d=dispatch.dispatch_id: self.desk.complete(d))  # type: ignore[misc]
+
+    def check_healed(self) -> None:
+        jobs = {job.job_id: job for job in self.store.find(Query(limit=10_000))}
+        lost = self.acknowledged - jobs.keys()
+        if lost:
+            raise Broken(f"acknowledged and gone: {lost}")
+        stuck = [f"{job.job_id} {job.state}" for job in jobs.values() if job.state not in SETTLED]
+        if stuck:
+            raise Broken(f"after everything healed these got nowhere: {stuck}")
+        keys = [job.intent.idempotency_key for job in jobs.values()]
+        if len(keys) != len(set(keys)):
+            raise Broken("one submit became two jobs")
+        if self.store.books(self.rules.host).units:
+            raise Broken("units are still held though nothing runs")
