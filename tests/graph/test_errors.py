@@ -327,7 +327,7 @@ def test_a_result_that_comes_after_its_timeout_changes_nothing(executor):
     graph.add(slow, name="slow", timeout=0.02, on_error="skip_dependents", lane="io")
     graph.add(lambda: late.wait(30), name="holds the run open", lane="io")
     run = executor.submit(graph.compile())
-    while not run._errors:
+    while not run.errors:
         late.wait(0.001)
     leave.set()
     result = run.result(timeout=10)

@@ -194,6 +194,8 @@ class Plan:
     pending: tuple[int, ...] = field(repr=False)
     env: Mapping[str, int] = field(repr=False)  # name -> slot
     tolerant: bool = field(repr=False)  # may a node fail without failing the run?
+    simple: bool = field(repr=False)  # are all nodes plain calls in worker threads?
+    lanes: tuple[int, ...] = field(repr=False)  # the queues that its nodes wait in
 
     def __len__(self) -> int:
         return len(self.names)

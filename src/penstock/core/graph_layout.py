@@ -16,7 +16,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from penstock.core.graph import ITEM, NOWHERE, UNSET, Binding, Const, Env, Feed, Plan, Step
+from penstock.core.graph import ITEM, NOWHERE, UNSET, Binding, Const, Env, Feed, Plan, Queue, Step
 from penstock.core.graph_spec import Leaf, Node, Resolved
 
 __all__ = ["cycles", "lay_out"]
@@ -57,6 +57,8 @@ def lay_out(name: str, nodes: Mapping[str, Node], env: Iterable[str]) -> Plan:
         pending=(*map(len, predecessors), sum(not fed for fed in successors)),
         env=MappingProxyType(slots.env),
         tolerant=any(rule.skip_dependents for rule in rules),
+        simple=all(calls) and set(queues[:-1]) <= {Queue.COMPUTE, Queue.IO},
+        lanes=tuple(sorted(set(queues[:-1]))),
     )
 
 

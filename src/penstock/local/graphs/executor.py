@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from penstock.core.errors import BadCall, PoolClosedError
 from penstock.core.graph import Lane as LaneName
-from penstock.core.graph import Plan, Queue, RunStatus
+from penstock.core.graph import Plan, Queue
 from penstock.local import registry
 from penstock.local.graphs.event_loop import LoopLane
 from penstock.local.graphs.lanes import Lane, ThreadLane, this_worker
@@ -30,6 +30,7 @@ from penstock.local.graphs.process import ProcessLane
 from penstock.local.graphs.result import RunResult
 from penstock.local.graphs.run import Run
 from penstock.local.graphs.scheduled import Scheduled
+from penstock.local.graphs.totals import Totals
 from penstock.local.graphs.trace import Recorder
 from penstock.local.options import seconds, whole
 from penstock.local.registry import TaskSnapshot
@@ -97,10 +98,8 @@ class GraphExecutor:
         self._sample = float(trace)
         self._runs: set[Run] = set()
         self._calls: set[Scheduled[Any]] = set()
-        self._submitted = 0
-        self._totals = {**{str(status): 0 for status in RunStatus}, "nodes": 0}
-        self._lock = threading.Lock()
-        self._last_error: str | None = None
+        self._submitted = count(1)
+        self._totals = Totals()
         registry.register(self)
         self._undertaker = weakref.finalize(self, _let_go, self._compute, self._io, self._loop, self._process)
 
@@ -159,13 +158,14 @@ class GraphExecutor:
         if timeout is not None:
             deadline = clock() + _checked_timeout(timeout)
         _check_env(plan, env)
-        with self._lock:
-            if self.closed:
-                raise PoolClosedError(f"{self.name} is closed")
-            self._submitted += 1
-            recorder = Recorder() if self._is_traced(trace) else None
-            run = Run(self, plan, env, deadline, recorder)
-            self._runs.add(run)
+        self._check_open()
+        recorder = Recorder() if self._is_traced(trace) else None
+        run = Run(self, plan, env, deadline, recorder)
+        self._runs.add(run)
+        if (
+            self.closed
+        ):  # it closes this very moment, and may have looked for live runs before there was this one
+            run.cancel("the executor was closed")
         run.start()
         return run
 
@@ -178,8 +178,7 @@ class GraphExecutor:
         """
         scheduled: Scheduled[T] = self._scheduled(fn, lane)
         scheduled._call = (fn, args, kwargs)
-        if self.closed:
-            raise PoolClosedError(f"{self.name} is closed")
+        self._check_open()
         scheduled._start()
         return scheduled
 
@@ -214,8 +213,8 @@ class GraphExecutor:
             paused=self.closed,
             load_by_worker=tuple(int(number in inside) for number in workers),
             settled_by_worker=(),
-            totals=dict(self._totals),
-            last_crash=self._last_error,
+            totals=self._totals.as_dict(),
+            last_crash=self._totals.last_error,
         )
 
     def __repr__(self) -> str:
@@ -230,9 +229,8 @@ class GraphExecutor:
         threads that it had to leave behind because their node did not return: they are daemons, and hold up nothing.
         """
         until = clock() + (_AGES if timeout is None else _checked_timeout(timeout))
-        with self._lock:
-            self.closed = True
-            runs, calls = list(self._runs), list(self._calls)
+        self.closed = True
+        runs, calls = list(self._runs), list(self._calls)
         endings: list[Run | Scheduled[Any]] = [*runs, *calls]
         for ending in endings:
             ending.cancel("the executor was closed")
@@ -258,6 +256,10 @@ class GraphExecutor:
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise PoolClosedError(f"{self.name} is closed")
+
     # What runs ask of it
 
     def _lane(self, queue: int) -> Lane:
@@ -280,19 +282,15 @@ class GraphExecutor:
         self._io.write_off(worker)
 
     def _forget(self, run: Run, result: RunResult) -> None:
-        with self._lock:
-            self._runs.discard(run)
-            self._totals[str(result.status)] += 1
-            self._totals["nodes"] += len(run.plan) if result.whole else len(result.values)
-            if result.errors:
-                node, error = next(iter(result.errors.items()))
-                self._last_error = f"node {node!r} of {run.plan.name!r}: {type(error).__name__}: {error}"
+        self._runs.discard(run)
+        self._totals.add(result)
 
     def _is_traced(self, wanted: bool | None) -> bool:
         """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""
-        if wanted is not None:
-            return wanted
-        return int(self._submitted * self._sample) > int((self._submitted - 1) * self._sample)
+        if wanted is not None or not self._sample:
+            return bool(wanted)
+        number = next(self._submitted)
+        return int(number * self._sample) > int((number - 1) * self._sample)
 
 
 def _checked_timeout(timeout: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -44,7 +45,7 @@ class RunResult:
         *,
         errors: Mapping[int, BaseException],
         skipped: Mapping[int, int],
-        canceled: frozenset[int],
+        canceled: AbstractSet[int],
         cause: int | None,
         reason: str | None,
         seconds: float,
@@ -87,6 +88,11 @@ class RunResult:
     def whole(self) -> bool:
         """Does every node have its value? An ok run may lack some: of nodes that fail alone, with their dependents."""
         return self.status is RunStatus.OK and not self._errors
+
+    @property
+    def failed(self) -> bool:
+        """Did any node?"""
+        return bool(self._errors)
 
     @property
     def values(self) -> dict[str, Any]:

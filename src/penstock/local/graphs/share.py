@@ -15,7 +15,7 @@ from penstock.local.graphs.context import RunContext, _current
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
-    from penstock.local.graphs.attempt import Attempt
+    from penstock.local.graphs.attempts import Attempt
     from penstock.local.graphs.lanes import Lane, Worker
     from penstock.local.graphs.run import Run
 
@@ -71,7 +71,8 @@ class Share:
             node = self.ready.popleft()
         except IndexError:
             return None
-        return self.run.begin(node)
+        attempts = self.run.attempts
+        return None if attempts is None else attempts.begin(node)
 
     def node_in(self, worker: Worker) -> str | None:
         node = self.run.at.get(worker.number)
@@ -173,11 +174,12 @@ class Share:
                 run.push(run.plan.queues[node], (node,))
 
     def _attempt(self, node: int, worker: Worker) -> bool:
-        attempt = self.run.begin(node, worker)
-        if attempt is None:
+        attempts = self.run.attempts
+        attempt = None if attempts is None else attempts.begin(node, worker)
+        if attempts is None or attempt is None:
             return False
         try:
             value = attempt.invoke()
         except BaseException as error:  # noqa: BLE001  # as above
-            return self.run.settle(attempt, None, error)
-        return self.run.settle(attempt, value, None)
+            return attempts.settle(attempt, None, error)
+        return attempts.settle(attempt, value, None)

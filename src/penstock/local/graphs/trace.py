@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.core.graph import NodeStatus, Queue, critical_path
 
 if TYPE_CHECKING:
-    from penstock.local.graphs.attempt import Attempt
+    from penstock.local.graphs.attempts import Attempt
     from penstock.local.graphs.result import RunResult
 
 __all__ = ["Recorder", "Trace", "TraceEvent", "write_chrome"]
