@@ -379,7 +379,7 @@ def test_whoever_is_interrupted_while_waiting_cancels_the_run(executor, held, mo
     with pytest.raises(KeyboardInterrupt):
         executor.run(plan)
 
-    assert executor.snapshot().totals["canceled"] == 1
+    assert executor.snapshot().totals["runs_canceled"] == 1
 
 
 def test_submitting_while_closing_ends_one_way_or_the_other():

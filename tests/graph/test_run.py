@@ -317,7 +317,12 @@ def test_the_snapshot_counts_what_runs_and_what_is_ready(executor):
 
     assert (now.kind, now.in_flight, now.pending_queue_depth) == ("graph", 2, 3)
     assert now.load_by_worker == (1, 1)
-    assert (after.in_flight, after.pending_queue_depth, after.totals["ok"], after.totals["nodes"]) == (
+    assert (
+        after.in_flight,
+        after.pending_queue_depth,
+        after.totals["runs_ok"],
+        after.totals["succeeded"],
+    ) == (
         0,
         0,
         1,

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.core.errors import GraphError
 from penstock.core.graph import Const, Env, Plan
-from penstock.core.graph_layout import cycles, lay_out
+from penstock.core.graph_layout import cycles, lay_out, topological
 from penstock.core.graph_options import checked_queue, checked_rules
 from penstock.core.graph_spec import ITEM_SOURCE, Leaf, Node, NodeSpec, Problem, Resolved
 from penstock.core.graph_types import TypeCheck
@@ -29,16 +29,19 @@ def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -
     """`env` maps each name that runs bring along to its type hint, or to Any."""
     compiler = _Compiler(specs, env)
     nodes = compiler.nodes()
-    problems = [*compiler.problems, *TypeCheck(nodes, env).problems(), *_cycle_problems(nodes)]
+    feeders = {node: nodes[node].feeders() for node in nodes}
+    order = topological(feeders)
+    problems = [*compiler.problems, *TypeCheck(nodes, env).problems()]
+    if len(order) < len(nodes):
+        problems += _cycle_problems(feeders)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = [f"graph {name!r} has {count}:", *(f"  - {problem}" for problem in problems)]
         raise GraphError("\n".join(lines), problems=problems)
-    return lay_out(name, nodes, env)
+    return lay_out(name, [(nodes[node], feeders[node]) for node in order], env)
 
 
-def _cycle_problems(nodes: Mapping[str, Node]) -> list[Problem]:
-    feeders = {name: node.feeders() for name, node in nodes.items()}
+def _cycle_problems(feeders: Mapping[str, Sequence[str]]) -> list[Problem]:
     return [
         Problem(
             path[0],

@@ -19,21 +19,20 @@ from typing import Any
 from penstock.core.graph import ITEM, NOWHERE, UNSET, Binding, Const, Env, Feed, Plan, Queue, Step
 from penstock.core.graph_spec import Leaf, Node, Resolved
 
-__all__ = ["cycles", "lay_out"]
+__all__ = ["cycles", "lay_out", "topological"]
 
 
-def lay_out(name: str, nodes: Mapping[str, Node], env: Iterable[str]) -> Plan:
-    feeders = {node: nodes[node].feeders() for node in nodes}
-    order = _topological(feeders)
-    index = {node: number for number, node in enumerate(order)}
+def lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterable[str]) -> Plan:
+    """`order`: the nodes, each after those that feed it, and the names of those."""
+    placed = [node for node, _ in order]
+    index = {node.name: number for number, node in enumerate(placed)}
     slots = _Slots(index, env)
-    placed = [nodes[node] for node in order]
     bindings = tuple(slots.binding(node) for node in placed)
     rules = tuple(
         node.rules if node.over is None else replace(node.rules, over=slots.feed(node.over))
         for node in placed
     )
-    predecessors = tuple(tuple(sorted(index[one] for one in feeders[node])) for node in order)
+    predecessors = tuple(tuple(sorted(map(index.__getitem__, feeders))) for _, feeders in order)
     queues = bytes([*(node.queue for node in placed), NOWHERE])
     successors = _successors(predecessors)
     functions = tuple(node.spec.fn for node in placed)
@@ -43,7 +42,7 @@ def lay_out(name: str, nodes: Mapping[str, Node], env: Iterable[str]) -> Plan:
     ]
     return Plan(
         name=name,
-        names=tuple(order),
+        names=tuple(index),
         index=MappingProxyType(index),
         functions=functions,
         bindings=bindings,
@@ -66,7 +65,7 @@ def cycles(feeders: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """One path for each knot of nodes that wait for each other, in the direction of the data: a -> b -> a."""
     paths: list[list[str]] = []
     left = dict(feeders)
-    while stuck := left.keys() - set(_topological(left)):
+    while stuck := left.keys() - set(topological(left)):
         # Each stuck node waits for another stuck one: walk against the data until one comes up twice.
         here, seen = next(name for name in left if name in stuck), list[str]()
         while here not in seen:
@@ -82,7 +81,7 @@ def cycles(feeders: Mapping[str, Sequence[str]]) -> list[list[str]]:
     return paths
 
 
-def _topological(feeders: Mapping[str, Sequence[str]]) -> list[str]:
+def topological(feeders: Mapping[str, Sequence[str]]) -> list[str]:
     """
     Kahn's way with the author's order as the tie-breaker, so that a picture and a trace read as the code does. What
     waits for itself is left out.

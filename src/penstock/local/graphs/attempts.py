@@ -50,6 +50,8 @@ class Attempts:
                 return None
             item, number = taken
         attempt = Attempt(run, node, item, number, worker)
+        if run.recorder is not None and run.recorder.spans is not None:
+            attempt.span = run.recorder.spans.begin(attempt)
         with run.gate:
             if run.cause is not None or run.over:
                 return None
@@ -195,7 +197,7 @@ class Attempt:
     the function's return, its timeout, or the end of the run. What comes later changes nothing.
     """
 
-    __slots__ = ("handle", "item", "node", "number", "overdue", "run", "started", "timer", "worker")
+    __slots__ = ("handle", "item", "node", "number", "overdue", "run", "span", "started", "timer", "worker")
 
     def __init__(self, run: Run, node: int, item: int, number: int, worker: Worker | None) -> None:
         self.run = run
@@ -207,6 +209,7 @@ class Attempt:
         self.handle: Any = None
         self.timer: Timer | None = None
         self.overdue = False
+        self.span: Any = None  # of OpenTelemetry, if the run is sampled there
 
     @property
     def unwanted(self) -> bool:
@@ -218,7 +221,13 @@ class Attempt:
     def context(self) -> Context:
         context = self.run.context.copy()
         context.run(_current.set, RunContext(self.run, self.run.plan.names[self.node]))
+        if self.span is not None:
+            context.run(self.run.recorder.spans.enter, self.span)  # type: ignore[union-attr]  # its span came from there
         return context
+
+    def call(self) -> Any:
+        """In a worker thread, which is inside the context of the turn already: enough, unless there is a span."""
+        return self.invoke() if self.span is None else self.context().run(self.invoke)
 
     def invoke(self) -> Any:
         args, kwargs = self._arguments()

@@ -7,7 +7,8 @@ import logging
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from penstock.local.timers import clock
 
@@ -28,7 +29,7 @@ class LoopLane:
         self.name = name
         self.width = width
         self.items: deque[Task] = deque()
-        self.running: dict[asyncio.Task[None], Errand] = {}
+        self.running: dict[Errand, asyncio.Task[None]] = {}
         self.thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -68,9 +69,8 @@ class LoopLane:
 
     def node_in(self) -> str | None:
         """The node that blocks the loop."""
-        task = asyncio.current_task(self._loop)
-        errand = None if task is None else self.running.get(task)
-        return None if errand is None else errand.node_name()
+        stepping = asyncio.current_task(self._loop)
+        return next((errand.node_name() for errand, task in self.running.items() if task is stepping), None)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:
@@ -89,7 +89,7 @@ class LoopLane:
         try:
             loop.run_forever()
         finally:
-            for task, errand in self.running.items():
+            for errand, task in self.running.items():
                 log.warning(
                     "%s: node %r would not be cancelled and was dropped", self.name, errand.node_name()
                 )
@@ -110,8 +110,8 @@ class LoopLane:
     def _begin(self, errand: Errand) -> None:
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._drive(errand), context=errand.context())
-        self.running[task] = errand
-        task.add_done_callback(self._ended)
+        self.running[errand] = task
+        task.add_done_callback(partial(self._ended, errand))
         errand.handle = _FromAnyThread(loop, task)
         if errand.unwanted:  # its run ended before there was anything to cancel
             task.cancel()
@@ -120,21 +120,25 @@ class LoopLane:
         try:
             value = await errand.invoke()
         except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error, and the loop lives on
-            errand.settle(None, error)
+            self._settle(errand, None, error)
         else:
-            errand.settle(value, None)
+            self._settle(errand, value, None)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        errand = self.running.pop(task)
-        if task.cancelled():  # before its first step, so nothing in it could say so
-            errand.settle(None, asyncio.CancelledError())
+    def _settle(self, errand: Errand, value: Any, error: BaseException | None) -> None:
+        """It counts as gone before anybody hears of it."""
+        self.running.pop(errand, None)
+        errand.settle(value, error)
+
+    def _ended(self, errand: Errand, _: asyncio.Task[None]) -> None:
+        if errand in self.running:  # cancelled before its first step, so nothing in it could say so
+            self._settle(errand, None, asyncio.CancelledError())
         if self._stopping:
             self._leave_if_idle()
         elif self.items and not self._rung:
             self._pump()
 
     def _wind_up(self) -> None:
-        for task in list(self.running):
+        for task in list(self.running.values()):
             task.cancel()
         self._leave_if_idle()
 

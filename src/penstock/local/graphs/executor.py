@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from penstock.core.errors import BadCall, PoolClosedError
 from penstock.core.graph import Lane as LaneName
@@ -30,11 +30,17 @@ from penstock.local.graphs.process import ProcessLane
 from penstock.local.graphs.result import RunResult
 from penstock.local.graphs.run import Run
 from penstock.local.graphs.scheduled import Scheduled
-from penstock.local.graphs.totals import Totals
+from penstock.local.graphs.totals import State, Totals
 from penstock.local.graphs.trace import Recorder
 from penstock.local.options import seconds, whole
 from penstock.local.registry import TaskSnapshot
 from penstock.local.timers import clock
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from penstock.local.graphs.telemetry import Telemetry
+    from penstock.local.meters import Meters
 
 __all__ = ["GraphExecutor", "LeftBehind"]
 
@@ -88,6 +94,7 @@ class GraphExecutor:
             raise ValueError(f"trace is {trace!r}; it must be a share of the runs, from 0 to 1")
         seconds("grace", grace)
         self.name = registry.name_for(name, "graph")
+        self.label = name or "graph"  # for telemetry: a program may make thousands without a name
         self.grace = grace
         self.closed = False
         numbers = count(1)
@@ -99,7 +106,9 @@ class GraphExecutor:
         self._runs: set[Run] = set()
         self._calls: set[Scheduled[Any]] = set()
         self._submitted = count(1)
-        self._totals = Totals()
+        self._totals = Totals(self._compute, self._io)
+        self._telemetry: Telemetry | None = None
+        self._state = State(self)
         registry.register(self)
         self._undertaker = weakref.finalize(self, _let_go, self._compute, self._io, self._loop, self._process)
 
@@ -159,7 +168,8 @@ class GraphExecutor:
             deadline = clock() + _checked_timeout(timeout)
         _check_env(plan, env)
         self._check_open()
-        recorder = Recorder() if self._is_traced(trace) else None
+        spans = None if self._telemetry is None else self._telemetry.begin(plan)
+        recorder = Recorder(spans) if spans is not None or self._is_traced(trace) else None
         run = Run(self, plan, env, deadline, recorder)
         self._runs.add(run)
         if (
@@ -199,14 +209,14 @@ class GraphExecutor:
         """Like a pool's. What is pending are nodes that are ready; those that still lack an input are not counted."""
         runs, workers = list(self._runs), [*self._compute.census(), *self._io.census()]
         inside = {number for run in runs for number in list(run.at)}
-        waiting = sum(run.ready() for run in runs)
+        now = self._state.state()
         return TaskSnapshot(
             name=self.name,
             kind="graph",
             workers={"running": len(workers), "restarting": 0, "stopped": 0, "halted": 0},
-            in_flight=len(inside) + len(self._loop.running) + len(self._process.running),
-            pending_queue_depth=waiting,
-            waiting_queue_depth=0,
+            in_flight=now.in_flight,
+            pending_queue_depth=now.pending,
+            waiting_queue_depth=now.waiting,
             max_in_flight=sum(lane.width for lane in self._lanes()),
             max_queue_depth=math.inf,
             policy="turns",
@@ -218,8 +228,15 @@ class GraphExecutor:
         )
 
     def __repr__(self) -> str:
-        now = self.snapshot()
-        return f"<GraphExecutor {self.name!r}: {len(self._runs)} runs, {now.in_flight} nodes in flight>"
+        return f"<GraphExecutor {self.name!r}: {len(self._runs)} runs, {self._state.state().in_flight} nodes in flight>"
+
+    def _instrument(
+        self, meters: Meters, tracer_provider: TracerProvider | None, *, histograms: bool, spans: bool
+    ) -> None:
+        """What `penstock.instrument` asks of whatever is registered and has it."""
+        from penstock.local.graphs.telemetry import Telemetry  # noqa: PLC0415  # it imports OpenTelemetry
+
+        Telemetry.watch(self, meters, tracer_provider, histograms=histograms, spans=spans)
 
     # Closing
 
@@ -284,6 +301,8 @@ class GraphExecutor:
     def _forget(self, run: Run, result: RunResult) -> None:
         self._runs.discard(run)
         self._totals.add(result)
+        if self._telemetry is not None:
+            self._telemetry.measure(result)
 
     def _is_traced(self, wanted: bool | None) -> bool:
         """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""

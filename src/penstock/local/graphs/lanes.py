@@ -97,6 +97,7 @@ class ThreadLane:
         self.workers: dict[int, Worker] = {}
         self._asleep: list[Worker] = []
         self._written_off: list[Worker] = []
+        self.hired = self.given_up = 0
         self._numbers = numbers  # shared by the lanes of an executor: a run knows its workers by number
         self._roster = threading.Lock()
         self._stopping = False
@@ -120,6 +121,7 @@ class ThreadLane:
             if worker is None:
                 return
             worker.surplus = True
+            self.given_up += 1
             self._written_off = [lost for lost in self._written_off if lost.thread.is_alive()] + [worker]
         self._hire()
 
@@ -158,6 +160,7 @@ class ThreadLane:
             self.workers[worker.number] = worker
             try:
                 worker.thread.start()
+                self.hired += 1
             except RuntimeError:
                 # No more threads to be had. Whoever is here already will get round to it.
                 del self.workers[worker.number]

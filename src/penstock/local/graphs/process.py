@@ -79,7 +79,7 @@ class ProcessLane:
         try:
             fn, args, kwargs = errand.remote()
             with _not_waiting():
-                future = self._pool().submit(fn, *args, **kwargs)
+                future = errand.context().run(self._pool().submit, fn, *args, **kwargs)
         except BaseException as error:  # noqa: BLE001  # a closed or full pool, or what cannot be pickled: the node's error
             errand.settle(None, error)
             return

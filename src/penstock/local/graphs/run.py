@@ -234,6 +234,8 @@ class Run(Promise[RunResult]):
         )
         if self.recorder is not None:
             result.trace = Trace(result, self.id, self.started, self.recorder)
+            if self.recorder.spans is not None:
+                self.recorder.spans.close(result, clock())
         return result
 
     def watch(self, worker: int, node: int) -> None:

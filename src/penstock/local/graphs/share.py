@@ -179,7 +179,7 @@ class Share:
         if attempts is None or attempt is None:
             return False
         try:
-            value = attempt.invoke()
+            value = attempt.call()
         except BaseException as error:  # noqa: BLE001  # as above
             return attempts.settle(attempt, None, error)
         return attempts.settle(attempt, value, None)

@@ -17,6 +17,7 @@ from penstock.core.graph import NodeStatus, Queue, critical_path
 if TYPE_CHECKING:
     from penstock.local.graphs.attempts import Attempt
     from penstock.local.graphs.result import RunResult
+    from penstock.local.graphs.telemetry import RunSpans
 
 __all__ = ["Recorder", "Trace", "TraceEvent", "write_chrome"]
 
@@ -56,10 +57,13 @@ class _Note(NamedTuple):
 class Recorder:
     """Takes notes while the run goes on: one `list.append` an attempt, from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: RunSpans | None = None) -> None:
         self.notes: list[_Note] = []
+        self.spans = spans  # of OpenTelemetry, if the run is sampled there
 
     def note(self, attempt: Attempt, now: float, error: BaseException | None) -> None:
+        if self.spans is not None:
+            self.spans.end(attempt.span, now, error)
         worker = attempt.worker.thread.name if attempt.worker is not None else ""
         self.notes.append(
             _Note(attempt.node, attempt.item, attempt.number, worker, attempt.started, now, error)

@@ -1,0 +1,126 @@
+"""
+Graphs in OpenTelemetry: the pools' metrics with the pools' names, a span a run and a span an attempt.
+
+Gauges and counters are read when somebody collects them. Spans are begun where the run is submitted, so that the caller's
+span is their parent, and the tracer's sampler decides there, once for the whole run: a run that is not sampled keeps
+its fast path. Histograms are filled from the runs that are recorded, by a sampled span or by the executor's own `trace`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace
+from opentelemetry.context import attach
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+
+from penstock.core.graph import RunStatus
+from penstock.local.labels import task_name
+from penstock.local.meters import Meters, _Watched
+from penstock.local.timers import clock
+
+if TYPE_CHECKING:
+    from penstock.core.graph import Plan
+    from penstock.local.graphs.attempts import Attempt
+    from penstock.local.graphs.executor import GraphExecutor
+    from penstock.local.graphs.result import RunResult
+
+__all__ = ["RunSpans", "Telemetry"]
+
+
+class Telemetry:
+    """Of one executor; `watch` is what `instrument()` calls."""
+
+    def __init__(self, executor: GraphExecutor, meters: Meters | None, tracer: Tracer | None) -> None:
+        self._labels = {"pool": executor.label, "kind": "graph", "policy": "turns"}
+        self._meters = meters
+        self._tracer = tracer
+
+    @classmethod
+    def watch(
+        cls,
+        executor: GraphExecutor,
+        meters: Meters,
+        tracer_provider: TracerProvider | None,
+        *,
+        histograms: bool,
+        spans: bool,
+    ) -> None:
+        """Asked again, with another provider, the last one counts."""
+        tracer = trace.get_tracer("penstock", tracer_provider=tracer_provider) if spans else None
+        executor._telemetry = telemetry = cls(executor, meters if histograms else None, tracer)
+        labels = tuple(telemetry._labels.items())
+        gate: Any = weakref.ref(executor._state)  # read as a pool's gate and totals are
+        totals: Any = executor._totals
+        with meters._lock:
+            if not any(watched.totals is totals for watched in meters._watched):
+                meters._watched.append(_Watched(gate, totals, labels))
+
+    def begin(self, plan: Plan) -> RunSpans | None:
+        """None: there are no spans, or this run is not sampled."""
+        if self._tracer is None:
+            return None
+        now = clock()
+        zero = time.time_ns() - int(now * 1e9)
+        attributes: dict[str, str | int] = {"graph": plan.name, "nodes": len(plan), **self._labels}
+        span = self._tracer.start_span(
+            f"penstock.graph {plan.name}",
+            kind=SpanKind.PRODUCER,
+            attributes=attributes,
+            start_time=zero + int(now * 1e9),
+        )
+        return RunSpans(span, self._tracer, zero) if span.is_recording() else None
+
+    def measure(self, result: RunResult) -> None:
+        """The histograms, from a run that was recorded."""
+        if self._meters is None or result.trace is None:
+            return
+        for event in result.trace.events:
+            fn = result.plan.functions[result.plan.index[event.node]]
+            labels = {"task": task_name(fn), **self._labels}
+            self._meters.wait.record(event.queue_delay * 1000, labels)
+            self._meters.pending.record(event.queue_delay * 1000, labels)
+            self._meters.duration.record(event.seconds * 1000, labels)
+
+
+class RunSpans:
+    """The spans of one run that is sampled."""
+
+    def __init__(self, span: Span, tracer: Tracer, zero: int) -> None:
+        self._span = span
+        self._tracer = tracer
+        self._zero = zero
+        self._inside = trace.set_span_in_context(span)
+
+    def begin(self, attempt: Attempt) -> Span:
+        plan = attempt.run.plan
+        name = plan.names[attempt.node]
+        attributes: dict[str, str | int] = {
+            "node": name,
+            "lane": str(plan.lane(attempt.node)),
+            "attempt": attempt.number,
+        }
+        if attempt.item >= 0:
+            attributes["item"] = attempt.item
+        begun = self._zero + int(attempt.started * 1e9)
+        return self._tracer.start_span(
+            f"penstock.node {name}", self._inside, attributes=attributes, start_time=begun
+        )
+
+    def enter(self, span: Span) -> None:
+        """Inside the context in which the node will be called: what it does there belongs to its span."""
+        attach(trace.set_span_in_context(span))
+
+    def end(self, span: Span, at: float, error: BaseException | None) -> None:
+        if error is not None:
+            span.record_exception(error, timestamp=self._zero + int(at * 1e9))
+            span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        span.end(self._zero + int(at * 1e9))
+
+    def close(self, result: RunResult, at: float) -> None:
+        self._span.set_attribute("outcome", str(result.status))
+        if result.status in (RunStatus.ERROR, RunStatus.DEADLINE):
+            self._span.set_status(Status(StatusCode.ERROR, f"the run {result.reason}"))
+        self._span.end(self._zero + int(at * 1e9))
