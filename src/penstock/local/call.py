@@ -58,8 +58,9 @@ class Call(Ticket, Future[R], Generic[R]):
     function: Any = None  # how the crew names `fn` to its workers
     body: Any = None  # the arguments, in the form in which they travel
     extra: Any = None  # what travels beside them, for the few calls that need it
-    guarded = False  # has one of the next four
+    guarded = False  # has one of the next five
     key: Hashable = None
+    timeout: float | None = None
     deadline: float | None = None
     timer: Timer | None = None
     signal: CancelSignal | None = None

@@ -120,7 +120,7 @@ class Gate:
         self.crew: Crew
         self.refusal: PenstockError | None = None  # why newcomers are refused
         self.dead = False  # nor is anything put into a place that was given before
-        self._by_key: dict[Hashable, set[Call[Any]]] = {}
+        self._by_key: dict[Hashable, dict[Call[Any], None]] = {}
         self._canceled_keys: dict[Hashable, str | None] = {}
         self._when_idle: list[Callable[[], object]] = []
 
@@ -337,6 +337,7 @@ class Gate:
         call.guarded = True
         call.key, call.signal = key, signal
         if timeout is not None:
+            call.timeout = timeout
             call.deadline = clock() + timeout
 
     def _check_guards(self, call: Call[Any]) -> None:
@@ -355,11 +356,11 @@ class Gate:
         if canceled:
             why = f"its key {call.key!r} is canceled until cleared"
             raise CallCanceled(why, phase=Phase.WAITING, reason=self._canceled_keys[call.key])
-        self._by_key.setdefault(call.key, set()).add(call)
+        self._by_key.setdefault(call.key, {})[call] = None
 
     def _arm(self, call: Call[Any]) -> None:
         assert call.deadline is not None
-        call.timer = call_at(call.deadline, self._expire, call, call.deadline - call.called_at)
+        call.timer = call_at(call.deadline, self._expire, call, call.timeout)
         if call.done():
             call.timer.cancel()
 
@@ -375,7 +376,7 @@ class Gate:
             with self.lock:
                 same = self._by_key.get(call.key)
                 if same is not None:
-                    same.discard(call)
+                    same.pop(call, None)
                     if not same:
                         del self._by_key[call.key]
 
@@ -384,7 +385,8 @@ class Gate:
         with self.lock:
             self._canceled_keys[key] = reason
             calls = list(self._by_key.get(key, ()))
-        return sum(self.cancel(call, reason) for call in calls)
+        # The latest first: a place that becomes free must not go to a call that is about to be ended, too.
+        return sum(self.cancel(call, reason) for call in reversed(calls))
 
     def clear_key(self, key: Hashable) -> bool:
         with self.lock:
