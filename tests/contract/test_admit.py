@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -52,6 +53,28 @@ def test_rounds_that_race_never_share_a_job_and_never_exceed_capacity(yard):
     given_out = [d.dispatch_id for dispatches in rounds for d in dispatches]
     assert len(given_out) == len(set(given_out)) == 30
     assert yard.store.books("here").units == 90
+
+
+def test_nobody_decides_on_books_that_another_round_is_about_to_change(yard):
+    first_decides, second_decides = Event(), Event()
+    overlapped = []
+
+    def slow(floor):
+        first_decides.set()
+        overlapped.append(second_decides.wait(0.3))
+        return Verdict()
+
+    def quick(floor):
+        second_decides.set()
+        return Verdict()
+
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(yard.store.admit, "here", slow, Terms())
+        first_decides.wait(30)
+        pool.submit(yard.store.admit, "here", quick, Terms())
+
+    assert overlapped[0] is False
+    assert second_decides.is_set()
 
 
 def test_capacity_is_per_host_and_caps_are_not(yard):

@@ -129,6 +129,20 @@ def test_what_a_rolled_back_transaction_had_seen_is_forgotten(store):
     assert [dispatch.job_id for dispatch in tick(store)] == [receipt.job_id]
 
 
+def test_a_move_whose_event_cannot_be_written_does_not_happen(store):
+    [receipt] = store.submit([JOB], Depth())
+    store._con.execute(
+        "CREATE TEMP TRIGGER mute BEFORE INSERT ON main.event BEGIN SELECT RAISE(ABORT, 'the trail is full'); END"
+    )
+
+    for act in (lambda: store.submit([JOB], Depth()), lambda: tick(store)):
+        with pytest.raises(apsw.ConstraintError, match="trail is full"):
+            act()
+    store._con.execute("DROP TRIGGER mute")
+    assert [(job.job_id, str(job.state)) for job in store.find(Query())] == [(receipt.job_id, "QUEUED")]
+    assert store.audit() == []
+
+
 def test_the_answer_comes_after_the_commit(store):
     order = []
     store._con.set_commit_hook(lambda: bool(order.append("commit")))

@@ -141,7 +141,7 @@ class World:
             (6, self.tick),
             (10, self.work),
             (4, self.pass_time),
-            (1, self.person),
+            (2, self.person),
             (1, self.worker_trouble),
             (2, self.deliver_late),
         ]
@@ -280,7 +280,8 @@ class World:
         jobs = self.store.find(Query(limit=100))
         if not jobs:
             return
-        job_id = self.rng.choice(jobs).job_id
+        lively = [job for job in jobs if job.state is State.RUNNING]
+        job_id = self.rng.choice(lively if lively and self.rng.random() < 0.5 else jobs).job_id
         acts: list[Callable[[], object]] = [
             lambda: self.desk.cancel(job_id),
             lambda: self.desk.retry(job_id),
