@@ -8,6 +8,7 @@ grandalf lay out layers well but are GPL; networkx places layers without untangl
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import BadCall
@@ -31,7 +32,8 @@ def draw(plan: Plan, trace: Trace | None = None, *, limit: int = 500) -> str:
             f"graph {plan.name!r} has {len(plan)} nodes; a picture of more than {limit} needs limit= set higher"
         )
     graph = _graphviz().AGraph(directed=True, strict=False)
-    critical = set() if trace is None else {plan.index[node] for node in trace.critical_path()}
+    critical = [] if trace is None else [plan.index[node] for node in trace.critical_path()]
+    on_path = set(pairwise(critical))
     graph.graph_attr.update(rankdir="LR", nodesep="0.25", ranksep="0.45", fontname=_FONT, fontsize="11")
     graph.graph_attr.update(label=_legend(plan, trace), labelloc="b", labeljust="l")
     graph.node_attr.update(
@@ -48,9 +50,10 @@ def draw(plan: Plan, trace: Trace | None = None, *, limit: int = 500) -> str:
             graph.add_edge(f"env {name}", f"n{node}", style="dashed", color=_GREY)
     for node, successors in enumerate(plan.successors):
         for successor in sorted(successors):
-            on_path = node in critical and successor in critical
             graph.add_edge(
-                f"n{node}", f"n{successor}", **({"color": _RED, "penwidth": "2.2"} if on_path else {})
+                f"n{node}",
+                f"n{successor}",
+                **({"color": _RED, "penwidth": "2.2"} if (node, successor) in on_path else {}),
             )
     svg: bytes = graph.draw(format="svg", prog="dot")
     return svg.decode("utf-8")

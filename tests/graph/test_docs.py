@@ -1,0 +1,61 @@
+"""The page and the example do what they say."""
+
+import importlib
+import re
+import sqlite3
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.core.graph import Const, Env, NodeStatus
+from penstock.local.graphs.builder import Graph
+from penstock.local.graphs.executor import GraphExecutor
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "graphs.md"
+
+
+@pytest.fixture(autouse=True)
+def public_names(monkeypatch):
+    for name, thing in {"Graph": Graph, "GraphExecutor": GraphExecutor, "Const": Const, "Env": Env}.items():
+        monkeypatch.setattr(penstock, name, thing, raising=False)
+
+
+def test_the_examples_of_the_page_run_as_they_stand():
+    text = PAGE.read_text("utf-8")
+    names: dict[str, object] = {"__name__": "graphs_page"}
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+    assert len(blocks) >= 5
+    for block in blocks:
+        line = text[: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], PAGE, "exec"), names)  # a failure names the line of the page
+
+
+def test_the_page_shows_a_picture_of_the_example():
+    sales = importlib.import_module("examples.daily_sales").sales
+
+    picture = (PAGE.parent / "daily_sales.svg").read_text("utf-8")
+
+    assert "(daily_sales.svg)" in PAGE.read_text("utf-8")
+    assert all(f">{name}" in picture for name in sales.compile().names)
+    assert "critical path" in picture
+
+
+@pytest.mark.skipif(
+    "Graph" not in penstock.__all__, reason="its worker processes import it by the public names"
+)
+def test_the_example_makes_its_report(tmp_path):
+    example = importlib.import_module("examples.daily_sales")
+    day = date(2030, 1, 1)
+    example.make_lake(tmp_path, day, files=3, orders_a_file=40)
+    result = example.run(example.sales.compile(), tmp_path, day)
+
+    assert (result.status, list(result.errors), list(result.skipped)) == ("ok", ["weather"], ["footnote"])
+    assert result.node("report") is NodeStatus.OK
+    with sqlite3.connect(tmp_path / "warehouse.db") as db:
+        stored = dict(db.execute("SELECT country, eur FROM revenue"))
+    assert stored == pytest.approx(result["revenue"])
+    assert all(country in result["report"].read_text() for country in stored)
