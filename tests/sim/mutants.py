@@ -103,7 +103,7 @@ MUTANTS = [
         "event outside the transaction",
         "stores/sqlite_tx.py",
         '                self._pages.flush()\n                self._con.execute("COMMIT")\n',
-        '                self._pages.flush_jobs()\n                self._con.execute("COMMIT")\n                self._pages.flush()\n',
+        '                self._pages.flush_rows()\n                self._con.execute("COMMIT")\n                self._pages.flush()\n',
         CONTRACT,
     ),
     Mutant("deferred BEGIN", "stores/sqlite_tx.py", '"BEGIN IMMEDIATE"', '"BEGIN DEFERRED"', CONTRACT),

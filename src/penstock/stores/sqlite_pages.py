@@ -33,6 +33,8 @@ class Pages:
         self._no, self._seq = int(marks["job"]), int(marks["event"])
         self._jobs: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
+        self._taken: list[tuple[Any, ...]] = []
+        self._dispatches: list[tuple[Any, ...]] = []
         self._events: list[tuple[Any, ...]] = []
         self._ledger: dict[tuple[str, str], list[int]] = {}
         self.tally: Counter[tuple[str, str]] = Counter()
@@ -47,6 +49,12 @@ class Pages:
     def add_job(self, job: tuple[Any, ...], intent: tuple[Any, ...]) -> None:
         self._jobs.append(job)
         self._intents.append(intent)
+
+    def take_job(self, row: tuple[Any, ...]) -> None:
+        self._taken.append(row)
+
+    def add_dispatch(self, row: tuple[Any, ...]) -> None:
+        self._dispatches.append(row)
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
         """The number is taken under the write lock, so numbers follow commits and a reader's cursor skips nothing."""
@@ -80,7 +88,12 @@ class Pages:
             row[0] += sign * demand.cost_units
             row[1] += sign
 
-    def flush_jobs(self) -> None:
+    def flush_rows(self) -> None:
+        """Before anything reads jobs or dispatches."""
+        if self._taken or self._dispatches:
+            self._con.executemany(self._sql["take_job"], self._taken)
+            self._con.executemany(self._sql["add_dispatch"], self._dispatches)
+            self._taken, self._dispatches = [], []
         if self._jobs:
             self._con.executemany(self._sql["add_job"], self._jobs)
             self._con.executemany(self._sql["add_intent"], self._intents)
@@ -88,7 +101,7 @@ class Pages:
             self._jobs, self._intents = [], []
 
     def flush(self) -> None:
-        self.flush_jobs()
+        self.flush_rows()
         if self._events:
             self._con.executemany(self._sql["add_event"], self._events)
             self._con.execute(self._sql["set_mark"], {"name": "event", "value": self._seq})

@@ -97,7 +97,7 @@ class Transaction:
         return receipts
 
     def _known(self, intent: Intent) -> Receipt | None:
-        self._pages.flush_jobs()
+        self._pages.flush_rows()
         found = {"addon_id": intent.addon_id, "key": intent.idempotency_key}
         for job_id, state, said in query(self._con, "job_by_key", found):
             return _same_body((Receipt(job_id, State(state), created=False), said), intent)
@@ -165,7 +165,7 @@ class Transaction:
             state, n = State.RUNNING, n + 1
             data = {"worker": terms.worker} if terms.worker else {}
             self._pages.note(now, Note(Kind.RUNNING, data=data), (waiting.no, n, state), dispatch_id)
-        self._con.execute(self._sql["take_job"], (str(state), fence, n, waiting.no))
+        self._pages.take_job((state, fence, n, waiting.no))
         self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
         limits = stop_moment(standby.max_runtime_sec, standby.max_active_sec, standby.active, now)
         return self._dispatch(
@@ -201,8 +201,7 @@ class Transaction:
             stop_for=limits[1] if leased else None,
             worker=terms.worker if leased else "",
         )
-        self._con.execute(
-            self._sql["add_dispatch"],
+        self._pages.add_dispatch(
             (
                 dispatch_id,
                 None if waiting is None else waiting.no,
@@ -228,7 +227,7 @@ class Transaction:
     # apply
 
     def apply(self, changes: Iterable[Change]) -> list[bool]:
-        self._pages.flush_jobs()
+        self._pages.flush_rows()
         return [self._apply(change) for change in changes]
 
     def _apply(self, change: Change) -> bool:
@@ -319,6 +318,7 @@ class Transaction:
     # renew
 
     def renew(self, beats: Iterable[Beat]) -> list[Standing | None]:
+        self._pages.flush_rows()
         return [self._renew(beat) for beat in beats]
 
     def _renew(self, beat: Beat) -> Standing | None:
@@ -377,6 +377,7 @@ class Transaction:
         self._pages.note(self._clock(), Note(Kind.ADDON_SET, data=data), NO_JOB)
 
     def prune(self, before: Moment, limit: int) -> int:
+        self._pages.flush_rows()
         old = list(query(self._con, "old_jobs", {"before": before, "most": limit}))
         for no, job_id, addon_id, state in old:
             for name in ("forget_events", "forget_checkpoint", "forget_intent", "forget_job"):
@@ -390,6 +391,7 @@ class Transaction:
         return len(old)
 
     def shift(self, by: Span) -> int:
+        self._pages.flush_rows()
         self._con.execute(self._sql["shift"], {"by": by})
         self._pages.note(self._clock(), Note(Kind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
         return self._con.changes()
