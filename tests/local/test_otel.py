@@ -32,6 +32,8 @@ from penstock import (
     WorkerPool,
 )
 from penstock.local import registry
+from penstock.local.graphs.builder import Graph
+from penstock.local.graphs.executor import GraphExecutor
 from penstock.local.otel import instrument
 
 SOON = 20.0
@@ -604,6 +606,21 @@ def test_pools_import_nothing_of_opentelemetry_until_somebody_asks() -> None:
     )
 
     assert told.stdout.strip() == "[]"
+
+
+def test_graphs_are_instrumented_with_the_pools(
+    meter: Meter, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_watchers", [])
+    graph = Graph("sums")
+    graph.add(lambda: 0, name="nothing")
+    with GraphExecutor(compute=1, io=1, name="reports") as executor:
+        instrument(meter_provider=meter.provider, tracer_provider=spans.provider)
+        executor.run(graph.compile())
+        pools = {point.attributes["pool"] for point in meter.points("queue.in_flight")}
+
+    assert "reports" in pools
+    spans.one("penstock.graph sums")
 
 
 def test_anything_but_a_pool_is_refused_by_name() -> None:

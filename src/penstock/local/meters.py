@@ -16,13 +16,12 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
 
 from penstock.local.call import Call
-from penstock.local.gate import Gate, Totals
 from penstock.local.hooks import QueueHooks
 from penstock.local.labels import labels_of, task_name
 
@@ -81,9 +80,20 @@ _lock = threading.Lock()
 _meters: weakref.WeakKeyDictionary[Any, weakref.ref[Meters]] = weakref.WeakKeyDictionary()
 
 
+class Counted(Protocol):
+    """Counters that only grow, as attributes and as a dict."""
+
+    def as_dict(self) -> dict[str, int]: ...
+
+
+class Stated(Protocol):
+    def state(self) -> Any:
+        """With a field for each of the gauges."""
+
+
 class _Watched(NamedTuple):
-    gate: weakref.ref[Gate]
-    totals: Totals
+    gate: weakref.ref[Stated]
+    totals: Counted
     labels: Labels
 
 
@@ -106,14 +116,17 @@ class Meters:
         self.duration = histogram("task.duration_ms", "how long the function ran")
 
     def watch(self, pool: WorkerPool, *, histograms: bool) -> None:
-        """A pool that is watched already stays as it is."""
         labels = labels_of(pool)
-        with self._lock:
-            if any(watched.gate() is pool._gate for watched in self._watched):
-                return
-            self._watched.append(_Watched(weakref.ref(pool._gate), pool._gate.totals, tuple(labels.items())))
-        if histograms:
+        if self.follow(pool._gate, pool._gate.totals, labels) and histograms:
             pool.add_hooks(_Stopwatch(self, labels, pool._options.target))
+
+    def follow(self, source: Stated, totals: Counted, labels: dict[str, str]) -> bool:
+        """Show its state while it lives, and its totals for ever. False: it is followed already, and stays as it is."""
+        with self._lock:
+            if any(watched.totals is totals for watched in self._watched):
+                return False
+            self._watched.append(_Watched(weakref.ref(source), totals, tuple(labels.items())))
+        return True
 
     # Asked by OpenTelemetry, on a thread of its own
 
@@ -132,7 +145,7 @@ class Meters:
                 sums[labels] += sum(gone[field] for field in fields)
         return _observations(sums)
 
-    def _living(self) -> Iterator[tuple[Gate, _Watched]]:
+    def _living(self) -> Iterator[tuple[Stated, _Watched]]:
         """A gate lives as long as anything can still happen in it, longer than the pool that somebody held."""
         with self._lock:
             pairs = [(watched.gate(), watched) for watched in self._watched]

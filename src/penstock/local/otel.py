@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
+    from penstock.local.graphs.executor import GraphExecutor
     from penstock.local.pool import WorkerPool
 
 
 def instrument(
-    pool: WorkerPool | None = None,
+    pool: WorkerPool | GraphExecutor | None = None,
     *,
     meter_provider: MeterProvider | None = None,
     tracer_provider: TracerProvider | None = None,
@@ -28,16 +29,18 @@ def instrument(
     spans: bool = True,
 ) -> None:
     """
-    Give the numbers of a pool to OpenTelemetry, and a span to each of its calls; without a pool: of all pools that
-    there are and will be. The providers are the global ones unless said otherwise, also if they are set later.
+    Give the numbers of a pool to OpenTelemetry, and a span to each of its calls; or of a graph executor, and to each of
+    its runs; or of all of them, those to come as well. The providers are the global ones unless said otherwise, also if they are set later.
 
     Gauges and counters are read when somebody collects them and cost a call nothing. Histograms and spans cost what
     the SDK takes for them, many times what a call takes itself; pools of very short calls may want to leave them out.
     """
     from penstock.local.pool import WorkerPool  # noqa: PLC0415  # it imports the world; we are asked for by its workers
 
-    if pool is not None and not isinstance(pool, WorkerPool):
-        raise TypeError(f"pool is {pool!r}; it must be a WorkerPool, or None for all of them")
+    if pool is not None and not isinstance(pool, WorkerPool) and not hasattr(pool, "_instrument"):
+        raise TypeError(
+            f"pool is {pool!r}; it must be a WorkerPool or a GraphExecutor, or None for all of them"
+        )
     meters_for, trace_calls = _load()
     meters = meters_for(meter_provider)
 
@@ -46,6 +49,8 @@ def instrument(
             meters.watch(thing, histograms=histograms)
             if spans:
                 trace_calls(thing, tracer_provider)
+        elif hasattr(thing, "_instrument"):
+            thing._instrument(meters, tracer_provider, histograms=histograms, spans=spans)
 
     if pool is not None:
         attach(pool)
