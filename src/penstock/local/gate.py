@@ -78,10 +78,10 @@ class Crew(Protocol):
     def nudge(self, call: Call[Any]) -> None:
         """Something happened to this call; whoever leads for its sake should look (also without the lock)."""
 
-    def lead(self, call: Call[Any], timeout: float | None) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:
         """
-        Without the lock: this thread is about to sleep until the call is settled (or, if it is `asleep`, until it has
-        its place); it may do the crew's waiting meanwhile. False: it may not, and must sleep. True: it need not any
+        Without the lock: this thread is about to sleep until the call is settled (or, `for_room`, until it has its
+        place); it may do the crew's waiting meanwhile. False: it may not, and must sleep. True: it need not any
         more, or the time is over.
         """
 
@@ -207,7 +207,7 @@ class Gate:
         if asleep is None:
             return
         try:
-            self.crew.lead(call, None)
+            self.crew.lead(call, for_room=True)
             asleep.acquire()
         except BaseException:  # Ctrl-C while waiting: nobody will hold the Future
             self.cancel(call, "interrupted", quietly=True)

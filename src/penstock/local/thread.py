@@ -90,7 +90,7 @@ class ThreadCrew:
     def nudge(self, call: Call[Any]) -> None:
         """Nobody leads here."""
 
-    def lead(self, call: Call[Any], timeout: float | None) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:
         return False
 
     def attend(self, box: object) -> None:

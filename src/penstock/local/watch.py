@@ -112,7 +112,7 @@ class Watch:
         if self._led is call and self._leader != get_ident():
             self._poller.nudge()
 
-    def lead(self, call: Call[Any], timeout: float | None) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:
         """See `Crew.lead`."""
         if self._wanted or self._thread is None or not self._poller.can_mute or not may_block():
             return False
@@ -128,7 +128,6 @@ class Watch:
             self._turns += 1
             if not self._muted:
                 self._take_over()
-            for_room = call.asleep is not None
             remaining = timeout
             while call._state is PENDING and not (for_room and call.asleep is None):
                 if self._wanted:
