@@ -335,7 +335,8 @@ class ProcessCrew:
                 failed = self._crash(worker, lost, begun, cause, now)
             worker.close()
             self._offer(now)
-            self.pump(now)
+            if self.halted is None:
+                self.pump(now)
             wake = gate.collect_granted()
             gate.note_state()
         gate.report(((call, None, error) for call, error in failed), wake)
@@ -361,6 +362,7 @@ class ProcessCrew:
             times = f"{self.crashes} crash{'es' * (self.crashes > 1)} in a row"
             words = f"{gate.name} is halted after {times}; call restart() when the reason is gone. The last: {cause}"
             self.halted = worker.crashed(None, cause, words)
+            worker.condition = Condition.STOPPED
         else:
             worker.condition = Condition.RESTING
             delay = min(options.restart_delay * 2 ** (self.crashes - 1), options.restart_delay_max)

@@ -1,0 +1,270 @@
+"""Code written for the standard executors, run with ours."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
+
+import calls
+import pytest
+
+import penstock
+from tests.local.conftest import wait_until
+from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
+
+
+def test_it_is_an_executor(kind):  # noqa: F811
+    with penstock.WorkerPool(max_workers=2, kind=kind) as pool:
+        assert isinstance(pool, Executor)
+        assert [0, 1, 4, 9] == list(pool.map(pow, range(4), [2] * 4))
+
+
+@pytest.mark.parametrize("chunksize", [1, 7, 1000])
+def test_map_gives_results_in_order_whatever_the_chunks(chunksize):
+    with penstock.WorkerPool(2) as pool:
+        assert [n + 1 for n in range(500)] == list(pool.map(calls.add, range(500), [1] * 500, chunksize=chunksize))
+
+
+def test_map_pulls_its_items_as_results_are_taken():
+    pulled = []
+
+    def items():
+        for n in range(1000):
+            pulled.append(n)
+            yield n
+
+    with penstock.WorkerPool(1, max_queue_depth=2) as pool:
+        results = pool.map(calls.echo, items())
+        for n in range(10):
+            assert n == next(results)
+        assert len(pulled) < 20
+        results.close()
+
+
+def test_a_map_that_nobody_reads_still_runs_to_its_end(tmp_path):
+    log = tmp_path / "log"
+    with penstock.WorkerPool(1, max_queue_depth=2) as pool:
+        pool.map(calls.mark, [str(log)] * 50, range(50))
+
+    assert [str(n) for n in range(50)] == log.read_text().split()
+
+
+def test_leaving_a_map_early_cancels_the_rest(tmp_path):
+    log = tmp_path / "log"
+    with penstock.WorkerPool(1, max_queue_depth=2) as pool:
+        for _ in pool.map(calls.mark, [str(log)] * 1000, range(1000)):
+            break
+
+    assert len(log.read_text().split()) < 20
+
+
+def test_map_raises_what_the_function_raised_and_times_out(gate):  # noqa: F811
+    with penstock.WorkerPool(1) as pool:
+        with pytest.raises(ValueError, match="no"):
+            list(pool.map(calls.fail, ["no"]))
+        with pytest.raises(TimeoutError):
+            list(pool.map(calls.wait_for, [str(gate)], timeout=0.05))
+        gate.touch()
+        with pytest.raises(ValueError, match="chunksize"):
+            pool.map(calls.echo, [1], chunksize=0)
+
+
+def test_wait_and_as_completed_see_our_futures(kind, gate):  # noqa: F811
+    with full_pool(gate, kind) as (pool, running, pending):
+        assert not wait([running], timeout=0.01).done
+        gate.touch()
+        done = wait([running, pending], timeout=30)
+        assert {running, pending} == done.done
+        futures = [pool.submit(calls.echo, n) for n in range(30)]
+        assert set(range(30)) == {future.result() for future in as_completed(futures, timeout=30)}
+        assert wait(futures, return_when=FIRST_COMPLETED).done
+
+
+def test_callbacks_run_once_even_if_added_late(kind):  # noqa: F811
+    seen = []
+    with penstock.WorkerPool(1, kind=kind) as pool:
+        future = pool.submit(calls.echo, 1)
+        future.add_done_callback(seen.append)
+        future.result(30)
+        wait_until(lambda: seen == [future])
+        future.add_done_callback(seen.append)
+
+    assert [future, future] == seen
+
+
+def test_the_initializer_runs_in_each_worker_before_its_calls():
+    with penstock.WorkerPool(1, initializer=calls.initialize, initargs=("ready",)) as pool:
+        assert "ready" == pool.submit(calls.read_initialized).result(30)
+
+
+def test_shutdown_runs_what_was_accepted_and_refuses_the_rest(kind, gate):  # noqa: F811
+    with full_pool(gate, kind) as (pool, running, pending):
+        pool.shutdown(wait=False)
+        with pytest.raises(RuntimeError, match="shut down"):
+            pool.submit(calls.echo, 1)
+        gate.touch()
+
+        assert ["ran", "pending"] == [running.result(30), pending.result(30)]
+
+
+def test_shutdown_can_cancel_what_is_pending(kind, gate):  # noqa: F811
+    with full_pool(gate, kind) as (pool, running, pending):
+        pool.shutdown(wait=False, cancel_futures=True)
+        assert pending.cancelled()
+        gate.touch()
+        assert "ran" == running.result(30)
+
+
+def test_shutdown_twice_is_harmless(kind):  # noqa: F811
+    pool = penstock.WorkerPool(1, kind=kind)
+    pool.submit(calls.echo, 1).result(30)
+    pool.shutdown()
+    pool.shutdown()
+    pool.dispose()
+
+
+def test_a_pool_that_was_never_used_closes_at_once(kind):  # noqa: F811
+    penstock.WorkerPool(2, kind=kind).shutdown()
+    penstock.WorkerPool(2, kind=kind).dispose()
+
+
+def test_a_pool_that_nobody_holds_lets_its_workers_go():
+    pool = penstock.WorkerPool(1)
+    future = pool.submit(calls.echo, 1)
+    del pool
+
+    assert 1 == future.result(30)  # and the fixture sees the process leave
+
+
+def test_many_threads_can_share_a_pool():
+    with penstock.WorkerPool(2, max_queue_depth=1) as pool, ThreadPoolExecutor(8) as threads:
+        sums = threads.map(lambda base: sum(pool.submit(calls.echo, base + n).result(60) for n in range(50)), range(8))
+
+        assert [50 * base + 1225 for base in range(8)] == list(sums)
+
+
+async def test_run_in_executor_works_and_cancels():
+    loop = asyncio.get_running_loop()
+    with penstock.WorkerPool(1) as pool:
+        assert 3 == await loop.run_in_executor(pool, calls.add, 3)
+        await pool.aclose()
+
+
+async def test_calls_from_asyncio_are_bounded_and_never_block_the_loop(kind):  # noqa: F811
+    async with penstock.WorkerPool(2, kind=kind, max_queue_depth=2) as pool:
+        tasks = [asyncio.ensure_future(pool.call(calls.add, n, b=1)) for n in range(50)]
+        await asyncio.sleep(0)
+        state = pool.state
+
+        assert state.pending <= 2
+        assert state.waiting >= 40
+        assert [n + 1 for n in range(50)] == await asyncio.gather(*tasks)
+
+
+async def test_an_error_comes_out_of_await(kind):  # noqa: F811
+    async with penstock.WorkerPool(1, kind=kind) as pool:
+        with pytest.raises(ValueError, match="no"):
+            await pool.call(calls.fail, "no")
+        with pytest.raises(penstock.CallTimeout):
+            await pool.task(calls.sleep, timeout=0.01).call(0.2)
+
+
+async def test_reserve_works_from_asyncio():
+    async with penstock.WorkerPool(1, max_queue_depth=0) as pool:
+        async with pool.reserve() as place:
+            assert [1] == await place.call(calls.echo, [1])
+        with pytest.raises(RuntimeError, match="async with"), pool.reserve():
+            pass
+
+
+def test_several_loops_in_several_threads_share_a_pool():
+    with penstock.WorkerPool(2) as pool, ThreadPoolExecutor(4) as threads:
+
+        async def some(base):
+            return sum([await pool.call(calls.echo, base + n) for n in range(25)])
+
+        assert [25 * b + 300 for b in range(4)] == list(threads.map(lambda b: asyncio.run(some(b)), range(4)))
+
+
+async def test_a_loop_that_blocks_does_not_stop_the_pool():
+    """The loop reads the workers' answers itself; while it is stuck, somebody else must."""
+    done = threading.Event()
+    async with penstock.WorkerPool(1, max_queue_depth=50) as pool:
+        first = asyncio.ensure_future(pool.call(calls.echo, 0))
+        await asyncio.sleep(0)
+        others = [pool.submit(calls.echo, n) for n in range(20)]
+        others[-1].add_done_callback(lambda _: done.set())
+
+        assert done.wait(20)  # blocks this loop
+        assert 0 == await first
+
+
+def test_functions_of_a_script_work_as_with_the_standard_pool(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import penstock
+
+        class Point:
+            def __init__(self, x): self.x = x
+
+        def double(point): return Point(2 * point.x)
+
+        if __name__ == "__main__":
+            with penstock.WorkerPool(2) as pool:
+                print([p.x for p in pool.map(double, [Point(n) for n in range(4)])])
+        """)
+    )
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+
+    assert "[0, 2, 4, 6]\n" == run.stdout, run.stderr
+
+
+def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import penstock\ndef f(): return 1\n"
+        "pool = penstock.WorkerPool(1, restart_delay=0.001)\nprint(pool.submit(f).result())\npool.shutdown()\n"
+    )
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+
+    assert 0 != run.returncode
+    assert 'if __name__ == "__main__":' in run.stderr
+
+
+def test_functions_typed_at_a_prompt_travel_by_value():
+    code = "import penstock\ndef f(x): return x + 1\nwith penstock.WorkerPool(1) as p: print(p.submit(f, 1).result())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert "2\n" == run.stdout, run.stderr
+
+
+def test_a_program_that_ends_without_shutdown_runs_what_it_submitted(tmp_path):
+    code = textwrap.dedent(f"""
+        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import calls, penstock
+        pool = penstock.WorkerPool(1)
+        for n in range(20): pool.submit(calls.mark, {str(tmp_path / "log")!r}, n)
+        """)
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+    assert 20 == len((tmp_path / "log").read_text().split())
+
+
+def test_ctrl_c_in_result_leaves_a_working_pool(gate):  # noqa: F811
+    import signal  # noqa: PLC0415
+
+    with full_pool(gate) as (pool, running, _):
+        threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            running.result(30)
+
+        time.sleep(0)
+        gate.touch()
+        assert "ran" == running.result(30)
