@@ -279,6 +279,7 @@ def test_a_disposed_queue_accepts_and_hands_out_nothing_whatever_comes(make_scen
     assert scene.enter("c") is Verdict.CLOSED
     assert scene.reserve("d") is Verdict.CLOSED
     assert scene.take() is None
+    assert scene.queue.limit == 0
     assert scene.queue.state().disposed
 
 
@@ -317,6 +318,7 @@ def test_idle_means_that_nobody_is_anywhere(make_scene):
 
 def test_the_state_says_the_limits_too(make_scene):
     scene = make_scene(in_flight=3, depth=7, policy=Policy.REJECT)
+    scene.queue.offer_slots(1, scene.now)
 
     state = scene.queue.state()
 

@@ -235,7 +235,7 @@ class Play:
         assert model.pending == list(queue)
         assert (len(model.waiting), len(model.reserved)) == (state.waiting, state.reserved)
         assert (len(model.pending), len(model.in_flight())) == (state.pending, state.in_flight)
-        assert (model.paused, model.disposed) == (state.paused, state.disposed)
+        assert (model.paused, model.disposed, model.limit()) == (state.paused, state.disposed, queue.limit)
         assert state.idle is not any((state.waiting, state.reserved, state.pending, state.in_flight))
         assert model.granted == queue.granted, "one room, one wake-up, first come first served"
         assert model.evicted == queue.evicted
