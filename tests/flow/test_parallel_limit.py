@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.local import pullers
 from penstock.local.flow import parallel_limit
 
 pytestmark = pytest.mark.usefixtures("no_task_is_left")
@@ -94,6 +95,20 @@ async def test_an_async_source_that_never_waits_is_used_by_all_pullers(stage):
     assert stage.running == [0, 1, 2, 3, 4]
     stage.end(0)
     await taking
+    await flow.aclose()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_an_async_source_that_waits_still_keeps_n_calls_in_progress(stage, ordered):
+    flow = parallel_limit(stage.apulled_from(range(20)), 4, stage.call, ordered=ordered)
+    taking = asyncio.ensure_future(anext(flow))
+    await stage.settle()
+
+    assert stage.running == [0, 1, 2, 3]
+    stage.end(0)
+    assert await taking == 0
+    await stage.settle()
+    assert stage.running == [1, 2, 3, 4]
     await flow.aclose()
 
 
@@ -250,6 +265,87 @@ async def test_a_slow_head_lets_no_more_than_n_results_gather_behind_it(stage):
     stage.end(0)
     assert [await taking, await anext(flow), await anext(flow), await anext(flow)] == [0, 1, 2, 3]
     await flow.aclose()
+
+
+async def test_calls_that_never_suspend_do_not_run_ahead_of_the_loop(stage):
+    taken = 0
+    async for _ in parallel_limit(stage.pulled_from(range(1000)), 3, lambda x: x):
+        taken += 1
+
+        assert len(stage.pulled) - taken <= 3
+
+
+async def test_calls_that_never_suspend_do_not_gather_behind_a_slow_head(stage, monkeypatch):
+    monkeypatch.setattr(pullers, "_SLICE", 60)  # no turn for others hides what is tested
+
+    async def call(item):
+        return await stage.call(item) if item < 3 else item
+
+    flow = parallel_limit(stage.pulled_from(range(1000)), 3, call, ordered=True)
+    taking = asyncio.ensure_future(anext(flow))
+    await stage.settle()
+    stage.end(0)
+    await stage.settle()
+
+    assert await taking == 0
+    assert stage.pulled == [0, 1, 2, 3]
+    await flow.aclose()
+
+
+async def test_many_calls_that_end_at_once_start_no_more_than_n_behind_a_slow_one(stage):
+    flow = parallel_limit(stage.pulled_from(range(100)), 5, stage.call, ordered=True)
+    taking = asyncio.ensure_future(anext(flow))
+    await stage.settle()
+    stage.end(3, 4)
+    await stage.settle()
+    stage.end(0, 1)
+    await stage.settle()
+
+    assert await taking == 0
+    assert stage.pulled == [0, 1, 2, 3, 4, 5]
+    await flow.aclose()
+
+
+@pytest.fixture
+async def tasks_made():
+    made = []
+
+    def factory(loop, coro, **options):
+        made.append(asyncio.Task(coro, loop=loop, **options))
+        return made[-1]
+
+    asyncio.get_running_loop().set_task_factory(factory)
+    yield made
+    asyncio.get_running_loop().set_task_factory(None)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_calls_that_never_suspend_need_few_tasks(tasks_made, ordered):
+    await collect(parallel_limit(range(2000), 64, lambda x: x, ordered=ordered))
+
+    assert len(tasks_made) < 200
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_loop_that_pauses_now_and_then_does_not_cost_a_task_each_time(tasks_made, ordered):
+    async for value in parallel_limit(range(1200), 8, double, ordered=ordered):
+        if value % 3 == 0:
+            await asyncio.sleep(0)
+
+    assert len(tasks_made) < 350
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="needs Python 3.12")
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_tasks_may_start_eagerly(ordered):
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory", None))
+    at_once = await collect(parallel_limit(range(100), 7, lambda x: x, ordered=ordered))
+    waiting = await collect(parallel_limit(range(100), 7, double, ordered=ordered))
+    loop.set_task_factory(None)
+
+    assert sorted(at_once) == list(range(100))
+    assert sorted(waiting) == list(range(0, 200, 2))
 
 
 async def test_reserve_then_build_keeps_n_payloads_alive_for_1000_items(alive):

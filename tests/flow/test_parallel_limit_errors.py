@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from concurrent.futures import Future
@@ -105,6 +106,23 @@ async def test_results_that_were_ready_before_the_error_come_out_before_it(stage
         await anext(flow)
 
 
+async def test_an_error_that_was_dealt_with_goes_without_the_garbage_collector(alive):
+    async def fail(item):
+        payload = alive.payload()
+        await asyncio.sleep(0)
+        raise ValueError(payload)
+
+    gc.collect()
+    gc.disable()
+    try:
+        await take_until_error(parallel_limit(range(9), 3, fail))
+        await asyncio.sleep(0)
+
+        assert alive.now == 0
+    finally:
+        gc.enable()
+
+
 async def test_a_flow_is_over_once_it_has_raised(stage):
     flow = parallel_limit(range(9), 3, odd_ones_fail)
     await take_until_error(flow)
@@ -127,7 +145,8 @@ async def test_cancellation_breaks_only_once_into_a_call_that_cleans_up(stage):
     taking = asyncio.ensure_future(take_until_error(flow))
     await stage.settle()
     stage.fail(0, ValueError())
-    await asyncio.sleep(0)
+    while not stage.canceled:
+        await asyncio.sleep(0)
     await flow.aclose()
     await taking
 
@@ -190,6 +209,25 @@ def test_what_ends_the_program_is_not_held_up():
 
     with pytest.raises(SystemExit, match="item 0"):
         asyncio.run(main())
+
+
+def test_a_program_that_survives_what_should_have_ended_it_finds_its_loop_ended():
+    async def leave(item):
+        await asyncio.sleep(0)
+        sys.exit(f"item {item}")
+
+    async def main():
+        async for _ in parallel_limit(range(5), 3, leave, errors="skip"):
+            pass
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(main())
+    while not task.done():
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(task)
+    loop.close()
+
+    assert isinstance(task.exception(), SystemExit)
 
 
 # skip

@@ -143,6 +143,31 @@ async def test_a_second_cancellation_reaches_calls_that_ignored_the_first(stage)
     assert stage.running == []
 
 
+async def test_closing_that_is_cancelled_still_waits_for_the_end(stage):
+    ended = []
+
+    async def call(item):
+        try:
+            return await stage.call(item)
+        except asyncio.CancelledError:
+            await stage.call(f"{item} cleans up")
+        finally:
+            ended.append(item)
+
+    flow = parallel_limit(range(9), 2, call)
+    taking = asyncio.ensure_future(anext(flow, "end"))
+    await stage.settle()
+    closing = asyncio.ensure_future(flow.aclose())
+    await stage.settle()
+    assert stage.running == ["0 cleans up", "1 cleans up"]
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+
+    assert ended == [0, 1]
+    assert await taking == "end"
+
+
 async def test_a_timeout_around_the_loop_is_a_timeout(stage):
     async def loop():
         async with asyncio.timeout(0.01):

@@ -182,7 +182,10 @@ class SyncFlow(Iterator[R]):
         self.close()
         if error is None:
             raise StopIteration
-        raise raisable(error)
+        try:
+            raise raisable(error)
+        finally:
+            del error  # its traceback holds this frame: together they would wait for the garbage collector
 
     def _settle(self, call: _Call) -> None:
         error = call.error

@@ -77,12 +77,10 @@ class Pullers:
         # In input order: a slot for every item on its way to `results`, empty until its call has ended.
         self.line: deque[list[Any]] | None = deque() if ordered else None
         self.piled = 0  # slots that are filled and wait for one before them
-        self.spare = (
-            n  # places that neither a puller nor a piled result holds; `results` may be as long as this
-        )
-        self.tasks: dict[
-            asyncio.Task[None], None
-        ] = {}  # a set that keeps its order: cancellation is replayable
+        # Places that neither a puller nor a piled result holds. `results` may be as long as this.
+        self.spare = n
+        # A set that keeps its order, so that a cancellation can be replayed.
+        self.tasks: dict[asyncio.Task[None], None] = {}
         self.batch = _FIRST_BATCH
         self.waiter: asyncio.Future[None] | None = None  # the loop, waiting for a result
         self.awake = False  # the loop has been woken and has not run yet
@@ -103,6 +101,7 @@ class Pullers:
                 await self.finish()
             if not self.started:
                 self.start()
+                continue  # tasks that start eagerly may have brought results already
             self.waiter = self.loop.create_future()
             try:
                 await self.waiter
@@ -186,7 +185,9 @@ class Pullers:
                 value = self.outcome_of(item, error)
             if self.stopped:
                 return
-            alone = len(results) == before
+            alone = (
+                len(results) == before
+            )  # nobody has been here since: the call has not suspended, most likely
             if slot is not None:
                 self.line_up(slot, value)
             elif value is not _SKIPPED:
@@ -199,7 +200,11 @@ class Pullers:
                     return  # the call has set a variable: the next one gets a new task, with the context as it was
             except Exception:  # noqa: BLE001  # values that refuse to be compared, so new ones
                 return
-            if alone and monotonic() - since > _SLICE:
+            if not alone:
+                since = 0.0
+            elif not since:
+                since = monotonic()
+            elif monotonic() - since > _SLICE:
                 await self.breathe()
                 since = monotonic()
             before = len(results)
@@ -271,7 +276,7 @@ class Pullers:
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-            self.awake = not self.piled
+            self.awake = True
 
     def source_failed(self, error: BaseException) -> None:
         if self.errors == "raise":
@@ -318,7 +323,10 @@ class Pullers:
         if error is None:
             raise StopAsyncIteration
         await self.close_source(quietly=True)
-        raise raisable(error)
+        try:
+            raise raisable(error)
+        finally:
+            del error  # its traceback holds this frame: together they would wait for the garbage collector
 
     async def end(self) -> None:
         """Stop, and stay until the last puller has ended, however often the loop itself is cancelled meanwhile."""
