@@ -138,7 +138,7 @@ class Worker:
             case wire.DROP:
                 self._borrower.drop(args[0])
             case wire.MAIN:
-                import_main(*args)
+                self._or_say_why("your script could not be imported:", import_main, *args)
             case wire.SETUP:
                 self._set_up(*args)
             case wire.EXIT:
@@ -152,21 +152,23 @@ class Worker:
         if os.getcwd() != cwd:
             os.chdir(cwd)
         _set_title(title)
-        try:
-            if main is not None:
-                import_main(*main)
-            setup: dict[str, Any] = pickle.loads(blob)
-            if setup["initializer"] is not None:
-                setup["initializer"](*setup["initargs"])
-            if setup["target"] is not None:
-                self._object = setup["target"](*setup["args"])
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the pool must hear of it before we go
-            why = "".join(traceback.format_exception_only(error)).strip()
-            self._send(
-                [(wire.FATAL, f"its initializer raised {why}", "".join(traceback.format_exception(error)))]
-            )
-            self._leave(1)
+        if main is not None:
+            self._or_say_why("your script could not be imported:", import_main, *main)
+        setup: dict[str, Any] = self._or_say_why("its setup could not be read:", pickle.loads, blob)
+        if setup["initializer"] is not None:
+            self._or_say_why("its initializer raised", setup["initializer"], *setup["initargs"])
+        if setup["target"] is not None:
+            self._object = self._or_say_why("its object could not be made:", setup["target"], *setup["args"])
         self._send([(wire.READY,)])
+
+    def _or_say_why(self, what: str, fn: Any, *args: Any) -> Any:
+        """Without this no call can run here: if it fails, tell the pool why and go."""
+        try:
+            return fn(*args)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the pool must hear of it
+            why = "".join(traceback.format_exception_only(error)).strip()
+            self._send([(wire.FATAL, f"{what} {why}", "".join(traceback.format_exception(error)))])
+            self._leave(1)
 
     def _leave(self, code: int = 0) -> NoReturn:
         """As a program ends: atexit functions run and output is flushed; but no thread of the function's is awaited."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Executor
 from types import TracebackType
@@ -21,7 +22,7 @@ from penstock.local.crew import ProcessCrew
 from penstock.local.gate import Gate
 from penstock.local.hooks import QueueHooks
 from penstock.local.mapping import OrderedMap
-from penstock.local.options import CrashPolicy, WorkerOptions, make_limits, seconds, one_of
+from penstock.local.options import CrashPolicy, WorkerOptions, make_limits, one_of, seconds
 from penstock.local.reserve import Reservation
 from penstock.local.task import Task
 from penstock.local.thread import ThreadCrew
@@ -125,6 +126,7 @@ class WorkerPool(Executor):
         self._closed = False
         self._guarded = timeout is not None or key_of is not None
         registry.register(self)
+        _open.add(self)
         if start == "eager":
             self._crew.start()
 
@@ -308,3 +310,17 @@ class WorkerPool(Executor):
                 name="penstock-undertaker",
                 daemon=True,
             ).start()
+
+
+_open: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+
+
+def _finish_all() -> None:
+    """The program ends: as with the standard executors, what was submitted is run first."""
+    for pool in list(_open):
+        if not pool._closed:
+            pool.shutdown()
+
+
+# Before the interpreter waits for threads, as concurrent.futures does it; `atexit` would come too late for our own.
+threading._register_atexit(_finish_all)  # type: ignore[attr-defined]  # the standard executors' own way

@@ -208,6 +208,7 @@ def main_can_be_imported() -> bool:
 def main_module() -> tuple[str, str] | None:
     """How a worker can import what is `__main__` here: by name, by path, or not at all (a prompt, `-c`, a notebook)."""
     main = sys.modules["__main__"]
+    sys.modules.setdefault("__mp_main__", main)  # what comes back from a worker calls it that
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
         return "name", spec.name
