@@ -339,6 +339,8 @@ class ProcessCrew:
                 self.pump(now)
             wake = gate.collect_granted()
             gate.note_state()
+        if self._closing:
+            self._packer.trim()  # what this worker had borrowed
         gate.report(((call, None, error) for call, error in failed), wake)
         if self.halted is not None and not planned:
             self._halt(self.halted)

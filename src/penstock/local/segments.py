@@ -47,8 +47,12 @@ class Segment:
         self.map = mmap.mmap(self.fd, size)
 
     def close(self) -> None:
-        self.map.close()
-        os.close(self.fd)
+        if self.fd >= 0:
+            self.map.close()
+            os.close(self.fd)
+            self.fd = -1
+
+    __del__ = close  # an arena that is gone closes nothing itself
 
 
 class Arena:
