@@ -41,10 +41,10 @@ _SPARKS: Final = " ▁▂▃▄▅▆▇█"
 class LiveDisplay:
     interval = 0.1
 
-    def __init__(self, lab: Lab, story: Story) -> None:
+    def __init__(self, lab: Lab, story: Story, console: Console | None = None) -> None:
         self._lab = lab
         self._story = story
-        self._console = Console()
+        self._console = console or Console()
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._rates = {pool.name: _Rate() for pool in lab.pools}
         self._loads: dict[str, list[float]] = {}
@@ -58,15 +58,18 @@ class LiveDisplay:
         self._live.__exit__(None, None, None)
 
     def draw(self, snapshots: list[Any]) -> None:
+        self._live.update(self.picture(snapshots), refresh=True)
+
+    def picture(self, snapshots: list[Any]) -> Layout:
         self._ticks += 1
         for now in snapshots:
             self._rates[now.name].note(sum(now.settled_by_worker))
             before = self._loads.get(now.name, now.load_by_worker)
             pairs = zip(before, now.load_by_worker, strict=True)
             self._loads[now.name] = [old + (new - old) * 0.4 for old, new in pairs]
-        self._live.update(self._picture({now.name: now for now in snapshots}), refresh=True)
+        return self._compose({now.name: now for now in snapshots})
 
-    def _picture(self, by_name: dict[str, Any]) -> Layout:
+    def _compose(self, by_name: dict[str, Any]) -> Layout:
         height, width = self._console.height, self._console.width
         lines = max(height - 16, 1)  # for the diary and the photo
         picture = Layout()
