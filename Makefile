@@ -1,10 +1,10 @@
 # The two commands: `make run` and `make test`. Both set up what they need in .venv from Python 3.11 alone.
 PYTHON ?= python3
 BIN := .venv/bin
-SOAK ?= 1
+SOAK ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check soak mutants bench bench-pools bench-graphs lock clean format
+.PHONY: help run test lint types check soak mutants bench bench-pools bench-graphs lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,21 @@ lint: .venv  ## ruff, and the layer rules
 
 types: .venv  ## mypy, strict
 	$(BIN)/mypy
+
+soak: .venv  ## the same tests with numbers SOAK times as big (10): kills, random schedules, simulation seeds
+	PENSTOCK_SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 3600
+
+mutants: .venv  ## plant known bugs, one at a time, and see that the tests find each
+	$(BIN)/python tests/mutants/run.py
+	$(BIN)/python tests/sim/mutants.py
+
+bench: bench-pools bench-graphs  ## measure ourselves and the peers, in turns
+
+bench-pools: .venv-bench  ## worker pools against the peers
+	.venv-bench/bin/python -m bench.pools
+
+bench-graphs: .venv-bench  ## graphs against the peers
+	.venv-bench/bin/python -m bench.graphs
 
 check: lint types test  ## all that CI runs
 
@@ -42,5 +57,5 @@ format: .venv  ## rewrite in the house style
 	@touch $@
 
 lock:  ## make the lock files anew (needs uv)
-	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra otel --extra demo --group dev -o requirements.lock
+	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra otel --extra pictures --extra jobs --extra demo --group dev -o requirements.lock
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra demo --group bench -o requirements-bench.lock

@@ -14,17 +14,35 @@ if TYPE_CHECKING:
     from penstock.core.errors import CallCanceled as CallCanceled
     from penstock.core.errors import CallEnded as CallEnded
     from penstock.core.errors import CallTimeout as CallTimeout
+    from penstock.core.errors import GraphError as GraphError
     from penstock.core.errors import NotPicklable as NotPicklable
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.errors import PoolClosedError as PoolClosedError
     from penstock.core.errors import QueueDropError as QueueDropError
     from penstock.core.errors import WorkerCrashedError as WorkerCrashedError
+    from penstock.core.graph import Const as Const
+    from penstock.core.graph import Env as Env
+    from penstock.core.graph import Lane as Lane
+    from penstock.core.graph import NodeStatus as NodeStatus
+    from penstock.core.graph import Plan as Plan
+    from penstock.core.graph import RunStatus as RunStatus
     from penstock.local.call import Call as Call
     from penstock.local.call import CancelSignal as CancelSignal
     from penstock.local.context import CallContext as CallContext
     from penstock.local.context import current_call as current_call
+    from penstock.local.flow import parallel_limit as parallel_limit
+    from penstock.local.flow_sync import parallel_limit_sync as parallel_limit_sync
+    from penstock.local.flow_terms import Settled as Settled
+    from penstock.local.graphs.builder import Graph as Graph
+    from penstock.local.graphs.context import RunContext as RunContext
+    from penstock.local.graphs.context import current_run as current_run
+    from penstock.local.graphs.executor import GraphExecutor as GraphExecutor
+    from penstock.local.graphs.result import RunResult as RunResult
+    from penstock.local.graphs.trace import Trace as Trace
+    from penstock.local.graphs.trace import write_chrome as write_chrome
     from penstock.local.hooks import QueueHooks as QueueHooks
     from penstock.local.options import set_defaults as set_defaults
+    from penstock.local.otel import instrument as instrument
     from penstock.local.pool import WorkerPool as WorkerPool
     from penstock.local.registry import snapshot as snapshot
     from penstock.local.registry import subscribe as subscribe
@@ -36,19 +54,37 @@ __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "penstock.core.errors": (
-        "BadCall", "CallCanceled", "CallEnded", "CallTimeout", "NotPicklable",
-        "PenstockError", "PoolClosedError", "QueueDropError", "WorkerCrashedError",
+        "BadCall",
+        "CallCanceled",
+        "CallEnded",
+        "CallTimeout",
+        "GraphError",
+        "NotPicklable",
+        "PenstockError",
+        "PoolClosedError",
+        "QueueDropError",
+        "WorkerCrashedError",
     ),
+    "penstock.core.graph": ("Const", "Env", "Lane", "NodeStatus", "Plan", "RunStatus"),
     "penstock.local.call": ("Call", "CancelSignal"),
     "penstock.local.context": ("CallContext", "current_call"),
+    "penstock.local.flow": ("parallel_limit",),
+    "penstock.local.flow_sync": ("parallel_limit_sync",),
+    "penstock.local.flow_terms": ("Settled",),
+    "penstock.local.graphs.builder": ("Graph",),
+    "penstock.local.graphs.context": ("RunContext", "current_run"),
+    "penstock.local.graphs.executor": ("GraphExecutor",),
+    "penstock.local.graphs.result": ("RunResult",),
+    "penstock.local.graphs.trace": ("Trace", "write_chrome"),
     "penstock.local.hooks": ("QueueHooks",),
     "penstock.local.options": ("set_defaults",),
+    "penstock.local.otel": ("instrument",),
     "penstock.local.pool": ("WorkerPool",),
     "penstock.local.registry": ("snapshot", "subscribe"),
     "penstock.local.remote": ("RemoteError",),
     "penstock.local.singleton": ("SingletonWorker",),
     "penstock.local.task": ("Task",),
-}  # fmt: skip
+}
 _home_of = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = ["__version__", *sorted(_home_of)]  # noqa: PLE0604  # strings, all of them

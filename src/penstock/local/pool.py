@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Executor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 from penstock.core.errors import PoolClosedError
 from penstock.core.queue import QueueState
@@ -29,6 +29,10 @@ from penstock.local.thread import ThreadCrew
 
 if TYPE_CHECKING:
     from penstock.local.registry import TaskSnapshot
+
+    class Tracing(Protocol):
+        def begin(self, call: Call[Any]) -> None: ...
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -124,7 +128,10 @@ class WorkerPool(Executor):
         self._gate.crew = self._crew
         self._maps: set[OrderedMap[Any]] = set()
         self._closed = False
-        self._guarded = timeout is not None or key_of is not None
+        self._tracing: Tracing | None = (
+            None  # is told of each call before it enters, and may give it a trace to carry
+        )
+        self._plain = timeout is None and key_of is None  # nothing to be said of each call
         registry.register(self)
         _open.add(self)
         if start == "eager":
@@ -137,11 +144,11 @@ class WorkerPool(Executor):
         Waits here while the queue is full (with policy `block`), and returns once the call is accepted. On the thread
         of a running event loop, and in a done-callback, it returns at once, and the Future waits.
         """
-        if self._guarded:
-            call, prepare = self._make(fn, args, kwargs)
-        else:
+        if self._plain and self._tracing is None:
             call = Call(self._gate, fn)
             prepare = self._crew.describe(call, fn, args, kwargs)
+        else:
+            call, prepare = self._make(fn, args, kwargs)
         self._gate.submit(call, prepare)
         return call
 
@@ -164,11 +171,13 @@ class WorkerPool(Executor):
     ) -> tuple[Call[Any], Callable[[], None] | None]:
         call: Call[Any] = Call(self._gate, fn)
         prepare = self._crew.describe(call, fn, args, kwargs)
-        if self._guarded or timeout is not None or key is not None or signal is not None:
-            timeout = self._timeout if timeout is None else timeout
-            if key is None and self._key_of is not None:
-                key = self._key_of(*args, **kwargs)
+        timeout = self._timeout if timeout is None else timeout
+        if key is None and self._key_of is not None:
+            key = self._key_of(*args, **kwargs)
+        if timeout is not None or key is not None or signal is not None:
             self._gate.guard(call, key=key, timeout=timeout, signal=signal)
+        if self._tracing is not None:
+            self._tracing.begin(call)
         return call, prepare
 
     def map(

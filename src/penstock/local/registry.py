@@ -45,12 +45,25 @@ class Registered(Protocol):
 
 _lock = threading.Lock()
 _things: weakref.WeakSet[Registered] = weakref.WeakSet()
+_watchers: list[Callable[[Any], object]] = []
 _numbers = count(1)
 
 
 def register(thing: Registered) -> None:
     with _lock:
         _things.add(thing)
+        watchers = list(_watchers)
+    for fn in watchers:
+        fn(thing)
+
+
+def watch(fn: Callable[[Any], object]) -> None:
+    """Call `fn` with every pool and graph executor of this process, those to come as well."""
+    with _lock:
+        _watchers.append(fn)
+        things = list(_things)
+    for thing in things:
+        fn(thing)
 
 
 def name_for(name: str | None, kind: str) -> str:
