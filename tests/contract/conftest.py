@@ -95,14 +95,14 @@ class Yard:
 
 
 def memory(path, clock):
-    from penstock.stores.memory import MemoryStore  # noqa: PLC0415 - only with the extra installed
+    from penstock.stores.memory import MemoryStore
 
     return MemoryStore(clock)
 
 
 def sqlite(path, clock):
     pytest.importorskip("apsw")
-    from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415 - only with the extra installed
+    from penstock.stores.sqlite import SqliteStore
 
     return SqliteStore(path / "jobs.db", clock)
 

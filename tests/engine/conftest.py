@@ -22,10 +22,10 @@ class Works:
     """The whole scheduler on one store, on a clock that the test moves."""
 
     def __init__(self, store, clock, rules):
-        from penstock.engine.desk import Desk  # noqa: PLC0415 - only with the extra installed
-        from penstock.engine.dispatcher import Dispatcher, Fetchers  # noqa: PLC0415
-        from penstock.engine.keeper import Keeper  # noqa: PLC0415
-        from penstock.engine.machine import Machine  # noqa: PLC0415
+        from penstock.engine.desk import Desk
+        from penstock.engine.dispatcher import Dispatcher, Fetchers
+        from penstock.engine.keeper import Keeper
+        from penstock.engine.machine import Machine
 
         self.store, self.clock, self.rules = store, clock, rules
         self.machine, self.fetchers = Machine(rules), Fetchers()
@@ -56,14 +56,14 @@ class Works:
 
 
 def memory(path, clock):
-    from penstock.stores.memory import MemoryStore  # noqa: PLC0415 - only with the extra installed
+    from penstock.stores.memory import MemoryStore
 
     return MemoryStore(clock)
 
 
 def sqlite(path, clock):
     pytest.importorskip("apsw")
-    from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415 - only with the extra installed
+    from penstock.stores.sqlite import SqliteStore
 
     return SqliteStore(path / "jobs.db", clock)
 
@@ -74,7 +74,7 @@ STORES = {"memory": memory, "sqlite": sqlite}
 @pytest.fixture(params=STORES)
 def works(request, tmp_path):
     pytest.importorskip("uuid_utils")
-    from penstock.engine.rules import Rules  # noqa: PLC0415 - only with the extra installed
+    from penstock.engine.rules import Rules
 
     rules = Rules(capacity=Capacity(fixed=90), ordering=Ordering())
     clock = Hands()

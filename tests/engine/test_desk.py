@@ -9,7 +9,7 @@ from penstock.core.words import SECOND
 
 
 def kinds(addon_id=None, *types):
-    from penstock.engine.dispatcher import Kinds  # noqa: PLC0415 - only with the extra installed
+    from penstock.engine.dispatcher import Kinds
 
     return Kinds(addon_id, frozenset(types))
 
@@ -90,7 +90,7 @@ def test_bad_input_names_the_field_and_changes_nothing(works):
 
 
 def test_a_bulk_with_one_bad_job_is_refused_whole(works):
-    from penstock.core.intent import Intent  # noqa: PLC0415 - beside its only use
+    from penstock.core.intent import Intent
 
     with pytest.raises(BadIntent):
         works.desk.submit([Intent(addon_id="a", job_type="t"), Intent(addon_id="a", job_type="")])

@@ -149,7 +149,7 @@ def test_a_denial_says_how_often_the_reason_before_it_had_held(works):
 
 @pytest.fixture
 def measured(works):
-    from dataclasses import replace  # noqa: PLC0415 - beside its only use
+    from dataclasses import replace
 
     rules = replace(works.rules, capacity=Capacity())
     return type(works)(works.store, works.clock, rules)
@@ -185,7 +185,7 @@ def test_an_overnight_job_waits_for_the_streak_of_quiet_it_asked_for(measured):
 
 
 def test_the_trail_is_read_to_its_end_and_on_from_there(works):
-    from penstock.engine.feed import feed  # noqa: PLC0415 - only with the extra installed
+    from penstock.engine.feed import feed
 
     works.submit(n=7)
     first = list(feed(works.store, page=3))
@@ -196,8 +196,8 @@ def test_the_trail_is_read_to_its_end_and_on_from_there(works):
 
 
 def test_a_wall_clock_that_was_set_moves_no_lease(works):
-    from penstock.engine.clock import SteadyClock  # noqa: PLC0415 - only with the extra installed
-    from penstock.engine.keeper import Keeper  # noqa: PLC0415
+    from penstock.engine.clock import SteadyClock
+    from penstock.engine.keeper import Keeper
 
     wall, steady = [works.now], [0]
     clock = SteadyClock(lambda: wall[0], lambda: steady[0])
@@ -217,7 +217,7 @@ def test_a_wall_clock_that_was_set_moves_no_lease(works):
 
 def test_a_small_drift_of_the_clock_is_left_alone():
     pytest.importorskip("uuid_utils")
-    from penstock.engine.clock import SteadyClock  # noqa: PLC0415 - only with the extra installed
+    from penstock.engine.clock import SteadyClock
 
     wall = [1_000 * SECOND]
     clock = SteadyClock(lambda: wall[0], lambda: 0)
@@ -228,7 +228,7 @@ def test_a_small_drift_of_the_clock_is_left_alone():
 
 def test_the_driver_steps_at_once_when_somebody_rings_and_survives_a_part_that_fails():
     pytest.importorskip("uuid_utils")
-    from penstock.engine.driver import Driver  # noqa: PLC0415 - only with the extra installed
+    from penstock.engine.driver import Driver
 
     first, second = Event(), Event()
 

@@ -23,7 +23,7 @@ def children(pid=None):
 
 
 def descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def wait_until(condition, seconds=20):
@@ -43,7 +43,11 @@ def nothing_is_left_behind():
     wait_until(lambda: not children(), 10)
 
     def extra():
-        return [t for t in threading.enumerate() if t not in threads and t.name != "penstock-timer" and t.is_alive()]
+        return [
+            t
+            for t in threading.enumerate()
+            if t not in threads and t.name != "penstock-timer" and t.is_alive()
+        ]
 
     wait_until(lambda: not [t for t in extra() if t.name.startswith("penstock")], 10)
     gc.collect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 
 import calls
@@ -19,8 +18,8 @@ def shared_bytes():
     total = 0
     for fd in Path("/proc/self/fd").iterdir():
         try:
-            if "memfd:penstock " in os.readlink(fd) + " ":
-                total += os.stat(fd).st_blocks * 512
+            if "memfd:penstock " in f"{fd.readlink()} ":
+                total += fd.stat().st_blocks * 512
         except FileNotFoundError:
             continue
     return total

@@ -19,7 +19,7 @@ from tests.local.conftest import wait_until
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
 
 
-def test_it_is_an_executor(kind):  # noqa: F811
+def test_it_is_an_executor(kind):
     with penstock.WorkerPool(max_workers=2, kind=kind) as pool:
         assert isinstance(pool, Executor)
         assert [0, 1, 4, 9] == list(pool.map(pow, range(4), [2] * 4))
@@ -28,7 +28,9 @@ def test_it_is_an_executor(kind):  # noqa: F811
 @pytest.mark.parametrize("chunksize", [1, 7, 1000])
 def test_map_gives_results_in_order_whatever_the_chunks(chunksize):
     with penstock.WorkerPool(2) as pool:
-        assert [n + 1 for n in range(500)] == list(pool.map(calls.add, range(500), [1] * 500, chunksize=chunksize))
+        assert [n + 1 for n in range(500)] == list(
+            pool.map(calls.add, range(500), [1] * 500, chunksize=chunksize)
+        )
 
 
 def test_map_pulls_its_items_as_results_are_taken():
@@ -64,7 +66,7 @@ def test_leaving_a_map_early_cancels_the_rest(tmp_path):
     assert len(log.read_text().split()) < 20
 
 
-def test_map_raises_what_the_function_raised_and_times_out(gate):  # noqa: F811
+def test_map_raises_what_the_function_raised_and_times_out(gate):
     with penstock.WorkerPool(1) as pool:
         with pytest.raises(ValueError, match="no"):
             list(pool.map(calls.fail, ["no"]))
@@ -75,7 +77,7 @@ def test_map_raises_what_the_function_raised_and_times_out(gate):  # noqa: F811
             pool.map(calls.echo, [1], chunksize=0)
 
 
-def test_wait_and_as_completed_see_our_futures(kind, gate):  # noqa: F811
+def test_wait_and_as_completed_see_our_futures(kind, gate):
     with full_pool(gate, kind) as (pool, running, pending):
         assert not wait([running], timeout=0.01).done
         gate.touch()
@@ -86,7 +88,7 @@ def test_wait_and_as_completed_see_our_futures(kind, gate):  # noqa: F811
         assert wait(futures, return_when=FIRST_COMPLETED).done
 
 
-def test_callbacks_run_once_even_if_added_late(kind):  # noqa: F811
+def test_callbacks_run_once_even_if_added_late(kind):
     seen = []
     with penstock.WorkerPool(1, kind=kind) as pool:
         future = pool.submit(calls.echo, 1)
@@ -103,7 +105,7 @@ def test_the_initializer_runs_in_each_worker_before_its_calls():
         assert "ready" == pool.submit(calls.read_initialized).result(30)
 
 
-def test_shutdown_runs_what_was_accepted_and_refuses_the_rest(kind, gate):  # noqa: F811
+def test_shutdown_runs_what_was_accepted_and_refuses_the_rest(kind, gate):
     with full_pool(gate, kind) as (pool, running, pending):
         pool.shutdown(wait=False)
         with pytest.raises(RuntimeError, match="shut down"):
@@ -113,7 +115,7 @@ def test_shutdown_runs_what_was_accepted_and_refuses_the_rest(kind, gate):  # no
         assert ["ran", "pending"] == [running.result(30), pending.result(30)]
 
 
-def test_shutdown_can_cancel_what_is_pending(kind, gate):  # noqa: F811
+def test_shutdown_can_cancel_what_is_pending(kind, gate):
     with full_pool(gate, kind) as (pool, running, pending):
         pool.shutdown(wait=False, cancel_futures=True)
         assert pending.cancelled()
@@ -121,7 +123,7 @@ def test_shutdown_can_cancel_what_is_pending(kind, gate):  # noqa: F811
         assert "ran" == running.result(30)
 
 
-def test_shutdown_twice_is_harmless(kind):  # noqa: F811
+def test_shutdown_twice_is_harmless(kind):
     pool = penstock.WorkerPool(1, kind=kind)
     pool.submit(calls.echo, 1).result(30)
     pool.shutdown()
@@ -129,7 +131,7 @@ def test_shutdown_twice_is_harmless(kind):  # noqa: F811
     pool.dispose()
 
 
-def test_a_pool_that_was_never_used_closes_at_once(kind):  # noqa: F811
+def test_a_pool_that_was_never_used_closes_at_once(kind):
     penstock.WorkerPool(2, kind=kind).shutdown()
     penstock.WorkerPool(2, kind=kind).dispose()
 
@@ -144,7 +146,9 @@ def test_a_pool_that_nobody_holds_lets_its_workers_go():
 
 def test_many_threads_can_share_a_pool():
     with penstock.WorkerPool(2, max_queue_depth=1) as pool, ThreadPoolExecutor(8) as threads:
-        sums = threads.map(lambda base: sum(pool.submit(calls.echo, base + n).result(60) for n in range(50)), range(8))
+        sums = threads.map(
+            lambda base: sum(pool.submit(calls.echo, base + n).result(60) for n in range(50)), range(8)
+        )
 
         assert [50 * base + 1225 for base in range(8)] == list(sums)
 
@@ -156,7 +160,7 @@ async def test_run_in_executor_works_and_cancels():
         await pool.aclose()
 
 
-async def test_calls_from_asyncio_are_bounded_and_never_block_the_loop(kind):  # noqa: F811
+async def test_calls_from_asyncio_are_bounded_and_never_block_the_loop(kind):
     async with penstock.WorkerPool(2, kind=kind, max_queue_depth=2) as pool:
         tasks = [asyncio.ensure_future(pool.call(calls.add, n, b=1)) for n in range(50)]
         await asyncio.sleep(0)
@@ -167,7 +171,7 @@ async def test_calls_from_asyncio_are_bounded_and_never_block_the_loop(kind):  #
         assert [n + 1 for n in range(50)] == await asyncio.gather(*tasks)
 
 
-async def test_an_error_comes_out_of_await(kind):  # noqa: F811
+async def test_an_error_comes_out_of_await(kind):
     async with penstock.WorkerPool(1, kind=kind) as pool:
         with pytest.raises(ValueError, match="no"):
             await pool.call(calls.fail, "no")
@@ -221,7 +225,9 @@ def test_functions_of_a_script_work_as_with_the_standard_pool(tmp_path):
                 print([p.x for p in pool.map(double, [Point(n) for n in range(4)])])
         """)
     )
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert "[0, 2, 4, 6]\n" == run.stdout, run.stderr
 
@@ -232,7 +238,9 @@ def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
         "import penstock\ndef f(): return 1\n"
         "pool = penstock.WorkerPool(1, restart_delay=0.001)\nprint(pool.submit(f).result())\npool.shutdown()\n"
     )
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert 0 != run.returncode
     assert 'if __name__ == "__main__":' in run.stderr
@@ -240,7 +248,9 @@ def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
 
 def test_functions_typed_at_a_prompt_travel_by_value():
     code = "import penstock\ndef f(x): return x + 1\nwith penstock.WorkerPool(1) as p: print(p.submit(f, 1).result())"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert "2\n" == run.stdout, run.stderr
 
@@ -257,8 +267,8 @@ def test_a_program_that_ends_without_shutdown_runs_what_it_submitted(tmp_path):
     assert 20 == len((tmp_path / "log").read_text().split())
 
 
-def test_ctrl_c_in_result_leaves_a_working_pool(gate):  # noqa: F811
-    import signal  # noqa: PLC0415
+def test_ctrl_c_in_result_leaves_a_working_pool(gate):
+    import signal
 
     with full_pool(gate) as (pool, running, _):
         threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()

@@ -45,7 +45,7 @@ class Listener(penstock.QueueHooks):
         return [what for what, about in self.heard if about is call]
 
 
-def test_hooks_hear_the_life_of_a_call_in_order(kind):  # noqa: F811
+def test_hooks_hear_the_life_of_a_call_in_order(kind):
     listener = Listener()
     with penstock.WorkerPool(1, kind=kind, hooks=listener) as pool:
         call = pool.submit(calls.echo, 1)
@@ -59,7 +59,7 @@ def test_hooks_hear_the_life_of_a_call_in_order(kind):  # noqa: F811
         wait_until(lambda: listener.states[-1].idle)
 
 
-def test_each_call_ends_in_exactly_one_of_settle_cancel_and_reject(gate):  # noqa: F811
+def test_each_call_ends_in_exactly_one_of_settle_cancel_and_reject(gate):
     listener = Listener()
     with full_pool(gate, policy="drop-oldest", hooks=listener) as (pool, running, evicted):
         newest = pool.submit(calls.echo, 1)
@@ -84,7 +84,7 @@ def test_a_requeue_is_told(tmp_path):
     assert ["queued", "dispatch", "requeue", "dispatch", "settle"] == listener.of(call)
 
 
-def test_dispose_tells_the_hooks_of_every_call_that_it_ends(gate):  # noqa: F811
+def test_dispose_tells_the_hooks_of_every_call_that_it_ends(gate):
     listener = Listener()
     pool = penstock.WorkerPool(1, hooks=listener)
     running, pending = pool.submit(calls.wait_for, str(gate)), pool.submit(calls.echo, 1)
@@ -95,13 +95,16 @@ def test_dispose_tells_the_hooks_of_every_call_that_it_ends(gate):  # noqa: F811
     assert listener.states[-1].disposed
 
 
-def test_a_hook_that_raises_is_logged_and_nothing_else_breaks(kind, caplog):  # noqa: F811
+def test_a_hook_that_raises_is_logged_and_nothing_else_breaks(kind, caplog):
     class Broken(penstock.QueueHooks):
         def on_dispatch(self, call):
             raise RuntimeError("my mistake")
 
     listener = Listener()
-    with caplog.at_level(logging.ERROR, "penstock"), penstock.WorkerPool(1, kind=kind, hooks=[Broken(), listener]) as pool:
+    with (
+        caplog.at_level(logging.ERROR, "penstock"),
+        penstock.WorkerPool(1, kind=kind, hooks=[Broken(), listener]) as pool,
+    ):
         call = pool.submit(calls.echo, 1)
 
         assert 1 == call.result(30)
@@ -125,14 +128,19 @@ def test_a_hook_may_call_back_into_its_pool():
 # Numbers
 
 
-def test_a_snapshot_says_what_every_pool_of_the_process_does(gate):  # noqa: F811
+def test_a_snapshot_says_what_every_pool_of_the_process_does(gate):
     with full_pool(gate, name="thumbnails") as (pool, running, _):
         [mine] = [task for task in penstock.snapshot() if task.name == "thumbnails"]
 
         assert ("process", {"running": 1}, 1, 1, 0) == (
             mine.kind, mine.workers, mine.in_flight, mine.pending_queue_depth, mine.waiting_queue_depth,
         )  # fmt: skip
-        assert ("block", 1, 1, (1,)) == (mine.policy, mine.max_in_flight, mine.max_queue_depth, mine.load_by_worker)
+        assert ("block", 1, 1, (1,)) == (
+            mine.policy,
+            mine.max_in_flight,
+            mine.max_queue_depth,
+            mine.load_by_worker,
+        )
         assert "thumbnails" in repr(pool)
         gate.touch()
         running.result(30)
@@ -221,7 +229,7 @@ def test_a_default_for_the_whole_program_can_replace_it():
 # One worker whose state is kept
 
 
-def test_a_singleton_keeps_its_object_between_calls(kind):  # noqa: F811
+def test_a_singleton_keeps_its_object_between_calls(kind):
     with penstock.SingletonWorker(calls.Counter, 10, kind=kind) as counter:
         assert [11, 12, 17] == [counter.add(), counter.add.submit(1).result(30), counter.add(n=5)]
         assert "mine 1" == counter.method("submit")(1)
@@ -256,7 +264,11 @@ def test_a_singleton_whose_object_cannot_be_made_says_so():
 
 @pytest.mark.parametrize(
     ("args", "options", "complaint"),
-    [((3,), {}, "target is 3"), ((calls.echo, 1), {}, "constructor"), ((calls.Counter,), {"workers": 2}, "one worker")],
+    [
+        ((3,), {}, "target is 3"),
+        ((calls.echo, 1), {}, "constructor"),
+        ((calls.Counter,), {"workers": 2}, "one worker"),
+    ],
 )
 def test_a_singleton_made_wrongly_says_how(args, options, complaint):
     with pytest.raises(TypeError, match=complaint):

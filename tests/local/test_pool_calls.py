@@ -62,7 +62,9 @@ def test_an_exception_that_cannot_be_rebuilt_is_told_in_words_and_hurts_nobody_e
         assert 1 == pool.submit(calls.echo, 1).result(30)
 
 
-@pytest.mark.parametrize(("fn", "error"), [(calls.leave_program, SystemExit), (calls.interrupt, KeyboardInterrupt)])
+@pytest.mark.parametrize(
+    ("fn", "error"), [(calls.leave_program, SystemExit), (calls.interrupt, KeyboardInterrupt)]
+)
 def test_a_function_that_wants_to_end_the_program_ends_its_call_only(kind, fn, error):
     with penstock.WorkerPool(1, kind=kind) as pool:
         with pytest.raises(error):
@@ -99,7 +101,10 @@ def test_a_lambda_reaches_the_worker_through_cloudpickle():
 
 def test_a_lambda_without_cloudpickle_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setattr("penstock.local.wire.cloudpickle", None)
-    with penstock.WorkerPool(1) as pool, pytest.raises(penstock.NotPicklable, match=r"pip install 'penstock\[pools\]'"):
+    with (
+        penstock.WorkerPool(1) as pool,
+        pytest.raises(penstock.NotPicklable, match=r"pip install 'penstock\[pools\]'"),
+    ):
         pool.submit(lambda: 1)
 
 
@@ -159,7 +164,11 @@ def test_a_shedding_policy_refuses_the_newcomer_and_says_which_limits(kind, gate
             pool.submit(calls.echo, "one too many")
         gate.touch()
 
-        assert (policy, 1, 1) == (caught.value.policy, caught.value.max_in_flight, caught.value.max_queue_depth)
+        assert (policy, 1, 1) == (
+            caught.value.policy,
+            caught.value.max_in_flight,
+            caught.value.max_queue_depth,
+        )
         assert ["ran", "pending"] == [running.result(30), pending.result(30)]
         assert 1 == pool.snapshot().totals["rejected"]
 

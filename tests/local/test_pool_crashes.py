@@ -45,7 +45,7 @@ def test_calls_that_the_dead_worker_had_not_begun_are_not_failed():
         assert [0, 1, 2] == [future.result(30) for future in behind]
 
 
-def test_only_the_dead_workers_calls_are_touched(gate):  # noqa: F811
+def test_only_the_dead_workers_calls_are_touched(gate):
     with penstock.WorkerPool(2, **QUICK) as pool:
         other = pool.submit(calls.wait_for, str(gate), "untouched")
         with pytest.raises(penstock.WorkerCrashedError):
@@ -70,7 +70,12 @@ def test_requeued_calls_run_again_in_their_old_order(tmp_path):
 
 def test_a_call_that_kills_its_worker_every_time_fails_after_max_attempts_and_others_go_on(tmp_path):
     log = tmp_path / "attempts"
-    options = {"crash_policy": "restart-requeue-in-flight", "crash_max_retries": 10, "max_attempts": 3, **QUICK}
+    options = {
+        "crash_policy": "restart-requeue-in-flight",
+        "crash_max_retries": 10,
+        "max_attempts": 3,
+        **QUICK,
+    }
     with penstock.WorkerPool(1, max_in_flight=3, **options) as pool:
         killer = pool.submit(calls.die_until, str(log), 99)
         others = [pool.submit(calls.echo, n) for n in range(4)]
@@ -116,7 +121,7 @@ def test_a_success_forgives_the_crashes_before_it():
             assert 1 == pool.submit(calls.echo, 1).result(30)
 
 
-def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(tmp_path, gate):  # noqa: F811
+def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(tmp_path, gate):
     log = tmp_path / "log"
     with penstock.WorkerPool(1) as pool:
         future = pool.submit(calls.mark_and_wait, str(log), "x", str(gate))
@@ -155,7 +160,7 @@ def test_idle_workers_stop_and_start_again_when_needed():
         assert 2 == pool.submit(calls.echo, 2).result(30)
 
 
-def test_nothing_starts_after_close(gate):  # noqa: F811
+def test_nothing_starts_after_close(gate):
     pool = penstock.WorkerPool(1)
     running = pool.submit(calls.wait_for, str(gate))
     pending = pool.submit(calls.echo, 1)

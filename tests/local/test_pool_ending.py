@@ -29,7 +29,7 @@ def alive(pid):
 # Three phases
 
 
-def test_a_call_cancelled_while_it_waits_is_removed_and_its_caller_told(kind, gate):  # noqa: F811
+def test_a_call_cancelled_while_it_waits_is_removed_and_its_caller_told(kind, gate):
     with full_pool(gate, kind) as (pool, *_), ThreadPoolExecutor(2) as callers:
         by_key = pool.task(calls.echo, key_of=lambda value: value)
         first = callers.submit(by_key.submit, "first")
@@ -47,7 +47,7 @@ def test_a_call_cancelled_while_it_waits_is_removed_and_its_caller_told(kind, ga
         assert "second" == second.result(30).result(30)
 
 
-def test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter(kind, gate, tmp_path):  # noqa: F811
+def test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter(kind, gate, tmp_path):
     with full_pool(gate, kind) as (pool, running, pending), ThreadPoolExecutor(1) as caller:
         third = caller.submit(pool.submit, calls.echo, "third")
         wait_until(lambda: pool.state.waiting == 1)
@@ -64,7 +64,7 @@ def test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter(kind, 
         assert "ran" == running.result(30)
 
 
-def test_a_running_call_sees_its_cancel_and_keeps_its_worker(kind, tmp_path):  # noqa: F811
+def test_a_running_call_sees_its_cancel_and_keeps_its_worker(kind, tmp_path):
     path = tmp_path / "log"
     with penstock.WorkerPool(1, kind=kind) as pool:
         before = pool.submit(calls.pid).result(30)
@@ -80,7 +80,7 @@ def test_a_running_call_sees_its_cancel_and_keeps_its_worker(kind, tmp_path):  #
         assert 0 == pool.snapshot().totals["terminated"]
 
 
-def test_the_caller_of_a_cancelled_call_is_released_at_once_but_the_slot_is_held(tmp_path, gate):  # noqa: F811
+def test_the_caller_of_a_cancelled_call_is_released_at_once_but_the_slot_is_held(tmp_path, gate):
     with penstock.WorkerPool(1, max_queue_depth=1) as pool:
         running = pool.submit(calls.mark_and_wait, str(tmp_path / "log"), 1, str(gate))
         wait_until((tmp_path / "log").exists)
@@ -116,7 +116,7 @@ def test_a_call_that_does_not_stop_in_time_loses_its_worker_and_its_neighbours_a
         assert (1, 0, 3) == (totals["terminated"], totals["crashed"], totals["requeued"])
 
 
-def test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_worker(tmp_path, gate):  # noqa: F811
+def test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_worker(tmp_path, gate):
     with penstock.WorkerPool(1, max_in_flight=2, grace=0.01) as pool:
         running = pool.submit(calls.mark_and_wait, str(tmp_path / "log"), "ran", str(gate))
         in_pipe = pool.submit(calls.mark, str(tmp_path / "never"), 1)
@@ -143,7 +143,7 @@ def test_ending_a_worker_ends_what_its_function_started(tmp_path):
 # Keys
 
 
-def test_a_cancelled_key_stays_cancelled_until_cleared(kind):  # noqa: F811
+def test_a_cancelled_key_stays_cancelled_until_cleared(kind):
     with penstock.WorkerPool(1, kind=kind, key_of=lambda value: value) as pool:
         pool.cancel("a")
         with pytest.raises(penstock.CallCanceled, match="until cleared"):
@@ -155,7 +155,7 @@ def test_a_cancelled_key_stays_cancelled_until_cleared(kind):  # noqa: F811
         assert "a" == pool.submit(calls.echo, "a").result(30)
 
 
-def test_a_key_ends_its_calls_in_every_phase_at_once(kind, tmp_path):  # noqa: F811
+def test_a_key_ends_its_calls_in_every_phase_at_once(kind, tmp_path):
     log = tmp_path / "log"
     with penstock.WorkerPool(1, kind=kind, max_queue_depth=1) as pool, ThreadPoolExecutor(1) as caller:
         mine = pool.task(calls.until_cancelled, key_of=lambda path: "mine")
@@ -182,7 +182,7 @@ def test_a_key_of_a_wrong_type_is_refused_by_name():
 # Timeouts and signals
 
 
-def test_a_timeout_runs_from_the_call_and_says_in_which_phase_it_struck(kind, gate):  # noqa: F811
+def test_a_timeout_runs_from_the_call_and_says_in_which_phase_it_struck(kind, gate):
     with full_pool(gate, kind) as (pool, running, _), ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(pool.task(calls.echo, timeout=0.05).submit, 1)
 
@@ -210,7 +210,7 @@ def test_a_timeout_of_zero_ends_the_call_at_once():
             pool.task(calls.sleep, timeout=0).submit(0.2).result(30)
 
 
-def test_one_signal_ends_many_calls_and_every_later_one(kind, gate):  # noqa: F811
+def test_one_signal_ends_many_calls_and_every_later_one(kind, gate):
     stop = penstock.CancelSignal()
     with full_pool(gate, kind) as (pool, running, pending):
         pending.cancel()
@@ -226,11 +226,13 @@ def test_one_signal_ends_many_calls_and_every_later_one(kind, gate):  # noqa: F8
         assert not stop._calls
 
 
-def test_keys_timeouts_and_signals_combine(gate):  # noqa: F811
+def test_keys_timeouts_and_signals_combine(gate):
     stop = penstock.CancelSignal()
     with full_pool(gate) as (pool, *_):
         for end in ("key", "timeout", "signal", "future"):
-            task = pool.task(calls.echo, key_of=lambda v: v, timeout=0.05 if end == "timeout" else 60, signal=stop)
+            task = pool.task(
+                calls.echo, key_of=lambda v: v, timeout=0.05 if end == "timeout" else 60, signal=stop
+            )
             pool._gate.queue.max_queue_depth += 1
             call = task.submit(end)
             match end:
@@ -250,7 +252,7 @@ def test_keys_timeouts_and_signals_combine(gate):  # noqa: F811
 # Futures
 
 
-def test_a_cancelled_call_is_a_cancelled_future_for_the_standard_library(gate):  # noqa: F811
+def test_a_cancelled_call_is_a_cancelled_future_for_the_standard_library(gate):
     with full_pool(gate) as (pool, running, pending):
         pending.cancel()
 
@@ -282,7 +284,7 @@ async def test_cancelling_the_task_that_awaits_a_call_cancels_the_call(tmp_path)
             await asyncio.sleep(0.001)
 
 
-async def test_cancelling_a_waiting_coroutine_removes_the_waiter(gate):  # noqa: F811
+async def test_cancelling_a_waiting_coroutine_removes_the_waiter(gate):
     with full_pool(gate) as (pool, *_):
         task = asyncio.ensure_future(pool.call(calls.echo, [1]))
         await asyncio.sleep(0)
@@ -296,8 +298,8 @@ async def test_cancelling_a_waiting_coroutine_removes_the_waiter(gate):  # noqa:
         await pool.aclose()
 
 
-def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(gate):  # noqa: F811
-    import signal  # noqa: PLC0415
+def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(gate):
+    import signal
 
     with full_pool(gate) as (pool, *_):
         main = threading.main_thread().ident

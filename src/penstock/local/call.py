@@ -69,6 +69,7 @@ class Call(Ticket, Future[R], Generic[R]):
     mailbox: Mailbox | None = None  # of the event loop that awaits it
     awaited: asyncio.Future[None] | None = None  # what its coroutine sleeps on there
     ran_for = 0.0
+    span: Any = None  # of its trace, if somebody traces
 
     def __init__(self, gate: Gate, fn: Callable[..., R]) -> None:
         # Future.__init__ is left out on purpose: it makes what the lazy attributes above make when needed.

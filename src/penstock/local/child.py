@@ -144,13 +144,9 @@ class Worker:
             case wire.EXIT:
                 self._leave()
 
-    def _set_up(
-        self, paths: list[str], cwd: str, argv: list[str], title: str, blob: bytes, main: Any
-    ) -> None:
-        sys.path[:] = paths
-        sys.argv[:] = argv
-        if os.getcwd() != cwd:
-            os.chdir(cwd)
+    def _set_up(self, place: tuple[list[str], str, list[str]], title: str, blob: bytes, main: Any) -> None:
+        sys.path[:], cwd, sys.argv[:] = place
+        os.chdir(cwd)
         _set_title(title)
         if main is not None:
             self._or_say_why("your script could not be imported:", import_main, *main)

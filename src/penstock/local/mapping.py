@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from penstock.local.call import Call
 from penstock.local.options import whole
@@ -50,7 +50,7 @@ class OrderedMap(Iterator[R], Generic[R]):
         pool._maps.add(self)
         self._feed(self._width - 1)
 
-    def __iter__(self) -> Iterator[R]:
+    def __iter__(self) -> Self:
         self._begun = True
         return self
 

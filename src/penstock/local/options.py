@@ -97,7 +97,7 @@ class WorkerOptions:
                 'imported; put what it does below  if __name__ == "__main__":'
             )
 
-    def pack_setup(self) -> tuple[list[str], str, list[str], str, bytes, tuple[str, str] | None]:
+    def pack_setup(self) -> tuple[tuple[list[str], str, list[str]], str, bytes, tuple[str, str] | None]:
         """The first message to a worker process: where it is, and what to make there."""
         target = {
             "initializer": self.initializer,
@@ -108,7 +108,8 @@ class WorkerOptions:
         blob = wire.pack_setup(target)
         main = wire.main_module() if b"__main__" in blob else None
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
-        return paths, os.getcwd(), sys.argv, f"penstock: {self.name}", blob, main  # noqa: PTH109
+        place = paths, os.getcwd(), sys.argv  # noqa: PTH109  # as above
+        return place, f"penstock: {self.name}", blob, main
 
 
 def whole(name: str, value: Any, *, least: int) -> None:

@@ -43,6 +43,7 @@ class Packer:
         self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], None] | None:
         """Name the function; returns what must be done to make the payload, or None if that was nothing."""
+        function: Any
         try:
             function = self._functions[fn]
         except (KeyError, TypeError):

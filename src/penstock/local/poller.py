@@ -155,7 +155,7 @@ class SelectorPoller:
             self._bell.recv(4096)
         return self._ready
 
-    def sockets(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+    def sockets(self, timeout: float | None = 0) -> list[tuple[int, int]]:  # noqa: ARG002  # `wait` has waited
         ready, self._ready = self._ready, []
         return [(fd, 0) for fd in ready]
 

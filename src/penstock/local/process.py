@@ -94,7 +94,7 @@ class WorkerProcess:
             f"from penstock.local.child import main; main({fds[0]}, {fds[1]}, {fds[2]}, {os.getpid()})"
         )
         try:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603  # our own interpreter and our own code
                 [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]  # as multiprocessing does
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,

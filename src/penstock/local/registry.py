@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from penstock.local.timers import Timer, call_at, clock
 
@@ -104,7 +104,7 @@ class Subscription:
         if timer is not None:
             timer.cancel()
 
-    def __enter__(self) -> Subscription:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

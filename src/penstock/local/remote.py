@@ -14,7 +14,7 @@ import traceback
 from penstock.core.errors import PenstockError
 
 
-class RemoteTraceback(Exception):  # noqa: N818  # shown as a cause, never raised
+class RemoteTraceback(Exception):  # shown as a cause, never raised
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text

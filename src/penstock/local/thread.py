@@ -90,7 +90,7 @@ class ThreadCrew:
     def nudge(self, call: Call[Any]) -> None:
         """Nobody leads here."""
 
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:  # noqa: ARG002  # as above
         return False
 
     def attend(self, box: object) -> None:
@@ -216,7 +216,7 @@ class ThreadCrew:
 
         self._gate.change(again)
 
-    def close(self, *, kill: bool) -> None:
+    def close(self, *, kill: bool) -> None:  # noqa: ARG002  # a thread cannot be killed
         with self._gate.lock:
             self._closing = True
             alive = sum(worker.thread is not None for worker in self.workers)

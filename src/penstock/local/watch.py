@@ -15,7 +15,7 @@ for everybody. Then a small call is one trip to the worker and back, with no thr
 
 from __future__ import annotations
 
-import _signal  # `signal` wraps it in enums, which takes 20 us a call
+import _signal  # type: ignore[import-not-found]  # `signal` wraps it in enums, which takes 20 us a call
 import logging
 import threading
 import time
@@ -66,7 +66,7 @@ class Watch:
         self._poller = make_poller()
         self._thread: threading.Thread | None = None
         self._reading = threading.Lock()
-        self._wanted = False  # the watch itself needs the sockets
+        self._wanted: bool = False  # the watch itself needs the sockets
         self._muted = False
         self._turns = 0  # how often somebody led
         self._left_at = 0.0
@@ -114,7 +114,7 @@ class Watch:
 
     def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:
         """See `Crew.lead`."""
-        if self._wanted or self._thread is None or not self._poller.can_mute or not may_block():
+        if self._thread is None or not self._poller.can_mute or not may_block():
             return False
         if not self._reading.acquire(blocking=False):
             return False
