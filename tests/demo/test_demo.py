@@ -30,10 +30,24 @@ from penstock.demo.story import Story
 COMMAND = [sys.executable, "-m", "penstock.demo"]
 
 
-def start(*options, **how):
-    return subprocess.Popen(
-        [*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **how
-    )
+@pytest.fixture
+def start():
+    """Starts the demo; what a failed test leaves behind is ended with it."""
+    started = []
+
+    def start(*options, out=subprocess.PIPE, **how):
+        process = subprocess.Popen(
+            [*COMMAND, *options], stdout=out, stderr=subprocess.STDOUT, text=True, **how
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def workers_of(pid):
@@ -71,7 +85,7 @@ def row(stage, text):
     return dict(zip(names, numbers(rf"^{stage} +(.*?) +[\d,]+ ms", text), strict=True))
 
 
-def test_it_shows_a_crash_a_cancel_and_a_shed_burst_and_its_books_balance():
+def test_it_shows_a_crash_a_cancel_and_a_shed_burst_and_its_books_balance(start):
     process = start("--plain", "--seconds", "3")
     text = process.communicate(timeout=100)[0]
 
@@ -87,7 +101,7 @@ def test_it_shows_a_crash_a_cancel_and_a_shed_burst_and_its_books_balance():
     assert workers_of(process.pid) == []
 
 
-def test_where_there_is_no_terminal_it_prints_lines():
+def test_where_there_is_no_terminal_it_prints_lines(start):
     process = start("--seconds", "0.5")
     text = process.communicate(timeout=100)[0]
 
@@ -97,7 +111,7 @@ def test_where_there_is_no_terminal_it_prints_lines():
     check_proof(text)
 
 
-def test_ctrl_c_ends_it_with_its_summary_and_leaves_no_worker():
+def test_ctrl_c_ends_it_with_its_summary_and_leaves_no_worker(start):
     process = start("--plain", "--seconds", "600")
     while "analysed" not in process.stdout.readline():
         assert process.poll() is None
@@ -113,11 +127,11 @@ def test_ctrl_c_ends_it_with_its_summary_and_leaves_no_worker():
     assert took < 10, "one second, on a machine that has nothing else to do"
 
 
-def test_on_a_terminal_it_draws_and_gives_the_screen_back():
+def test_on_a_terminal_it_draws_and_gives_the_screen_back(start):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONUTF8": "1"}
-    process = subprocess.Popen([*COMMAND, "--seconds", "1"], stdout=theirs, stderr=theirs, env=environment)
+    process = start("--seconds", "1", out=theirs, env=environment)
     os.close(theirs)
     text = read_all(ours)
 

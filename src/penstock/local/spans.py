@@ -40,11 +40,11 @@ _propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePr
 def trace_calls(pool: WorkerPool, provider: TracerProvider | None) -> None:
     """Asked again, with another provider, the last one counts."""
     tracer = trace.get_tracer("penstock", tracer_provider=provider)
-    if pool._tracing is not None:
+    if isinstance(pool._tracing, Tracing):
         pool._tracing.tracer = tracer
         return
-    pool._tracing = Tracing(tracer, pool)
-    pool.add_hooks(pool._tracing)
+    pool._tracing = tracing = Tracing(tracer, pool)
+    pool.add_hooks(tracing)
 
 
 class Tracing(QueueHooks):
