@@ -8,19 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.core.graph import Const, Env, NodeStatus
-from penstock.local.graphs.builder import Graph
-from penstock.local.graphs.executor import GraphExecutor
+from penstock.core.graph import NodeStatus
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "graphs.md"
-
-
-@pytest.fixture(autouse=True)
-def public_names(monkeypatch):
-    for name, thing in {"Graph": Graph, "GraphExecutor": GraphExecutor, "Const": Const, "Env": Env}.items():
-        monkeypatch.setattr(penstock, name, thing, raising=False)
 
 
 def test_the_examples_of_the_page_run_as_they_stand():

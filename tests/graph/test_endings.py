@@ -171,6 +171,7 @@ def test_a_run_whose_deadline_has_passed_calls_nothing(executor):
     result = executor.run(graph.compile(), timeout=0, check=False)
 
     assert (result.status, calls) == (RunStatus.DEADLINE, [])
+    assert executor.snapshot().totals["spawned"] == 0
 
 
 def test_the_deadline_is_checked_before_every_node_and_not_left_to_the_timer(executor):
@@ -405,3 +406,113 @@ def test_submitting_while_closing_ends_one_way_or_the_other():
         thread.join(FAR)
 
         assert all(run.result(timeout=0).status in (RunStatus.OK, RunStatus.CANCELED) for run in runs)
+
+
+def test_an_executor_can_be_closed_from_asyncio():
+    async def main():
+        async with GraphExecutor(compute=1) as executor:
+            graph = Graph()
+            graph.add(lambda: 1, name="node")
+            return (await executor.arun(graph.compile()))["node"], executor
+
+    value, executor = asyncio.run(main())
+
+    assert (value, executor.closed) == (1, True)
+
+
+def test_the_deadline_is_checked_before_a_node_of_the_event_loop_too(executor):
+    graph, without_timer = Graph(), threading.Event()
+
+    async def blocks():
+        without_timer.wait(FAR)
+        while here().remaining:
+            pass
+
+    async def after(blocks): ...
+
+    graph.add(blocks, name="blocks")
+    graph.add(after, name="after")
+    run = executor.submit(graph.compile(), timeout=0.05)
+    run._timer.cancel()
+    without_timer.set()
+    result = run.result(timeout=FAR)
+
+    assert (result.status, list(result.skipped)) == (RunStatus.DEADLINE, ["after"])
+
+
+@pytest.mark.parametrize("lane", ["compute", "io", "async"])
+def test_a_run_for_which_no_thread_can_be_had_ends_with_that_error(monkeypatch, lane):
+    def no_more(self):
+        raise RuntimeError("can't start new thread")
+
+    async def node(): ...
+
+    graph = Graph()
+    if lane == "async":
+        graph.add(node, name="node")
+    else:
+        graph.add(lambda: 1, name="node", lane=lane)
+    executor = GraphExecutor(compute=1)
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        executor.run(graph.compile())
+    assert executor.snapshot().totals["runs_canceled"] == 1
+    monkeypatch.undo()
+    assert executor.run(graph.compile()).whole
+    executor.close()
+
+
+def test_something_of_ours_that_fails_ends_the_run_and_not_the_worker(executor, monkeypatch, caplog):
+    graph = Graph()
+    graph.add(lambda: 1, name="a")
+    graph.add(lambda a: 1, name="b", lane="io")
+    plan = graph.compile()
+
+    def bug(self, nodes):
+        raise AssertionError("a bug of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.local.graphs.share.Share._pass_on", bug)
+        result = executor.run(plan, check=False)
+
+    assert (result.status, str(result.errors["b"])) == (RunStatus.ERROR, "a bug of ours")
+    assert "please report this" in caplog.text
+    assert executor.run(plan).whole
+
+
+def test_a_run_that_failed_is_not_kept_by_a_timer(executor):
+    class Big: ...
+
+    graph = Graph()
+    graph.add(Big, name="big", inputs={})
+    graph.add(lambda big: 1 / 0, name="fails")
+    executor.grace = 3600
+    result = executor.run(graph.compile(), check=False)
+    big = weakref.ref(result["big"])
+    del result
+    until = time.monotonic() + FAR
+    while big() is not None and time.monotonic() < until:
+        gc.collect()
+
+    assert big() is None
+
+
+def test_a_run_that_ended_needs_no_garbage_collector_to_go(executor):
+    class Big: ...
+
+    graph = Graph()
+    graph.add(Big, name="big", inputs={})
+    graph.add(lambda big: None, name="reader", lane="io")
+    plan = graph.compile()
+    gc.disable()
+    try:
+        result = executor.run(plan)
+        big = weakref.ref(result["big"])
+        del result
+        until = time.monotonic() + 5
+        while big() is not None and time.monotonic() < until:
+            threading.Event().wait(0.001)  # a worker may be on its way out of the run
+        assert big() is None
+    finally:
+        gc.enable()

@@ -29,7 +29,7 @@ def on_lane(lane, fn):
     async def waits(*args):
         return fn(*args)
 
-    waits.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]  # the builder reads it
+    waits.__signature__ = inspect.signature(fn)
     return waits, {}
 
 
@@ -366,3 +366,37 @@ def test_a_worker_that_does_not_come_back_is_replaced(no_thread_stays):
         leave.set()
 
     assert value == "fine"
+
+
+def test_an_error_does_not_wait_for_workers_that_have_left(executor):
+    graph = Graph()
+    graph.add(lambda: 1, name="quick", lane="io")
+    graph.add(lambda quick: executor.schedule(lambda: None, lane="io").result(), name="later")
+    graph.add(lambda later: boom(), name="bad")
+    executor.grace = 3600
+
+    assert executor.submit(graph.compile()).result(timeout=10).status is RunStatus.ERROR
+
+
+def test_a_cancel_after_an_error_ends_the_wait_and_not_the_status(executor):
+    graph, started, leave = Graph(), threading.Event(), threading.Event()
+
+    def stuck():
+        started.set()
+        leave.wait(30)
+
+    def bad():
+        assert started.wait(10)
+        raise ValueError("boom")
+
+    graph.add(stuck, name="stuck", lane="io")
+    graph.add(bad, name="bad")
+    executor.grace = 3600
+    run = executor.submit(graph.compile())
+    while run.cause is None:
+        started.wait(0.001)
+
+    assert not run.cancel()
+    assert run.result(timeout=0).status is RunStatus.ERROR
+    assert run.result().cause == "bad"
+    leave.set()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.core.errors import CallTimeout, NotPicklable, WorkerCrashedError
+from penstock.core.errors import CallTimeout, NotPicklable, PoolClosedError, WorkerCrashedError
 from penstock.core.graph import Const, RunStatus
 from penstock.local.graphs.builder import Graph
 from penstock.local.graphs.context import current_run
@@ -105,12 +105,15 @@ def test_a_map_spreads_over_the_processes(executor):
     assert executor.run(graph.compile())["squares"] == [x * x for x in range(200)]
 
 
-def test_more_nodes_than_the_pool_takes_wait_in_the_lane(executor):
+def test_more_nodes_than_the_pool_takes_wait_in_the_lane():
     graph = Graph()
     for number in range(100):
         graph.add(square, name=f"n{number}", lane="process", inputs={"x": Const(number)})
 
-    assert list(executor.run(graph.compile()).values.values()) == [x * x for x in range(100)]
+    with WorkerPool(workers=2, policy="reject") as pool, GraphExecutor(compute=2, pool=pool) as executor:
+        values = executor.run(graph.compile()).values
+
+    assert list(values.values()) == [x * x for x in range(100)]
 
 
 def test_the_run_can_be_seen_from_the_process(executor):
@@ -170,10 +173,14 @@ def test_closing_ends_the_workers_of_a_pool_of_our_own_and_leaves_nobody_behind(
     executor = GraphExecutor(compute=1, processes=1)
     run = executor.submit(graph_of(forever, inputs={"marker": Const(marker)}))
     worker = read_pid(marker)
+    pool = executor._process._made
+    assert pool is not None
 
     assert executor.close(timeout=10) == []
     assert run.result(timeout=0).status is RunStatus.CANCELED
     assert wait_until_gone(worker)
+    with pytest.raises(PoolClosedError):
+        pool.submit(square, 1)
 
 
 def test_a_pool_that_was_given_outlives_the_executor(pool):

@@ -7,6 +7,7 @@ from concurrent.futures import wait
 import pytest
 
 from penstock.core.errors import CallCanceled, PoolClosedError
+from penstock.local.graphs.executor import GraphExecutor
 
 
 def thread_name():
@@ -154,3 +155,20 @@ def test_a_lane_that_does_not_exist_is_refused(executor, lane):
         executor.schedule(print, lane=lane)
     with pytest.raises(ValueError, match="async def"):
         executor.schedule(async_thread_name, lane="compute")
+
+
+def test_a_thread_that_a_cancelled_call_holds_is_replaced():
+    leave, entered = threading.Event(), threading.Event()
+
+    def stuck():
+        entered.set()
+        leave.wait(30)
+
+    with GraphExecutor(compute=1, grace=0.05) as executor:
+        call = executor.schedule(stuck)
+        entered.wait(10)
+        call.cancel()
+        value = executor.schedule(lambda: "fine").result(timeout=10)
+        leave.set()
+
+    assert value == "fine"

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -212,3 +212,16 @@ def test_histograms_are_filled_from_recorded_runs(named):
     assert sum(point.count for point in sdk.points("task.duration_ms")) == 3
     assert sum(point.count for point in sdk.points("queue.wait_ms")) == 3
     assert any("test_telemetry" in point.attributes["task"] for point in sdk.points("task.duration_ms"))
+
+
+def test_a_processor_that_fails_changes_nothing_for_the_run(named, caplog):
+    class Broken(SpanProcessor):
+        def on_end(self, span):
+            raise ValueError("no room for spans")
+
+    sdk = Sdk()
+    sdk.tracers.add_span_processor(Broken())
+    sdk.watch(named)
+
+    assert named.run(work())["d"] == 1
+    assert "telemetry of a graph failed" in caplog.text

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import sys
 import threading
 import time
 
@@ -209,14 +210,13 @@ def test_a_run_that_is_cut_short_can_still_be_looked_at(executor):
 
 
 def test_without_the_extra_the_picture_says_what_to_install(executor, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pygraphviz", None)
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)
 
     with pytest.raises(BadCall, match=r"pip install 'penstock\[pictures\]'"):
         draw(small(executor).plan)
 
 
 def test_a_picture_shows_lanes_times_and_the_critical_path(executor):
-    pytest.importorskip("pygraphviz")
     svg = small(executor, trace=True).trace.svg()
 
     assert svg.lstrip().startswith("<?xml")
@@ -226,8 +226,6 @@ def test_a_picture_shows_lanes_times_and_the_critical_path(executor):
 
 
 def test_a_plan_can_be_drawn_before_it_runs(executor):
-    pytest.importorskip("pygraphviz")
-
     svg = draw(mixed())
 
     assert "read 3" in svg

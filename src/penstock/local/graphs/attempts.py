@@ -49,6 +49,9 @@ class Attempts:
             if taken is None:
                 return None
             item, number = taken
+        if run.deadline is not None and clock() >= run.deadline:
+            run.expire()
+            return None
         attempt = Attempt(run, node, item, number, worker)
         if run.recorder is not None and run.recorder.spans is not None:
             attempt.span = run.recorder.spans.begin(attempt)

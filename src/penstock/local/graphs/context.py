@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["RunContext", "current_run"]
 
 #: Set once a turn, not once a node, in a copy of the context in which the run was started: so nodes also see their
-#: caller's context variables, a tracing span for one. What a node sets there is its own affair and is not passed on.
+#: caller's context variables, a tracing span for one. What a node sets there, the next node of the turn may see or not.
 _current: ContextVar[RunContext] = ContextVar("penstock_run")
 
 

@@ -40,8 +40,10 @@ class LoopLane:
         self.items.append(task)
         if not self._rung:
             self._rung = True
-            with suppress(RuntimeError):  # closed: nothing starts any more
-                self._started().call_soon_threadsafe(self._pump)
+            loop = self._started()
+            if loop is not None:
+                with suppress(RuntimeError):  # closed meanwhile
+                    loop.call_soon_threadsafe(self._pump)
 
     def stop(self) -> None:
         """No more nodes start, and those that run are cancelled."""
@@ -70,19 +72,23 @@ class LoopLane:
     def node_in(self) -> str | None:
         """The node that blocks the loop."""
         stepping = asyncio.current_task(self._loop)
-        return next((errand.node_name() for errand, task in self.running.items() if task is stepping), None)
+        running = list(self.running.items())
+        return next((errand.node_name() for errand, task in running if task is stepping), None)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _started(self) -> asyncio.AbstractEventLoop | None:
+        """None: the lane is closed, nothing starts any more."""
         with self._starting:
-            if self._stopping:
-                raise RuntimeError("the lane is closed")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self.thread = threading.Thread(
-                    target=self._serve, args=(self._loop,), name=self.name, daemon=True
-                )
-                self.thread.start()
-            return self._loop
+            if self._loop is None and not self._stopping:
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._serve, args=(loop,), name=self.name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads to be had
+                    loop.close()
+                    self._rung = False
+                    raise
+                self._loop, self.thread = loop, thread
+            return None if self._stopping else self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)

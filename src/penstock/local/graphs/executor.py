@@ -7,6 +7,7 @@ runs, and leave when it is closed.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import math
@@ -130,7 +131,7 @@ class GraphExecutor:
         if self._is_ours():
             raise BadCall(
                 "run() inside a node would make its worker wait for other workers, and in the end all of them for each "
-                "other; make the node an async def and await arun(), or use submit()"
+                "other; make the node an async def and await arun(), or submit() and do not wait"
             )
         run = self.submit(plan, env, timeout=timeout, trace=trace)
         try:
@@ -273,6 +274,18 @@ class GraphExecutor:
     ) -> None:
         self.close()
 
+    async def aclose(self, timeout: float | None = 10.0) -> list[LeftBehind]:  # noqa: ASYNC109  # for the threads, not for us
+        """`close` without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(None, self.close, timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     def _check_open(self) -> None:
         if self.closed:
             raise PoolClosedError(f"{self.name} is closed")
@@ -301,8 +314,8 @@ class GraphExecutor:
     def _forget(self, run: Run, result: RunResult) -> None:
         self._runs.discard(run)
         self._totals.add(result)
-        if self._telemetry is not None:
-            self._telemetry.measure(result)
+        if self._telemetry is not None and result.trace is not None:
+            self._telemetry.measure(result, result.trace)
 
     def _is_traced(self, wanted: bool | None) -> bool:
         """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""

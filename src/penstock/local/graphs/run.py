@@ -77,7 +77,8 @@ class Run(Promise[RunResult]):
         self._shares = {queue: Share(self, executor._lane(queue), queue) for queue in plan.lanes}
         self._culprit: int | None = None
         self._reason: str | None = None
-        self._timer: Timer | None = None
+        self._timer: Timer | None = None  # for its deadline
+        self._patience: Timer | None = None  # for what is in flight beside an error
 
     # From outside
 
@@ -110,8 +111,8 @@ class Run(Promise[RunResult]):
         return sum(len(share.ready) for share in list(self._shares.values()))
 
     def push(self, queue: int, nodes: tuple[int, ...]) -> None:
-        if self.cause is None and not self.over:
-            share = self._shares[queue]
+        share = self._shares.get(queue)
+        if share is not None and self.cause is None:  # else the run is over
             share.ready.extend(nodes)
             share.offer(len(nodes))
 
@@ -178,7 +179,7 @@ class Run(Promise[RunResult]):
             if self.attempts is not None:
                 self.attempts.tell()
             if not self.wind_down():
-                call_at(clock() + self.executor.grace, self.end)
+                self._patience = call_at(clock() + self.executor.grace, self.end)
         return first
 
     def wind_down(self) -> bool:
@@ -198,8 +199,9 @@ class Run(Promise[RunResult]):
             if self.over:
                 return
             self.over = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._patience):
+            if timer is not None:
+                timer.cancel()
         if self.attempts is not None:
             self.attempts.drop()
         shares, self._shares = self._shares, {}  # or run and shares hold each other
@@ -210,15 +212,15 @@ class Run(Promise[RunResult]):
         self.executor._forget(self, result)
         self._settle(result, None)
         for worker, node in inside:
-            self.watch(worker, node)
+            if node not in self.errors:  # those have come back, or are watched since they timed out
+                self.watch(worker, node)
 
     def _result_of(self, inside: list[tuple[int, int]]) -> RunResult:
         status = self.cause or RunStatus.OK
         values, canceled = self.values, self._stopped
         if status is not RunStatus.OK:
-            values = (
-                values.copy()
-            )  # a node that is left behind may still write its own: not into what we hand out
+            # A node that is left behind may still write its value: not into what we hand out.
+            values = values.copy()
             begun = self.attempts.begun if self.attempts is not None else ()
             canceled = canceled.union(begun, (node for _, node in inside)).difference(self.skipped)
         result = RunResult(

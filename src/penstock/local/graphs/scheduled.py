@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled, PoolClosedError
 from penstock.local.graphs.promise import Promise
+from penstock.local.timers import call_at, clock
 
 if TYPE_CHECKING:
     from penstock.local.graphs.executor import GraphExecutor
@@ -42,6 +43,7 @@ class Scheduled(Promise[T], Generic[T]):
         self._lane = lane
         self._call = (fn, args, kwargs or {})
         self._context = copy_context()
+        self._worker: Worker | None = None  # whose thread is in it
         self._once = threading.Lock()  # taken for good by whoever settles it
 
     def then(self, fn: Callable[[T], U], *, lane: str | None = None) -> Scheduled[U]:
@@ -58,9 +60,16 @@ class Scheduled(Promise[T], Generic[T]):
         phase = "in-flight" if self.running() else "queued"
         if not self._end(None, CallCanceled(reason or "it was canceled", phase=phase, reason=reason)):
             return self.cancelled()
+        worker = self._worker
         if self.handle is not None:
             self.handle.cancel()
+        elif worker is not None:
+            call_at(clock() + self._executor.grace, self._write_off_if_stuck, worker)
         return True
+
+    def _write_off_if_stuck(self, worker: Worker) -> None:
+        if self._worker is worker:
+            self._executor._write_off(worker.number)
 
     def _start(self) -> None:
         if self._executor.closed:
@@ -112,15 +121,17 @@ class Scheduled(Promise[T], Generic[T]):
     def broken(self, worker: Worker, error: BaseException) -> None:  # noqa: ARG002  # nor a place in them
         self._end(None, error)
 
-    def turn(self, worker: Worker) -> None:  # noqa: ARG002  # a run wants to know; one call does not
+    def turn(self, worker: Worker) -> None:
         if self.next_errand() is None:
             return
+        self._worker = worker
         try:
             value = self._context.run(self.invoke)
         except BaseException as error:  # noqa: BLE001  # whatever it raises is its result
             self.settle(None, error)
         else:
             self.settle(value, None)
+        self._worker = None
 
     def invoke(self) -> Any:
         fn, args, kwargs = self._call

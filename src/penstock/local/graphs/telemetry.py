@@ -8,9 +8,12 @@ its fast path. Histograms are filled from the runs that are recorded, by a sampl
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from opentelemetry import trace
 from opentelemetry.context import attach
@@ -26,8 +29,27 @@ if TYPE_CHECKING:
     from penstock.local.graphs.attempts import Attempt
     from penstock.local.graphs.executor import GraphExecutor
     from penstock.local.graphs.result import RunResult
+    from penstock.local.graphs.trace import Trace
 
 __all__ = ["RunSpans", "Telemetry"]
+
+
+P = ParamSpec("P")
+
+log = logging.getLogger("penstock")
+
+
+def quietly(fn: Callable[P, None]) -> Callable[P, None]:
+    """Processors and exporters are somebody's code. What they raise is logged, and the run ends as it would have."""
+
+    @wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            fn(*args, **kwargs)
+        except Exception:
+            log.exception("telemetry of a graph failed")
+
+    return call
 
 
 class Telemetry:
@@ -73,11 +95,12 @@ class Telemetry:
         )
         return RunSpans(span, self._tracer, zero) if span.is_recording() else None
 
-    def measure(self, result: RunResult) -> None:
+    @quietly
+    def measure(self, result: RunResult, recorded: Trace) -> None:
         """The histograms, from a run that was recorded."""
-        if self._meters is None or result.trace is None:
+        if self._meters is None:
             return
-        for event in result.trace.events:
+        for event in recorded.events:
             fn = result.plan.functions[result.plan.index[event.node]]
             labels = {"task": task_name(fn), **self._labels}
             self._meters.wait.record(event.queue_delay * 1000, labels)
@@ -109,16 +132,19 @@ class RunSpans:
             f"penstock.node {name}", self._inside, attributes=attributes, start_time=begun
         )
 
+    @quietly
     def enter(self, span: Span) -> None:
         """Inside the context in which the node will be called: what it does there belongs to its span."""
         attach(trace.set_span_in_context(span))
 
+    @quietly
     def end(self, span: Span, at: float, error: BaseException | None) -> None:
         if error is not None:
             span.record_exception(error, timestamp=self._zero + int(at * 1e9))
             span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
         span.end(self._zero + int(at * 1e9))
 
+    @quietly
     def close(self, result: RunResult, at: float) -> None:
         self._span.set_attribute("outcome", str(result.status))
         if result.status in (RunStatus.ERROR, RunStatus.DEADLINE):
