@@ -14,7 +14,9 @@ from typing import Any
 
 
 class BareGraph:
-    def __init__(self, functions: Sequence[Callable[..., Any]], needs: Sequence[Sequence[int]], gather: set[int]) -> None:
+    def __init__(
+        self, functions: Sequence[Callable[..., Any]], needs: Sequence[Sequence[int]], gather: set[int]
+    ) -> None:
         self.functions = functions
         self.needs = needs
         self.gather = gather  # nodes that take their inputs as one list

@@ -158,7 +158,10 @@ def dask_threaded(preds: Preds, at_once: int, _: list[float]) -> Runs:
     from dask.threaded import get
 
     legacy = {
-        f"n{node}": (function(len(needs)), *([[f"n{one}" for one in needs]] if len(needs) > 3 else (f"n{one}" for one in needs)))
+        f"n{node}": (
+            function(len(needs)),
+            *([[f"n{one}" for one in needs]] if len(needs) > 3 else (f"n{one}" for one in needs)),
+        )
         for node, needs in enumerate(preds)
     }
     graph, last = convert_legacy_graph(legacy), f"n{len(preds) - 1}"
@@ -197,7 +200,7 @@ def _named_functions(preds: Preds) -> list[Callable[..., int]]:
         parameters = ", ".join(f"n{one}: int" for one in needs)
         total = " + ".join(f"n{one}" for one in needs) or "1"
         plus = " + 1" if len(needs) == 1 else ""
-        exec(f"def n{node}({parameters}) -> int: return {total}{plus} & 0xFFFF", found)  # noqa: S102  # a function a node
+        exec(f"def n{node}({parameters}) -> int: return {total}{plus} & 0xFFFF", found)  # a function a node
     found.pop("__builtins__")
     return list(found.values())
 

@@ -62,7 +62,9 @@ def of_shape(name: str, quick: bool) -> Measure:
 
 def contestant(who: str, graph: str, at_once: int, repetitions: int) -> Contestant:
     run = partial(fresh, "bench.graph_turns:turn", who, graph, at_once, repetitions, seconds=120)
-    return Contestant(who, run, size=f"{repetitions} x {at_once} run{'s' if at_once > 1 else ''}", ours=who == OURS)
+    return Contestant(
+        who, run, size=f"{repetitions} x {at_once} run{'s' if at_once > 1 else ''}", ours=who == OURS
+    )
 
 
 def flatness(quick: bool) -> Measure:
@@ -70,10 +72,27 @@ def flatness(quick: bool) -> Measure:
     sizes = {1_000: 200, 10_000: 20, 100_000: 3}
     contestants = []
     for size, repetitions in sizes.items():
-        run = partial(fresh, "bench.graph_turns:turn", OURS, f"layered {size}", 1, 2 if quick else repetitions, seconds=120)
-        contestants.append(Contestant(f"{size:,} nodes", run, size=f"{repetitions} runs", ours=size == 100_000))
+        run = partial(
+            fresh,
+            "bench.graph_turns:turn",
+            OURS,
+            f"layered {size}",
+            1,
+            2 if quick else repetitions,
+            seconds=120,
+        )
+        contestants.append(
+            Contestant(f"{size:,} nodes", run, size=f"{repetitions} runs", ours=size == 100_000)
+        )
     wanted = {f"{size:,} nodes": 1 / FLAT for size in sizes if size != 100_000}
-    table = Table("Cost a node as the graph grows", figure="us", unit="us a node", better="less", ours="100,000 nodes", wanted=wanted)
+    table = Table(
+        "Cost a node as the graph grows",
+        figure="us",
+        unit="us a node",
+        better="less",
+        ours="100,000 nodes",
+        wanted=wanted,
+    )
     return Measure("flat", contestants, [table])
 
 

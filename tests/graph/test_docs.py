@@ -35,9 +35,6 @@ def test_the_page_shows_a_picture_of_the_example():
     assert "critical path" in picture
 
 
-@pytest.mark.skipif(
-    "Graph" not in penstock.__all__, reason="its worker processes import it by the public names"
-)
 def test_the_example_makes_its_report(tmp_path):
     example = importlib.import_module("examples.daily_sales")
     day = date(2030, 1, 1)
