@@ -13,7 +13,7 @@ run: .venv  ## the demo: a bounded pipeline under load, live in the terminal
 	$(BIN)/python -m penstock.demo
 
 test: .venv  ## the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv  ## ruff, and the layer rules
 	$(BIN)/ruff check .

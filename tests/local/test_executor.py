@@ -123,6 +123,14 @@ def test_shutdown_can_cancel_what_is_pending(kind, gate):
         assert "ran" == running.result(30)
 
 
+def test_shutdown_of_a_paused_pool_runs_what_it_accepted(kind):
+    with penstock.WorkerPool(1, kind=kind) as pool:
+        pool.pause()
+        future = pool.submit(calls.echo, 1)
+
+    assert 1 == future.result(0)
+
+
 def test_shutdown_twice_is_harmless(kind):
     pool = penstock.WorkerPool(1, kind=kind)
     pool.submit(calls.echo, 1).result(30)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.local.gate import Gate
     from penstock.local.loops import Mailbox
+    from penstock.local.spans import CallSpan
     from penstock.local.timers import Timer
 
 R = TypeVar("R")
@@ -58,6 +59,7 @@ class Call(Ticket, Future[R], Generic[R]):
     function: Any = None  # how the crew names `fn` to its workers
     body: Any = None  # the arguments, in the form in which they travel
     extra: Any = None  # what travels beside them, for the few calls that need it
+    span: CallSpan | None = None  # of its caller, while it is traced
     guarded = False  # has one of the next five
     key: Hashable = None
     timeout: float | None = None
@@ -69,7 +71,6 @@ class Call(Ticket, Future[R], Generic[R]):
     mailbox: Mailbox | None = None  # of the event loop that awaits it
     awaited: asyncio.Future[None] | None = None  # what its coroutine sleeps on there
     ran_for = 0.0
-    span: Any = None  # of its trace, if somebody traces
 
     def __init__(self, gate: Gate, fn: Callable[..., R]) -> None:
         # Future.__init__ is left out on purpose: it makes what the lazy attributes above make when needed.

@@ -77,7 +77,14 @@ class ProcessCrew:
             call = queue.take(now)
             if call is None:
                 break
-            self._hand(worker, call)
+            try:
+                self._hand(worker, call)
+            except (
+                BaseException
+            ):  # Ctrl-C in the submitting thread: the call must not be lost between two hands
+                if call.dispatch not in worker.calls:
+                    queue.lose([call], now)
+                raise
             if herald.dispatch:
                 herald.note(herald.dispatch, call)
             if worker not in touched:
@@ -195,10 +202,11 @@ class ProcessCrew:
     # Settling
 
     def settle(self, worker: WorkerProcess, messages: list[tuple[Any, ...]]) -> None:
-        gate, now = self._gate, clock()
+        gate = self._gate
         queue, totals = gate.queue, gate.totals
         outcomes: list[tuple[Call[Any], int, Any]] = []
         with gate.lock:
+            now = clock()
             calls = worker.calls
             for message in messages:
                 call = calls.pop(message[0], None)
@@ -316,9 +324,9 @@ class ProcessCrew:
 
     def bury(self, worker: WorkerProcess) -> None:
         """Its process is dead and has said all that it will say: its calls go where they belong."""
-        now = clock()
         gate = self._gate
         with gate.lock:
+            now = clock()
             cause = worker.reap()
             lost = list(worker.calls.values())
             begun = worker.calls.get(worker.running)

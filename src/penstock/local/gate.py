@@ -143,12 +143,12 @@ class Gate:
 
     def enter(self, call: Call[Any], *, sleepy: bool = False) -> Verdict:
         """The part of coming in that never waits. `sleepy`: the calling thread will sleep if it must, and if it may."""
-        now = clock()
         queue, herald = self.queue, self.herald
         if call.signal is not None:
             call.signal._watch(call)
         try:
             with self.lock:
+                now = clock()  # under the lock, here and everywhere: times go up in the order of events
                 if self.refusal is not None:
                     raise self.refusal
                 if call.guarded:
@@ -170,9 +170,11 @@ class Gate:
                     herald.note(herald.state, queue.state())
             if verdict is REFUSED:
                 raise self._dropped()
-        except BaseException:
+        except BaseException as error:
             self._unguard(call)
             herald.tell()
+            if call.span is not None:
+                call.span.end(call, error)
             raise
         if call.deadline is not None:
             self._arm(call)
@@ -189,8 +191,8 @@ class Gate:
         except BaseException:
             self.cancel(call, "its payload could not be made", quietly=True)
             raise
-        now = clock()
         with self.lock:
+            now = clock()
             filled = not self.dead and self.queue.fill(call, now)
             if filled:
                 self.herald.note(self.herald.queued, call)
@@ -288,6 +290,8 @@ class Gate:
         """A call ended otherwise than by its run."""
         self._unguard(call)
         call._settle(None, error)
+        if call.span is not None:
+            call.span.end(call, error)
         self.crew.nudge(call)
 
     def cancel(self, call: Call[Any], reason: str | None = None, *, quietly: bool = False) -> bool:
@@ -308,8 +312,8 @@ class Gate:
         self._end(call, expired, "timed_out")
 
     def _end(self, call: Call[Any], error: Callable[[Phase], PenstockError], total: str) -> bool:
-        now = clock()
         with self.lock:
+            now = clock()
             phase = self.queue.cancel(call, now)
             if phase is None:
                 return False
@@ -396,8 +400,8 @@ class Gate:
 
     def change(self, how: Callable[[float], object]) -> None:
         """Change what the queue may hand out, then hand out and wake whatever that allows."""
-        now = clock()
         with self.lock:
+            now = clock()
             how(now)
             self.crew.pump(now)
             wake = self.collect_granted()
@@ -420,9 +424,9 @@ class Gate:
         self, why: PenstockError, error: Callable[[Call[Any]], PenstockError], *, dispose: bool
     ) -> None:
         """End everything that waits, is pending or runs; newcomers are told `why` (until `reopen`, if not disposed)."""
-        now = clock()
         queue = self.queue
         with self.lock:
+            now = clock()
             self.refusal, self.dead = why, True
             ended = [(call, Phase.IN_FLIGHT) for call in self.crew.in_flight() if call.stage is IN_FLIGHT]
             for call, _ in ended:

@@ -280,6 +280,7 @@ class WorkerPool(Executor):
         if cancel_futures:
             for call in self._gate.queued():
                 self._gate.cancel(call, "the pool was shut down")
+        self._gate.resume()  # a paused pool would never be done
         self._gate.when_idle(lambda: self._crew.close(kill=False))
         if wait:
             self._crew.gone.wait()

@@ -68,6 +68,8 @@ class Reservation:
     def _fill(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call.fn = fn
         prepare = self._pool._crew.describe(call, fn, args, kwargs)
+        if self._pool._tracing is not None:
+            self._pool._tracing.begin(call)
         self._pool._gate.fill(call, prepare or _nothing)
 
     async def _outcome(self, call: Call[R]) -> R:

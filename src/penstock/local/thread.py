@@ -136,9 +136,10 @@ class ThreadCrew:
             except BaseException as raised:  # noqa: BLE001  # whatever it is, it is the caller's to see
                 error = raised
             here.make = None
-        gate, now = self._gate, clock()
+        gate, ended = self._gate, clock()
         queue = gate.queue
         with gate.lock:
+            now = clock()
             del self._handed[dispatch]
             worker.settled += 1
             counts = queue.settle(call, dispatch, now)
@@ -155,7 +156,7 @@ class ThreadCrew:
             wake = gate.collect_granted() if queue.granted else ()
             if gate.herald.state:
                 gate.note_state()
-        call.ran_for = now - started
+        call.ran_for = ended - started
         for rouse in wake:
             rouse()
         if counts:
@@ -171,10 +172,10 @@ class ThreadCrew:
         fn, args, kwargs = call.body
         if type(fn) is str:
             fn = getattr(self._target(), fn)
-        if call.extra is not None and call.extra[1] is not None:
+        if call.extra is not None:
             from penstock.local.otel import run_traced  # noqa: PLC0415  # only where the caller traces
 
-            return run_traced(call.extra[1], fn, args, kwargs)
+            return run_traced(call.extra, fn, args, kwargs)
         return fn(*args, **kwargs)
 
     def _target(self) -> Any:

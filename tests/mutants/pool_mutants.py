@@ -1,0 +1,118 @@
+"""Bugs planted in the worker pools."""
+
+from __future__ import annotations
+
+CALLS = "tests/local/test_pool_calls.py"
+ENDING = "tests/local/test_pool_ending.py"
+CRASHES = "tests/local/test_pool_crashes.py"
+BUFFERS = "tests/local/test_buffers.py"
+EXECUTOR = "tests/local/test_executor.py"
+HOOKS = "tests/local/test_hooks_and_numbers.py"
+
+MUTANTS = [
+    (
+        "pool: a canceled key does not stick",
+        "penstock/local/gate.py",
+        "            self._canceled_keys[key] = reason\n",
+        "",
+        (f"{ENDING}::test_a_cancelled_key_stays_cancelled_until_cleared",),
+    ),
+    (
+        "pool: a cancel is not told to the worker",
+        "penstock/local/crew.py",
+        "        worker.ring_cancel()\n",
+        "",
+        (f"{ENDING}::test_a_running_call_sees_its_cancel_and_keeps_its_worker",),
+    ),
+    (
+        "pool: a canceled call that has not begun costs its neighbour the worker",
+        "penstock/local/crew.py",
+        "            if worker.running == dispatch:\n",
+        "            if worker.running:\n",
+        (f"{ENDING}::test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_worker",),
+    ),
+    (
+        "pool: only the worker is killed, not what its function started",
+        "penstock/local/process.py",
+        "                os.killpg(self.process.pid, signal.SIGKILL)\n",
+        "                os.kill(self.process.pid, signal.SIGKILL)\n",
+        (f"{ENDING}::test_ending_a_worker_ends_what_its_function_started",),
+    ),
+    (
+        "pool: everything in the pipe of a dead worker is blamed",
+        "penstock/local/crew.py",
+        "            begun = worker.calls.get(worker.running)\n",
+        "            begun = next(reversed(worker.calls.values()), None)\n",
+        (f"{CRASHES}::test_calls_that_the_dead_worker_had_not_begun_are_not_failed",),
+    ),
+    (
+        "pool: crashes in a row are never forgiven",
+        "penstock/local/crew.py",
+        "                    self.crashes = 0\n",
+        "",
+        (f"{CRASHES}::test_a_success_forgives_the_crashes_before_it",),
+    ),
+    (
+        "pool: workers outlive a killed parent",
+        "penstock/local/child.py",
+        "    die_with_the_parent(lifeline_fd, parent)\n",
+        "",
+        (f"{CRASHES}::test_no_worker_outlives_a_parent_that_is_killed",),
+    ),
+    (
+        "pool: a worker maps its arguments shared",
+        "penstock/local/segments.py",
+        "        flags = mmap.MAP_PRIVATE | ",
+        "        flags = mmap.MAP_SHARED | ",
+        (f"{BUFFERS}::test_what_a_function_did_to_its_array_does_not_reach_the_next_attempt",),
+    ),
+    (
+        "pool: shared memory is given back while a view on it lives",
+        "penstock/local/segments.py",
+        "        weakref.finalize(shared, self.done.append, ref.segment).atexit = False\n",
+        "        self.done.append(ref.segment)\n",
+        (f"{BUFFERS}::test_an_array_that_a_function_keeps_stays_as_it_is",),
+    ),
+    (
+        "pool: a done-callback may block the watch",
+        "penstock/local/gate.py",
+        "    if own_threads.yes:\n        return False\n",
+        "",
+        (f"{CALLS}::test_submit_from_a_done_callback_never_blocks",),
+    ),
+    (
+        "pool: submit blocks a running event loop",
+        "penstock/local/gate.py",
+        "    return events is None or events._get_running_loop() is None\n",
+        "    return True\n",
+        (f"{CALLS}::test_submit_from_a_running_event_loop_never_blocks_it",),
+    ),
+    (
+        "pool: an early grant is mistaken for a result to come",
+        "penstock/local/watch.py",
+        "            while call._state is PENDING and not (for_room and call.asleep is None):\n",
+        "            while call._state is PENDING:\n",
+        (f"{ENDING}::test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter",),
+    ),
+    (
+        "pool: nobody reads for a loop that is blocked",
+        "penstock/local/watch.py",
+        "            self._read(unread)\n",
+        "",
+        (f"{EXECUTOR}::test_a_loop_that_blocks_does_not_stop_the_pool",),
+    ),
+    (
+        "pool: a map that nobody reads is forgotten",
+        "penstock/local/pool.py",
+        "                unread.finish()\n",
+        "                unread.close()\n",
+        (f"{EXECUTOR}::test_a_map_that_nobody_reads_still_runs_to_its_end",),
+    ),
+    (
+        "pool: a hook that raises is not caught",
+        "penstock/local/hooks.py",
+        "                        except Exception:\n",
+        "                        except ZeroDivisionError:\n",
+        (f"{HOOKS}::test_a_hook_that_raises_is_logged_and_nothing_else_breaks",),
+    ),
+]
