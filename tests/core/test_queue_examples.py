@@ -41,8 +41,10 @@ def test_limits_that_make_no_sense_are_refused_by_name_when_they_are_made(limits
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_a_policy_may_be_given_as_the_plain_word_and_means_the_same(policy):
-    assert Limits(max_in_flight=1, policy=str(policy)).policy is policy  # type: ignore[arg-type]  # the plain word
+def test_a_policy_may_be_given_as_the_plain_word_and_means_the_same(make_scene, policy):
+    scene = make_scene(policy=str(policy))
+
+    assert scene.queue.limits.policy is policy
 
 
 def test_only_infinity_takes_the_bound_away(make_scene):
