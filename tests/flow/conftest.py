@@ -13,17 +13,15 @@ import pytest
 def nothing_is_left_behind():
     """No thread outlives its flow, and asyncio has nothing to complain of (a lost task, an error nobody fetched)."""
     before = set(threading.enumerate())
-    complaints: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: complaints.append(record.getMessage())  # type: ignore[method-assign]  # for this test
-    logging.getLogger("asyncio").addHandler(handler)
+    complaints = Complaints(logging.WARNING)
+    logging.getLogger("asyncio").addHandler(complaints)
 
     yield
 
     gc.collect()
-    logging.getLogger("asyncio").removeHandler(handler)
+    logging.getLogger("asyncio").removeHandler(complaints)
     assert not set(threading.enumerate()) - before
-    assert not complaints
+    assert not complaints.heard
 
 
 @pytest.fixture
@@ -45,6 +43,15 @@ def stage():
 @pytest.fixture
 def alive():
     return Alive()
+
+
+class Complaints(logging.Handler):
+    def __init__(self, level):
+        super().__init__(level)
+        self.heard = []
+
+    def emit(self, record):
+        self.heard.append(record.getMessage())
 
 
 class Stage:

@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.local.flow import parallel_limit
-from penstock.local.flow_sync import parallel_limit_sync
-
 PAGE = Path(__file__).parents[2] / "docs" / "flow-control.md"
 
 
-def test_the_examples_of_the_page_run_as_they_stand(monkeypatch):
-    monkeypatch.setattr(penstock, "parallel_limit", parallel_limit, raising=False)
-    monkeypatch.setattr(penstock, "parallel_limit_sync", parallel_limit_sync, raising=False)
+def test_the_examples_of_the_page_run_as_they_stand():
     text = PAGE.read_text("utf-8")
     names: dict[str, object] = {"__name__": "flow_control"}
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))

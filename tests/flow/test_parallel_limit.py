@@ -35,6 +35,19 @@ async def collect(flow):
     return [result async for result in flow]
 
 
+@pytest.fixture
+async def tasks_made():
+    made = []
+
+    def factory(loop, coro, **options):
+        made.append(asyncio.Task(coro, loop=loop, **options))
+        return made[-1]
+
+    asyncio.get_running_loop().set_task_factory(factory)
+    yield made
+    asyncio.get_running_loop().set_task_factory(None)
+
+
 # What comes out
 
 
@@ -81,6 +94,31 @@ async def test_an_async_source_is_pulled_by_one_call_at_a_time(stage):
     results = await collect(parallel_limit(stage.apulled_from(range(50)), 5, double))
 
     assert [2 * x for x in range(50)] == sorted(results)
+
+
+async def test_a_call_that_let_others_go_first_does_not_go_to_a_source_that_is_being_asked(
+    stage, monkeypatch
+):
+    monkeypatch.setattr(pullers, "_SLICE", 0)
+    more = asyncio.Event()
+
+    async def source():
+        for item in range(5):
+            yield item
+        await more.wait()
+
+    async def call(item):
+        return await stage.call(item) if item >= 3 else item
+
+    flow = parallel_limit(source(), 10, call)
+    assert await anext(flow) == 0
+    await stage.settle()
+    stage.end(3)
+    await stage.settle()
+    stage.end(4)
+    more.set()
+
+    assert await collect(flow) == [1, 2, 3, 4]
 
 
 async def test_an_async_source_that_never_waits_is_used_by_all_pullers(stage):
@@ -170,6 +208,17 @@ async def test_a_call_sees_the_callers_context_and_not_that_of_another_call():
     assert name.get() == "caller"
 
 
+async def test_what_the_loop_sets_later_does_not_reach_its_calls(stage):
+    name = contextvars.ContextVar("name", default="nobody")
+    name.set("caller")
+
+    async for seen in parallel_limit(range(20), 2, lambda _: name.get()):
+        name.set("loop")
+        await stage.settle()
+
+        assert seen == "caller"
+
+
 async def test_context_values_that_cannot_be_compared_do_no_harm():
     class Array:
         def __eq__(self, other):
@@ -215,14 +264,19 @@ async def test_never_more_than_n_calls_are_in_progress_and_n_are_if_there_are_it
     assert n == stage.most
 
 
-async def test_a_short_source_does_not_cost_n_tasks(stage):
-    flow = parallel_limit(range(3), 100_000, stage.call)
-    taking = asyncio.ensure_future(collect(flow))
-    await stage.settle()
+async def test_a_short_source_does_not_cost_n_tasks(tasks_made):
+    assert len(await collect(parallel_limit(range(3), 1000, double))) == 3
+    assert len(tasks_made) < 30
 
-    assert len(asyncio.all_tasks()) < 30
-    stage.end(0, 1, 2)
-    assert len(await taking) == 3
+
+async def test_a_slow_async_source_does_not_cost_n_tasks_an_item(stage, tasks_made):
+    async def source():
+        for item in range(100):
+            await stage.settle()
+            yield item
+
+    assert len(await collect(parallel_limit(source(), 50, double))) == 100
+    assert len(tasks_made) < 150
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -304,19 +358,6 @@ async def test_many_calls_that_end_at_once_start_no_more_than_n_behind_a_slow_on
     assert await taking == 0
     assert stage.pulled == [0, 1, 2, 3, 4, 5]
     await flow.aclose()
-
-
-@pytest.fixture
-async def tasks_made():
-    made = []
-
-    def factory(loop, coro, **options):
-        made.append(asyncio.Task(coro, loop=loop, **options))
-        return made[-1]
-
-    asyncio.get_running_loop().set_task_factory(factory)
-    yield made
-    asyncio.get_running_loop().set_task_factory(None)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

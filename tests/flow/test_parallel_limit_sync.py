@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.local.flow_sync import parallel_limit_sync
+from penstock.local.flow_sync import _Call, _Threads, parallel_limit_sync
 
 WAIT = 20  # seconds for what takes microseconds: only a test that fails gets there
 
@@ -160,18 +160,18 @@ def test_items_are_pulled_on_the_callers_thread_and_never_more_than_n_ahead(limi
 
 def test_a_finished_result_does_not_wait_for_a_slow_source_to_give_n_items(limit):
     ended = threading.Semaphore(0)
+    pulled = []
 
     def source():
-        yield 1
-        assert ended.acquire(timeout=WAIT)
-        sleep(0.005)
-        yield 2
-        raise AssertionError("a result was to be had instead")
+        for item in range(8):
+            pulled.append(item)
+            yield item
+            assert ended.acquire(timeout=WAIT)
+            sleep(0.005)
 
-    flow = limit(source(), 8, and_then(ended.release))
-
-    assert next(flow) == 1
-    flow.close()
+    with limit(source(), 8, and_then(ended.release)) as flow:
+        assert next(flow) == 0
+        assert pulled == [0, 1]
 
 
 def test_reserve_then_build_keeps_n_payloads_alive_for_1000_items(limit, alive):
@@ -265,6 +265,20 @@ def test_what_is_no_exception_is_raised_whatever_becomes_of_calls(errors):
 
     with pytest.raises(SystemExit):
         list(parallel_limit_sync(range(5), 2, leave, errors=errors))
+
+
+def test_an_interrupt_while_items_are_pulled_ends_the_flow(limit):
+    def source():
+        yield 1
+        raise KeyboardInterrupt
+        yield 2
+
+    flow = limit(source(), 3, abs, errors="skip")
+    with pytest.raises(KeyboardInterrupt):
+        list(flow)
+
+    assert not [t for t in threading.enumerate() if t.name.startswith("parallel_limit")]
+    assert list(flow) == []
 
 
 def test_a_call_cannot_end_the_loop_by_raising_what_ends_loops(limit):
@@ -366,6 +380,17 @@ def test_a_call_that_its_executor_cancels_has_failed_like_any_other():
     [outcome] = parallel_limit_sync([1], 3, abs, executor=Canceling(), errors="settled")
 
     assert isinstance(outcome.error, CancelledError)
+
+
+def test_a_call_that_waits_for_a_thread_never_starts_once_its_flow_is_left(gates):
+    crew = _Threads(1, gates.call)
+    crew.start(_Call(0))
+    gates.wait_for_starts(1)
+    crew.start(_Call(1))
+    threading.Timer(0.05, gates.end, [0, 1]).start()
+    crew.stop()
+
+    assert gates.started == [0]
 
 
 def test_a_flow_in_a_cycle_ends_its_threads_when_it_is_collected():

@@ -246,7 +246,7 @@ class _Threads:
 
     def start(self, call: _Call) -> None:
         self._todo.put(call)
-        if len(self._threads) < self._n and not self._todo.empty():
+        if len(self._threads) < self._n:
             # Daemons, because at exit Python waits for the others before anybody could tell them to end.
             thread = Thread(target=self._work, name=f"parallel_limit-{len(self._threads)}", daemon=True)
             self._threads.append(thread)

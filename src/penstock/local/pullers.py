@@ -16,11 +16,11 @@ head.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import types
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import Context, copy_context
 from inspect import isawaitable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -63,7 +63,7 @@ class Pullers:
     )
 
     loop: asyncio.AbstractEventLoop
-    context: contextvars.Context
+    context: Context
 
     def __init__(
         self, source: Any, *, is_async: bool, n: int, fn: Callable[[Any], Any], ordered: bool, errors: OnError
@@ -116,7 +116,7 @@ class Pullers:
     def start(self) -> None:
         self.started = True
         self.loop = asyncio.get_running_loop()
-        self.context = contextvars.copy_context()
+        self.context = copy_context()
         self.staff()
 
     def nudge(self) -> None:
@@ -148,7 +148,7 @@ class Pullers:
         if hired < room:
             self.nudge()
 
-    async def work(self) -> None:  # noqa: C901, PLR0911, PLR0912  # each part taken out costs every item a call, 50 ns
+    async def work(self) -> None:  # noqa: C901, PLR0912  # each part taken out costs every item a call, 50 ns
         """A puller, and the way of an item."""
         fn, source, results, line, context = self.fn, self.source, self.results, self.line, self.context
         settled = self.errors == "settled"
@@ -196,7 +196,7 @@ class Pullers:
                 self.wake()
             item = value = slot = None  # a payload must not live on while this puller waits for its next
             try:
-                if contextvars.copy_context() != context:
+                if copy_context() != context:
                     return  # the call has set a variable: the next one gets a new task, with the context as it was
             except Exception:  # noqa: BLE001  # values that refuse to be compared, so new ones
                 return
