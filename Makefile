@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOAK ?= 10
 
+# Workers are started by the hundred here; let them find compiled code.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test lint types check soak mutants bench bench-pools bench-graphs lock format
 

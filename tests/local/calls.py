@@ -34,6 +34,11 @@ def sleep(seconds):
     return seconds
 
 
+def slow_echo(value):
+    time.sleep(0.001)
+    return value
+
+
 def wait_for(path, value=None):
     """Until somebody makes that file: how a test holds a worker busy for exactly as long as it wants."""
     while not Path(path).exists():

@@ -100,7 +100,7 @@ def test_a_lambda_reaches_the_worker_through_cloudpickle():
 
 
 def test_a_lambda_without_cloudpickle_is_refused_with_what_to_install(monkeypatch):
-    monkeypatch.setattr("penstock.local.wire.cloudpickle", None)
+    monkeypatch.setattr("penstock.local.wire.cloudpickle", lambda: None)
     with (
         penstock.WorkerPool(1) as pool,
         pytest.raises(penstock.NotPicklable, match=r"pip install 'penstock\[pools\]'"),

@@ -202,7 +202,7 @@ def test_workers_killed_at_random_instants_lose_no_call_and_settle_none_twice(po
 
         def feed():
             while not stop.is_set():
-                future = pool.submit(calls.add, len(futures), b=0)
+                future = pool.submit(calls.slow_echo, len(futures))
                 future.add_done_callback(note(len(futures)))
                 futures.append(future)
 
@@ -210,7 +210,10 @@ def test_workers_killed_at_random_instants_lose_no_call_and_settle_none_twice(po
         feeder.start()
         killed = 0
         while killed < kills:
-            time.sleep(random.uniform(0, 0.02))
+            if random.random() < 0.9:  # else it may be hit before it was any use, and the next one starts later
+                seen = len(settled)
+                wait_until(lambda seen=seen: len(settled) > seen)
+            time.sleep(random.uniform(0, 0.01))
             victims = children()
             if victims:
                 try:

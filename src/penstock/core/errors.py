@@ -6,7 +6,7 @@ Everything Penstock raises, in one tree. The first level says whose move it is.
     │   ├── CallCanceled       somebody asked for that (also a concurrent.futures.CancelledError)
     │   ├── CallTimeout        its time ran out (also a TimeoutError)
     │   ├── QueueDropError     a load-shedding policy refused or evicted it
-    │   ├── PoolClosedError    its pool was closed
+    │   ├── PoolClosedError    its pool was closed (also a RuntimeError)
     │   ├── WorkerCrashedError its worker died with it
     │   ├── NodeSkipped        the node of a graph was never called: what it needs failed, or its run ended
     │   └── NodeFailed         the node raised what must not travel as itself (SystemExit, a CancelledError)
@@ -56,7 +56,8 @@ class PenstockError(Exception):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args[0], self.data)
+        notes = self.__dict__.get("__notes__")
+        return _rebuild, (type(self), self.args[0], self.data), {"__notes__": notes} if notes else None
 
     def as_problem(self) -> dict[str, Any]:
         return {"code": self.code, "message": str(self), "data": self.data}

@@ -89,6 +89,8 @@ class ProcessCrew:
                 herald.note(herald.dispatch, call)
             if worker not in touched:
                 touched.append(worker)
+        if touched and self._options.max_calls is not None:
+            self._offer(now)
         for worker in touched:
             if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
                 self._watch.wait_for_room(worker)
@@ -196,8 +198,15 @@ class ProcessCrew:
 
     def _offer(self, now: float) -> None:
         """Tell the queue how many calls the workers could hold; those that rest or leave hold none."""
-        able = sum(worker.condition in (Condition.LIVE, Condition.COLD) for worker in self.workers)
-        self._gate.queue.offer_slots(able * self._room, now)
+        self._gate.queue.offer_slots(sum(map(self._slots, self.workers)), now)
+
+    def _slots(self, worker: WorkerProcess) -> int:
+        limit = self._options.max_calls
+        if worker.condition is Condition.COLD:
+            return self._room if limit is None else min(self._room, limit)
+        if worker.condition is not Condition.LIVE:
+            return 0
+        return self._room if limit is None else min(self._room, len(worker.calls) + limit - worker.handed)
 
     # Settling
 
@@ -332,12 +341,12 @@ class ProcessCrew:
             begun = worker.calls.get(worker.running)
             worker.calls = {}
             planned = worker.ending is not None
+            if worker.condition is not Condition.STOPPED:
+                worker.condition = Condition.COLD if planned else Condition.RESTING
+            self._offer(now)  # first: what it held is no room for others until somebody can run it
             if planned:
                 # Whoever else was on it goes back to the front of the queue, whatever the crash policy.
                 failed: Failed = []
-                worker.condition = (
-                    Condition.STOPPED if worker.condition is Condition.STOPPED else Condition.COLD
-                )
                 self._requeue(lost, [], now)
             else:
                 failed = self._crash(worker, lost, begun, cause, now)
@@ -374,7 +383,6 @@ class ProcessCrew:
             self.halted = worker.crashed(None, cause, words)
             worker.condition = Condition.STOPPED
         else:
-            worker.condition = Condition.RESTING
             delay = min(options.restart_delay * 2 ** (self.crashes - 1), options.restart_delay_max)
             call_at(now + delay, self._rested, worker)
         return failed

@@ -66,7 +66,7 @@ class Packer:
     def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         data, buffers = wire.pack_arguments(fn, args, kwargs)
         needs_main = b"__main__" in data
-        if needs_main and wire.cloudpickle is None and not wire.main_can_be_imported():
+        if needs_main and not wire.main_can_be_imported() and wire.cloudpickle() is None:
             raise NotPicklable(
                 f"{call.fn!r} or its arguments live in a __main__ that no worker can import{wire.advice()}"
             )

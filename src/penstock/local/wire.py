@@ -16,6 +16,7 @@ import marshal
 import pickle
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from struct import Struct
 from typing import Any, Final
 
@@ -151,13 +152,13 @@ def dump(value: Any, large: float = LARGE) -> tuple[bytes, list[memoryview]]:
     try:
         data = pickle.dumps(value, 5, buffer_callback=in_band)
     except Exception:
-        if cloudpickle is None:
+        if cloudpickle() is None:
             raise
         buffers.clear()
-        return cloudpickle.dumps(value, 5, buffer_callback=in_band), buffers
-    if b"__main__" in data and cloudpickle is not None and not main_can_be_imported():
+        return cloudpickle().dumps(value, 5, buffer_callback=in_band), buffers
+    if b"__main__" in data and not main_can_be_imported() and cloudpickle() is not None:
         buffers.clear()
-        data = cloudpickle.dumps(value, 5, buffer_callback=in_band)
+        data = cloudpickle().dumps(value, 5, buffer_callback=in_band)
     return data, buffers
 
 
@@ -169,19 +170,18 @@ def try_dump(value: Any) -> bytes | None:
         return None
 
 
-def _find_cloudpickle() -> Any:
+@cache
+def cloudpickle() -> Any:
+    """The module, or None. Looked for when it is needed first: most workers never need it, and start without."""
     try:
-        import cloudpickle as module  # noqa: PLC0415  # optional, and only for process workers
+        import cloudpickle as module  # noqa: PLC0415  # optional
     except ImportError:
         return None
     return module
 
 
-cloudpickle: Any = _find_cloudpickle()
-
-
 def advice() -> str:
-    if cloudpickle is not None:
+    if cloudpickle() is not None:
         return ""
     return (
         "; lambdas, closures and functions typed at a prompt need cloudpickle (pip install 'penstock[pools]')"
