@@ -141,7 +141,7 @@ def test_an_async_node_of_a_cancelled_run_is_cancelled(executor):
 
 @pytest.mark.parametrize("lane", ["compute", "io"])
 def test_a_run_ends_at_its_deadline_although_a_node_never_returns(executor, held, lane):
-    result = executor.run(held_graph(held, lane), timeout=0.05, check=False)
+    result = executor.run(held_graph(held, lane), timeout=1, check=False)
 
     assert result.status is RunStatus.DEADLINE
     assert result.canceled == ["held"]
@@ -158,7 +158,7 @@ def test_a_run_ends_at_its_deadline_although_a_node_blocks_the_event_loop(held):
 
     graph.add(blocks, name="blocks")
     with GraphExecutor(compute=1) as executor:
-        result = executor.run(graph.compile(), timeout=0.05, check=False)
+        result = executor.run(graph.compile(), timeout=1, check=False)
         held.leave.set()
 
     assert (result.status, result.canceled) == (RunStatus.DEADLINE, ["blocks"])
@@ -185,7 +185,7 @@ def test_the_deadline_is_checked_before_every_node_and_not_left_to_the_timer(exe
 
     graph.add(hogs, name="hogs")
     graph.add(lambda hogs: hogs, name="after")
-    run = executor.submit(graph.compile(), timeout=0.05)
+    run = executor.submit(graph.compile(), timeout=1)
     run._timer.cancel()
     without_timer.set()
     result = run.result(timeout=FAR)
@@ -287,7 +287,9 @@ def test_close_names_the_node_that_blocks_the_event_loop(held, no_thread_stays):
 
 def test_close_names_a_thread_whose_run_ended_long_ago(held, no_thread_stays):
     executor = GraphExecutor(compute=1, io=1, grace=0.01)
-    executor.run(held_graph(held), timeout=0.02, check=False)
+    run = executor.submit(held_graph(held))
+    held.entered.wait(FAR)
+    run.cancel()
     while executor._io._written_off == []:
         held.left.wait(0.001)
 
@@ -432,7 +434,7 @@ def test_the_deadline_is_checked_before_a_node_of_the_event_loop_too(executor):
 
     graph.add(blocks, name="blocks")
     graph.add(after, name="after")
-    run = executor.submit(graph.compile(), timeout=0.05)
+    run = executor.submit(graph.compile(), timeout=1)
     run._timer.cancel()
     without_timer.set()
     result = run.result(timeout=FAR)

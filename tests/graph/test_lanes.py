@@ -7,8 +7,12 @@ from contextvars import copy_context
 from itertools import count
 from types import SimpleNamespace
 
+from penstock.core.graph import Const
+from penstock.local.graphs.builder import Graph
 from penstock.local.graphs.event_loop import LoopLane
+from penstock.local.graphs.executor import GraphExecutor
 from penstock.local.graphs.lanes import ThreadLane, Worker
+from penstock.local.graphs.run import Run
 from penstock.local.graphs.share import Share
 from penstock.local.timers import clock
 
@@ -104,3 +108,28 @@ def test_a_task_that_is_cancelled_before_its_first_step_still_settles():
 
     assert settled
     assert not left
+
+
+def test_of_two_items_that_end_together_only_one_ends_the_map():
+    """The second item ends between the first one's counting and its looking whether that was all."""
+    graph = Graph()
+    graph.add(lambda item: item, name="each", over=Const(["a", "b"]), limit=1)
+    executor = GraphExecutor(compute=2)
+    run = Run(executor, graph.compile(), {}, None, None)
+    attempts = run.attempts
+    first, second = attempts.begin(0), attempts.begin(0)
+    ended = []
+
+    class Gate:
+        def __enter__(self): ...
+
+        def __exit__(self, *_):
+            run.gate = threading.Lock()
+            ended.append(attempts._took(second, "second"))
+
+    run.gate = Gate()
+    ended.append(attempts._took(first, "first"))
+    executor.close()
+
+    assert ended == [True, False]
+    assert run.values[0] == ["first", "second"]

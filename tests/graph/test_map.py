@@ -147,7 +147,7 @@ def test_each_item_has_a_timeout_of_its_own(executor):
             leave.wait(30)
         return item
 
-    result = executor.run(mapped(slow, kind="io", timeout=0.05), check=False)
+    result = executor.run(mapped(slow, kind="io", timeout=1), check=False)
     leave.set()
 
     assert isinstance(result.errors["each"], CallTimeout)
@@ -217,3 +217,26 @@ def test_a_cancelled_run_begins_no_further_item(executor):
 
     assert (result.status, result.canceled) == (RunStatus.CANCELED, ["each"])
     assert len(calls) <= 2
+
+
+def test_no_item_begins_after_one_has_failed_although_the_run_goes_on(executor):
+    """The run is held open by another node, and the lane is given all the turns it could want."""
+    graph, leave, calls = Graph(), threading.Event(), []
+
+    def picky(item):
+        calls.append(item)
+        if item == 0:
+            raise ValueError("not the first")
+
+    graph.add(picky, name="each", over=Const(range(100_000)), on_error="skip_dependents")
+    graph.add(lambda: leave.wait(30), name="holds the run open", lane="io")
+    run = executor.submit(graph.compile())
+    while not run.errors:
+        leave.wait(0.001)
+    before = len(calls)
+    for _ in range(20):
+        executor.schedule(lambda: None).result()
+    leave.set()
+    run.result()
+
+    assert len(calls) <= before + 2  # one may have been on its way in each thread

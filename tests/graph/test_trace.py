@@ -195,14 +195,21 @@ def test_the_critical_path_is_the_longest_chain():
 
 
 def test_a_run_that_is_cut_short_can_still_be_looked_at(executor):
-    graph, leave = Graph(), threading.Event()
+    graph, entered, leave = Graph(), threading.Event(), threading.Event()
+
+    def held(first):
+        entered.set()
+        leave.wait(30)
+
     graph.add(lambda: 1, name="first")
-    graph.add(lambda first: leave.wait(30), name="held", lane="io")
+    graph.add(held, name="held", lane="io")
     graph.add(lambda held: 1, name="after")
-    result = executor.run(graph.compile(), timeout=0.05, trace=True, check=False)
+    run = executor.submit(graph.compile(), trace=True)
+    entered.wait(10)
+    run.cancel()
     leave.set()
 
-    names = [event["name"] for event in result.trace.chrome()["traceEvents"] if event["ph"] == "i"]
+    names = [event["name"] for event in trace_of(run.result()).chrome()["traceEvents"] if event["ph"] == "i"]
     assert names == ["skipped: after", "canceled: held"]
 
 

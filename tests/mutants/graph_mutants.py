@@ -171,6 +171,7 @@ MUTANTS = [
         "        self.spare.append(None)\n        return False\n",
         "random_graphs",
         "map",
+        "lanes",
     ),
     planted(
         "no second worker is called",
@@ -209,6 +210,7 @@ MUTANTS = [
         "        if False:  # pushed",
         "endings",
         "random_graphs",
+        "lanes",
     ),
     planted(
         "a stuck worker is not replaced",
@@ -246,6 +248,7 @@ MUTANTS = [
         "            self.running.pop(errand)",
         "endings",
         "random_graphs",
+        "lanes",
     ),
     planted(
         "a stubborn task holds up close",
@@ -270,7 +273,12 @@ MUTANTS = [
     ),
     # The life of a run
     planted(
-        "the last cause wins", f"{LOCAL}/run.py", "first = self.cause is None", "first = True", "endings"
+        "the last cause wins",
+        f"{LOCAL}/run.py",
+        "first = self.cause is None",
+        "first = True",
+        "endings",
+        "errors",
     ),
     planted(
         "an error does not wait for its neighbours",
@@ -313,6 +321,7 @@ MUTANTS = [
         "            if clock() >= self.deadline:\n                self.expire()\n                return\n",
         "",
         "random_graphs",
+        "endings",
     ),
     planted(
         "a node that fails alone fails the run",
@@ -343,6 +352,7 @@ MUTANTS = [
         "            left = fan.left\n        if left:",
         "        left = fan.left\n        if left:",
         "random_graphs",
+        "lanes",
     ),
     planted(
         "a map runs on after one item failed",

@@ -48,7 +48,7 @@ MUTANTS = [
     (
         "pool: crashes in a row are never forgiven",
         "penstock/local/crew.py",
-        "                    self.crashes = 0\n",
+        "                self.crashes = 0\n",
         "",
         (f"{CRASHES}::test_a_success_forgives_the_crashes_before_it",),
     ),

@@ -86,7 +86,7 @@ class ProcessCrew:
                     queue.lose([call], now)
                 raise
             if herald.dispatch:
-                herald.note(herald.dispatch, call)
+                herald.news.append((herald.dispatch, (call,)))
             if worker not in touched:
                 touched.append(worker)
         if touched and self._options.max_calls is not None:
@@ -214,6 +214,7 @@ class ProcessCrew:
         gate = self._gate
         queue, totals = gate.queue, gate.totals
         outcomes: list[tuple[Call[Any], int, Any]] = []
+        settled = failed = 0
         with gate.lock:
             now = clock()
             calls = worker.calls
@@ -223,18 +224,20 @@ class ProcessCrew:
                     self._hear(worker, message)
                     continue
                 dispatch, kind, value, ran_for = message
-                worker.settled += 1
+                settled += 1
                 if not queue.settle(call, dispatch, now):
                     if kind == wire.SHARED:
                         worker.outbox.append((wire.FREE, value[1][2]))
                     continue
                 call.ran_for = ran_for
                 if kind == wire.ERROR:
-                    totals.failed += 1
-                else:
-                    totals.succeeded += 1
-                    self.crashes = 0
+                    failed += 1
                 outcomes.append((call, kind, value))
+            worker.settled += settled
+            totals.failed += failed
+            if len(outcomes) > failed:
+                totals.succeeded += len(outcomes) - failed
+                self.crashes = 0
             if not calls and self._minds_idleness:
                 self._fell_idle(worker, now)
             if queue.pending:
@@ -246,7 +249,11 @@ class ProcessCrew:
                 gate.note_state()
         for rouse in wake:
             rouse()
-        herald = gate.herald
+        self._deliver(worker, outcomes)
+
+    def _deliver(self, worker: WorkerProcess, outcomes: list[tuple[Call[Any], int, Any]]) -> None:
+        """With the lock released: the next calls are on their way, so now there is time for these callers."""
+        gate, herald = self._gate, self._gate.herald
         for call, kind, value in outcomes:
             error = None
             if kind != wire.PLAIN:
@@ -255,8 +262,9 @@ class ProcessCrew:
                 gate._unguard(call)
             call._settle(value, error)
             if herald.settle:
-                herald.note(herald.settle, call)
-        gate.after()
+                herald.news.append((herald.settle, (call,)))
+        if herald.news or gate._when_idle:
+            gate.after()
 
     def _hear(self, worker: WorkerProcess, message: tuple[Any, ...]) -> None:
         match message:

@@ -156,7 +156,7 @@ class Gate:
                 verdict = queue.enter(call, now) if call.eager else queue.reserve(call, now)
                 if verdict is ACCEPTED:
                     if herald.queued:
-                        herald.note(herald.queued, call)
+                        herald.news.append((herald.queued, (call,)))
                     if queue.in_flight < queue.limit:
                         self.crew.pump(now)
                 elif verdict is WAIT and sleepy and (not call.eager or may_block()):
@@ -167,7 +167,7 @@ class Gate:
                     herald.note(herald.reject, call)
                 evicted = self._collect_evicted() if queue.evicted else ()
                 if herald.state:
-                    herald.note(herald.state, queue.state())
+                    herald.news.append((herald.state, (queue.state(),)))
             if verdict is REFUSED:
                 raise self._dropped()
         except BaseException as error:

@@ -65,7 +65,7 @@ class ThreadCrew:
         self._handed[call.dispatch] = call
         self._gate.totals.dispatched += 1
         if self._gate.herald.dispatch:
-            self._gate.herald.note(self._gate.herald.dispatch, call)
+            self._gate.herald.news.append((self._gate.herald.dispatch, (call,)))
 
     def _start_more(self) -> None:
         missing = self._waiting - self._idle
@@ -164,8 +164,9 @@ class ThreadCrew:
                 gate._unguard(call)
             call._settle(result, error)
             if gate.herald.settle:
-                gate.herald.note(gate.herald.settle, call)
-        gate.after()
+                gate.herald.news.append((gate.herald.settle, (call,)))
+        if gate.herald.news or gate._when_idle:
+            gate.after()
         return following
 
     def _invoke(self, call: Call[Any]) -> Any:
