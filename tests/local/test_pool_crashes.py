@@ -210,7 +210,9 @@ def test_workers_killed_at_random_instants_lose_no_call_and_settle_none_twice(po
         feeder.start()
         killed = 0
         while killed < kills:
-            if random.random() < 0.9:  # else it may be hit before it was any use, and the next one starts later
+            if (
+                random.random() < 0.9
+            ):  # else it may be hit before it was any use, and the next one starts later
                 seen = len(settled)
                 wait_until(lambda seen=seen: len(settled) > seen)
             time.sleep(random.uniform(0, 0.01))

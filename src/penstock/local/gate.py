@@ -470,6 +470,10 @@ class Gate:
         with self.lock:
             return [*self.queue, *self.queue.waiters()]
 
+    def queue_is_idle(self) -> bool:
+        """A glance, without the lock."""
+        return not self.queue.in_flight
+
     def state(self) -> QueueState:
         with self.lock:
             return self.queue.state()

@@ -32,7 +32,8 @@ async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> 
     call.eager = prepare is None
     gate.enter(call)
     if prepare is not None:
-        await place(gate, call)
+        if call.stage is WAITING:
+            await place(gate, call)
         gate.fill(call, prepare)
     return await outcome(gate, call)
 
@@ -95,9 +96,12 @@ class Mailbox:
         self._rung = False  # before looking: a letter that comes later rings again
         letters = self._letters
         while letters:
-            future = letters.popleft().awaited
+            call = letters.popleft()
+            future = call.awaited
             if future is not None and not future.done():
                 future.set_result(None)
+            if not letters and not call.gate.queue_is_idle():
+                call.gate.crew.attend(self)  # somebody else had to read for us; from now on we can again
 
     def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
         """On the loop's own thread. False if this kind of loop cannot."""

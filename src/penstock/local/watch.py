@@ -40,6 +40,8 @@ _GATHER: Final = 50e-6
 #: How often the watch looks in while somebody leads; twice as long each time that it finds nothing, up to the second.
 _LOOK: Final = 1e-3
 _LOOK_SELDOM: Final = 20e-3
+#: A loop that leads and has not read for so long is busy with something else.
+_STUCK: Final = 5e-3
 #: A leader that came back this soon will do so again: no need to wake the watch in between.
 _SOON: Final = 200e-6
 
@@ -73,6 +75,7 @@ class Watch:
         self._led: Call[Any] | None = None  # for whose sake a thread leads
         self._leader = 0
         self._loop: Mailbox | None = None  # the event loop that leads
+        self._loop_read_at = 0.0
         self._workers: dict[int, WorkerProcess] = {}
         self._deaths: dict[int, WorkerProcess] = {}
         self._to_spawn: list[WorkerProcess] = []
@@ -154,7 +157,7 @@ class Watch:
         if self._loop is None and self._poller.can_mute and self._reading.acquire(blocking=False):
             try:
                 if not self._led_out and box.add_reader(self._poller.fd, self._read_for_loop):
-                    self._loop = box
+                    self._loop, self._loop_read_at = box, clock()
                     self._take_over()
             finally:
                 self._reading.release()
@@ -162,6 +165,7 @@ class Watch:
     def _read_for_loop(self) -> None:
         if self._wanted or not self._reading.acquire(blocking=False):
             return
+        self._loop_read_at = clock()
         try:
             self._read(self._poller.sockets())
         finally:
@@ -260,6 +264,8 @@ class Watch:
 
     def _look_in(self, seen: int, patience: float) -> float:
         """Somebody leads, or did a moment ago. Returns when to look again."""
+        if self._loop is not None and clock() - self._loop_read_at < _STUCK:
+            return _LOOK
         if not self._reading.acquire(blocking=False):
             return _LOOK_SELDOM  # it waits for the sockets right now
         try:

@@ -173,9 +173,8 @@ class GraphExecutor:
         recorder = Recorder(spans) if spans is not None or self._is_traced(trace) else None
         run = Run(self, plan, env, deadline, recorder)
         self._runs.add(run)
-        if (
-            self.closed
-        ):  # it closes this very moment, and may have looked for live runs before there was this one
+        if self.closed:
+            # It closes this very moment, and may have looked for live runs before there was this one.
             run.cancel("the executor was closed")
         run.start()
         return run
