@@ -199,6 +199,7 @@ def test_the_nodes_beside_an_error_are_told(executor):
     graph.add(thread, name="thread", lane="io")
     graph.add(task, name="task")
     graph.add(bad, name="bad")
+    executor.grace = 3600
     result = executor.run(graph.compile(), check=False)
 
     assert sorted(told) == ["task", "thread"]

@@ -436,8 +436,8 @@ MUTANTS = [
     planted(
         "a run that comes while closing is forgotten",
         f"{LOCAL}/executor.py",
-        "        if self.closed:  # it closes this very moment",
-        "        if False:  # it closes this very moment",
+        "        if self.closed:\n            # It closes",
+        "        if False:\n            # It closes",
         "endings",
     ),
     planted(

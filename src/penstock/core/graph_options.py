@@ -100,10 +100,9 @@ def _is_exception(value: object) -> bool:
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
-    if (
-        isinstance(fn, FunctionType) and not fn.__dict__
-    ):  # nearly all are, and this is a tenth of what asking `inspect` costs
-        return bool(fn.__code__.co_flags & (inspect.CO_COROUTINE))
+    # Nearly all are plain functions, for which this is a tenth of what asking `inspect` costs.
+    if isinstance(fn, FunctionType) and not fn.__dict__:
+        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # an object's own
 
 

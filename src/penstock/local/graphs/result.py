@@ -97,9 +97,8 @@ class RunResult:
     @property
     def values(self) -> dict[str, Any]:
         """Of the nodes that have one."""
-        pairs = zip(
-            self._plan.names, self._values, strict=False
-        )  # the slots of constants come after the nodes'
+        # Not strict: the slots of constants and the environment come after the nodes'.
+        pairs = zip(self._plan.names, self._values, strict=False)
         return {name: value for name, value in pairs if value is not UNSET}
 
     @property
