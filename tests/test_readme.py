@@ -1,0 +1,53 @@
+"""The five minutes of the README, as somebody new would type them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_examples_of_the_readme_run_as_they_stand(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    run_them = """
+if __name__ == "__main__":
+    import asyncio
+
+    asyncio.run(serve())
+    classify()
+    asyncio.run(report(["a.jpg", "b.jpg"]))
+    greet()
+"""
+    script = tmp_path / "five_minutes.py"
+    script.write_text("\n\n".join(blocks) + run_them)
+
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert 0 == run.returncode, run.stderr
+    assert ["99.small.jpg", "a.small.jpg", "3 bytes by weights.bin"] == run.stdout.splitlines()[:3]
+    assert {"a.small.jpg", "b.small.jpg"} == set(run.stdout.splitlines()[3:5])
+    assert "Hello, user 7!" == run.stdout.splitlines()[5]
+
+
+def test_every_command_that_the_readme_promises_is_a_target():
+    targets = set(re.findall(r"^([a-z.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    assert {"run", "test", "bench-pools", "bench-graphs", ".venv"} <= targets
+    assert (
+        set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)) <= targets
+    )
+
+
+def test_every_file_that_the_readme_and_the_architecture_name_exists():
+    for page in ("README.md", "ARCHITECTURE.md"):
+        text = (ROOT / page).read_text()
+        for name in re.findall(r"\]\(([\w./-]+)\)", text):
+            assert (ROOT / name).exists(), f"{page} links to {name}"
+        for name in re.findall(r"`((?:core|local|tests|docs)/[\w./]+\.(?:py|md))`", text):
+            found = ROOT / name if name.startswith(("tests", "docs")) else ROOT / "src" / "penstock" / name
+            assert found.exists(), f"{page} names {name}"
