@@ -62,8 +62,8 @@ MUTANTS = [
     (
         "pool: a worker maps its arguments shared",
         "penstock/local/segments.py",
-        "        flags = mmap.MAP_PRIVATE  #",
-        "        flags = mmap.MAP_SHARED  #",
+        "        flags = mmap.MAP_PRIVATE\n",
+        "        flags = mmap.MAP_SHARED\n",
         (f"{BUFFERS}::test_what_a_function_did_to_its_array_does_not_reach_the_next_attempt",),
     ),
     (

@@ -140,9 +140,8 @@ class Borrower:
         fd = self._fds.get(ref.segment)
         if fd is None:
             fd = self._fds[ref.segment] = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
-        flags = (
-            mmap.MAP_PRIVATE
-        )  # and not MAP_POPULATE, which would copy every page of a private mapping at once
+        # Not with MAP_POPULATE, which would copy every page of a private mapping at once.
+        flags = mmap.MAP_PRIVATE
         shared = mmap.mmap(
             fd, ref.spans[-1][0] + ref.spans[-1][1], flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE
         )
