@@ -1,8 +1,8 @@
 """
 What one turn does: make the graph, warm up, run it again and again, and tell the median time a node.
 
-Making graphs, plans and drivers is not timed, for nobody: a graph is made once and run often. Each contestant is called by
-the quickest way it has, with two workers where it has workers.
+Making graphs, plans and drivers is not timed: a graph is made once and run often. Each contestant is called by the
+quickest way it has, with two workers where it has workers.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def serial(preds: Preds, at_once: int, _: list[float]) -> Runs:
     return lambda: [run() for _ in range(at_once)]
 
 
-def graphlib_threads(preds: Preds, at_once: int, times: list[float]) -> Runs:
-    """One sorter a run, since it cannot be used twice, made before the clock starts; one thread hands out for all."""
+def graphlib_threads(preds: Preds, at_once: int, _: list[float]) -> Runs:
+    """A sorter cannot be used twice, so making it is part of every run; one thread hands out for all runs."""
     pool = ThreadPoolExecutor(WORKERS)
     feeds = {node: tuple(needs) for node, needs in enumerate(preds)}
     calls = [(function(len(needs)), needs, len(needs) > 3) for needs in preds]
@@ -109,20 +109,15 @@ def graphlib_threads(preds: Preds, at_once: int, times: list[float]) -> Runs:
             done.put((run, node))
 
         sorters = [TopologicalSorter(feeds) for _ in range(at_once)]
-        for sorter in sorters:
-            sorter.prepare()
-        began = perf_counter()
-        left = at_once * len(preds)
         for run, sorter in enumerate(sorters):
+            sorter.prepare()
             for node in sorter.get_ready():
                 pool.submit(work, run, node)
-        while left:
+        for _ in range(at_once * len(preds)):
             run, node = done.get()
-            left -= 1
             sorters[run].done(node)
             for ready in sorters[run].get_ready():
                 pool.submit(work, run, ready)
-        times.append(perf_counter() - began)
         return [mine[-1] for mine in values]
 
     return repeat

@@ -23,7 +23,7 @@ SHAPES = {
     "fan": ("fan 1000", 1, 200),
     "layered": ("layered 10000", 1, 20),
     "tree": ("tree 8192", 1, 15),
-    "concurrent": ("small 10", 100, 60),
+    "concurrent": ("small 10", 100, 120),
 }
 TITLES = {
     "chain": "Chain of 1,000",

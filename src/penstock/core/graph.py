@@ -217,14 +217,14 @@ class Plan:
             case Queue.PROCESS:
                 return Lane.PROCESS
 
-    def steps_for(self, *, watched: bool) -> Sequence[Step]:
+    def own_steps(self, watched: bool) -> list[Step]:
         """
-        A list of its own for a run that may have to change it: one that is `watched` (traced: nothing takes the fast
-        path), or in which a node may fail alone (see `give_up`). The others share the plan's.
+        For a run that may have to change them: one that is `watched` (traced: nothing takes the fast path), or in which
+        a node may fail alone (see `give_up`). The others share the plan's.
         """
         if watched:
             return [(None, straight, pushes, shared) for _, straight, pushes, shared in self.steps]
-        return list(self.steps) if self.tolerant else self.steps
+        return list(self.steps)
 
     def arrive(self, pending: list[int], node: int) -> list[int]:
         """

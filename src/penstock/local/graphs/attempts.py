@@ -123,7 +123,7 @@ class Attempts:
             run.arrived(node)
             return None
         self.fans[node] = fan
-        width = min(len(fan.items), run.executor._lane(queue).width, rules.limit or len(fan.items))
+        width = min(len(fan.items), run.executor._lanes[queue].width, rules.limit or len(fan.items))
         run.push(queue, (node,) * (width - 1))
         return fan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -13,18 +14,31 @@ from penstock.local.context import current_call
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
+    from penstock.local.graphs.lanes import Worker
     from penstock.local.graphs.run import Run
 
 __all__ = ["RunContext", "current_run"]
 
-#: Set once a turn, not once a node, in a copy of the context in which the run was started: so nodes also see their
-#: caller's context variables, a tracing span for one. What a node sets there, the next node of the turn may see or not.
+#: The run of a node on the event loop or in a process. Set in a copy of the context in which the run was started, so
+#: nodes also see their caller's context variables, a tracing span for one. (What a node in a thread sets there, the next
+#: node of the same turn may see or not.)
 _current: ContextVar[RunContext] = ContextVar("penstock_run")
+
+
+class _Here(threading.local):
+    worker: Worker | None = None
+
+
+#: In a worker thread the worker knows: so a turn has nothing to set, and only who asks pays.
+here = _Here()
 
 
 def current_run() -> RunContext | None:
     """The run that this code is a node of, or None outside of any."""
-    return _current.get(None)
+    worker = here.worker
+    if worker is None or worker.task is None:
+        return _current.get(None)
+    return worker.task.context_in(worker)
 
 
 class RunContext:

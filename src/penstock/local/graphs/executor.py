@@ -25,8 +25,9 @@ from penstock.core.errors import BadCall, PoolClosedError
 from penstock.core.graph import Lane as LaneName
 from penstock.core.graph import Plan, Queue
 from penstock.local import registry
+from penstock.local.graphs.context import here
 from penstock.local.graphs.event_loop import LoopLane
-from penstock.local.graphs.lanes import Lane, ThreadLane, this_worker
+from penstock.local.graphs.lanes import ThreadLane
 from penstock.local.graphs.process import ProcessLane
 from penstock.local.graphs.result import RunResult
 from penstock.local.graphs.run import Run
@@ -103,6 +104,7 @@ class GraphExecutor:
         self._io = ThreadLane(f"{self.name}-io", io, numbers)
         self._loop = LoopLane(f"{self.name}-loop", tasks)
         self._process = ProcessLane(pool, processes)
+        self._lanes = (self._compute, self._io, self._loop, self._process)  # in the order of `Queue`
         self._sample = float(trace)
         self._runs: set[Run] = set()
         self._calls: set[Scheduled[Any]] = set()
@@ -167,7 +169,8 @@ class GraphExecutor:
         deadline = None
         if timeout is not None:
             deadline = clock() + _checked_timeout(timeout)
-        _check_env(plan, env)
+        if plan.env:
+            _check_env(plan, env)
         self._check_open()
         spans = None if self._telemetry is None else self._telemetry.begin(plan)
         recorder = Recorder(spans) if spans is not None or self._is_traced(trace) else None
@@ -201,7 +204,7 @@ class GraphExecutor:
         if waits and lane not in (None, LaneName.IO):
             raise ValueError(f"an async def cannot run on the {lane} lane; leave lane= out")
         queue = Queue.LOOP if waits else Queue[str(lane or LaneName.COMPUTE).upper()]
-        return Scheduled(self, self._lane(queue), fn)
+        return Scheduled(self, self._lanes[queue], fn)
 
     # Looking
 
@@ -217,7 +220,7 @@ class GraphExecutor:
             in_flight=now.in_flight,
             pending_queue_depth=now.pending,
             waiting_queue_depth=now.waiting,
-            max_in_flight=sum(lane.width for lane in self._lanes()),
+            max_in_flight=sum(lane.width for lane in self._lanes),
             max_queue_depth=math.inf,
             policy="turns",
             paused=self.closed,
@@ -251,7 +254,7 @@ class GraphExecutor:
         endings: list[Run | Scheduled[Any]] = [*runs, *calls]
         for ending in endings:
             ending.cancel("the executor was closed")
-        for lane in self._lanes():
+        for lane in self._lanes:
             lane.stop()
         self._process.close(max(0.0, until - clock()))
         left = [
@@ -291,20 +294,10 @@ class GraphExecutor:
 
     # What runs ask of it
 
-    def _lane(self, queue: int) -> Lane:
-        return self._lanes()[queue]
-
-    def _lanes(self) -> tuple[ThreadLane, ThreadLane, LoopLane, ProcessLane]:
-        """In the order of `Queue`."""
-        return self._compute, self._io, self._loop, self._process
-
     def _is_ours(self) -> bool:
         """Is this one of the threads that runs would have to be run by?"""
-        worker = this_worker()
-        lanes = (self._compute, self._io)
-        return (
-            worker is not None and worker.lane in lanes
-        ) or threading.current_thread() is self._loop.thread
+        lane = None if here.worker is None else here.worker.lane
+        return lane in (self._compute, self._io) or threading.current_thread() is self._loop.thread
 
     def _write_off(self, worker: int) -> None:
         self._compute.write_off(worker)

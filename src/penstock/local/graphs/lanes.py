@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator
 from contextvars import Context
 from typing import Any, Protocol
 
+from penstock.local.graphs.context import RunContext, here
 from penstock.local.timers import clock
 
-__all__ = ["Errand", "Lane", "Task", "ThreadLane", "Worker", "this_worker"]
+__all__ = ["Errand", "Lane", "Task", "ThreadLane", "Worker"]
 
 log = logging.getLogger("penstock")
-
-_here = threading.local()
 
 
 class Errand(Protocol):
@@ -59,6 +58,9 @@ class Task(Protocol):
     def node_in(self, worker: Worker) -> str | None:
         """The node that the worker is in."""
 
+    def context_in(self, worker: Worker) -> RunContext | None:
+        """What `current_run` finds there."""
+
 
 class Lane(Protocol):
     width: int  # how many may run at once
@@ -80,11 +82,6 @@ class Worker:
         self.thread = threading.Thread(
             target=lane._work, args=(self,), name=f"{lane.name}-{number}", daemon=True
         )
-
-
-def this_worker() -> Worker | None:
-    """The worker whose thread this is."""
-    return getattr(_here, "worker", None)
 
 
 class ThreadLane:
@@ -169,7 +166,7 @@ class ThreadLane:
                 log.warning("%s: no thread could be started beyond %d", self.name, len(self.workers))
 
     def _work(self, worker: Worker) -> None:
-        _here.worker = worker
+        here.worker = worker
         items = self.items
         while not (worker.surplus or self._stopping):
             try:

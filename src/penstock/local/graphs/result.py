@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from penstock.core.errors import CallCanceled, CallTimeout, NodeFailed, NodeSkipped
 from penstock.core.graph import UNSET, NodeStatus, Plan, RunStatus
@@ -13,7 +13,17 @@ from penstock.core.graph import UNSET, NodeStatus, Plan, RunStatus
 if TYPE_CHECKING:
     from penstock.local.graphs.trace import Trace
 
-__all__ = ["RunResult"]
+__all__ = ["NodesOf", "RunResult"]
+
+
+class NodesOf(NamedTuple):
+    """What a run leaves behind, by the numbers of its nodes."""
+
+    plan: Plan
+    values: Sequence[Any]
+    errors: Mapping[int, BaseException]
+    skipped: Mapping[int, int]  # and the node that each was skipped for
+    canceled: AbstractSet[int]
 
 
 class RunResult:
@@ -38,25 +48,11 @@ class RunResult:
     )
 
     def __init__(
-        self,
-        plan: Plan,
-        status: RunStatus,
-        values: Sequence[Any],
-        *,
-        errors: Mapping[int, BaseException],
-        skipped: Mapping[int, int],
-        canceled: AbstractSet[int],
-        cause: int | None,
-        reason: str | None,
-        seconds: float,
+        self, nodes: NodesOf, status: RunStatus, culprit: int | None, reason: str | None, seconds: float
     ) -> None:
-        self._plan = plan
-        self._values = values
-        self._errors = errors
-        self._skipped = skipped
-        self._canceled = canceled
+        self._plan, self._values, self._errors, self._skipped, self._canceled = nodes
         self.status = status
-        self.cause: str | None = None if cause is None else plan.names[cause]
+        self.cause: str | None = None if culprit is None else self._plan.names[culprit]
         self.reason = reason
         self.seconds = seconds
         self.trace: Trace | None = None  # of a recorded run
@@ -88,11 +84,6 @@ class RunResult:
     def whole(self) -> bool:
         """Does every node have its value? An ok run may lack some: of nodes that fail alone, with their dependents."""
         return self.status is RunStatus.OK and not self._errors
-
-    @property
-    def failed(self) -> bool:
-        """Did any node?"""
-        return bool(self._errors)
 
     @property
     def values(self) -> dict[str, Any]:

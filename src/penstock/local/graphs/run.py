@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from contextvars import copy_context
@@ -26,7 +25,7 @@ from penstock.core.errors import CallEnded
 from penstock.core.graph import Plan, RunStatus, Step
 from penstock.local.graphs.attempts import Attempts
 from penstock.local.graphs.promise import Promise
-from penstock.local.graphs.result import RunResult
+from penstock.local.graphs.result import NodesOf, RunResult
 from penstock.local.graphs.share import Share
 from penstock.local.graphs.trace import Recorder, Trace
 from penstock.local.timers import Timer, call_at, clock
@@ -42,6 +41,14 @@ _TOLD_TO_STOP: Final = (CancelledError, asyncio.CancelledError, CallEnded)
 
 class Run(Promise[RunResult]):
     """What `submit` returns: a Future of the RunResult. It can be cancelled at any time, and awaited."""
+
+    # Slots, because there are more than thirty attributes with those of a Future: then the interpreter gives up sharing
+    # the keys of instances, and a run of ten nodes took half as long again.
+    __slots__ = (
+        "_culprit", "_patience", "_reason", "_shares", "_stopped", "_timer", "arrivals", "at", "attempts", "cause", "context",
+        "counting", "deadline", "env", "errors", "executor", "gate", "id", "over", "pending", "plan", "recorder", "skipped",
+        "started", "steps", "values",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -63,10 +70,12 @@ class Run(Promise[RunResult]):
         self.values: list[Any] = list(plan.values)
         for name, slot in plan.env.items():
             self.values[slot] = env[name]
-        self.steps = plan.steps_for(watched=recorder is not None)
+        self.steps = (
+            plan.steps if recorder is None and not plan.tolerant else plan.own_steps(recorder is not None)
+        )
         self.pending = list(plan.pending)
         self.counting = threading.Lock()
-        self.arrivals: deque[int] = deque()  # arrived, not yet counted; ~node for one that failed alone
+        self.arrivals: list[int] = []  # arrived, not yet counted; ~node for one that failed alone
         self.at: dict[int, int] = {}
         self.context = copy_context()
         self.gate = threading.Lock()
@@ -74,7 +83,8 @@ class Run(Promise[RunResult]):
         self.errors: dict[int, BaseException] = {}
         self.skipped: dict[int, int] = {}
         self._stopped: set[int] = set()  # nodes that stopped by themselves, as they were asked to
-        self._shares = {queue: Share(self, executor._lane(queue), queue) for queue in plan.lanes}
+        lanes = executor._lanes
+        self._shares = {queue: Share(self, lanes[queue], queue) for queue in plan.lanes}
         self._culprit: int | None = None
         self._reason: str | None = None
         self._timer: Timer | None = None  # for its deadline
@@ -131,7 +141,7 @@ class Run(Promise[RunResult]):
             ready: list[int] = []
             try:
                 while arrivals:
-                    node = arrivals.popleft()
+                    node = arrivals.pop()
                     if node < 0:
                         node = ~node
                         plan.give_up(cast("list[Step]", self.steps), self.skipped, node)
@@ -216,24 +226,14 @@ class Run(Promise[RunResult]):
                 self.watch(worker, node)
 
     def _result_of(self, inside: list[tuple[int, int]]) -> RunResult:
-        status = self.cause or RunStatus.OK
-        values, canceled = self.values, self._stopped
-        if status is not RunStatus.OK:
+        status, values, canceled = RunStatus.OK, self.values, self._stopped
+        if self.cause is not None:
             # A node that is left behind may still write its value: not into what we hand out.
-            values = values.copy()
+            status, values = self.cause, values.copy()
             begun = self.attempts.begun if self.attempts is not None else ()
             canceled = canceled.union(begun, (node for _, node in inside)).difference(self.skipped)
-        result = RunResult(
-            self.plan,
-            status,
-            values,
-            errors=self.errors,
-            skipped=self.skipped,
-            canceled=canceled,
-            cause=self._culprit,
-            reason=self._reason,
-            seconds=clock() - self.started,
-        )
+        nodes = NodesOf(self.plan, values, self.errors, self.skipped, canceled)
+        result = RunResult(nodes, status, self._culprit, self._reason, clock() - self.started)
         if self.recorder is not None:
             result.trace = Trace(result, self.id, self.started, self.recorder)
             if self.recorder.spans is not None:

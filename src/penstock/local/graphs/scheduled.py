@@ -11,6 +11,7 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled, PoolClosedError
+from penstock.local.graphs.context import RunContext, _current
 from penstock.local.graphs.promise import Promise
 from penstock.local.timers import call_at, clock
 
@@ -114,6 +115,9 @@ class Scheduled(Promise[T], Generic[T]):
             return None
         self._state = RUNNING
         return self
+
+    def context_in(self, worker: Worker) -> RunContext | None:  # noqa: ARG002  # it is of no run
+        return self._context.get(_current)
 
     def node_in(self, worker: Worker) -> str | None:  # noqa: ARG002  # it has no nodes
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from penstock.local.graphs.context import RunContext, _current
+from penstock.local.graphs.context import RunContext
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
@@ -78,14 +78,18 @@ class Share:
         node = self.run.at.get(worker.number)
         return None if node is None else self.run.plan.names[node]
 
+    def context_in(self, worker: Worker) -> RunContext:
+        return RunContext(self.run, worker.number)
+
     def broken(self, worker: Worker, error: BaseException) -> None:
         node = self.run.at.pop(worker.number, 0)
         self.run.failed(node, error, alone=False)
 
     def turn(self, worker: Worker) -> None:
         run = self.run
-        run.context.copy().run(self._work, worker)
-        run.at.pop(worker.number, None)
+        if self.ready:  # else others have done it all, and this entry only has to retire
+            run.context.copy().run(self._work, worker)
+            run.at.pop(worker.number, None)
         if run.cause is not None:
             self.ready.clear()
             run.wind_down()
@@ -94,7 +98,6 @@ class Share:
 
     def _work(self, worker: Worker) -> None:  # noqa: C901, PLR0912, PLR0915  # a call a node would cost more than the node
         run, me = self.run, worker.number
-        _current.set(RunContext(run, me))
         ready, others, here = self.ready, worker.lane.items, self.queue
         at, values, pending, steps = run.at, run.values, run.pending, run.steps
         queues, deadline, spare = run.plan.queues, run.deadline, self.spare

@@ -45,18 +45,22 @@ class Totals:
 
     def add(self, result: RunResult) -> None:
         if result.whole:
-            self._notes.append((result.status, len(result), 0, 0))
+            self._notes.append((result.status, len(result.plan), 0, 0))
         else:
-            failed, canceled = len(result.errors), len(result.nodes(NodeStatus.CANCELED))
-            self._notes.append((result.status, len(result.values), failed, canceled))
-        if result.failed:
-            node, error = next(iter(result.errors.items()))
-            self.last_error = f"node {node!r} of {result.plan.name!r}: {type(error).__name__}: {error}"
+            self._add_partial(result)
         if len(self._notes) > _MANY and self._adding.acquire(blocking=False):
             try:
                 self._add_up()
             finally:
                 self._adding.release()
+
+    def _add_partial(self, result: RunResult) -> None:
+        errors = result.errors
+        self._notes.append(
+            (result.status, len(result.values), len(errors), len(result.nodes(NodeStatus.CANCELED)))
+        )
+        for node, error in errors.items():
+            self.last_error = f"node {node!r} of {result.plan.name!r}: {type(error).__name__}: {error}"
 
     def as_dict(self) -> dict[str, int]:
         with self._adding:
