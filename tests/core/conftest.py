@@ -101,6 +101,7 @@ def spell(calls):
 
 class Call(Ticket):
     def __init__(self, name):
+        super().__init__()
         self.name = name
 
     def __repr__(self):

@@ -141,18 +141,29 @@ class Ticket:
     call that merely sat in the pipe of a worker that died did nothing to deserve a strike.
     """
 
-    # Class attributes, not an __init__: most calls end with most of these as they are, and a call is made in 0.5 us.
-    stage: Stage = NEW
-    eager = False  # holds its payload already: if it must wait, it enters by itself when room appears
-    serial = 0  # the order of acceptance
-    dispatch = 0
-    attempt = 0
-    crashes = 0
-    called_at = 0.0
-    entered_at = 0.0  # when it last became pending
-    waiting_for = 0.0  # seconds before it was accepted, those included in which its caller made the payload
-    pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
-    last_wait = 0.0  # what its latest dispatch had to wait
+    # Slots, because each of these is written two or three times in the life of a call: with class attributes as
+    # defaults a ticket is made in half the time, and its whole way through the queue takes twice as long.
+    __slots__ = (
+        "attempt", "called_at", "crashes", "dispatch", "eager", "entered_at", "last_wait", "pending_for", "serial", "stage",
+        "waiting_for",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.stage: Stage = NEW
+        self.eager = (
+            False  # holds its payload already: if it must wait, it enters by itself when room appears
+        )
+        self.serial = 0  # the order of acceptance
+        self.dispatch = 0
+        self.attempt = 0
+        self.crashes = 0
+        self.called_at = 0.0
+        self.entered_at = 0.0  # when it last became pending
+        self.waiting_for = (
+            0.0  # seconds before it was accepted, those included in which its caller made the payload
+        )
+        self.pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
+        self.last_wait = 0.0  # what its latest dispatch had to wait
 
     @property
     def waited(self) -> float:

@@ -50,14 +50,21 @@ _gathering = threading.Lock()
 class Call(Ticket, Future[R], Generic[R]):
     """What `submit` returns: a Future that can also be cancelled while it runs, and can say how long it waited."""
 
-    # The life of a Future that nobody waits for, as class attributes: an instance writes only what differs.
-    _state: str = PENDING
-    _result: R | None = None
-    _exception: BaseException | None = None
-    _crowd: _Crowd | None = None
+    # What every call writes is in slots. What few calls have is a class attribute here, so that the others make no
+    # dict for it.
+    __slots__ = (
+        "_crowd",
+        "_exception",
+        "_result",
+        "_state",
+        "body",
+        "fn",
+        "function",
+        "gate",
+        "home",
+        "ran_for",
+    )
 
-    function: Any = None  # how the crew names `fn` to its workers
-    body: Any = None  # the arguments, in the form in which they travel
     extra: Any = None  # what travels beside them, for the few calls that need it
     span: CallSpan | None = None  # of its caller, while it is traced
     guarded = False  # has one of the next five
@@ -66,16 +73,23 @@ class Call(Ticket, Future[R], Generic[R]):
     deadline: float | None = None
     timer: Timer | None = None
     signal: CancelSignal | None = None
-    home: Any = None  # the worker that has it
     asleep: Any = None  # the lock on which its caller's thread sleeps, while it waits for room
     mailbox: Mailbox | None = None  # of the event loop that awaits it
     awaited: asyncio.Future[None] | None = None  # what its coroutine sleeps on there
-    ran_for = 0.0
 
     def __init__(self, gate: Gate, fn: Callable[..., R]) -> None:
-        # Future.__init__ is left out on purpose: it makes what the lazy attributes above make when needed.
+        # Future.__init__ is left out on purpose: it makes what `_Crowd` makes when somebody comes to wait.
+        Ticket.__init__(self)
+        self._state: str = PENDING
+        self._result: R | None = None
+        self._exception: BaseException | None = None
+        self._crowd: _Crowd | None = None
         self.gate = gate
         self.fn = fn
+        self.function: Any = None  # how the crew names `fn` to its workers
+        self.body: Any = None  # the arguments, in the form in which they travel
+        self.home: Any = None  # the worker that has it
+        self.ran_for = 0.0
 
     # What the holder of the Future sees
 
