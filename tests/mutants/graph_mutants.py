@@ -24,7 +24,7 @@ MUTANTS = [
     planted(
         "a skipped node is called",
         f"{CORE}/graph.py",
-        "steps[successor] = (_nothing, straight, pushes, shared)",
+        "steps[successor] = (BOUND, _nothing, *steps[successor][2:])",
         "pass",
         "errors",
     ),

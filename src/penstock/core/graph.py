@@ -25,6 +25,8 @@ from enum import IntEnum, StrEnum
 from typing import Any, Final, TypeAlias
 
 __all__ = [
+    "BOUND",
+    "CAREFUL",
     "NOWHERE",
     "UNSET",
     "Binding",
@@ -167,11 +169,16 @@ class Rules:
         return float(self.retry_delay * 2 ** min(attempt - 1, 16))
 
 
-#: (call, straight, pushes, shared). `call` is None where the fast path must not be taken; `straight` is the successor
-#: to go on with, already ready and of the same queue, or -1; `pushes` are the other successors that are ready now, by
-#: queue; `shared` are those whose count must be taken down. A bare tuple: unpacking one is what the hot loop does.
+#: In the place of the number of inputs: the function takes the list of values itself; or it must not be called in passing.
+BOUND: Final = 4
+CAREFUL: Final = 5
+
+#: (inputs, fn, a, b, c, straight, pushes, shared): all that the hot loop needs to know about a node, in one object.
+#: `inputs` is 0 to 3, and a, b, c are their slots; or BOUND or CAREFUL. `straight` is the successor to go on with, already
+#: ready and of the same queue, or -1; `pushes` are the other successors that are ready now, by queue; `shared` are those
+#: whose count must be taken down.
 Step: TypeAlias = tuple[
-    Callable[[list[Any]], Any] | None, int, tuple[tuple[int, tuple[int, ...]], ...], tuple[int, ...]
+    int, Callable[..., Any], int, int, int, int, tuple[tuple[int, tuple[int, ...]], ...], tuple[int, ...]
 ]
 
 
@@ -223,7 +230,7 @@ class Plan:
         a node may fail alone (see `give_up`). The others share the plan's.
         """
         if watched:
-            return [(None, straight, pushes, shared) for _, straight, pushes, shared in self.steps]
+            return [(CAREFUL, *step[1:]) for step in self.steps]
         return list(self.steps)
 
     def arrive(self, pending: list[int], node: int) -> list[int]:
@@ -231,7 +238,7 @@ class Plan:
         `node` is done: take it off its successors' counts and say which are ready now (`end` among them when that
         was all). Call it once a node, one caller at a time; the hot loop has this very step unrolled.
         """
-        _, straight, pushes, shared = self.steps[node]
+        straight, pushes, shared = self.steps[node][-3:]
         ready = [straight] if straight >= 0 else []
         for _, nodes in pushes:
             ready.extend(nodes)
@@ -253,8 +260,7 @@ class Plan:
             for successor in self.successors[stack.pop()]:
                 if successor not in skipped:
                     skipped[successor] = node
-                    _, straight, pushes, shared = steps[successor]
-                    steps[successor] = (_nothing, straight, pushes, shared)
+                    steps[successor] = (BOUND, _nothing, *steps[successor][2:])
                     stack.append(successor)
 
 

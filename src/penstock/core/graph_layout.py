@@ -1,9 +1,8 @@
 """
 Numbers instead of names: the last step of compiling, when nothing can be wrong any more.
 
-Each node becomes one closure over its slots (`call(values) -> result`). That looks roundabout next to a table of
-argument indices, and measured better: a call through `fn(*itemgetter(values))` took 140 to 170 ns, a closure that
-says `fn(values[a], values[b])` about 100, because the interpreter keeps such calls inside one frame loop.
+What a run needs to know about a node goes into one tuple, because a big graph is bound by memory: with a closure a node,
+which is a function, a tuple and a cell for each variable, 100,000 nodes cost almost twice as much each as 1,000.
 """
 
 from __future__ import annotations
@@ -14,18 +13,36 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
-from penstock.core.graph import ITEM, NOWHERE, UNSET, Binding, Const, Env, Feed, Plan, Queue, Step
+from penstock.core.graph import (
+    BOUND,
+    CAREFUL,
+    ITEM,
+    NOWHERE,
+    UNSET,
+    Binding,
+    Const,
+    Env,
+    Feed,
+    Plan,
+    Queue,
+    Step,
+)
 from penstock.core.graph_spec import Leaf, Node, Resolved
 
 __all__ = ["cycles", "lay_out", "topological"]
+
+_Call: TypeAlias = tuple[int, Callable[..., Any], int, int, int]  # how a step begins
 
 
 def lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterable[str]) -> Plan:
     """`order`: the nodes, each after those that feed it, and the names of those."""
     placed = [node for node, _ in order]
     index = {node.name: number for number, node in enumerate(placed)}
+    numbers = list(
+        index.values()
+    )  # the same objects everywhere: a hundred thousand more would be in each other's way
     slots = _Slots(index, env)
     bindings = tuple(slots.binding(node) for node in placed)
     rules = tuple(
@@ -34,10 +51,10 @@ def lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterabl
     )
     predecessors = tuple(tuple(sorted(map(index.__getitem__, feeders))) for _, feeders in order)
     queues = bytes([*(node.queue for node in placed), NOWHERE])
-    successors = _successors(predecessors)
+    successors = _successors(numbers, predecessors)
     functions = tuple(node.spec.fn for node in placed)
     calls = [
-        _call(fn, binding) if rule.plain else None
+        _call(fn, binding) if rule.plain else (CAREFUL, fn, -1, -1, -1)
         for fn, binding, rule in zip(functions, bindings, rules, strict=True)
     ]
     return Plan(
@@ -51,12 +68,12 @@ def lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterabl
         predecessors=predecessors,
         successors=successors,
         steps=_steps(calls, queues, predecessors, successors),
-        roots=_by_queue([node for node, fed in enumerate(predecessors) if not fed], queues),
+        roots=_by_queue([node for node in numbers if not predecessors[node]], queues),
         values=tuple(slots.values),
         pending=(*map(len, predecessors), sum(not fed for fed in successors)),
         env=MappingProxyType(slots.env),
         tolerant=any(rule.skip_dependents for rule in rules),
-        simple=all(calls) and set(queues[:-1]) <= {Queue.COMPUTE, Queue.IO},
+        simple=all(rule.plain for rule in rules) and set(queues[:-1]) <= {Queue.COMPUTE, Queue.IO},
         lanes=tuple(sorted(set(queues[:-1]))),
     )
 
@@ -147,10 +164,10 @@ class _Slots:
                 return ITEM
 
 
-def _successors(predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def _successors(numbers: Sequence[int], predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Those with the longest way still to go come first: the one at the head is what a worker goes straight on with."""
     found: list[list[int]] = [[] for _ in predecessors]
-    for node, fed in enumerate(predecessors):
+    for node, fed in zip(numbers, predecessors, strict=True):
         for one in fed:
             found[one].append(node)
     height = [0] * len(found)
@@ -161,7 +178,7 @@ def _successors(predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...],
 
 
 def _steps(
-    calls: Sequence[Callable[[list[Any]], Any] | None],
+    calls: Sequence[_Call],
     queues: bytes,
     predecessors: Sequence[Sequence[int]],
     successors: Sequence[Sequence[int]],
@@ -173,7 +190,7 @@ def _steps(
         straight = next((one for one in solo if queues[one] == queues[node]), -1)
         shared = tuple(one for one in successors[node] if len(predecessors[one]) > 1)
         pushes = _by_queue([one for one in solo if one != straight], queues)
-        steps.append((call, straight, pushes, shared if successors[node] else (end,)))
+        steps.append((*call, straight, pushes, shared if successors[node] else (end,)))
     return tuple(steps)
 
 
@@ -184,29 +201,32 @@ def _by_queue(nodes: Iterable[int], queues: bytes) -> tuple[tuple[int, tuple[int
     return tuple((queue, tuple(members)) for queue, members in found.items())
 
 
-def _call(fn: Callable[..., Any], binding: Binding) -> Callable[[list[Any]], Any]:
-    """One closure for each common number of arguments; the general form for the rest."""
-    if binding.keywords or any(isinstance(feed, tuple) for feed in binding.positional):
-        return _general_call(fn, binding)
+def _call(fn: Callable[..., Any], binding: Binding) -> _Call:
+    """Up to three inputs, which most nodes have, are read by the hot loop itself."""
+    if binding.keywords:
+        return BOUND, _general_call(fn, binding), -1, -1, -1
     match binding.positional:
         case ():
-            return lambda _: fn()
+            return 0, fn, -1, -1, -1
         case (int(a),):
-            return lambda values: fn(values[a])
+            return 1, fn, a, -1, -1
         case (int(a), int(b)):
-            return lambda values: fn(values[a], values[b])
+            return 2, fn, a, b, -1
         case (int(a), int(b), int(c)):
-            return lambda values: fn(values[a], values[b], values[c])
-        case many:
-            pick = itemgetter(*many)
-            return lambda values: fn(*pick(values))
+            return 3, fn, a, b, c
+    return BOUND, _general_call(fn, binding), -1, -1, -1
 
 
 def _general_call(fn: Callable[..., Any], binding: Binding) -> Callable[[list[Any]], Any]:
+    """Two forms that may be wide, and are made quick; and one for everything."""
+    slots = [feed for feed in binding.positional if isinstance(feed, int)]
     match binding:
         case Binding(positional=((_, _, *_) as gathered,), keywords=()):
             pick = itemgetter(*gathered)
             return lambda values: fn(list(pick(values)))
+        case Binding(positional=many, keywords=()) if len(slots) == len(many):
+            pick = itemgetter(*slots)
+            return lambda values: fn(*pick(values))
 
     def call(values: list[Any]) -> Any:
         args, kwargs = binding.arguments(values)

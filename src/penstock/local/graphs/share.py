@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.graph import BOUND
 from penstock.local.graphs.context import RunContext
 from penstock.local.timers import clock
 
@@ -120,15 +121,23 @@ class Share:
                     del at[me]  # it was never called, and shall not count as if
                     run.expire()
                     return
-                call, following, pushes, shared = steps[node]
-                if call is not None:
-                    try:
-                        values[node] = call(values)
-                    except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error, and the worker lives on
-                        run.failed(node, error)
+                inputs, fn, a, b, c, following, pushes, shared = steps[node]
+                try:
+                    if inputs == 1:
+                        values[node] = fn(values[a])
+                    elif inputs == 2:
+                        values[node] = fn(values[a], values[b])
+                    elif inputs == 3:
+                        values[node] = fn(values[a], values[b], values[c])
+                    elif inputs == 0:
+                        values[node] = fn()
+                    elif inputs == BOUND:
+                        values[node] = fn(values)
+                    elif not self._attempt(node, worker):
                         node = -1
                         continue
-                elif not self._attempt(node, worker):
+                except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error, and the worker lives on
+                    run.failed(node, error)
                     node = -1
                     continue
                 if shared:
