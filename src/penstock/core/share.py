@@ -4,7 +4,7 @@ Fair share: how much an addon has had of late, for its weight.
 An account is the exponentially weighted average of the units that an addon holds, so cost-unit-seconds within a window
 that slides without edges. Two numbers and a moment carry it: it is exact at any moment without looking at a single
 dispatch, a job of ten hours counts while it runs, and an addon that was away comes back with the credit of one half-life and not of a week.
-Virtual start times (SFQ) were tried first: with bands, one addon's start in a high band wiped out the differences below it.
+Virtual start times (SFQ) were weighed against it, on paper: with bands, one addon's start in a high band would wipe out the differences below it.
 """
 
 from __future__ import annotations
