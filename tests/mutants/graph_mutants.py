@@ -297,8 +297,8 @@ MUTANTS = [
     planted(
         "a late value is in the result",
         f"{LOCAL}/run.py",
-        "            values = values.copy()\n",
-        "",
+        "self.cause, self.values.copy(), seconds)",
+        "self.cause, self.values, seconds)",
         "endings",
     ),
     planted(

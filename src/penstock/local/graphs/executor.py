@@ -171,9 +171,11 @@ class GraphExecutor:
             deadline = clock() + _checked_timeout(timeout)
         if plan.env:
             _check_env(plan, env)
-        self._check_open()
-        spans = None if self._telemetry is None else self._telemetry.begin(plan)
-        recorder = Recorder(spans) if spans is not None or self._is_traced(trace) else None
+        if self.closed:
+            self._refuse()
+        recorder = (
+            self._recorder(plan, trace) if trace or self._sample or self._telemetry is not None else None
+        )
         run = Run(self, plan, env, deadline, recorder)
         self._runs.add(run)
         if self.closed:
@@ -191,7 +193,8 @@ class GraphExecutor:
         """
         scheduled: Scheduled[T] = self._scheduled(fn, lane)
         scheduled._call = (fn, args, kwargs)
-        self._check_open()
+        if self.closed:
+            self._refuse()
         scheduled._start()
         return scheduled
 
@@ -288,9 +291,8 @@ class GraphExecutor:
     ) -> None:
         await self.aclose()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise PoolClosedError(f"{self.name} is closed")
+    def _refuse(self) -> None:
+        raise PoolClosedError(f"{self.name} is closed")
 
     # What runs ask of it
 
@@ -309,10 +311,15 @@ class GraphExecutor:
         if self._telemetry is not None and result.trace is not None:
             self._telemetry.measure(result, result.trace)
 
-    def _is_traced(self, wanted: bool | None) -> bool:
+    def _recorder(self, plan: Plan, wanted: bool | None) -> Recorder | None:
+        """Decided once a run: by who submits it, by the sampler of OpenTelemetry, or by our own share of the runs."""
+        spans = None if self._telemetry is None else self._telemetry.begin(plan)
+        if spans is not None or (self._is_next() if wanted is None else wanted):
+            return Recorder(spans)
+        return None
+
+    def _is_next(self) -> bool:
         """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""
-        if wanted is not None or not self._sample:
-            return bool(wanted)
         number = next(self._submitted)
         return int(number * self._sample) > int((number - 1) * self._sample)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.core.errors import CallCanceled, CallTimeout, NodeFailed, NodeSkipped
 from penstock.core.graph import UNSET, NodeStatus, Plan, RunStatus
@@ -13,17 +14,7 @@ from penstock.core.graph import UNSET, NodeStatus, Plan, RunStatus
 if TYPE_CHECKING:
     from penstock.local.graphs.trace import Trace
 
-__all__ = ["NodesOf", "RunResult"]
-
-
-class NodesOf(NamedTuple):
-    """What a run leaves behind, by the numbers of its nodes."""
-
-    plan: Plan
-    values: Sequence[Any]
-    errors: Mapping[int, BaseException]
-    skipped: Mapping[int, int]  # and the node that each was skipped for
-    canceled: AbstractSet[int]
+__all__ = ["RunResult"]
 
 
 class RunResult:
@@ -34,28 +25,19 @@ class RunResult:
     Made lazily: a run that went well keeps its list of values, and names are looked up when somebody asks.
     """
 
-    __slots__ = (
-        "_canceled",
-        "_errors",
-        "_plan",
-        "_skipped",
-        "_values",
-        "cause",
-        "reason",
-        "seconds",
-        "status",
-        "trace",
-    )
+    # What a run that went well leaves as it is; an instance writes only what differs.
+    reason: str | None = None
+    cause: str | None = None  # the node that failed
+    trace: Trace | None = None  # of a recorded run
+    _errors: Mapping[int, BaseException] = MappingProxyType({})
+    _skipped: Mapping[int, int] = MappingProxyType({})  # and the node that each was skipped for
+    _canceled: AbstractSet[int] = frozenset()
 
-    def __init__(
-        self, nodes: NodesOf, status: RunStatus, culprit: int | None, reason: str | None, seconds: float
-    ) -> None:
-        self._plan, self._values, self._errors, self._skipped, self._canceled = nodes
+    def __init__(self, plan: Plan, status: RunStatus, values: Sequence[Any], seconds: float) -> None:
         self.status = status
-        self.cause: str | None = None if culprit is None else self._plan.names[culprit]
-        self.reason = reason
         self.seconds = seconds
-        self.trace: Trace | None = None  # of a recorded run
+        self._plan = plan
+        self._values = values
 
     def __repr__(self) -> str:
         counts = {status: len(self.nodes(status)) for status in NodeStatus}

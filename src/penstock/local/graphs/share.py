@@ -102,7 +102,7 @@ class Share:
         ready, others, here = self.ready, worker.lane.items, self.queue
         at, values, pending, steps = run.at, run.values, run.pending, run.steps
         queues, deadline, spare = run.plan.queues, run.deadline, self.spare
-        acquire, release, arrivals = run.counting.acquire, run.counting.release, run.arrivals
+        counting, take_counting, arrivals = run.counting, run.counting.pop, run.arrivals
         until = clock() + TURN_SECONDS
         node = -1
         while True:
@@ -141,7 +141,9 @@ class Share:
                     node = -1
                     continue
                 if shared:
-                    if not acquire(False):
+                    try:
+                        take_counting()
+                    except IndexError:
                         run.arrived(node)
                         node = -1
                         continue
@@ -158,7 +160,7 @@ class Share:
                         else:
                             ready.append(successor)
                             more += 1
-                    release()
+                    counting.append(None)
                     if more and spare:
                         self.offer(more)
                     if elsewhere is not None:
