@@ -18,6 +18,7 @@ import random
 import sqlite3
 import tempfile
 from collections import defaultdict
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def revenue(enriched: list[Row], suspicious: list[list[str]]) -> dict[str, float
 @sales.node(lane="io", retries=1)
 def warehouse(lake: Path, day: date, revenue: dict[str, float]) -> int:
     """Replaces the day, so that running it twice is running it once."""
-    with sqlite3.connect(lake / "warehouse.db") as db:
+    with closing(sqlite3.connect(lake / "warehouse.db")) as db, db:
         db.execute(
             "CREATE TABLE IF NOT EXISTS revenue (day TEXT, country TEXT, eur REAL, PRIMARY KEY (day, country))"
         )

@@ -3,6 +3,7 @@
 import importlib
 import re
 import sqlite3
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_the_example_makes_its_report(tmp_path):
 
     assert (result.status, list(result.errors), list(result.skipped)) == ("ok", ["weather"], ["footnote"])
     assert result.node("report") is NodeStatus.OK
-    with sqlite3.connect(tmp_path / "warehouse.db") as db:
+    with closing(sqlite3.connect(tmp_path / "warehouse.db")) as db:
         stored = dict(db.execute("SELECT country, eur FROM revenue"))
     assert stored == pytest.approx(result["revenue"])
     assert all(country in result["report"].read_text() for country in stored)
