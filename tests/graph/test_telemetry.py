@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
+import penstock
 from penstock.core.graph import Const
 from penstock.local.graphs.builder import Graph
 from penstock.local.graphs.executor import GraphExecutor
@@ -225,3 +226,21 @@ def test_a_processor_that_fails_changes_nothing_for_the_run(named, caplog):
 
     assert named.run(work())["d"] == 1
     assert "telemetry of a graph failed" in caplog.text
+
+
+def test_the_public_switch_reaches_graphs_as_it_reaches_pools(named):
+    sdk = Sdk()
+    penstock.instrument(named, meter_provider=sdk.meters, tracer_provider=sdk.tracers)
+    named.run(work())
+
+    assert sdk.value("task.success.total") == 2
+    assert "penstock.graph work" in sdk.spans()
+
+
+def test_graphs_are_in_the_snapshot_of_the_process(named):
+    named.run(work())
+
+    mine = named.snapshot()
+    assert mine in penstock.snapshot()
+    assert (mine.kind, mine.totals["runs_ok"]) == ("graph", 1)
+    assert mine.last_crash == "node 'b' of 'work': ZeroDivisionError: division by zero"
