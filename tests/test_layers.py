@@ -20,8 +20,17 @@ MAY_IMPORT = {
     "local": {"core", "local"},
     "stores": {"core", "stores"},
     "engine": {"core", "stores", "engine"},
+    "runner": {"core", "stores", "engine", "runner"},
+    "http": {"core", "stores", "engine", "runner", "http"},
+    "client": {"core", "client"},
+    "jobs": {"core", "stores", "engine", "local", "jobs"},
+    "testing": {"core", "stores", "engine", "jobs", "testing"},
+    "settings": {"core", "stores", "engine"},
+    "daemon": {"core", "stores", "engine", "runner", "http", "settings", "web"},
+    "cli": {"core", "client", "cli", "settings", "daemon"},
+    "web": {"web"},
     "demo": {"penstock", "core", "local", "demo"},
-    "penstock": {"core", "local", "stores", "engine"},
+    "penstock": {"core", "local", "stores", "engine", "jobs", "client"},
 }
 IMPURE = {
     "asyncio", "contextvars", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib",

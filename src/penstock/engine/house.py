@@ -1,0 +1,53 @@
+"""
+The parts of one scheduler, put together once: around them lie the library, the daemon and the test kit.
+
+It owns when the parts run, and nothing else. Whoever makes it hands in the store and the clock that the store goes by.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Self
+
+from penstock.engine.clock import SteadyClock
+from penstock.engine.desk import Desk
+from penstock.engine.dispatcher import Dispatcher, Fetchers
+from penstock.engine.driver import Driver, Part
+from penstock.engine.keeper import Keeper
+from penstock.engine.machine import Machine
+from penstock.engine.rules import Rules
+from penstock.stores.protocol import Store
+
+__all__ = ["House"]
+
+
+class House:
+    """
+    `desk` serves from the beginning, in any number of processes. `start` takes the right to dispatch and begins to tick;
+    DispatcherHeld says who has it.
+    """
+
+    def __init__(
+        self, store: Store, rules: Rules, *, clock: SteadyClock | None = None, more: Sequence[Part] = ()
+    ) -> None:
+        self.store, self.rules = store, rules
+        self.machine = Machine(rules)
+        self.dispatcher = Dispatcher(store, rules, self.machine, Fetchers())
+        self.desk = Desk(store, rules, self.machine, self.dispatcher)
+        self.keeper = Keeper(store, rules, clock)
+        self.driver = Driver(store.now, [*more, self.keeper, self.dispatcher])
+        self._started = False
+
+    def start(self, holder: str = "") -> Self:
+        self.store.hold_dispatch(holder or f"process {os.getpid()}")
+        self.store.on_change(self.driver.ring)
+        self.driver.start()
+        self._started = True
+        return self
+
+    def stop(self) -> None:
+        """No further tick. What runs goes on under its leases; the store is closed by whoever opened it."""
+        if self._started:
+            self._started = False
+            self.driver.stop()
