@@ -1,0 +1,323 @@
+"""
+Every setting: its name, its kind, its default, and what it is for. `docs/settings.md` is made from this file.
+
+The defaults that the engine has are taken from there: a number that is written twice will differ one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from penstock.core.admission import Caps as CoreCaps
+from penstock.core.admission import Limits
+from penstock.core.order import Aging, Ordering
+from penstock.core.quiet import SCALES, Capacity, Points, Senses, Thresholds
+from penstock.core.retry import Schedules
+from penstock.core.share import Sharing
+from penstock.core.spend import Budget
+from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, HostId, Money, Span
+from penstock.engine.rules import Rules
+from penstock.settings.kinds import (
+    DAY,
+    Address,
+    Kind,
+    address,
+    choice,
+    folder,
+    integer,
+    many,
+    money,
+    named,
+    number,
+    optional,
+    points,
+    span,
+    text,
+    unit_count,
+)
+from penstock.stores.protocol import Depth as StoreDepth
+
+__all__ = [
+    "Addon",
+    "CapacitySettings",
+    "Caps",
+    "Depth",
+    "Leases",
+    "Log",
+    "Order",
+    "Quiet",
+    "Retention",
+    "Retry",
+    "Server",
+    "Tree",
+]
+
+T = TypeVar("T")
+
+_RULES: Final = Rules()
+_NAME: Final = text("the name of an addon or a job type", r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
+_FLAG_NAMES: Final = choice("cpu_heavy", "disk_write_heavy", "network_heavy")
+_COUNT: Final = integer(0, 1_000_000_000)
+
+
+def key(kind: Kind[T], default: T, doc: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "doc": doc})
+
+
+def keys(kind: Kind[Mapping[str, T]], doc: str) -> Any:
+    return field(default_factory=dict, metadata={"kind": kind, "doc": doc})
+
+
+def section(tree: type) -> Any:
+    return field(default_factory=tree, metadata={"section": tree})
+
+
+def each(tree: type) -> Any:
+    return field(default_factory=dict, metadata={"each": tree})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Who may reach the scheduler."""
+
+    listen: tuple[Address, ...] = key(
+        many(address(), least=1),
+        (Address("127.0.0.1", 8420),),
+        "where the HTTP API is served, besides the Unix socket `penstock.sock` in the data directory. Port 0: any free one",
+    )
+    allowed_hosts: tuple[str, ...] = key(
+        many(text("a host name, with or without a port", r"[A-Za-z0-9.:\[\]-]{1,255}")),
+        (),
+        "further values of the Host header that are answered; needed to listen beyond loopback",
+    )
+    tls_cert: Path | None = key(
+        optional(folder("the path of a PEM file")), None, "certificate chain for HTTPS"
+    )
+    tls_key: Path | None = key(optional(folder("the path of a PEM file")), None, "its private key")
+    trusted_proxies: tuple[str, ...] = key(
+        many(text("an IP address", r"[0-9a-fA-F.:]{2,45}")),
+        (),
+        "proxies that do TLS for us; needed to listen beyond loopback without a certificate",
+    )
+    token_file: Path | None = key(
+        optional(folder("the path of a file")),
+        None,
+        "the token of the owner, made on first start, mode 0600; by default `token` in the data directory",
+    )
+    shutdown_timeout: Span = key(
+        span(0, HOUR), 30 * SECOND, "how long a stop may take; what has not ended by then is ended"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    format: str = key(
+        choice("auto", "console", "json"), "auto", "auto: console in a terminal, else JSON, one object a line"
+    )
+    level: str = key(choice("debug", "info", "warning", "error"), "info", "what is worth a line")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacitySettings:
+    """How much may run: 0 to 100 units."""
+
+    units: int | None = key(
+        unit_count(),
+        None,
+        "auto: by how busy the machine is. A number: always so many, for containers and tests",
+    )
+    total: int = key(integer(1, 100), _RULES.capacity.total, "units of the whole machine")
+    reserve: int = key(integer(0, 99), _RULES.capacity.reserve, "units that jobs never get")
+    curve: Points = key(
+        points(), _RULES.capacity.curve, "from the busy score to the share of units that may be used"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quiet:
+    """When the machine counts as quiet. Scores are 0 to 10."""
+
+    quiet: float = key(number(0, 10), _RULES.thresholds.quiet, "QUIET up to this busy score")
+    normal: float = key(number(0, 10), _RULES.thresholds.normal, "NORMAL up to this one")
+    busy: float = key(
+        number(0, 10), _RULES.thresholds.busy, "BUSY up to this one; above it PANIC, which admits nothing"
+    )
+    margin: float = key(
+        number(0, 5), _RULES.thresholds.margin, "how far below a threshold the score must fall to be believed"
+    )
+    fresh_for: Span = key(span(SECOND, HOUR), _RULES.senses.fresh_for, "how long a reading counts")
+    needed: tuple[str, ...] = key(
+        many(choice(*SCALES)),
+        tuple(sorted(_RULES.senses.needed)),
+        "signals without which nothing is admitted",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """How many may be in flight at once."""
+
+    concurrent: int | None = key(optional(_COUNT), None, "in all")
+    per_addon: int | None = key(optional(_COUNT), None, "of each addon")
+    per_type: int | None = key(optional(_COUNT), None, "of each job type")
+    types: Mapping[str, int] = keys(named(_COUNT, _NAME), 'of one type: "addon/type", or "type" in any addon')
+    constraints: Mapping[str, int] = keys(named(_COUNT, _FLAG_NAMES), "of the jobs that lean on one thing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addon:
+    """One table per addon, as `[addons.photos]`."""
+
+    weight: int | None = key(
+        optional(integer(1, 10_000)), None, "its share beside the others' 100; none: as it was set before"
+    )
+    concurrent: int | None = key(optional(_COUNT), None, "how many of its jobs may be in flight at once")
+    budget_day: Money | None = key(optional(money()), None, "what its jobs may spend in a day (UTC)")
+    budget_month: Money | None = key(optional(money()), None, "and in a month")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """How many may be queued. At the limit a submit is refused, or waits if it asked to."""
+
+    total: int | None = key(optional(_COUNT), None, "in all")
+    per_addon: int | None = key(optional(_COUNT), None, "of each addon")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leases:
+    ttl: Span = key(span(SECOND, HOUR), _RULES.lease_for, "how long a lease lasts without a heartbeat")
+    start_timeout: Span = key(
+        span(SECOND, HOUR), _RULES.reserve_for, "how long a reserved job waits for its worker"
+    )
+    grace: Span = key(span(0, HOUR), _RULES.grace, "how long a run that was told to stop may take to be gone")
+    fetch_for: Span = key(
+        span(SECOND, HOUR), _RULES.fetch_for, "how long a worker that came for jobs is expected to come again"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    tick: Span = key(
+        span(10 * MILLISECOND, HOUR), _RULES.tick, "how often the queue is looked at when nothing happens"
+    )
+    aging: Span = key(
+        span(SECOND, DAY), _RULES.ordering.aging.per_point, "how long a job waits for one point of priority"
+    )
+    patience: Span = key(
+        span(0, DAY), _RULES.ordering.patience, "a job passed over for so long gets room kept for it"
+    )
+    slack: Span = key(
+        span(0, 7 * DAY), _RULES.ordering.slack, "how early a time-sensitive job becomes urgent"
+    )
+    half_life: Span = key(
+        span(SECOND, DAY), _RULES.ordering.sharing.half_life, "how fast a share that was had is forgotten"
+    )
+
+
+_DELAYS: Final = many(span(0, 30 * DAY))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Delays before each next attempt; all are used, the failure after the last one is final."""
+
+    crash: tuple[Span, ...] = key(
+        _DELAYS, _RULES.schedules.crash, "worker, lease or time limit lost; then FAILED"
+    )
+    unavailable: tuple[Span, ...] = key(
+        _DELAYS, _RULES.schedules.unavailable, "what the job needs is away; then BLOCKED"
+    )
+    start: tuple[Span, ...] = key(
+        many(span(0, 30 * DAY), least=1), _RULES.schedules.start, "nobody came for it; the last is repeated"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    keep: Span = key(
+        span(MINUTE, 3_660 * DAY), _RULES.retention, "how long finished jobs are kept; BLOCKED ones stay"
+    )
+    every: Span = key(span(SECOND, DAY), _RULES.prune_every, "how often old ones are looked for")
+    step: int = key(integer(1, 100_000), _RULES.prune_step, "how many are forgotten in one transaction")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    data_dir: Path = key(
+        folder("an absolute path, or one that begins with ~"),
+        Path(),
+        "database, token and socket; mode 0700. By default `penstock` in the XDG data directory",
+    )
+    server: Server = section(Server)
+    log: Log = section(Log)
+    capacity: CapacitySettings = section(CapacitySettings)
+    quiet: Quiet = section(Quiet)
+    caps: Caps = section(Caps)
+    depth: Depth = section(Depth)
+    leases: Leases = section(Leases)
+    order: Order = section(Order)
+    retry: Retry = section(Retry)
+    retention: Retention = section(Retention)
+    addons: Mapping[str, Addon] = each(Addon)
+
+    @property
+    def database(self) -> Path:
+        return self.data_dir / "jobs.db"
+
+    @property
+    def socket(self) -> Path:
+        return self.data_dir / "penstock.sock"
+
+    @property
+    def token_file(self) -> Path:
+        return self.server.token_file or self.data_dir / "token"
+
+    def rules(self, host: HostId = _RULES.host) -> Rules:
+        """What the engine goes by."""
+        return Rules(
+            host=host,
+            capacity=Capacity(
+                self.capacity.total, self.capacity.reserve, self.capacity.curve, self.capacity.units
+            ),
+            thresholds=Thresholds(self.quiet.quiet, self.quiet.normal, self.quiet.busy, self.quiet.margin),
+            senses=Senses(needed=frozenset(self.quiet.needed), fresh_for=self.quiet.fresh_for),
+            limits=self._limits(),
+            ordering=self.ordering(),
+            schedules=Schedules(self.retry.crash, self.retry.unavailable, self.retry.start),
+            depth=StoreDepth(self.depth.total, self.depth.per_addon),
+            lease_for=self.leases.ttl,
+            reserve_for=self.leases.start_timeout,
+            grace=self.leases.grace,
+            tick=self.order.tick,
+            fetch_for=self.leases.fetch_for,
+            retention=self.retention.keep,
+            prune_every=self.retention.every,
+            prune_step=self.retention.step,
+        )
+
+    def ordering(self) -> Ordering:
+        order = self.order
+        return Ordering(Aging(order.aging), order.patience, order.slack, Sharing(order.half_life))
+
+    def _limits(self) -> Limits:
+        addons = {
+            name: addon.concurrent for name, addon in self.addons.items() if addon.concurrent is not None
+        }
+        caps = CoreCaps(
+            concurrent=self.caps.concurrent,
+            per_addon=self.caps.per_addon,
+            addons=addons,
+            per_type=self.caps.per_type,
+            types=self.caps.types,
+            constraints=self.caps.constraints,
+        )
+        budgets = {
+            AddonId(name): Budget(addon.budget_day, addon.budget_month)
+            for name, addon in self.addons.items()
+            if addon.budget_day is not None or addon.budget_month is not None
+        }
+        return Limits(caps, budgets)
