@@ -101,7 +101,6 @@ def memory(path, clock):
 
 
 def sqlite(path, clock):
-    pytest.importorskip("apsw")
     from penstock.stores.sqlite import SqliteStore
 
     return SqliteStore(path / "jobs.db", clock)
@@ -112,7 +111,6 @@ STORES = {"memory": memory, "sqlite": sqlite}
 
 @pytest.fixture(params=STORES)
 def yard(request, tmp_path):
-    pytest.importorskip("uuid_utils")
     clock = Hands()
     store = STORES[request.param](tmp_path, clock)
     yield Yard(store, clock)

@@ -12,12 +12,9 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
-pytest.importorskip("apsw")
 
 from penstock.core import changes
 from penstock.core.admission import Caps, Conditions, Limits

@@ -10,18 +10,17 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
+import apsw
 import pytest
 
-apsw = pytest.importorskip("apsw")
-
-from penstock.core.admission import Conditions, Limits  # noqa: E402 - after importorskip
-from penstock.core.intent import Intent  # noqa: E402
-from penstock.core.order import Offer, Ordering, weigh  # noqa: E402
-from penstock.core.refusals import DispatcherHeld, SchemaNewer, StoreFailed  # noqa: E402
-from penstock.core.words import SECOND  # noqa: E402
-from penstock.stores import sqlite_file  # noqa: E402
-from penstock.stores.protocol import Depth, Query, Terms  # noqa: E402
-from penstock.stores.sqlite import SqliteStore  # noqa: E402
+from penstock.core.admission import Conditions, Limits
+from penstock.core.intent import Intent
+from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.refusals import DispatcherHeld, SchemaNewer, StoreFailed
+from penstock.core.words import SECOND
+from penstock.stores import sqlite_file
+from penstock.stores.protocol import Depth, Query, Terms
+from penstock.stores.sqlite import SqliteStore
 
 T0 = 1_900_000_000 * SECOND
 JOB = Intent(addon_id="a", job_type="t")  # type: ignore[arg-type]  # a plain string will do here

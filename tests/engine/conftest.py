@@ -62,7 +62,6 @@ def memory(path, clock):
 
 
 def sqlite(path, clock):
-    pytest.importorskip("apsw")
     from penstock.stores.sqlite import SqliteStore
 
     return SqliteStore(path / "jobs.db", clock)
@@ -73,7 +72,6 @@ STORES = {"memory": memory, "sqlite": sqlite}
 
 @pytest.fixture(params=STORES)
 def works(request, tmp_path):
-    pytest.importorskip("uuid_utils")
     from penstock.engine.rules import Rules
 
     rules = Rules(capacity=Capacity(fixed=90), ordering=Ordering())

@@ -216,7 +216,6 @@ def test_a_wall_clock_that_was_set_moves_no_lease(works):
 
 
 def test_a_small_drift_of_the_clock_is_left_alone():
-    pytest.importorskip("uuid_utils")
     from penstock.engine.clock import SteadyClock
 
     wall = [1_000 * SECOND]
@@ -227,7 +226,6 @@ def test_a_small_drift_of_the_clock_is_left_alone():
 
 
 def test_the_driver_steps_at_once_when_somebody_rings_and_survives_a_part_that_fails():
-    pytest.importorskip("uuid_utils")
     from penstock.engine.driver import Driver
 
     first, second = Event(), Event()

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("apsw")
-
 from penstock.stores.memory import MemoryStore
 from penstock.stores.sqlite import SqliteStore
 

@@ -31,6 +31,7 @@ __all__ = [
     "edit",
     "end",
     "miss_deadline",
+    "prolong",
     "release",
     "retry",
     "start",
@@ -223,6 +224,20 @@ def stop(dispatch: Dispatch, job: Job | None, reason: End, now: Moment, *, grace
             target=Phase.ENDING,
             reason=reason,
             expires_at=max(dispatch.expires_at, now + grace),
+        ),
+    )
+
+
+def prolong(dispatch: Dispatch, until: Moment, now: Moment) -> Change:
+    """More time for who could not ask for it. Like a heartbeat it is no event of the job: nothing happened to it."""
+    return Change(
+        at=now,
+        notes=(),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=dispatch.phase,
+            target=dispatch.phase,
+            expires_at=max(dispatch.expires_at, until),
         ),
     )
 

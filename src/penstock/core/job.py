@@ -43,6 +43,7 @@ class Kind(StrEnum):
     ALERT = "ALERT"
     ADDON_SET = "ADDON_SET"
     CLOCK_SHIFTED = "CLOCK_SHIFTED"
+    SCHEDULER_STARTED = "SCHEDULER_STARTED"  # and what it did with what the one before it had left in flight
     PRUNED = "PRUNED"
 
 

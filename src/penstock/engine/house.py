@@ -16,6 +16,7 @@ from penstock.engine.dispatcher import Dispatcher, Fetchers
 from penstock.engine.driver import Driver, Part
 from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
+from penstock.engine.recovery import Survivors, recover
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Store
 
@@ -24,14 +25,22 @@ __all__ = ["House"]
 
 class House:
     """
-    `desk` serves from the beginning, in any number of processes. `start` takes the right to dispatch and begins to tick;
-    DispatcherHeld says who has it.
+    `desk` serves from the beginning, in any number of processes. `start` takes the right to dispatch (DispatcherHeld says who
+    has it), deals with what a scheduler before it left in flight, and begins to tick. `survivors` ends what our own runner
+    left running: `recovery` says what becomes of whose runs.
     """
 
     def __init__(
-        self, store: Store, rules: Rules, *, clock: SteadyClock | None = None, more: Sequence[Part] = ()
+        self,
+        store: Store,
+        rules: Rules,
+        *,
+        clock: SteadyClock | None = None,
+        more: Sequence[Part] = (),
+        survivors: Survivors | None = None,
     ) -> None:
         self.store, self.rules = store, rules
+        self._survivors = survivors
         self.machine = Machine(rules)
         self.dispatcher = Dispatcher(store, rules, self.machine, Fetchers())
         self.desk = Desk(store, rules, self.machine, self.dispatcher)
@@ -40,7 +49,9 @@ class House:
         self._started = False
 
     def start(self, holder: str = "") -> Self:
-        self.store.hold_dispatch(holder or f"process {os.getpid()}")
+        holder = holder or f"process {os.getpid()}"
+        self.store.hold_dispatch(holder)
+        recover(self.store, self.rules, self._survivors, holder)
         self.store.on_change(self.driver.ring)
         self.driver.start()
         self._started = True

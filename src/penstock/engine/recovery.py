@@ -1,0 +1,97 @@
+"""
+What a scheduler does first: it deals with what the one before it left in flight (SPEC TR-11).
+
+Nobody ticked and nobody listened since then, and the two kinds of runs came through that differently:
+
+- What our own runner ran here is put back, each as one crash with its backoff. First its surviving processes are ended, by
+  the runner, who alone can find them: so nothing runs twice at once.
+- A worker of an add-on is a process of its own and may well be alive. It could not renew while nobody listened, which is not
+  its fault, so its lease is not ended: it gets the time of one whole lease from now on. A worker that is gone costs its job
+  that much time and no more; ending the lease instead would run a job a second time beside its living first run, and count a
+  crash against it. A reservation is treated alike: its worker could not ask for the lease.
+- What had been told to stop keeps its moment. A worker that hears nothing stops by itself when its lease is over, and that
+  moment passed, or will pass, without us.
+
+Giving time is always safe: until an extended lease is over, nobody else is given the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from penstock.core import changes
+from penstock.core.changes import Change, Note
+from penstock.core.job import Dispatch, Job, Kind
+from penstock.core.landing import End, Phase
+from penstock.core.words import DispatchId, JobId, Moment
+from penstock.engine.rules import Rules
+from penstock.stores.protocol import Store
+
+__all__ = ["Recovered", "Survivors", "recover", "workers_named"]
+
+log = logging.getLogger("penstock.recovery")
+
+#: Is shown every dispatch that lives on this host; ends the processes of those that it ran, and answers with those whose
+#: processes are gone for certain. What it leaves out keeps its lease, and is given up when that is over.
+Survivors: TypeAlias = Callable[[Sequence[Dispatch]], Collection[DispatchId]]
+
+#: One transaction each: a start with ten thousand leases must not hold the write lock in one piece.
+_BATCH: Final = 500
+_ALL: Final = 1_000_000
+
+
+class Recovered(NamedTuple):
+    put_back: int
+    given_time: int
+
+
+def workers_named(prefix: str) -> Survivors:
+    """For workers that cannot outlive their scheduler, as threads of its process."""
+
+    def gone(dispatches: Sequence[Dispatch]) -> list[DispatchId]:
+        return [d.dispatch_id for d in dispatches if d.worker.startswith(prefix)]
+
+    return gone
+
+
+def recover(store: Store, rules: Rules, survivors: Survivors | None = None, holder: str = "") -> Recovered:
+    """To be called with the right to dispatch, and before anything else is done with it."""
+    here = [d for d in store.live(limit=_ALL) if d.host == rules.host]
+    gone = frozenset(survivors(here)) if survivors is not None and here else frozenset[DispatchId]()
+    done = Recovered(0, 0)
+    for start in range(0, len(here), _BATCH):
+        done = _settle(store, rules, here[start : start + _BATCH], gone, done)
+    told = {"holder": holder, "put_back": done.put_back, "given_time": done.given_time}
+    store.apply([Change(at=store.now(), notes=(Note(Kind.SCHEDULER_STARTED, data=told),))])
+    if here:
+        log.info("found %d in flight: %d put back, %d given time", len(here), *done)
+    return done
+
+
+def _settle(
+    store: Store, rules: Rules, batch: Sequence[Dispatch], gone: Collection[DispatchId], done: Recovered
+) -> Recovered:
+    now = store.now()
+    jobs = {job.job_id: job for job in store.jobs([d.job_id for d in batch if d.job_id is not None])}
+    ended = [_put_back(d, jobs, rules, now) for d in batch if d.dispatch_id in gone]
+    waiting = [d for d in batch if d.dispatch_id not in gone and d.phase is not Phase.ENDING]
+    given_time = [
+        changes.prolong(d, now + (rules.reserve_for if d.phase is Phase.RESERVED else rules.lease_for), now)
+        for d in waiting
+    ]
+    # Each is compare-and-set: a worker that was faster with its report keeps what it reported.
+    settled = store.apply([change for change in ended if change is not None])
+    prolonged = store.apply(given_time)
+    return Recovered(done.put_back + sum(settled), done.given_time + sum(prolonged))
+
+
+def _put_back(dispatch: Dispatch, jobs: dict[JobId, Job], rules: Rules, now: Moment) -> Change | None:
+    how = End.SCHEDULER_RESTARTED
+    if dispatch.job_id is None:
+        return changes.release(dispatch, now, how)
+    job = jobs.get(dispatch.job_id)
+    if job is None or job.dispatch_id != dispatch.dispatch_id:
+        return None  # it has been settled since we looked
+    return changes.end(job, dispatch, how, now, schedules=rules.schedules, ordering=rules.ordering)

@@ -1,0 +1,158 @@
+"""A scheduler that starts where another one died: what was in flight lands once, and nothing runs twice at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.landing import End, Phase
+from penstock.core.refusals import StaleDispatch
+from penstock.core.words import MINUTE, SECOND
+from penstock.engine.house import House
+from penstock.engine.recovery import recover, workers_named
+
+OURS = workers_named("runner:")
+
+
+def running(works, worker, **fields):
+    [job_id] = works.submit(**fields)
+    works.step()
+    return job_id, works.desk.lease(job_id, worker)
+
+
+def test_what_our_runner_ran_is_put_back_as_one_crash_with_its_backoff(works):
+    job_id, _ = running(works, "runner:1")
+    works.later(5)
+    done = recover(works.store, works.rules, OURS)
+    job = works.store.job(job_id)
+
+    assert (done.put_back, done.given_time) == (1, 0)
+    assert (str(job.state), job.counters.crash, job.not_before) == ("QUEUED", 1, works.now + MINUTE)
+    assert works.store.events(0, 100, job_id)[-1].reason == "scheduler_restarted"
+    assert works.store.books(works.rules.host).units == 0
+
+
+def test_its_processes_are_ended_before_anybody_else_could_be_given_the_job(works):
+    job_id, lease = running(works, "runner:1")
+    seen = []
+
+    def survivors(dispatches):
+        seen.append(([d.dispatch_id for d in dispatches], works.state(job_id)))
+        return [lease.dispatch_id]
+
+    recover(works.store, works.rules, survivors)
+
+    assert seen == [([lease.dispatch_id], "RUNNING")]
+
+
+def test_a_process_that_would_not_end_keeps_its_job_from_starting_again(works):
+    job_id, _ = running(works, "runner:1")
+    recover(works.store, works.rules, lambda _: [])
+    works.step()
+
+    assert works.state(job_id) == "RUNNING"
+
+
+def test_an_addons_lease_that_ran_out_while_nobody_listened_gets_the_time_of_one_lease(works):
+    job_id, lease = running(works, "w1")
+    works.later(3_600)
+    recover(works.store, works.rules, OURS)
+    works.step()
+    answer = works.desk.heartbeat(lease.dispatch_id)
+
+    assert works.state(job_id) == "RUNNING"
+    assert (answer.stop, answer.expires_at) == (None, works.now + 30 * SECOND)
+    works.later(29)
+    works.step()
+    assert works.desk.complete(lease.dispatch_id)
+
+
+def test_an_addons_worker_that_is_gone_costs_its_job_one_lease_and_one_crash(works):
+    job_id, lease = running(works, "w1")
+    works.later(3_600)
+    recover(works.store, works.rules, OURS)
+    works.later(30)
+    works.step()
+
+    assert works.state(job_id) == "QUEUED"
+    assert works.store.job(job_id).counters.crash == 1
+    with pytest.raises(StaleDispatch):
+        works.desk.complete(lease.dispatch_id)
+
+
+def test_a_reservation_waits_for_its_worker_once_more(works):
+    [job_id] = works.submit()
+    works.step()
+    works.later(3_600)
+    recover(works.store, works.rules, OURS)
+    works.step()
+
+    assert works.state(job_id) == "DISPATCHING"
+    assert works.desk.lease(job_id).phase is Phase.LEASED
+
+
+def test_a_run_that_had_been_canceled_lands_as_canceled(works):
+    job_id, _ = running(works, "runner:1")
+    works.desk.cancel(job_id)
+    recover(works.store, works.rules, OURS)
+
+    assert works.state(job_id) == "CANCELED"
+
+
+def test_what_was_told_to_stop_is_given_no_more_time(works):
+    job_id, _ = running(works, "w1")
+    works.desk.cancel(job_id)
+    works.later(3_600)
+    recover(works.store, works.rules, OURS)
+    works.step()
+
+    assert works.state(job_id) == "CANCELED"
+
+
+def test_a_lease_without_a_job_is_given_back_with_its_scheduler(works):
+    from penstock.core.demand import Demand
+
+    works.desk.ask(Demand("guest", "t", 80), 50, "runner:1")
+    works.desk.ask(Demand("guest", "t", 5), 50, "w1")
+    recover(works.store, works.rules, OURS)
+
+    assert [d.worker for d in works.store.live()] == ["w1"]
+
+
+def test_what_another_host_runs_is_none_of_our_business(works):
+    _, lease = running(works, "runner:1")
+    from dataclasses import replace
+
+    other = replace(works.rules, host="elsewhere")
+    recover(works.store, other, OURS)
+
+    assert works.store.dispatch(lease.dispatch_id) == lease
+
+
+def test_recovering_twice_counts_once(works):
+    job_id, _ = running(works, "runner:1")
+    recover(works.store, works.rules, OURS)
+    recover(works.store, works.rules, OURS)
+
+    assert works.store.job(job_id).counters.crash == 1
+
+
+def test_the_sixth_crash_in_a_row_is_the_last(works):
+    [job_id] = works.submit()
+    for _ in range(6):
+        works.later(31 * 60)
+        works.step()
+        works.desk.lease(job_id, "runner:1")
+        recover(works.store, works.rules, OURS)
+
+    assert works.state(job_id) == "FAILED"
+
+
+def test_a_house_recovers_before_it_ticks_and_says_so(works):
+    _, lease = running(works, "runner:1")
+    house = House(works.store, works.rules, survivors=OURS)
+    house.start("the second")
+    house.stop()
+    [told] = [e for e in works.store.events(0, 100) if e.kind == "SCHEDULER_STARTED"]
+
+    assert works.store.dispatch(lease.dispatch_id).end is End.SCHEDULER_RESTARTED
+    assert told.data == {"holder": "the second", "put_back": 1, "given_time": 0}
