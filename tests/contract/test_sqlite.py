@@ -191,8 +191,8 @@ def test_a_file_that_is_no_database_is_refused_clearly(path):
 @pytest.fixture
 def next_version(monkeypatch):
     def add(script):
-        steps = (*sqlite_file._migrations(), script)
-        monkeypatch.setattr(sqlite_file, "_migrations", lambda: steps)
+        steps = (*sqlite_file.migrations("sqlite"), script)
+        monkeypatch.setattr(sqlite_file, "migrations", lambda _: steps)
 
     return add
 

@@ -91,7 +91,7 @@ MUTANTS = [
     Mutant("stale heartbeat renews (sqlite)", "stores/sqlite_tx.py", " or expires_at <= now:", ":", CONTRACT),
     Mutant(
         "commit after the answer",
-        "stores/sqlite_writer.py",
+        "stores/writer.py",
         "                results = [op.run(transaction) for op in batch]\n",
         "                results = [op.run(transaction) for op in batch]\n"
         "                for op, result in zip(batch, results, strict=True):\n"

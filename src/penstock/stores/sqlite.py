@@ -1,7 +1,7 @@
 """
 Jobs in one SQLite file. Any process on the host may submit and read; the one that holds the dispatch lock dispatches.
 
-Writes go through one thread that commits them in groups (`sqlite_writer`); reads have connections of their own, so a long
+Writes go through one thread that commits them in groups (`writer`); reads have connections of their own, so a long
 list on a page does not make a submit wait.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -24,10 +25,11 @@ from penstock.core.landing import Phase
 from penstock.core.order import Floor, Ordering, Verdict
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.stores.audit import audit
 from penstock.stores.bell import Bell, ring
 from penstock.stores.ids import uuid7
 from penstock.stores.protocol import Addon, Clock, Depth, Due, Overdue, Query, Receipt, Standing, Terms
-from penstock.stores.sqlite_audit import audit
+from penstock.stores.rows import dispatch_from, event_from, job_from
 from penstock.stores.sqlite_file import (
     DispatchLock,
     WriteLock,
@@ -39,9 +41,8 @@ from penstock.stores.sqlite_file import (
     statements,
 )
 from penstock.stores.sqlite_floor import Accounts, Demands, TableFloor, read_books
-from penstock.stores.sqlite_rows import dispatch_from, event_from, job_from
 from penstock.stores.sqlite_tx import Transaction
-from penstock.stores.sqlite_writer import Writer
+from penstock.stores.writer import Writer
 
 __all__ = ["SqliteStore"]
 
@@ -290,4 +291,5 @@ class SqliteStore:
 
     def audit(self) -> list[str]:
         with self._reading() as con:
-            return list(audit(con, self._read))
+            ask, demand_of = partial(query, con), partial(self._read.demand, con)
+            return list(audit(ask, demand_of))

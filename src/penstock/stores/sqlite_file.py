@@ -10,17 +10,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 import apsw
 
 from penstock.core.refusals import DispatcherHeld, SchemaNewer, StoreFailed
+from penstock.stores.statements import migrations
+from penstock.stores.statements import statements as by_name
 
 __all__ = ["DispatchLock", "WriteLock", "connect", "failures", "migrate", "one", "query", "statements"]
 
@@ -72,7 +72,7 @@ def failures(path: Path) -> Iterator[None]:
 
 def migrate(con: apsw.Connection, path: Path) -> None:
     """Forward only, one transaction per step, after a backup. Two processes may open the file at once: one migrates."""
-    steps = _migrations()
+    steps = migrations("sqlite")
     with failures(path):
         version = _version(con, path)
         if version == len(steps):
@@ -96,11 +96,11 @@ def _version(con: apsw.Connection, path: Path) -> int:
     tables = con.execute("SELECT count(*) FROM sqlite_schema").get
     if con.pragma("application_id") != APPLICATION_ID and (version or tables):
         raise StoreFailed(f"{path.name} is a database of another program; choose another file")
-    if version > len(_migrations()):
+    if version > len(migrations("sqlite")):
         raise SchemaNewer(
-            f"{path.name} has schema {version}, this Penstock knows {len(_migrations())}: upgrade Penstock, or restore a backup",
+            f"{path.name} has schema {version}, this Penstock knows {len(migrations('sqlite'))}: upgrade Penstock, or restore a backup",
             schema=version,
-            known=len(_migrations()),
+            known=len(migrations("sqlite")),
         )
     return version
 
@@ -119,16 +119,8 @@ def _backup(con: apsw.Connection, target: Path) -> None:
 
 
 @cache
-def _migrations() -> tuple[str, ...]:
-    folder = files("penstock.stores") / "sql" / "sqlite"
-    return tuple(step.read_text("utf-8") for step in sorted(folder.iterdir(), key=lambda f: f.name))
-
-
-@cache
 def statements() -> dict[str, str]:
-    text = (files("penstock.stores") / "sql" / "sqlite.sql").read_text("utf-8")
-    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
-    return {name: sql.strip().removesuffix(";") for name, sql in zip(parts[::2], parts[1::2], strict=True)}
+    return by_name("sqlite")
 
 
 def query(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Iterator[Any]:

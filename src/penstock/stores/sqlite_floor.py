@@ -18,8 +18,8 @@ from penstock.core.order import Line, Running, Waiting
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
+from penstock.stores.rows import demand_from, demand_row
 from penstock.stores.sqlite_file import one, query, statements
-from penstock.stores.sqlite_rows import demand_from, demand_row
 
 __all__ = ["Accounts", "Demands", "Standby", "TableFloor", "read_books"]
 

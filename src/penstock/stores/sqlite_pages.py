@@ -15,9 +15,9 @@ from penstock.core.changes import Note
 from penstock.core.demand import Demand
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, Moment
+from penstock.stores.rows import encode
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_floor import Accounts
-from penstock.stores.sqlite_rows import encode
 
 __all__ = ["NO_JOB", "Pages", "Told"]
 

@@ -20,10 +20,10 @@ from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
+from penstock.stores.rows import body_hash, encode, intent_row, job_row
 from penstock.stores.sqlite_file import WriteLock, one, query, statements
 from penstock.stores.sqlite_floor import Demands, TableFloor
 from penstock.stores.sqlite_pages import NO_JOB, Pages
-from penstock.stores.sqlite_rows import body_hash, encode, intent_row, job_row
 
 __all__ = ["Transaction"]
 

@@ -5,50 +5,51 @@ Every sum recomputed from the rows it is a sum of, and every invariant asked for
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-
-import apsw
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 from penstock.core.books import keys_of
+from penstock.core.demand import Demand
 from penstock.core.landing import Phase
 from penstock.core.states import State
-from penstock.stores.sqlite_file import query
-from penstock.stores.sqlite_floor import Demands
 
 __all__ = ["audit"]
 
-
-def audit(con: apsw.Connection, demands: Demands) -> Iterator[str]:
-    yield from _sums(con, demands)
-    yield from _jobs(con)
+#: The rows that a named statement answers with.
+Ask: TypeAlias = Callable[[str], Iterable[Any]]
 
 
-def _sums(con: apsw.Connection, demands: Demands) -> Iterator[str]:
+def audit(ask: Ask, demand_of: Callable[[int], Demand]) -> Iterator[str]:
+    yield from _sums(ask, demand_of)
+    yield from _jobs(ask)
+
+
+def _sums(ask: Ask, demand_of: Callable[[int], Demand]) -> Iterator[str]:
     units: Counter[tuple[str, str]] = Counter()
     running: Counter[tuple[str, str]] = Counter()
     held: Counter[str] = Counter()
     for dispatch_id, host, cost, addon_id, demand_no, phase, fence, job_id, state, job_fence in list(
-        query(con, "audit_dispatches")
+        ask("audit_dispatches")
     ):
         held[addon_id] += cost
-        for key in [("host", host), *keys_of(demands.demand(con, demand_no))]:
+        for key in [("host", host), *keys_of(demand_of(demand_no))]:
             units[key] += cost
             running[key] += 1
         expected = State.DISPATCHING if phase == Phase.RESERVED else State.RUNNING
         if job_id is not None and (state != expected or fence != job_fence):
             yield f"dispatch {dispatch_id} is {phase}, its job is {state} with fence {job_fence}"
-    ledger = {(scope, name): (u, r) for scope, name, u, r in query(con, "ledger")}
+    ledger = {(scope, name): (u, r) for scope, name, u, r in ask("ledger")}
     for key in ledger.keys() | units.keys():
         if ledger.get(key, (0, 0)) != (units[key], running[key]):
             yield f"ledger {key} says {ledger.get(key)}, its dispatches say {(units[key], running[key])}"
-    for addon_id, _, _, _, account, _ in query(con, "addons"):
+    for addon_id, _, _, _, account, _ in ask("addons"):
         if account != held[addon_id]:
             yield f"account {addon_id} holds {account}, its dispatches hold {held[addon_id]}"
 
 
-def _jobs(con: apsw.Connection) -> Iterator[str]:
-    tally = {(addon_id, state): n for addon_id, state, n in query(con, "tally")}
-    counted = {(addon_id, state): n for addon_id, state, n in query(con, "audit_tally")}
+def _jobs(ask: Ask) -> Iterator[str]:
+    tally = {(addon_id, state): n for addon_id, state, n in ask("tally")}
+    counted = {(addon_id, state): n for addon_id, state, n in ask("audit_tally")}
     if tally != counted:
         yield f"the tally says {tally}, the jobs are {counted}"
     for name, problem in (
@@ -56,5 +57,5 @@ def _jobs(con: apsw.Connection) -> Iterator[str]:
         ("audit_trail", "has a gap in its events"),
         ("audit_fold", "is not in the state its last event tells"),
     ):
-        for (job_id,) in query(con, name):
+        for (job_id,) in ask(name):
             yield f"job {job_id} {problem}"
