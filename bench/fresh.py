@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -54,7 +54,17 @@ def _no_survivors(grace: float = 2) -> Iterator[None]:
         yield
     finally:
         left = set(psutil.Process().children(recursive=True)) - known
+        left = {process for process in left if not known.intersection(_parents(process))}
         _, left = psutil.wait_procs(left, timeout=grace)
         for process in left:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it may end by itself at any moment
+                process.kill()
         psutil.wait_procs(left, timeout=grace)
+
+
+def _parents(process: psutil.Process) -> list[psutil.Process]:
+    """What a server that runs for the whole bench has started meanwhile is its own business."""
+    try:
+        return process.parents()
+    except psutil.NoSuchProcess:
+        return []

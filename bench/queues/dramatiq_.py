@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+
+from bench.queues.tick import server, tick
+
+GUARANTEE = "in memory"
+
+broker = RedisBroker(url=server(), middleware=[])
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor
+def job() -> None:
+    tick()
+
+
+def prepare() -> None:
+    broker.client.flushall()
+
+
+@contextmanager
+def session() -> Iterator[Callable[[], object]]:
+    yield job.send
+
+
+def work() -> None:
+    logging.disable(logging.WARNING)
+    dramatiq.Worker(broker, worker_threads=4).start()
+    threading.Event().wait()
