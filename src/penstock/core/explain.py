@@ -43,6 +43,9 @@ class Explanation:
     likely_start_at: Moment | None = None
     allowed: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"job {self.job_id[-8:]}: {self.text}"
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"ahead": [head._asdict() for head in self.ahead]}
 

@@ -8,6 +8,7 @@ replaced is told so and has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -58,10 +59,18 @@ class Desk:
 
     def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
         """All or none. Durable when it returns."""
+        self._check(intents)
+        return self._store.submit(intents, self._rules.depth)
+
+    def submit_soon(self, intents: Sequence[Intent]) -> Future[list[Receipt]]:
+        """Checked now, durable when the Future has its result."""
+        self._check(intents)
+        return self._store.submit_soon(intents, self._rules.depth)
+
+    def _check(self, intents: Sequence[Intent]) -> None:
         now = self._store.now()
         for intent in intents:
             check(intent, now, most_units=self._rules.capacity.most)
-        return self._store.submit(intents, self._rules.depth)
 
     def cancel(self, job_id: JobId, by: str = "") -> Job:
         def decide(job: Job) -> Change | None:

@@ -42,7 +42,8 @@ class House:
         self.store, self.rules = store, rules
         self._survivors = survivors
         self.machine = Machine(rules)
-        self.dispatcher = Dispatcher(store, rules, self.machine, Fetchers())
+        self.fetchers = Fetchers()
+        self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
         self.desk = Desk(store, rules, self.machine, self.dispatcher)
         self.keeper = Keeper(store, rules, clock)
         self.driver = Driver(store.now, [*more, self.keeper, self.dispatcher])
@@ -58,7 +59,8 @@ class House:
         return self
 
     def stop(self) -> None:
-        """No further tick. What runs goes on under its leases; the store is closed by whoever opened it."""
+        """No further tick, and no right to dispatch. What runs goes on under its leases; the store is closed by who opened it."""
         if self._started:
             self._started = False
             self.driver.stop()
+            self.store.release_dispatch()

@@ -1,7 +1,7 @@
 """
-A wake-up between processes: a datagram to the dispatcher of a file.
+Wake-ups between processes: a datagram to the dispatcher of a file, and from it to those who wait for what it does.
 
-A hint and no more: it may be lost, and anybody on the host may ring. The abstract namespace is used because such a socket
+Hints and no more: they may be lost, and anybody on the host may ring. The abstract namespace is used because such a socket
 has no length limit by its folder, leaves nothing behind, and vanishes with its process.
 """
 
@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
+from typing import Final
 
-__all__ = ["Bell", "ring"]
+__all__ = ["Bell", "Ear", "ring"]
+
+#: How long the dispatcher goes on telling an ear that has not asked again.
+EAR_SEC: Final = 5.0
+MOST_EARS: Final = 256
 
 
 def _address(path: Path) -> str:
@@ -27,15 +33,79 @@ def ring(path: Path, sender: socket.socket) -> None:
 
 
 class Bell:
+    """The dispatcher's end."""
+
     def __init__(self, path: Path, heard: Callable[[], None]) -> None:
         self._heard = heard
+        self._ears: dict[bytes, float] = {}
+        self._lock = Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(_address(path))
         self._thread = Thread(target=self._listen, name="penstock-bell", daemon=True)
         self._thread.start()
 
+    def tell(self) -> None:
+        """After a commit, to everybody who listens."""
+        if not self._ears:
+            return
+        now = time.monotonic()
+        with self._lock:
+            self._ears = {ear: until for ear, until in self._ears.items() if until > now and self._sent(ear)}
+
     def _listen(self) -> None:
-        while self._socket.recv(16) == b"1":
+        while (said := self._socket.recv(128)) != b"0":
+            if said.startswith(b"+"):
+                self._take(said[1:])
+            else:
+                self._heard()
+
+    def _take(self, ear: bytes) -> None:
+        with self._lock:
+            known = ear in self._ears
+            if known or len(self._ears) < MOST_EARS:
+                self._ears[ear] = time.monotonic() + EAR_SEC
+        if not known:
+            self._sent(ear)  # what was committed while it asked is news to it
+
+    def _sent(self, ear: bytes) -> bool:
+        try:
+            self._socket.sendto(b"1", socket.MSG_DONTWAIT, ear)
+        except BlockingIOError:
+            return True  # so many wait there that one more adds nothing
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.sendto(b"0", self._socket.getsockname())
+        self._thread.join()
+        self._socket.close()
+
+
+class Ear:
+    """The end of a process that waits for what the dispatcher does."""
+
+    def __init__(self, path: Path, heard: Callable[[], None]) -> None:
+        self._path, self._heard = path, heard
+        self._asked = 0.0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("")  # the kernel finds a name
+        self._thread = Thread(target=self._listen, name="penstock-ear", daemon=True)
+        self._thread.start()
+
+    def ask(self) -> None:
+        """To be called again and again: the dispatcher may have changed, and forgets who is silent."""
+        now = time.monotonic()
+        if now - self._asked > EAR_SEC / 10:
+            self._asked = now
+            with contextlib.suppress(OSError):
+                self._socket.sendto(
+                    b"+" + self._socket.getsockname(), socket.MSG_DONTWAIT, _address(self._path)
+                )
+
+    def _listen(self) -> None:
+        while self._socket.recv(16) != b"0":
             self._heard()
 
     def close(self) -> None:

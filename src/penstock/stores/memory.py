@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
@@ -52,6 +53,14 @@ class MemoryStore(MemoryTables):
             receipts = [self._known(intent) or self._insert(intent) for intent in intents]
         self._ring()
         return receipts
+
+    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
+        answer: Future[list[Receipt]] = Future()
+        try:
+            answer.set_result(self.submit(intents, depth))
+        except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the answer
+            answer.set_exception(error)
+        return answer
 
     def _known(self, intent: Intent) -> Receipt | None:
         if intent.idempotency_key is None or (intent.addon_id, intent.idempotency_key) not in self._keys:
@@ -386,6 +395,12 @@ class MemoryStore(MemoryTables):
             if self._holder is not None:
                 raise DispatcherHeld(f"this store is dispatched by {self._holder}", holder=self._holder)
             self._holder = holder
+
+    def release_dispatch(self) -> None:
+        self._holder = None
+
+    def listen(self) -> None:
+        pass  # there is no other process
 
     def on_change(self, ring: Callable[[], None]) -> None:
         self._rings.append(ring)

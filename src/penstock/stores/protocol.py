@@ -8,6 +8,7 @@ compare-and-set on one job. Everything else that happens to a job is a `Change`,
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
@@ -106,6 +107,10 @@ class Store(Protocol):
         """All or none, durable when it returns. QueueFull, KeyConflict."""
         ...
 
+    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
+        """The same for who must not wait here: an event loop. Durable when the Future has its result."""
+        ...
+
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
         """`weigh` sees rows that nobody else can change until its verdict is written. It must be quick, and may be called again."""
         ...
@@ -176,8 +181,16 @@ class Store(Protocol):
         """The right to dispatch from this store. DispatcherHeld names who has it."""
         ...
 
+    def release_dispatch(self) -> None:
+        """Somebody else may have it now. Nothing, for who does not hold it."""
+        ...
+
     def on_change(self, ring: Callable[[], None]) -> None:
         """Called after any commit, here or (by the holder of the dispatch right) in another process. A hint, from any thread."""
+        ...
+
+    def listen(self) -> None:
+        """For some seconds from now `on_change` also tells who does not dispatch of what the dispatching process commits."""
         ...
 
     def close(self) -> None: ...

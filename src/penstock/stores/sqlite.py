@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from penstock.core.order import Floor, Ordering, Verdict
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.audit import audit
-from penstock.stores.bell import Bell, ring
+from penstock.stores.bell import Bell, Ear, ring
 from penstock.stores.ids import uuid7
 from penstock.stores.protocol import Addon, Clock, Depth, Due, Overdue, Query, Receipt, Standing, Terms
 from penstock.stores.rows import dispatch_from, event_from, job_from
@@ -69,6 +70,7 @@ class SqliteStore:
         self._readers: SimpleQueue[apsw.Connection] = SimpleQueue()
         self._rings: list[Callable[[], None]] = []
         self._bell: Bell | None = None
+        self._ear: Ear | None = None
         self._dispatch_lock: DispatchLock | None = None
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._writer = Writer(self._begin)
@@ -80,6 +82,19 @@ class SqliteStore:
 
     def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         return self._write(lambda tx: tx.submit(intents, depth))
+
+    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
+        answer: Future[list[Receipt]] = Future()
+
+        def written(done: Future[list[Receipt]]) -> None:
+            try:
+                with failures(self._path):
+                    answer.set_result(done.result())
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
+                answer.set_exception(error)
+
+        self._writer.soon(lambda tx: tx.submit(intents, depth)).add_done_callback(written)
+        return answer
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
         return self._write(lambda tx: tx.admit(host, weigh, terms))
@@ -117,7 +132,9 @@ class SqliteStore:
     def _committed(self) -> None:
         for heard in self._rings:
             heard()
-        if self._dispatch_lock is None:
+        if self._bell is not None:
+            self._bell.tell()
+        else:
             ring(self._path, self._sender)
 
     # the dispatcher
@@ -130,15 +147,28 @@ class SqliteStore:
         for heard in self._rings:
             heard()
 
+    def release_dispatch(self) -> None:
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
+        lock, self._dispatch_lock = self._dispatch_lock, None
+        if lock is not None:
+            lock.close()
+
     def on_change(self, ring: Callable[[], None]) -> None:
         self._rings.append(ring)
 
+    def listen(self) -> None:
+        if self._bell is None:
+            if self._ear is None:
+                self._ear = Ear(self._path, self._heard)
+            self._ear.ask()
+
     def close(self) -> None:
         self._writer.close()
-        if self._bell is not None:
-            self._bell.close()
-        if self._dispatch_lock is not None:
-            self._dispatch_lock.close()
+        self.release_dispatch()
+        if self._ear is not None:
+            self._ear.close()
         while not self._readers.empty():
             self._readers.get().close()
         self._con.close()

@@ -1,0 +1,80 @@
+"""Submitting without waiting, handing the dispatch right on, and being told of what another process did."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from threading import Event
+
+import pytest
+
+from penstock.core.intent import Intent
+from penstock.core.refusals import DispatcherHeld, QueueFull
+from penstock.stores.protocol import Depth
+
+INTENT = Intent(addon_id="a", job_type="t")
+
+
+def test_a_submit_that_nobody_waits_for_is_as_durable_as_one_that_somebody_does(yard):
+    answers = [yard.store.submit_soon([INTENT] * 2, Depth()) for _ in range(3)]
+
+    receipts = [receipt for answer in answers for receipt in answer.result(10)]
+
+    assert ["QUEUED"] * 6 == [yard.state(receipt.job_id) for receipt in receipts]
+    assert 6 == len({receipt.job_id for receipt in receipts})
+
+
+def test_its_refusal_reaches_whoever_looks_for_the_answer(yard):
+    answer = yard.store.submit_soon([INTENT] * 2, Depth(total=1))
+
+    with pytest.raises(QueueFull):
+        answer.result(10)
+    assert [] == yard.store.events(0, 10)
+
+
+def test_a_dispatcher_that_lets_go_can_be_followed_by_another(yard):
+    yard.store.hold_dispatch("the first")
+    yard.store.release_dispatch()
+    yard.store.release_dispatch()
+
+    yard.store.hold_dispatch("the second")
+
+    with pytest.raises(DispatcherHeld, match="the second"):
+        yard.store.hold_dispatch("the third")
+
+
+def test_who_listens_is_told_of_what_the_dispatching_process_commits(tmp_path):
+    from penstock.stores.sqlite import SqliteStore
+
+    path = tmp_path / "jobs.db"
+    store = SqliteStore(path, lambda: 1)
+    program = f"""
+        from penstock.core.intent import Intent
+        from penstock.stores.protocol import Depth
+        from penstock.stores.sqlite import SqliteStore
+
+        store = SqliteStore({str(path)!r}, lambda: 1)
+        store.hold_dispatch("another process")
+        print("ready", flush=True)
+        input()
+        store.submit([Intent(addon_id="a", job_type="t")], Depth())
+        input()
+        store.close()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        other.stdout.readline()
+        rung = Event()
+        store.on_change(rung.set)
+        store.listen()
+        assert rung.wait(10)  # that it listens now is the first it hears
+        rung.clear()
+
+        other.stdin.write("\n")
+        other.stdin.flush()
+
+        assert rung.wait(10)
+        other.stdin.write("\n")
+        other.stdin.flush()
+    store.close()
