@@ -19,6 +19,7 @@ from penstock.core.words import SECOND, Moment, Span
 __all__ = [
     "BLIND",
     "SCALES",
+    "TOLD",
     "Busy",
     "Capacity",
     "Points",
@@ -28,6 +29,7 @@ __all__ = [
     "Senses",
     "Thresholds",
     "busy",
+    "is_fresh",
     "observe",
 ]
 
@@ -46,9 +48,13 @@ class QuietState(StrEnum):
 
 
 class Reading(NamedTuple):
+    """`source`: the application that told it, none for the host itself. `ttl`: for how long it counts, if it said so."""
+
     name: str
     value: float
     at: Moment
+    source: str = ""
+    ttl: Span | None = None
 
 
 class Busy(NamedTuple):
@@ -57,6 +63,9 @@ class Busy(NamedTuple):
     score: float
     by: str
 
+
+#: What applications may report about themselves.
+TOLD: Final = ("error_rate", "p95_ms", "in_flight")
 
 SCALES: Final[dict[str, Points]] = {
     "cpu": ((0.0, 0), (0.20, 2), (0.50, 5), (0.70, 7), (0.90, 10)),
@@ -81,12 +90,19 @@ class Senses:
 
 
 def busy(readings: Iterable[Reading], now: Moment, senses: Senses) -> Busy:
-    fresh = {
-        r.name: r.value for r in readings if 0 <= now - r.at <= senses.fresh_for and r.name in senses.scales
-    }
-    scores = [Busy(_along(senses.scales[name], value), name) for name, value in fresh.items()]
-    scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - fresh.keys())]
+    fresh = [r for r in readings if r.name in senses.scales and is_fresh(r, now, senses)]
+    scores = [
+        Busy(_along(senses.scales[r.name], r.value), f"{r.name} of {r.source}" if r.source else r.name)
+        for r in fresh
+    ]
+    # What an application says of its own processor is no word about the host's.
+    known = {r.name for r in fresh if not r.source}
+    scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - known)]
     return max(scores, default=Busy(BLIND, "no fresh signal"), key=lambda s: s.score)
+
+
+def is_fresh(reading: Reading, now: Moment, senses: Senses) -> bool:
+    return 0 <= now - reading.at <= (senses.fresh_for if reading.ttl is None else reading.ttl)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ replaced is told so and has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from penstock.core.outlook import Outlook, outlook
 from penstock.core.refusals import NotFound, StaleDispatch
 from penstock.core.spend import Mark, judge
 from penstock.core.states import State
-from penstock.core.words import AddonId, DispatchId, JobId, Money
+from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
 from penstock.engine.dispatcher import Dispatcher, Kinds
 from penstock.engine.machine import Machine
 from penstock.engine.rules import Rules
@@ -126,6 +126,12 @@ class Desk:
             ahead=seen.ahead,
             line_ahead=seen.line_ahead,
             likely_start_at=seen.likely_start_at,
+        )
+
+    def hear(self, source: AddonId, values: Mapping[str, float], ttl_sec: float | None = None) -> None:
+        """What an application says about itself: `p95_ms`, `in_flight`, `error_rate`."""
+        self._machine.hear(
+            source, values, self._store.now(), None if ttl_sec is None else int(ttl_sec * SECOND)
         )
 
     def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:

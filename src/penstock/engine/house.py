@@ -16,8 +16,10 @@ from penstock.engine.dispatcher import Dispatcher, Fetchers
 from penstock.engine.driver import Driver, Part
 from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
+from penstock.engine.probe import Pids, Probe
 from penstock.engine.recovery import Survivors, recover
 from penstock.engine.rules import Rules
+from penstock.engine.signals import Signals
 from penstock.stores.protocol import Store
 
 __all__ = ["House"]
@@ -27,7 +29,8 @@ class House:
     """
     `desk` serves from the beginning, in any number of processes. `start` takes the right to dispatch (DispatcherHeld says who
     has it), deals with what a scheduler before it left in flight, and begins to tick. `survivors` ends what our own runner
-    left running: `recovery` says what becomes of whose runs.
+    left running: `recovery` says what becomes of whose runs. `pids`: the roots of what our runner has running now, whose load
+    is not somebody else's.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class House:
         clock: SteadyClock | None = None,
         more: Sequence[Part] = (),
         survivors: Survivors | None = None,
+        pids: Pids = tuple,
     ) -> None:
         self.store, self.rules = store, rules
         self._survivors = survivors
@@ -46,7 +50,13 @@ class House:
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
         self.desk = Desk(store, rules, self.machine, self.dispatcher)
         self.keeper = Keeper(store, rules, clock)
-        self.driver = Driver(store.now, [*more, self.keeper, self.dispatcher])
+        # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
+        senses = (
+            []
+            if rules.capacity.fixed is not None
+            else [Signals(self.machine, Probe(pids), every=rules.sense_every)]
+        )
+        self.driver = Driver(store.now, [*more, *senses, self.keeper, self.dispatcher])
         self._started = False
 
     def start(self, holder: str = "") -> Self:

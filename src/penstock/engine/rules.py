@@ -32,6 +32,8 @@ class Rules:
     #: From the cancel signal to TERM, and from TERM to KILL: then a run that was told to stop is given up.
     grace: Span = 15 * SECOND
     tick: Span = 2 * SECOND
+    #: How often the machine is measured.
+    sense_every: Span = 2 * SECOND
     #: How long a worker that asked for jobs of a kind is expected to ask again.
     fetch_for: Span = 30 * SECOND
     retention: Span = 30 * 24 * HOUR
