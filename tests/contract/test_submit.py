@@ -179,3 +179,19 @@ def test_a_list_is_filtered_and_paged_in_both_directions(yard):
     assert found(after=yard.store.job(ids[1]).no, limit=2) == ids[2:4]
     assert found(newest_first=True, limit=2) == [ids[5], ids[4]]
     assert found(newest_first=True, after=yard.store.job(ids[4]).no, limit=2) == [ids[3], ids[2]]
+
+
+def test_a_list_finds_by_tag_and_by_any_part_of_an_id(yard):
+    [tagged] = yard.submit(tags=("nightly", "o'hare"))
+    [other] = yard.submit(tags=("night",))
+    yard.submit()
+
+    def found(**query):
+        return [job.job_id for job in yard.store.find(Query(**query))]
+
+    assert found(tag="nightly") == [tagged]
+    assert found(tag="o'hare") == [tagged]
+    assert found(tag="night") == [other]
+    assert found(tag="n%") == []
+    assert found(part=tagged[-8:]) == [tagged]
+    assert found(part="%") == []

@@ -84,6 +84,8 @@ class MemoryTables:
             if (not query.states or job.state in query.states)
             and (query.addon_id is None or job.intent.addon_id == query.addon_id)
             and (query.job_type is None or job.intent.job_type == query.job_type)
+            and (query.tag is None or query.tag in job.intent.tags)
+            and (query.part is None or query.part in job.job_id)
             and (not query.after or (job.no < query.after if query.newest_first else job.no > query.after))
         )
         return list(islice(wanted, query.limit))

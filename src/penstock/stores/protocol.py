@@ -83,6 +83,8 @@ class Query:
     states: Collection[State] = ()
     addon_id: AddonId | None = None
     job_type: str | None = None
+    tag: str | None = None
+    part: str | None = None  # of the job's id; people type the end of one
     after: int = 0  # the number of the last job seen; by number, newest first when 0 < limit
     newest_first: bool = False
     limit: int = 50

@@ -235,6 +235,14 @@ class SqliteStore:
         if query.job_type is not None:
             where.append("j.demand IN (SELECT no FROM demand WHERE job_type = ?)")
             values.append(query.job_type)
+        if query.tag is not None:
+            where.append(
+                "EXISTS (SELECT 1 FROM intent i, json_each(i.tags) t WHERE i.no = j.no AND t.value = ?)"
+            )
+            values.append(query.tag)
+        if query.part is not None:
+            where.append("instr(j.job_id, ?) > 0")
+            values.append(query.part)
         if query.after:
             where.append("j.no < ?" if query.newest_first else "j.no > ?")
             values.append(query.after)
