@@ -95,11 +95,22 @@ def test_dispose_tells_the_hooks_of_every_call_that_it_ends(gate):
     assert listener.states[-1].disposed
 
 
-def test_a_hook_that_raises_is_logged_and_nothing_else_breaks(kind, caplog):
-    class Broken(penstock.QueueHooks):
-        def on_dispatch(self, call):
-            raise RuntimeError("my mistake")
+class Broken(penstock.QueueHooks):
+    def on_dispatch(self, call):
+        raise RuntimeError("my mistake")
 
+
+def test_a_hook_that_raises_is_logged_and_nothing_else_breaks(kind, caplog):
+    with (
+        caplog.at_level(logging.ERROR, "penstock"),
+        penstock.WorkerPool(1, kind=kind, hooks=Broken()) as pool,
+    ):
+        assert [1, 2] == [pool.submit(calls.echo, number).result(30) for number in (1, 2)]
+
+    assert 2 == sum("Broken.on_dispatch" in record.getMessage() for record in caplog.records)
+
+
+def test_a_hook_that_raises_keeps_the_news_from_no_other(kind, caplog):
     listener = Listener()
     with (
         caplog.at_level(logging.ERROR, "penstock"),

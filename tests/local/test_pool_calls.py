@@ -216,6 +216,17 @@ def test_work_goes_to_the_least_loaded_worker_and_no_pipe_gets_more_than_its_sha
             future.result(30)
 
 
+def test_a_long_call_after_many_brief_ones_holds_nobody_up():
+    both = threading.Barrier(2)
+
+    with penstock.WorkerPool(2, kind="thread") as pool:
+        for _ in range(20):
+            brief = [pool.submit(calls.echo, number) for number in range(60)]
+            assert list(range(60)) == [call.result(30) for call in brief]
+
+            assert {0, 1} == {call.result(30) for call in [pool.submit(both.wait, 20) for _ in range(2)]}
+
+
 def test_a_paused_pool_accepts_and_hands_out_nothing_until_resumed(kind):
     with penstock.WorkerPool(1, kind=kind) as pool:
         pool.pause()

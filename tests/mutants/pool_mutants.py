@@ -102,6 +102,13 @@ MUTANTS = [
         (f"{EXECUTOR}::test_a_loop_that_blocks_does_not_stop_the_pool",),
     ),
     (
+        "pool: nobody looks out for a call that turns out to be long",
+        "penstock/local/thread.py",
+        "            elif not worker.bell.acquire(timeout=_LOOK):\n",
+        "            elif not worker.bell.acquire():\n",
+        (f"{CALLS}::test_a_long_call_after_many_brief_ones_holds_nobody_up",),
+    ),
+    (
         "pool: a map that nobody reads is forgotten",
         "penstock/local/pool.py",
         "                unread.finish()\n",
@@ -111,8 +118,15 @@ MUTANTS = [
     (
         "pool: a hook that raises is not caught",
         "penstock/local/hooks.py",
-        "                        except Exception:\n",
-        "                        except ZeroDivisionError:\n",
+        '            except Exception:\n                log.exception("the hook %r failed", hook)\n            finally:\n',
+        "            finally:\n",
         (f"{HOOKS}::test_a_hook_that_raises_is_logged_and_nothing_else_breaks",),
+    ),
+    (
+        "pool: a hook that raises ends the round of the others",
+        "penstock/local/hooks.py",
+        "        for hook in hooks:\n            try:\n                hook(what)\n",
+        "        for hook in hooks:\n            hook(what)\n            try:\n                pass\n",
+        (f"{HOOKS}::test_a_hook_that_raises_keeps_the_news_from_no_other",),
     ),
 ]

@@ -36,10 +36,10 @@ class CallContext:
 
 
 class _Here(threading.local):
-    make: Callable[[], CallContext] | None = None
+    make: Callable[[], CallContext | None] | None = None
 
 
-#: A worker sets `here.make` around each call; the context itself is made only if the function asks for it.
+#: A worker thread sets `here.make`: the context of the call that it runs is made only if the function asks for it.
 here = _Here()
 
 #: In a worker process the one call that runs, seen from whatever thread the function starts.

@@ -85,8 +85,8 @@ class ProcessCrew:
                 if call.dispatch not in worker.calls:
                     queue.lose([call], now)
                 raise
-            if herald.dispatch:
-                herald.news.append((herald.dispatch, (call,)))
+            if herald.dispatch is not None:
+                herald.news.append((herald.dispatch, call))
             if worker not in touched:
                 touched.append(worker)
         if touched and self._options.max_calls is not None:
@@ -245,8 +245,7 @@ class ProcessCrew:
             if worker.unsent and len(calls) - worker.unsent <= self._enough:
                 self._write(worker)
             wake = gate.collect_granted() if queue.granted else ()
-            if gate.herald.state:
-                gate.note_state()
+            gate.note_state()
         for rouse in wake:
             rouse()
         self._deliver(worker, outcomes)
@@ -261,8 +260,8 @@ class ProcessCrew:
             if call.guarded:
                 gate._unguard(call)
             call._settle(value, error)
-            if herald.settle:
-                herald.news.append((herald.settle, (call,)))
+            if herald.settle is not None:
+                herald.news.append((herald.settle, call))
         if herald.news or gate._when_idle:
             gate.after()
 

@@ -155,8 +155,8 @@ class Gate:
                     self._check_guards(call)
                 verdict = queue.enter(call, now) if call.eager else queue.reserve(call, now)
                 if verdict is ACCEPTED:
-                    if herald.queued:
-                        herald.news.append((herald.queued, (call,)))
+                    if herald.queued is not None:
+                        herald.news.append((herald.queued, call))
                     if queue.in_flight < queue.limit:
                         self.crew.pump(now)
                 elif verdict is WAIT and sleepy and (not call.eager or may_block()):
@@ -166,8 +166,8 @@ class Gate:
                     self.totals.rejected += 1
                     herald.note(herald.reject, call)
                 evicted = self._collect_evicted() if queue.evicted else ()
-                if herald.state:
-                    herald.news.append((herald.state, (queue.state(),)))
+                if herald.state is not None:
+                    herald.news.append((herald.state, queue.state()))
             if verdict is REFUSED:
                 raise self._dropped()
         except BaseException as error:
@@ -237,8 +237,8 @@ class Gate:
 
     def note_state(self) -> None:
         """Once for each time that the lock was held to change something, before it is released."""
-        if self.herald.state:
-            self.herald.note(self.herald.state, self.queue.state())
+        if self.herald.state is not None:
+            self.herald.news.append((self.herald.state, self.queue.state()))
 
     def _collect_evicted(self) -> list[Call[Any]]:
         evicted, self.queue.evicted = self.queue.evicted, []
@@ -275,8 +275,7 @@ class Gate:
             if call.guarded:
                 self._unguard(call)
             call._settle(result, error)
-            if herald.settle:
-                herald.note(herald.settle, call)
+            herald.note(herald.settle, call)
         self.after()
 
     def after(self) -> None:
@@ -319,7 +318,7 @@ class Gate:
                 return False
             if total:
                 setattr(self.totals, total, getattr(self.totals, total) + 1)
-                self.herald.note(self.herald.cancel, call, phase)
+                self.herald.note(self.herald.cancel, (call, phase))
             if phase is Phase.IN_FLIGHT:
                 self.crew.tell_canceled(call, now)
             self.crew.pump(now)
@@ -439,7 +438,7 @@ class Gate:
             self.totals.canceled += len(ended)
             for call, phase in ended:
                 call.asleep = None
-                self.herald.note(self.herald.cancel, call, phase)
+                self.herald.note(self.herald.cancel, (call, phase))
             self.note_state()
         for call, _ in ended:
             self._finish(call, error(call))

@@ -1,35 +1,57 @@
 """
 Thread workers, behind the same gate as process workers.
 
-A thread that ends a call takes the next one itself, under the lock that it holds anyway; the hand-off queue is only for
-threads that sleep. A thread cannot be ended from outside: a cancelled call that does not look at
-`current_call().cancelled` keeps its slot until it returns, so that the pool never runs more than it was told to.
+A thread that ends a call takes the next one itself, under the lock that it holds anyway; only a thread that finds
+nothing sleeps, each on a bell of its own, and the last to fall asleep is the first to be woken.
+
+Waking a thread takes longer than a brief call, and under one interpreter lock brief calls gain nothing from a second
+thread. So while calls have been brief for a while, no further thread is woken as long as one is at work; instead one
+of the sleepers, the *lookout*, looks in every millisecond. A call that turns out to be long can delay those behind it
+by no more than that.
+
+A thread cannot be ended from outside: a cancelled call that does not look at `current_call().cancelled` keeps its slot
+until it returns, so that the pool never runs more than it was told to.
 """
 
 from __future__ import annotations
 
 import threading
+from _thread import allocate_lock
+from collections import deque
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.queue import IN_FLIGHT
 from penstock.local.call import Call
-from penstock.local.context import here
+from penstock.local.context import CallContext, here
 from penstock.local.gate import Gate, never_block_here
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
     from penstock.local.options import WorkerOptions
 
+#: A call that ran for no longer than this is brief: to wake another thread for it takes longer than to wait for it.
+_BRIEF: Final = 50e-6
+#: After so many of them in a row, the next ones are expected to be brief, too.
+_FOR_A_WHILE: Final = 32
+#: How often the lookout looks in.
+_LOOK: Final = 1e-3
+
 
 class ThreadWorker:
-    __slots__ = ("place", "settled", "thread")
+    __slots__ = ("bell", "call", "place", "running", "settled", "thread")
 
     def __init__(self, place: int) -> None:
         self.place = place
         self.settled = 0
         self.thread: threading.Thread | None = None
+        self.bell = allocate_lock()  # released to wake its thread
+        self.bell.acquire()
+        self.call: Call[Any] | None = None  # what it holds
+        self.running: Call[Any] | None = None  # the same, while the function runs
+
+    def context(self) -> CallContext | None:
+        return None if self.running is None else self.running._context()
 
 
 class ThreadCrew:
@@ -38,14 +60,16 @@ class ThreadCrew:
     def __init__(self, gate: Gate, options: WorkerOptions) -> None:
         self._gate = gate
         self._options = options
-        self._inbox: SimpleQueue[Call[Any] | None] = SimpleQueue()
-        self._waiting = 0  # calls in the inbox
-        self._idle = 0  # threads that wait for it
+        self._inbox: deque[Call[Any]] = deque()  # handed out, and in no thread's hands yet
+        self._asleep: list[ThreadWorker] = []
+        self._lookout: ThreadWorker | None = None
+        self._coming = 0  # threads that were woken or started for the inbox, and have not looked into it yet
+        self._alive = 0
+        self._brief = 0  # brief calls in a row
         self._object: Any = None
         self._building = threading.Lock()
         self._closing = self.stopped = False
         self.workers = [ThreadWorker(place) for place in range(options.workers)]
-        self._handed: dict[int, Call[Any]] = {}
         self.gone = threading.Event()
         self.halted = self.last_crash = None
         self.crashes = 0
@@ -53,39 +77,55 @@ class ThreadCrew:
     # With the gate's lock held
 
     def pump(self, now: float) -> None:
-        queue = self._gate.queue
+        self._hand_out(now)
+        if len(self._inbox) > self._coming:
+            self._rouse()
+
+    def _hand_out(self, now: float) -> None:
+        gate = self._gate
+        queue, herald = gate.queue, gate.herald
         while queue.pending and (call := queue.take(now)) is not None:
-            self._note_handed(call)
-            self._waiting += 1
-            self._inbox.put(call)
-        if self._waiting > self._idle:
-            self._start_more()
+            gate.totals.dispatched += 1
+            self._inbox.append(call)
+            if herald.dispatch is not None:
+                herald.news.append((herald.dispatch, call))
 
-    def _note_handed(self, call: Call[Any]) -> None:
-        self._handed[call.dispatch] = call
-        self._gate.totals.dispatched += 1
-        if self._gate.herald.dispatch:
-            self._gate.herald.news.append((self._gate.herald.dispatch, (call,)))
+    def _rouse(self) -> None:
+        """One thread for each call that nobody comes for; the same thread for all of them while calls are brief."""
+        asleep = self._asleep
+        while len(self._inbox) > self._coming:
+            lookout = self._lookout
+            if lookout is not None and self._alive > len(asleep) + 1:
+                return  # somebody is awake
+            if asleep:
+                self._wake(asleep.pop())
+            elif lookout is not None:
+                self._lookout = None
+                self._wake(lookout)
+            elif self._alive < len(self.workers):
+                self._start(next(worker for worker in self.workers if worker.thread is None))
+            else:
+                return
 
-    def _start_more(self) -> None:
-        missing = self._waiting - self._idle
-        for worker in self.workers:
-            if missing > 0 and worker.thread is None:
-                missing -= 1
-                self._start(worker)
+    def _wake(self, worker: ThreadWorker) -> None:
+        self._coming += 1
+        worker.bell.release()
 
     def _start(self, worker: ThreadWorker) -> None:
         name = f"penstock-{self._gate.name}-{worker.place}"
-        worker.thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
-        self._idle += 1
+        thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
+        thread.start()
+        worker.thread = thread
+        self._coming += 1
+        self._alive += 1
         self._gate.totals.spawned += 1
-        worker.thread.start()
 
     def tell_canceled(self, call: Call[Any], now: float) -> None:
         """The function sees it through `current_call()`; there is nobody else to tell."""
 
     def in_flight(self) -> Iterator[Call[Any]]:
-        return iter(list(self._handed.values()))
+        held = [worker.call for worker in self.workers if worker.call is not None]
+        return iter([*held, *self._inbox])
 
     def nudge(self, call: Call[Any]) -> None:
         """Nobody leads here."""
@@ -106,66 +146,99 @@ class ThreadCrew:
 
     def _work(self, worker: ThreadWorker) -> None:
         never_block_here()
+        here.make = worker.context
         try:
-            if self._options.initializer is not None:
-                self._options.initializer(*self._options.initargs)
-            while (call := self._inbox.get()) is not None:
+            try:
+                if self._options.initializer is not None:
+                    self._options.initializer(*self._options.initargs)
+            finally:
                 with self._gate.lock:
-                    self._waiting -= 1
-                    self._idle -= 1
+                    self._coming -= 1
+            while (call := self._next(worker)) is not None:
                 while call is not None:
                     call = self._run(worker, call)
         finally:
             with self._gate.lock:
                 worker.thread = None
-                last = self._closing and all(other.thread is None for other in self.workers)
+                self._alive -= 1
+                last = self._closing and not self._alive
             if last:
                 self.gone.set()
 
+    def _next(self, worker: ThreadWorker) -> Call[Any] | None:
+        """Sleep until there is something to do; None if there never will be."""
+        seen = -1  # how many calls had been settled when the lookout looked last
+        while True:
+            with self._gate.lock:
+                if self._inbox:
+                    worker.call = self._inbox.popleft()
+                    return worker.call
+                if self._closing:
+                    return None
+                settled = sum(other.settled for other in self.workers)
+                stays = (
+                    self._lookout is None
+                    and self._brief >= _FOR_A_WHILE
+                    and self._alive > 1
+                    and settled != seen
+                )
+                seen = settled
+                if stays:
+                    self._lookout = worker
+                else:
+                    self._asleep.append(worker)
+            if not stays:
+                worker.bell.acquire()
+            elif not worker.bell.acquire(timeout=_LOOK):
+                with self._gate.lock:
+                    if self._lookout is worker:
+                        self._lookout = None
+                        continue
+                worker.bell.acquire()  # it was rung just now
+            with self._gate.lock:
+                self._coming -= 1
+
     def _run(self, worker: ThreadWorker, call: Call[Any]) -> Call[Any] | None:
-        """Run it, settle it, and take the next one; None if there is none, and then this thread is idle."""
+        """Run it, settle it, and take the next one; None if there is none."""
         dispatch = call.dispatch
-        call.home = worker
         result: Any = None
         error: BaseException | None = None
         started = clock()
         if call.stage is IN_FLIGHT:
-            here.make = call._context
+            worker.running = call
             try:
                 result = self._invoke(call)
             except BaseException as raised:  # noqa: BLE001  # whatever it is, it is the caller's to see
                 error = raised
-            here.make = None
-        gate, ended = self._gate, clock()
-        queue = gate.queue
+            worker.running = None
+        gate, ran_for = self._gate, clock() - started
+        queue, herald = gate.queue, gate.herald
         with gate.lock:
             now = clock()
-            del self._handed[dispatch]
             worker.settled += 1
+            self._brief = self._brief + 1 if ran_for <= _BRIEF else 0
             counts = queue.settle(call, dispatch, now)
             if counts:
                 if error is None:
                     gate.totals.succeeded += 1
                 else:
                     gate.totals.failed += 1
-            following = queue.take(now)
-            if following is None:
-                self._idle += 1
-            else:
-                self._note_handed(following)
+            if queue.pending:
+                self._hand_out(now)
+            following = worker.call = self._inbox.popleft() if self._inbox else None
             wake = gate.collect_granted() if queue.granted else ()
-            if gate.herald.state:
-                gate.note_state()
-        call.ran_for = ended - started
+            if herald.state is not None:
+                herald.news.append((herald.state, queue.state()))
+        call.ran_for = ran_for
         for rouse in wake:
             rouse()
         if counts:
             if call.guarded:
                 gate._unguard(call)
             call._settle(result, error)
-            if gate.herald.settle:
-                gate.herald.news.append((gate.herald.settle, (call,)))
-        if gate.herald.news or gate._when_idle:
+            if herald.settle is not None:
+                herald.news.append((herald.settle, call))
+        if herald.news or gate._when_idle:
             gate.after()
         return following
 
@@ -189,7 +262,7 @@ class ThreadCrew:
 
     def loads(self) -> tuple[int, ...]:
         """How many calls each worker has (with the gate's lock held)."""
-        return tuple(sum(call.home is worker for call in self._handed.values()) for worker in self.workers)
+        return tuple(int(worker.call is not None) for worker in self.workers)
 
     def census(self) -> dict[str, int]:
         """How many workers are how (with the gate's lock held)."""
@@ -221,8 +294,10 @@ class ThreadCrew:
     def close(self, *, kill: bool) -> None:  # noqa: ARG002  # a thread cannot be killed
         with self._gate.lock:
             self._closing = True
-            alive = sum(worker.thread is not None for worker in self.workers)
-            if not alive:
+            if not self._alive:
                 self.gone.set()
-            for _ in range(alive):
-                self._inbox.put(None)
+            if self._lookout is not None:
+                self._asleep.append(self._lookout)
+                self._lookout = None
+            while self._asleep:
+                self._wake(self._asleep.pop())
