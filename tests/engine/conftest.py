@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from threading import Event
+
 import pytest
 
 from penstock.core.intent import Intent
@@ -26,12 +29,15 @@ class Works:
         from penstock.engine.dispatcher import Dispatcher, Fetchers
         from penstock.engine.keeper import Keeper
         from penstock.engine.machine import Machine
+        from penstock.engine.room import Room
 
         self.store, self.clock, self.rules = store, clock, rules
         self.machine, self.fetchers = Machine(rules), Fetchers()
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
         self.keeper = Keeper(store, rules)
-        self.desk = Desk(store, rules, self.machine, self.dispatcher)
+        self.woken = Event()  # somebody waits for room
+        self.room = Room(store, rules.depth, self.woken.set)
+        self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room)
 
     @property
     def now(self):
@@ -41,8 +47,13 @@ class Works:
         self.clock.now += int(seconds * SECOND)
 
     def step(self):
+        self.room.step(self.now)
         self.keeper.step(self.now)
         return self.dispatcher.step(self.now)
+
+    def under(self, **rules):
+        """The same store and clock under other rules."""
+        return type(self)(self.store, self.clock, replace(self.rules, **rules))
 
     def submit(self, n=1, **fields):
         receipts = self.desk.submit([Intent(**{"addon_id": "a", "job_type": "t"} | fields)] * n)

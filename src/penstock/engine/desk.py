@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock.core import changes
 from penstock.core.admission import Decision
+from penstock.core.books import EVERYTHING
 from penstock.core.changes import Beat, Change
 from penstock.core.demand import Demand, demand_of
 from penstock.core.explain import Explanation, explain
@@ -29,6 +30,7 @@ from penstock.core.states import State
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
 from penstock.engine.dispatcher import Dispatcher, Kinds
 from penstock.engine.machine import Machine
+from penstock.engine.room import Room
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Receipt, Store
 
@@ -52,20 +54,25 @@ class Answer(NamedTuple):
 
 
 class Desk:
-    def __init__(self, store: Store, rules: Rules, machine: Machine, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, store: Store, rules: Rules, machine: Machine, dispatcher: Dispatcher, room: Room | None = None
+    ) -> None:
         self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
+        self._room = room or Room(store, rules.depth)
 
     # submitters and people
 
-    def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
-        """All or none. Durable when it returns."""
+    def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:
+        """All or none. Durable when it returns. At the depth limit it waits for room, up to `wait_sec`; then QueueFull."""
+        if wait_sec:
+            return self.submit_soon(intents, wait_sec).result()
         self._check(intents)
-        return self._store.submit(intents, self._rules.depth)
+        return self._room.submit(intents)
 
-    def submit_soon(self, intents: Sequence[Intent]) -> Future[list[Receipt]]:
-        """Checked now, durable when the Future has its result."""
+    def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
+        """Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up its place."""
         self._check(intents)
-        return self._store.submit_soon(intents, self._rules.depth)
+        return self._room.submit_soon(intents, wait_sec)
 
     def _check(self, intents: Sequence[Intent]) -> None:
         now = self._store.now()
@@ -127,6 +134,14 @@ class Desk:
             line_ahead=seen.line_ahead,
             likely_start_at=seen.likely_start_at,
         )
+
+    def pause(self, addon_id: AddonId = EVERYTHING) -> None:
+        """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""
+        self._store.set_addon(addon_id, paused=True)
+
+    def resume(self, addon_id: AddonId = EVERYTHING) -> None:
+        """Who was paused under its own name stays so when everything is resumed."""
+        self._store.set_addon(addon_id, paused=False)
 
     def hear(self, source: AddonId, values: Mapping[str, float], ttl_sec: float | None = None) -> None:
         """What an application says about itself: `p95_ms`, `in_flight`, `error_rate`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from threading import Lock
 from typing import Self
 
 from penstock.engine.clock import SteadyClock
@@ -18,6 +19,7 @@ from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
 from penstock.engine.probe import Pids, Probe
 from penstock.engine.recovery import Survivors, recover
+from penstock.engine.room import Room
 from penstock.engine.rules import Rules
 from penstock.engine.signals import Signals
 from penstock.stores.protocol import Store
@@ -48,16 +50,16 @@ class House:
         self.machine = Machine(rules)
         self.fetchers = Fetchers()
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
-        self.desk = Desk(store, rules, self.machine, self.dispatcher)
+        self.room = Room(store, rules.depth, self._somebody_waits)
+        self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room)
         self.keeper = Keeper(store, rules, clock)
         # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
-        senses = (
-            []
-            if rules.capacity.fixed is not None
-            else [Signals(self.machine, Probe(pids), every=rules.sense_every)]
-        )
-        self.driver = Driver(store.now, [*more, *senses, self.keeper, self.dispatcher])
-        self._started = False
+        parts: list[Part] = [*more, self.room, self.keeper, self.dispatcher]
+        if rules.capacity.fixed is None:
+            parts.insert(0, Signals(self.machine, Probe(pids), every=rules.sense_every))
+        self.driver = Driver(store.now, parts)
+        self._usher: Driver | None = None
+        self._started, self._lock = False, Lock()
 
     def start(self, holder: str = "") -> Self:
         holder = holder or f"process {os.getpid()}"
@@ -74,3 +76,20 @@ class House:
             self._started = False
             self.driver.stop()
             self.store.release_dispatch()
+        self.room.close()
+        with self._lock:
+            usher, self._usher = self._usher, None
+        if usher is not None:
+            usher.stop()
+
+    def _somebody_waits(self) -> None:
+        """For room. A house that dispatches lets them in as it ticks; in any other process a driver of their own does."""
+        if self._started:
+            self.driver.ring()
+            return
+        with self._lock:
+            if self._usher is None:
+                self._usher = Driver(self.store.now, [self.room])
+                self.store.on_change(self._usher.ring)
+                self._usher.start()
+            self._usher.ring()
