@@ -51,6 +51,7 @@ format: .venv  ## rewrite in the house style
 
 .venv/.ready: requirements.lock pyproject.toml
 	PYTHON=$(PYTHON) sh ./setup-venv.sh .venv requirements.lock
+	$(BIN)/python -m penstock.web.vendor
 	@touch $@
 
 .venv-bench: .venv-bench/.ready  ## the environment of the benchmarks: the peers and nothing of ours but the package

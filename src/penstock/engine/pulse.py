@@ -1,0 +1,144 @@
+"""
+What the last quarter of an hour looked like, a second at a time: for the page's charts, `top`, and whoever watches.
+
+It reads the trail with a cursor of its own, once a second, and keeps sums. What it costs follows what happened, not what waits or who
+watches: every watcher gets the same frame.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from penstock.core.job import Event, Kind
+from penstock.core.words import SECOND, DispatchId, Moment, Span
+from penstock.engine.feed import feed
+from penstock.engine.machine import Machine
+from penstock.stores.protocol import Store
+
+__all__ = ["Frame", "Pulse", "Second"]
+
+_KEPT: Final = 900
+_RECENT: Final = 60  # seconds of samples behind a percentile
+_SHOWN: Final = 40  # of the newest events; more than that in a second nobody reads
+_CATCHING_UP: Final = 20_000  # events a step; what is older than that was not watched by anybody
+
+_COUNTED: Final = {
+    Kind.SUBMITTED: "submitted",
+    Kind.RUNNING: "started",
+    Kind.DONE: "done",
+    Kind.FAILED: "failed",
+    Kind.REQUEUED: "requeued",
+    Kind.CANCELED: "canceled",
+    Kind.BLOCKED: "blocked",
+    Kind.DENIED: "denied",
+}
+_ENDS: Final = frozenset({Kind.DONE, Kind.FAILED, Kind.REQUEUED, Kind.CANCELED, Kind.BLOCKED})
+
+
+class Second(NamedTuple):
+    """What happened in one second, and how full the machine was at its end."""
+
+    at: Moment
+    counts: Counter[str]
+    waits: Sequence[Span]
+    runs: Sequence[Span]
+    in_use: int
+    capacity: int
+    busy: float
+    queued: int
+
+
+class Frame(NamedTuple):
+    """The newest second, and what is shown beside it."""
+
+    number: int
+    second: Second
+    jobs: dict[str, int]
+    events: Sequence[Event]
+    wait: tuple[Span, Span] | None  # p50 and p95 of the last minute
+    run: tuple[Span, Span] | None
+
+
+class Pulse:
+    def __init__(self, store: Store, machine: Machine, host: Any) -> None:
+        self._store, self._machine, self._host = store, machine, host
+        self._seen = _newest(store)
+        self._seconds: deque[Second] = deque(maxlen=_KEPT)
+        self._began: dict[DispatchId, Moment] = {}
+        self._frame: Frame | None = None
+        self._lock = Lock()
+
+    def step(self, now: Moment) -> Moment:
+        events = self._unread()
+        counts = Counter(_COUNTED[event.kind] for event in events if event.kind in _COUNTED)
+        waits, runs = self._times(events)
+        jobs: Counter[str] = Counter()
+        for addon in self._store.addons():
+            jobs.update({str(state): count for state, count in addon.jobs.items()})
+        conditions = self._machine.conditions(now)
+        second = Second(
+            now,
+            counts,
+            waits,
+            runs,
+            self._store.books(self._host).units,
+            conditions.capacity,
+            conditions.busy.score,
+            jobs["QUEUED"],
+        )
+        with self._lock:
+            self._seconds.append(second)
+            recent = list(self._seconds)[-_RECENT:]
+            self._frame = Frame(
+                (self._frame.number if self._frame else 0) + 1,
+                second,
+                dict(jobs),
+                events[-_SHOWN:],
+                _percentiles(span for one in recent for span in one.waits),
+                _percentiles(span for one in recent for span in one.runs),
+            )
+        return now + SECOND
+
+    def frame(self) -> Frame | None:
+        with self._lock:
+            return self._frame
+
+    def history(self) -> list[Second]:
+        with self._lock:
+            return list(self._seconds)
+
+    def _unread(self) -> list[Event]:
+        events = []
+        for event in feed(self._store, self._seen):
+            events.append(event)
+            self._seen = event.seq
+            if len(events) == _CATCHING_UP:
+                break
+        return events
+
+    def _times(self, events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
+        waits, runs = [], []
+        for event in events:
+            if event.kind is Kind.RUNNING and event.dispatch_id is not None:
+                self._began[event.dispatch_id] = event.at
+                if "waited" in event.data:
+                    waits.append(event.data["waited"])
+            elif event.kind in _ENDS and event.dispatch_id is not None:
+                began = self._began.pop(event.dispatch_id, None)
+                if began is not None:
+                    runs.append(event.at - began)
+        return waits, runs
+
+
+def _newest(store: Store) -> int:
+    return store.last_seq()
+
+
+def _percentiles(spans: Iterable[Span]) -> tuple[Span, Span] | None:
+    ordered = sorted(spans)
+    if not ordered:
+        return None
+    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)]

@@ -1,0 +1,78 @@
+// Every word with the server. Writes carry the session's own token in a header, which no other site can set.
+export const PREFIX = "/api/system/scheduler";
+
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body.detail || body.title || `the server answered ${status}`);
+    this.status = status;
+    this.hint = body.hint || "";
+    this.problems = body.problems || [];
+  }
+}
+
+const session = () => sessionStorage.getItem("penstock-csrf") || localStorage.getItem("penstock-csrf") || "";
+
+export async function call(method, path, body, { signal } = {}) {
+  const headers = { Accept: "application/json", "X-Penstock-Session": session() };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(path.startsWith("/") ? path : `${PREFIX}/${path}`, {
+      method, headers, signal, credentials: "same-origin", cache: "no-store",
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, { detail: "The scheduler does not answer.", hint: "Is it running? penstock up" });
+  }
+  if (answer.ok) return answer.status === 204 ? null : answer.json();
+  let problem = {};
+  try { problem = await answer.json(); } catch { /* not ours: a proxy's page */ }
+  throw new Problem(answer.status, problem);
+}
+
+export const get = (path, options) => call("GET", path, undefined, options);
+export const post = (path, body = {}, options) => call("POST", path, body, options);
+
+// Server-sent events over fetch, because EventSource cannot send a header. Goes on after the last id it has seen.
+export function stream(path, { onEvent, onState }) {
+  let stopped = false, last = "", wait = 500, aborter;
+  const run = async () => {
+    while (!stopped) {
+      aborter = new AbortController();
+      try {
+        const headers = { Accept: "text/event-stream", "X-Penstock-Session": session() };
+        if (last) headers["Last-Event-ID"] = last;
+        const answer = await fetch(`${PREFIX}/${path}`, { headers, signal: aborter.signal, credentials: "same-origin", cache: "no-store" });
+        if (answer.status === 401) { onState("signed-out"); return; }
+        if (!answer.ok) throw new Error(answer.statusText);
+        onState("live");
+        wait = 500;
+        const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+        let rest = "";
+        for (;;) {
+          const { value, done } = await reader.read();
+          if (done) break;
+          const parts = (rest + value).split(/\r?\n\r?\n/);
+          rest = parts.pop();
+          for (const part of parts) {
+            const data = [];
+            for (const line of part.split(/\r?\n/)) {
+              if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
+              else if (line.startsWith("id:")) last = line.slice(3).trim();
+            }
+            if (data.length) onEvent(JSON.parse(data.join("\n")));
+          }
+        }
+      } catch (error) {
+        if (stopped) return;
+      }
+      if (stopped) return;
+      onState("away");
+      await new Promise((next) => setTimeout(next, wait + Math.random() * 250));
+      wait = Math.min(wait * 2, 5000);
+    }
+  };
+  run();
+  return () => { stopped = true; aborter?.abort(); };
+}

@@ -1,0 +1,40 @@
+// Lines over time. uPlot draws 900 points in under a millisecond, so a chart is simply given its data anew.
+import uPlot from "../vendor/uPlot.js";
+import { html, useEffect, useRef } from "./html.js";
+
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+// `lines`: [{ label, tone, values, fill, stepped }], `unit`: how a value reads.
+export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor = 0 }) {
+  const box = useRef(null), plot = useRef(null);
+  const data = [at, ...lines.map((line) => line.values)];
+
+  useEffect(() => {
+    const make = () => {
+      plot.current?.destroy();
+      const axis = { stroke: color("muted"), grid: { stroke: color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+      plot.current = new uPlot({
+        width: box.current.clientWidth || 300, height, padding: [8, 8, 0, 0],
+        cursor: { y: false, points: { size: 6 } },
+        legend: { live: true },
+        scales: { y: { range: (_, low, high) => [Math.min(floor, low ?? 0), (high ?? 0) <= floor ? floor + 1 : high * 1.1] } },
+        axes: [{ ...axis, space: 70 }, { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => unit(t)) }],
+        series: [{ value: (_, t) => (t ? new Date(t * 1000).toLocaleTimeString([], { hour12: false }) : "–") }, ...lines.map((line) => ({
+          label: line.label, stroke: color(line.tone), width: 2, fill: line.fill ? `${color(line.tone)}33` : undefined, spanGaps: true,
+          points: { show: false }, paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined, value: (_, v) => (v == null ? "–" : unit(v)),
+        }))],
+      }, data, box.current);
+    };
+    make();
+    const sized = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height }));
+    sized.observe(box.current);
+    const themed = new MutationObserver(make);
+    themed.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", make);
+    return () => { sized.disconnect(); themed.disconnect(); dark.removeEventListener("change", make); plot.current?.destroy(); plot.current = null; };
+  }, [lines.map((line) => line.label).join()]);
+
+  useEffect(() => { plot.current?.setData(data); }, [at]);
+  return html`<div class="chart" ref=${box} role="img" aria-label=${label}></div>`;
+}

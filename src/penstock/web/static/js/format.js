@@ -1,0 +1,34 @@
+// How numbers, times and ids read.
+export const short = (id) => (id ? id.slice(-8) : "");
+
+export const count = (n) => (n == null ? "–" : n < 10_000 ? String(n) : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e5 ? 1 : 0)}k` : `${(n / 1e6).toFixed(2)}M`);
+
+export function span(seconds) {
+  if (seconds == null || Number.isNaN(seconds)) return "–";
+  const s = Math.abs(seconds);
+  if (s < 0.001) return `${Math.round(s * 1e6)} µs`;
+  if (s < 1) return `${s < 0.01 ? (s * 1e3).toFixed(1) : Math.round(s * 1e3)} ms`;
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 90) return `${Math.round(s)} s`;
+  if (s < 5400) return `${Math.floor(s / 60)} min${s < 600 && Math.round(s % 60) ? ` ${Math.round(s % 60)} s` : ""}`;
+  if (s < 172_800) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  return `${Math.round(s / 86_400)} days`;
+}
+
+export const since = (iso, now = Date.now()) => (iso ? (now - Date.parse(iso)) / 1000 : null);
+
+export function ago(iso, now) {
+  const s = since(iso, now);
+  if (s == null) return "–";
+  return s < 0 ? `in ${span(-s)}` : s < 1 ? "now" : `${span(s)} ago`;
+}
+
+export const clock = (iso) => (iso ? new Date(iso).toLocaleTimeString([], { hour12: false }) : "–");
+export const moment = (iso) => (iso ? new Date(iso).toLocaleString([], { hour12: false }) : "–");
+export const percent = (x) => (x == null ? "" : `${Math.round(x * 100)} %`);
+export const money = (amount, unit = "USD") => (amount ? `${amount < 0.01 ? amount.toPrecision(2) : amount.toFixed(2)} ${unit}` : "–");
+
+export function json(value) {
+  if (value === undefined) return "";
+  try { return JSON.stringify(value, null, 2); } catch { return String(value); }
+}

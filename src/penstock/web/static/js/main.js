@@ -1,0 +1,94 @@
+// The frame around the pages: where we are, how the connection is, keys.
+import { html, render, signal, useEffect } from "./html.js";
+import { begin, connection, frame } from "./live.js";
+import { Confirm, Toasts } from "./parts.js";
+import { signIn, SignIn } from "./session.js";
+import { Overview } from "./pages/overview.js";
+import { Jobs } from "./pages/jobs.js";
+import { Job } from "./pages/job.js";
+import { Machine } from "./pages/machine.js";
+import { Addons } from "./pages/addons.js";
+import { Pools } from "./pages/pools.js";
+
+const PAGES = [
+  { path: "", name: "Overview", key: "o", view: Overview },
+  { path: "jobs", name: "Jobs", key: "j", view: Jobs },
+  { path: "machine", name: "Machine", key: "m", view: Machine },
+  { path: "addons", name: "Addons", key: "a", view: Addons },
+  { path: "pools", name: "Pools", key: "p", view: Pools },
+];
+
+const place = signal(read());
+function read() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [page = "", id = ""] = path.split("/").map(decodeURIComponent);
+  return { page, id, query: new URLSearchParams(query) };
+}
+addEventListener("hashchange", () => { place.value = read(); });
+
+const help = signal(false);
+
+function Shell() {
+  const { page, id, query } = place.value;
+  useEffect(() => {
+    document.querySelector("main")?.focus({ preventScroll: true });
+    document.title = `${PAGES.find((p) => p.path === page)?.name || "Penstock"} · Penstock`;
+  }, [page, id]);
+  if (connection.value === "signed-out") return html`<${SignIn} />`;
+  const entry = PAGES.find((p) => p.path === page);
+  const body = page === "jobs" && id ? html`<${Job} key=${id} id=${id} />` : entry ? html`<${entry.view} query=${query} />` : html`<p class="empty">There is no such page. <a href="#/">Overview</a></p>`;
+  return html`
+    <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.querySelector("main").focus(); }}>Skip to the content</a>
+    <nav aria-label="Pages">
+      <a class="brand" href="#/"><img src="assets/icon.svg" alt="" width="26" height="26" /><span>Penstock</span></a>
+      ${PAGES.map((p) => html`<a href=${`#/${p.path}`} aria-current=${p.path === page ? "page" : undefined}>${p.name}${p.path === "jobs" && frame.value ? html`<span class="pill">${frame.value.jobs.QUEUED || 0}</span>` : ""}</a>`)}
+      <div class="grow"></div>
+      <${Connection} />
+      <button class="quiet" onClick=${() => { help.value = true; }} aria-label="Keys">?</button>
+      <button class="quiet" onClick=${flipTheme} aria-label="Dark or light">◐</button>
+    </nav>
+    <main id="main" tabindex="-1">${body}</main>
+    <${Toasts} /><${Confirm} />${help.value && html`<${Help} />`}`;
+}
+
+function Connection() {
+  const words = { live: "live", away: "reconnecting…", connecting: "connecting…" };
+  return html`<span class="connection" data-state=${connection.value} role="status"><i></i>${words[connection.value] || connection.value}</span>`;
+}
+
+function Help() {
+  const keys = [...PAGES.map((p) => [`g ${p.key}`, p.name]), ["/", "search jobs"], ["t", "dark or light"], ["?", "this list"], ["Esc", "close"]];
+  return html`<div class="veil" onClick=${() => { help.value = false; }}><div class="card keys" role="dialog" aria-label="Keys"><h2>Keys</h2>
+    <dl>${keys.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl></div></div>`;
+}
+
+function flipTheme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("theme", root.dataset.theme);
+}
+
+let going = false;
+addEventListener("keydown", (event) => {
+  if (event.target.closest?.("input, textarea, select, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (going) {
+    going = false;
+    const to = PAGES.find((p) => p.key === event.key);
+    if (to) { location.hash = `#/${to.path}`; event.preventDefault(); }
+  } else if (event.key === "g") going = true;
+  else if (event.key === "?") help.value = true;
+  else if (event.key === "t") flipTheme();
+  else if (event.key === "Escape") help.value = false;
+  else if (event.key === "/") {
+    event.preventDefault();
+    if (place.value.page !== "jobs" || place.value.id) location.hash = "#/jobs";
+    setTimeout(() => document.querySelector("input[type=search]")?.focus(), 50);
+  }
+});
+
+await signIn();
+begin();
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${Shell} />`, root);

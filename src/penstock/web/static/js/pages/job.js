@@ -1,0 +1,119 @@
+import { html, useEffect, useRef, useState } from "../html.js";
+import { get, post } from "../api.js";
+import { now, watching } from "../live.js";
+import { Card, Empty, Failed, State, confirm, toast } from "../parts.js";
+import { clock, json, moment, money, percent, short, span } from "../format.js";
+
+export function Job({ id }) {
+  const [job, setJob] = useState(null), [why, setWhy] = useState(null), [events, setEvents] = useState([]), [log, setLog] = useState(null), [problem, setProblem] = useState(null);
+
+  useEffect(() => {
+    const aborter = new AbortController(), signal = aborter.signal;
+    const load = async () => {
+      try {
+        const [a, b, c] = await Promise.all([get(`queue/jobs/${id}`, { signal }), get(`queue/jobs/${id}/explain`, { signal }), allEvents(id, signal)]);
+        setJob(a);
+        setWhy(b);
+        setEvents(c);
+        setProblem(null);
+      } catch (error) { if (error.name !== "AbortError") setProblem(error); return; }
+      try { setLog(await get(`queue/jobs/${id}/logs`, { signal })); } catch { setLog(null); }
+    };
+    const quit = watching(load);
+    return () => { quit(); aborter.abort(); };
+  }, [id]);
+
+  if (!job) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
+  const act = async (verb) => {
+    if (verb === "cancel" && !(await confirm("Cancel this job?", job.state === "RUNNING" ? "It is told to stop, and ended if it does not. Canceled is final." : "Canceled is final: it cannot be retried.", "Cancel the job"))) return;
+    try { await post(`queue/jobs/${id}/${verb}`); toast(verb === "cancel" ? "Canceled." : "Back in the queue."); } catch (error) { toast(error.message, "bad"); }
+  };
+  return html`
+    <header class="jobhead">
+      <div><h1><${State} state=${job.state} /> ${job.job_type} <span class="muted">of ${job.addon_id}</span></h1><p class="id wide" title="The whole id">${job.job_id}</p></div>
+      <div class="row">
+        ${job.allowed.includes("edit") && html`<${Priority} job=${job} />`}
+        ${job.allowed.includes("retry") && html`<button class="primary" onClick=${() => act("retry")}>Retry</button>`}
+        ${job.allowed.includes("cancel") && html`<button class="danger" onClick=${() => act("cancel")}>Cancel</button>`}
+      </div>
+    </header>
+    <${Failed} problem=${problem} />
+    ${job.progress != null && job.state === "RUNNING" && html`<div class="progress" role="progressbar" aria-valuenow=${Math.round(job.progress * 100)} aria-valuemin="0" aria-valuemax="100" aria-label="Progress"><span style=${{ width: percent(job.progress).replace(" ", "") }}></span><b>${percent(job.progress)}</b></div>`}
+    <div class="grid">
+      <${Card} title="Why" wide><p class="explain">${why?.text}</p>
+        ${why?.likely_start_at && html`<p class="muted">Likely start about ${clock(why.likely_start_at)}${why.recorded ? "" : " (worked out just now)"}.</p>`}<//>
+      <${Card} title="Timeline" wide><${Timeline} job=${job} events=${events} /><//>
+      <${Card} title="What was asked">
+        <dl class="facts">
+          <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
+          <${Fact} name="Created" value=${moment(job.created_at)} /><${Fact} name="Not before" value=${job.next_earliest_start_at && moment(job.next_earliest_start_at)} /><${Fact} name="Deadline" value=${job.deadline_at && moment(job.deadline_at)} />
+          <${Fact} name="Runtime limit" value=${job.max_runtime_sec && span(job.max_runtime_sec)} /><${Fact} name="Hard cap" value=${job.max_active_sec && span(job.max_active_sec)} />
+          <${Fact} name="Spending limit" value=${job.cost_limit && money(job.cost_limit, job.unit)} /><${Fact} name="Spent" value=${job.spent ? money(job.spent, job.unit) : null} />
+          <${Fact} name="Tags" value=${job.tags.join(", ")} /><${Fact} name="Key" value=${job.idempotency_key} /><${Fact} name="Worker" value=${job.worker} />
+        </dl>
+        <h3>Payload</h3><${Json} value=${job.payload} /><//>
+      <${Card} title="What came out">
+        ${job.error && html`<pre class="error">${job.error}</pre>`}
+        ${job.result != null ? html`<h3>Result</h3><${Json} value=${job.result} />` : !job.error && html`<${Empty}>Nothing yet.<//>`}
+        ${job.checkpoint != null && html`<h3>Checkpoint</h3><${Json} value=${job.checkpoint} />`}<//>
+      ${log && html`<${Card} title="Output" wide><${Output} log=${log} /><//>`}
+      <${Card} title=${`Attempts (${job.attempts})`}><${Attempts} events=${events} /><//>
+      <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${e.n}><time title=${e.at}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`)}</ol><//>
+    </div>`;
+}
+
+const Fact = ({ name, value }) => (value == null || value === "" ? null : html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
+const Json = ({ value }) => html`<pre class="json" tabindex="0">${json(value)}</pre>`;
+
+function Output({ log }) {
+  const box = useRef(null), stuck = useRef(true);
+  useEffect(() => { if (stuck.current && box.current) box.current.scrollTop = box.current.scrollHeight; }, [log.text]);
+  return html`<pre class="log" ref=${box} tabindex="0" aria-label="Output" onScroll=${(e) => { stuck.current = e.target.scrollHeight - e.target.scrollTop - e.target.clientHeight < 30; }}>${log.text || "(nothing written)"}</pre>`;
+}
+
+function Priority({ job }) {
+  const set = async (event) => {
+    try { await post(`queue/jobs/${job.job_id}/edit`, { priority: Number(event.target.value) }); toast("Priority changed."); } catch (error) { toast(error.message, "bad"); }
+  };
+  return html`<label class="inline">Priority <input type="number" min="1" max="100" value=${job.priority} onChange=${set} /></label>`;
+}
+
+// Where its time went: in line, reserved, running, one stretch after the other.
+function Timeline({ job, events }) {
+  if (!events.length) return null;
+  const moves = events.filter((e) => e.state);
+  const end = job.ended_at ? Date.parse(job.ended_at) : now.value;
+  const stretches = [];
+  moves.forEach((e, i) => {
+    const from = Date.parse(e.at), to = i + 1 < moves.length ? Date.parse(moves[i + 1].at) : end;
+    const last = stretches[stretches.length - 1];
+    if (last && last.state === e.state) last.to = Math.max(to, from);
+    else stretches.push({ state: e.state, from, to: Math.max(to, from) });
+  });
+  const shown = stretches.filter((s) => ["QUEUED", "DISPATCHING", "RUNNING"].includes(s.state));
+  const begin = Date.parse(events[0].at), whole = Math.max(1, end - begin);
+  const total = (state) => shown.filter((s) => s.state === state).reduce((all, s) => all + s.to - s.from, 0) / 1000;
+  return html`<svg class="timeline" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="Where its time went">
+      ${shown.map((s) => html`<rect data-state=${s.state} x=${((s.from - begin) / whole) * 1000} width=${Math.max(2, ((s.to - s.from) / whole) * 1000)} y="3" height="20" rx="2"><title>${`${s.state} ${span((s.to - s.from) / 1000)}`}</title></rect>`)}
+    </svg>
+    <div class="row wrap muted"><span>${moment(events[0].at)}</span><span>in line ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0.5 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
+}
+
+function Attempts({ events }) {
+  const attempts = new Map();
+  for (const e of events) {
+    if (!e.dispatch_id) continue;
+    const one = attempts.get(e.dispatch_id) || { id: e.dispatch_id, from: e.at, worker: "" };
+    if (e.kind === "RUNNING") { one.ran = e.at; one.worker = e.data.worker || ""; }
+    if (["DONE", "FAILED", "REQUEUED", "CANCELED", "BLOCKED"].includes(e.kind)) { one.to = e.at; one.end = e.reason || e.kind; one.error = e.data.error; }
+    attempts.set(e.dispatch_id, one);
+  }
+  if (!attempts.size) return html`<${Empty}>It has not been started yet.<//>`;
+  return html`<table><thead><tr><th>#</th><th>Started</th><th>Took</th><th>Worker</th><th>Ended</th></tr></thead><tbody>${[...attempts.values()].map((one) => html`<tr key=${one.id} title=${one.error || ""}>
+    <td>${one.id.split(".").pop()}</td><td>${clock(one.ran || one.from)}</td><td>${span(((one.to ? Date.parse(one.to) : now.value) - Date.parse(one.ran || one.from)) / 1000)}</td><td>${one.worker || short(one.id)}</td><td>${(one.end || "running").replaceAll("_", " ")}</td></tr>`)}</tbody></table>`;
+}
+
+async function allEvents(id, signal) {
+  const page = await get(`events?job_id=${id}&limit=500`, { signal });
+  return page.events;
+}

@@ -1,0 +1,64 @@
+// What several pages are made of.
+import { html, signal, useEffect, useRef } from "./html.js";
+import { short, span, since } from "./format.js";
+import { now } from "./live.js";
+
+export const STATES = ["QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED"];
+
+export const State = ({ state }) => html`<span class="state" data-state=${state}>${state}</span>`;
+
+export const JobLink = ({ id }) => html`<a class="id" href=${`#/jobs/${id}`} title=${id}>${short(id)}</a>`;
+
+export const Tile = ({ label, value, sub, tone, href }) => {
+  const inner = html`<span class="label">${label}</span><span class="value" data-tone=${tone || ""}>${value}</span><span class="sub">${sub || "\u00a0"}</span>`;
+  return href ? html`<a class="tile" href=${href}>${inner}</a>` : html`<div class="tile">${inner}</div>`;
+};
+
+export const Card = ({ title, children, wide, actions }) => html`
+  <section class=${wide ? "card wide" : "card"} aria-label=${title}>
+    <header><h2>${title}</h2><div class="actions">${actions}</div></header>
+    ${children}
+  </section>`;
+
+// `parts`: [{ value, tone, label }] of `whole`.
+export const Bar = ({ parts, whole, label }) => html`
+  <div class="bar" role="img" aria-label=${label}>
+    ${parts.map((part) => html`<span data-tone=${part.tone} title=${part.label} style=${{ width: `${whole ? Math.min(100, (part.value / whole) * 100) : 0}%` }}></span>`)}
+  </div>`;
+
+export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+
+export const Failed = ({ problem }) => problem && html`
+  <div class="problem" role="alert"><strong>${problem.message}</strong>
+    ${problem.hint && html`<span> ${problem.hint}</span>`}
+    ${problem.problems?.length > 0 && html`<ul>${problem.problems.map((p) => html`<li><code>${p.field}</code> ${p.message}</li>`)}</ul>`}
+  </div>`;
+
+export const Since = ({ iso }) => html`<time datetime=${iso || ""} title=${iso ? new Date(iso).toLocaleString() : ""}>${iso ? span(Math.max(0, since(iso, now.value))) : "–"}</time>`;
+
+// toasts
+
+const toasts = signal([]);
+let number = 0;
+export function toast(text, tone = "good") {
+  const id = ++number;
+  toasts.value = [...toasts.value, { id, text, tone }].slice(-4);
+  setTimeout(() => { toasts.value = toasts.value.filter((t) => t.id !== id); }, tone === "bad" ? 9000 : 4000);
+}
+export const Toasts = () => html`<div class="toasts" role="status" aria-live="polite">${toasts.value.map((t) => html`<div key=${t.id} class="toast" data-tone=${t.tone}>${t.text}</div>`)}</div>`;
+
+// a question before anything that cannot be undone
+
+const question = signal(null);
+export const confirm = (title, text, verb) => new Promise((answer) => { question.value = { title, text, verb, answer }; });
+export function Confirm() {
+  const box = useRef(null);
+  const asked = question.value;
+  useEffect(() => { if (asked && box.current && !box.current.open) box.current.showModal(); }, [asked]);
+  if (!asked) return null;
+  const close = (yes) => { question.value = null; asked.answer(yes); };
+  return html`<dialog ref=${box} aria-labelledby="confirm-title" onCancel=${(e) => { e.preventDefault(); close(false); }}>
+    <h2 id="confirm-title">${asked.title}</h2><p>${asked.text}</p>
+    <div class="row end"><button onClick=${() => close(false)}>Keep</button><button class="primary danger" autofocus onClick=${() => close(true)}>${asked.verb}</button></div>
+  </dialog>`;
+}

