@@ -248,6 +248,11 @@ def test_events_are_numbered_without_gaps_and_read_with_a_cursor(yard):
 
     assert [event.seq for event in everything] == list(range(1, len(everything) + 1))
     assert paged == everything
+    assert yard.store.newest() == everything[-1].seq
+
+
+def test_a_trail_that_has_not_begun_ends_at_zero(yard):
+    assert yard.store.newest() == 0
 
 
 def test_the_trail_of_a_job_tells_its_states(yard):

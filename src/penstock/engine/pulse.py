@@ -43,6 +43,7 @@ class Second(NamedTuple):
 
     at: Moment
     counts: Counter[str]
+    denials: Counter[str]  # by reason
     waits: Sequence[Span]
     runs: Sequence[Span]
     in_use: int
@@ -60,20 +61,26 @@ class Frame(NamedTuple):
     events: Sequence[Event]
     wait: tuple[Span, Span] | None  # p50 and p95 of the last minute
     run: tuple[Span, Span] | None
+    denials: Counter[str]  # of the whole time that is kept
 
 
 class Pulse:
     def __init__(self, store: Store, machine: Machine, host: Any) -> None:
         self._store, self._machine, self._host = store, machine, host
-        self._seen = _newest(store)
+        self._seen = store.newest()
         self._seconds: deque[Second] = deque(maxlen=_KEPT)
         self._began: dict[DispatchId, Moment] = {}
         self._frame: Frame | None = None
+        self._next: Moment = 0
         self._lock = Lock()
 
     def step(self, now: Moment) -> Moment:
+        if now < self._next:  # somebody rang for the others
+            return self._next
+        self._next = now + SECOND
         events = self._unread()
         counts = Counter(_COUNTED[event.kind] for event in events if event.kind in _COUNTED)
+        denials = Counter(event.reason for event in events if event.kind is Kind.DENIED)
         waits, runs = self._times(events)
         jobs: Counter[str] = Counter()
         for addon in self._store.addons():
@@ -82,6 +89,7 @@ class Pulse:
         second = Second(
             now,
             counts,
+            denials,
             waits,
             runs,
             self._store.books(self._host).units,
@@ -99,8 +107,9 @@ class Pulse:
                 events[-_SHOWN:],
                 _percentiles(span for one in recent for span in one.waits),
                 _percentiles(span for one in recent for span in one.runs),
+                sum((one.denials for one in self._seconds), Counter()),
             )
-        return now + SECOND
+        return self._next
 
     def frame(self) -> Frame | None:
         with self._lock:
@@ -131,10 +140,6 @@ class Pulse:
                 if began is not None:
                     runs.append(event.at - began)
         return waits, runs
-
-
-def _newest(store: Store) -> int:
-    return store.last_seq()
 
 
 def _percentiles(spans: Iterable[Span]) -> tuple[Span, Span] | None:

@@ -120,6 +120,10 @@ class MemoryTables:
                 return [event for event in self._trails.get(job_id, []) if event.n > after][:limit]
             return list(islice((event for event in self._events if event.seq > after), limit))
 
+    def newest(self) -> int:
+        with self._lock:
+            return self._events[-1].seq if self._events else 0
+
     def addons(self) -> list[Addon]:
         with self._lock:
             jobs: dict[AddonId, dict[State, int]] = {}

@@ -291,6 +291,11 @@ class SqliteStore:
         with self._reading() as con:
             return [event_from(row) for row in query(con, name, values)]
 
+    def newest(self) -> int:
+        with self._reading() as con:
+            (seq,) = one(con, "newest")
+        return int(seq)
+
     def addons(self) -> list[Addon]:
         with self._reading() as con:
             jobs: dict[str, dict[State, int]] = {}

@@ -208,6 +208,9 @@ SELECT c.data FROM checkpoint c JOIN job j ON j.no = c.job_no WHERE j.job_id = :
 SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
 FROM event e LEFT JOIN job j ON j.no = e.job_no WHERE e.seq > :after ORDER BY e.seq LIMIT :most;
 
+-- name: newest
+SELECT coalesce(max(seq), 0) FROM event;
+
 -- name: events_of_job
 SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
 FROM job j JOIN event e ON e.job_no = j.no WHERE j.job_id = :job_id AND e.n > :after ORDER BY e.n LIMIT :most;

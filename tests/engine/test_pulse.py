@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from penstock.core.words import SECOND
+from penstock.engine.dispatcher import Kinds
+from penstock.engine.pulse import Pulse
+
+
+@pytest.fixture
+def pulse(works):
+    works.submit(n=3)  # before anybody looked
+    pulse = Pulse(works.store, works.machine, works.rules.host)
+    pulse.step(works.now)
+    return pulse
+
+
+def beat(works, pulse, seconds=1):
+    works.later(seconds)
+    pulse.step(works.now)
+    return pulse.frame()
+
+
+def test_a_second_counts_what_happened_in_it_and_nothing_before(works, pulse):
+    before = pulse.frame()
+    works.submit(n=2)
+    [claimed] = works.desk.claim(Kinds(), 1)
+    works.later(2)
+    works.desk.complete(claimed.dispatch.dispatch_id)
+    after = beat(works, pulse)
+
+    assert before.second.counts == {}
+    assert before.jobs == {"QUEUED": 3}
+    assert after.second.counts == {"submitted": 2, "started": 1, "done": 1}
+    assert after.jobs == {"QUEUED": 4, "DONE": 1}
+
+
+def test_run_times_are_those_of_the_last_minute(works, pulse):
+    [claimed] = works.desk.claim(Kinds(), 1)
+    works.later(5)
+    works.desk.complete(claimed.dispatch.dispatch_id)
+    soon = beat(works, pulse)
+    for _ in range(60):
+        late = beat(works, pulse)
+
+    assert soon.run == (5 * SECOND, 5 * SECOND)
+    assert late.run is None
+
+
+def test_a_ring_between_two_seconds_makes_no_second(works, pulse):
+    works.later(0.2)
+    works.submit()
+    wish = pulse.step(works.now)
+
+    assert wish == works.now + 0.8 * SECOND
+    assert len(pulse.history()) == 1
+
+
+def test_use_and_capacity_stand_beside_each_other(works, pulse):
+    works.desk.claim(Kinds(), 2)
+    frame = beat(works, pulse)
+
+    assert (frame.second.in_use, frame.second.capacity, frame.second.queued) == (20, 90, 1)
+
+
+def test_refusals_are_counted_by_reason(works, pulse):
+    works.submit(n=1, cost_units=80)
+    works.submit(n=1, cost_units=90, priority=90)
+    works.step()
+    frame = beat(works, pulse)
+
+    refused = [event.reason for event in works.store.events(0, 100) if event.kind == "DENIED"]
+    assert refused
+    assert frame.denials == Counter(refused)
+
+
+def test_a_quarter_of_an_hour_is_kept(works, pulse):
+    for _ in range(1_000):
+        beat(works, pulse)
+
+    assert len(pulse.history()) == 900
