@@ -290,6 +290,10 @@ def test_a_closed_store_says_so(path):
         store.submit([JOB], Depth())
 
 
+def by_hand(path):
+    return apsw.Connection(str(path))
+
+
 TWIN = """INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, expires_at)
           SELECT 'twin', job_no, demand, addon_id, host, 9, cost_units, phase, admitted_at, expires_at FROM dispatch"""
 
@@ -308,21 +312,34 @@ TWIN = """INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fen
         (TWIN, "UNIQUE"),
     ],
 )
-def test_the_database_itself_refuses_what_would_break_an_invariant(store, sql, why):
+def test_the_database_itself_refuses_what_would_break_an_invariant(path, store, sql, why):
     store.submit([JOB], Depth())
     tick(store)
 
     with pytest.raises(apsw.ConstraintError, match=why):
-        store._con.execute(sql)
+        by_hand(path).execute(sql)
 
 
-def test_a_final_state_cannot_be_left_even_by_hand(store):
+def test_a_final_state_cannot_be_left_even_by_hand(path, store):
     store.submit([JOB], Depth())
-    store._con.execute("UPDATE job SET state = 'CANCELED', line = NULL, ended_at = 1")
+    con = by_hand(path)
+    con.execute("UPDATE job SET state = 'CANCELED', line = NULL, ended_at = 1")
 
     with pytest.raises(apsw.ConstraintError, match="final"):
-        store._con.execute("UPDATE job SET state = 'QUEUED', line = 1, ended_at = NULL")
-    store._con.execute("DELETE FROM job")
+        con.execute("UPDATE job SET state = 'QUEUED', line = 1, ended_at = NULL")
+    con.execute("DELETE FROM job")
+
+
+def test_a_move_that_finds_another_state_than_it_was_decided_on_is_rolled_back(store):
+    """Our own statements name the state they leave: were the check before them broken, nothing would be committed."""
+    [receipt] = store.submit([JOB], Depth())
+
+    def wrong(tx):
+        tx._pages.update("move_job", receipt.job_id, ("DONE", 2, T0, 0, 0, 0, 0, 0, 1, "RUNNING"))
+
+    with pytest.raises(AssertionError, match="move_job"):
+        store._writer.write(wrong)
+    assert [str(job.state) for job in store.find(Query())] == ["QUEUED"]
 
 
 def steps_of(store, act):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.changes import cancel, edit, end, miss_deadline, release, retry, start, stop
+from penstock.core.changes import cancel, completed, edit, end, miss_deadline, release, retry, start, stop
 from penstock.core.demand import Demand, demand_of
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind, place
@@ -245,3 +245,14 @@ def test_demands_that_differ_have_different_keys():
     ]
 
     assert len({d.key for d in demands}) == len(demands)
+
+
+def test_a_completion_follows_from_the_name_of_its_lease():
+    read = end(job(), dispatch(dispatch_id="j.3"), End.COMPLETED, NOW, result="1", reported=True, **RULES)
+
+    assert completed("j.3", NOW, "1") == read
+
+
+@pytest.mark.parametrize("name", ["loan.0", "j", "", "j.x", "j."])
+def test_nothing_follows_from_a_name_that_is_no_jobs_lease(name):
+    assert completed(name, NOW) is None

@@ -28,6 +28,7 @@ __all__ = [
     "JobStep",
     "Note",
     "cancel",
+    "completed",
     "edit",
     "end",
     "miss_deadline",
@@ -179,6 +180,38 @@ def end(
             end=landed.end,
             result=result,
             error=error,
+        ),
+    )
+
+
+_COMPLETED = (Note(Kind.DONE, str(End.COMPLETED)),)
+
+
+def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -> Change | None:
+    """
+    `end` as COMPLETED of a job that runs under this lease, from the lease's name alone: nothing needs to be read, because the
+    store applies it only if the job does run under it. None: it is the name of a lease without a job.
+    """
+    job_id, _, fence = dispatch_id.rpartition(".")
+    if fence == "0" or not fence.isdecimal():
+        return None
+    return Change(
+        at=now,
+        notes=_COMPLETED,
+        job=JobStep(
+            job_id=JobId(job_id),
+            source=State.RUNNING,
+            fence=int(fence),
+            target=State.DONE,
+            counters=NONE_YET,
+        ),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch_id,
+            source=Phase.LEASED,
+            target=Phase.ENDED,
+            while_valid=True,
+            end=End.COMPLETED,
+            result=result,
         ),
     )
 

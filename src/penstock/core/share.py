@@ -44,5 +44,7 @@ class Account:
         self.units += units
 
     def _then(self, moment: Moment, sharing: Sharing) -> float:
-        gone: float = 0.5 ** (max(0, moment - self.at) / sharing.half_life)
+        if moment <= self.at:
+            return self.average
+        gone: float = 0.5 ** ((moment - self.at) / sharing.half_life)
         return self.units + (self.average - self.units) * gone

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.core import changes
 from penstock.core.admission import Decision
@@ -24,7 +24,7 @@ from penstock.core.landing import End, Phase
 from penstock.core.loan import weigh_loan
 from penstock.core.order import Floor, Verdict
 from penstock.core.outlook import Outlook, outlook
-from penstock.core.refusals import NotFound, StaleDispatch
+from penstock.core.refusals import NotFound, Refused, StaleDispatch
 from penstock.core.spend import Mark, judge
 from penstock.core.states import State
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
@@ -34,7 +34,7 @@ from penstock.engine.room import Room
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Receipt, Store
 
-__all__ = ["Answer", "Claimed", "Desk"]
+__all__ = ["Answer", "Claimed", "Desk", "Report"]
 
 #: Deciding anew so often means that something is wrong with the store, not that the job is lively.
 _TRIES = 8
@@ -44,6 +44,19 @@ class Claimed(NamedTuple):
     job: Job
     dispatch: Dispatch
     checkpoint: str | None
+
+
+class Report(NamedTuple):
+    """A worker's word that a run is over, and how."""
+
+    dispatch_id: DispatchId
+    how: End = End.COMPLETED
+    result: str | None = None
+    error: str | None = None
+
+
+#: For each report the change that was guessed, if any, and the store's answer to all of these.
+_Ending: TypeAlias = tuple[list[Change | None], Future[list[bool]]]
 
 
 class Answer(NamedTuple):
@@ -182,24 +195,28 @@ class Desk:
 
     def claim(self, kinds: Kinds, limit: int = 1, worker: str = "") -> list[Claimed]:
         """The one-step way: what is reserved for such a worker already, then what may start now."""
-        claimed: list[Dispatch] = []
+        return self._fetch(self._take_up(kinds, limit, worker), kinds, limit, worker)
+
+    def _take_up(self, kinds: Kinds, limit: int, worker: str) -> list[Dispatch]:
+        """Leases for what is reserved already."""
+        leased: list[Dispatch] = []
         for dispatch in self.dispatchable(kinds.addon_id):
-            if len(claimed) == limit:
+            if len(leased) == limit:
                 break
             if dispatch.job_id is not None and kinds.fits(dispatch.demand):
                 try:
-                    claimed.append(self.lease(dispatch.job_id, worker))
+                    leased.append(self.lease(dispatch.job_id, worker))
                 except StaleDispatch:
                     continue
-        if len(claimed) < limit:
-            claimed += self._dispatcher.fetch(kinds, limit - len(claimed), worker, self._store.now())
-        jobs = {
-            job.job_id: job for job in self._store.jobs([d.job_id for d in claimed if d.job_id is not None])
-        }
+        return leased
+
+    def _fetch(self, leased: list[Dispatch], kinds: Kinds, limit: int, worker: str) -> list[Claimed]:
+        if len(leased) < limit:
+            leased += self._dispatcher.fetch(kinds, limit - len(leased), worker, self._store.now())
+        jobs = self._store.jobs([d.job_id for d in leased if d.job_id is not None])
         return [
-            Claimed(jobs[d.job_id], d, self._store.checkpoint(d.job_id) if d.fence > 1 else None)
-            for d in claimed
-            if d.job_id is not None
+            Claimed(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
+            for job, d in zip(jobs, leased, strict=True)
         ]
 
     def ask(self, demand: Demand, priority: int, worker: str = "") -> tuple[Dispatch | None, Decision]:
@@ -268,27 +285,78 @@ class Desk:
         self, dispatch_id: DispatchId, how: End, *, result: str | None = None, error: str | None = None
     ) -> State | None:
         """By the worker that has it. Where the job landed; None for a lease without a job."""
+        [answer] = self.end_many([Report(dispatch_id, how, result, error)])
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
+
+    def end_many(self, reports: Sequence[Report]) -> list[State | Refused | None]:
+        """One commit, each on its own merits: where its job landed, or why nothing was changed by it."""
+        return self._ended(reports, self._end_soon(reports))
+
+    def exchange(
+        self, reports: Sequence[Report], kinds: Kinds, limit: int = 1, worker: str = ""
+    ) -> tuple[list[State | Refused | None], list[Claimed]]:
+        """`end_many` and `claim`, in one commit when nobody comes between: what has ended makes room for what is claimed."""
+        leased = self._take_up(kinds, limit, worker)
+        ending = self._end_soon(reports)
+        claimed = self._fetch(leased, kinds, limit, worker)
+        return self._ended(reports, ending), claimed
+
+    def _end_soon(self, reports: Sequence[Report]) -> _Ending:
+        """
+        Most runs end by being completed under a lease that still counts. That change follows from the lease's name, so it
+        is sent without reading anything; the store refuses it where the world is otherwise, and then we look.
+        """
+        now = self._store.now()
+        guesses = [
+            None if how is not End.COMPLETED else changes.completed(dispatch_id, now, result)
+            for dispatch_id, how, result, _ in reports
+        ]
+        return guesses, self._store.apply_soon([change for change in guesses if change is not None])
+
+    def _ended(self, reports: Sequence[Report], ending: _Ending) -> list[State | Refused | None]:
+        guesses, applied = ending
+        done = iter(applied.result())
+        answers: list[State | Refused | None] = [State.DONE] * len(reports)
+        left = [i for i, guess in enumerate(guesses) if guess is None or not next(done)]
         for _ in range(_TRIES):
+            if not left:
+                break
+            decided = {i: self._ending(reports[i]) for i in left}
+            changed = {i: change for i, change in decided.items() if isinstance(change, Change)}
+            done = iter(self._store.apply(list(changed.values())))
+            for i, change in decided.items():
+                if isinstance(change, Refused):
+                    answers[i] = change
+                elif next(done):
+                    answers[i] = None if change.job is None else change.job.target
+                else:
+                    continue
+                left.remove(i)
+        for i in left:
+            answers[i] = StaleDispatch("this dispatch has been replaced", dispatch_id=reports[i].dispatch_id)
+        return answers
+
+    def _ending(self, report: Report) -> Change | Refused:
+        dispatch_id, how, result, error = report
+        try:
             dispatch = self._dispatch(dispatch_id)
-            if dispatch.phase is Phase.ENDED:
-                raise StaleDispatch("this dispatch has ended already", dispatch_id=dispatch_id)
             now = self._store.now()
+            if dispatch.phase is Phase.ENDED:
+                return StaleDispatch("this dispatch has ended already", dispatch_id=dispatch_id)
             if dispatch.expires_at <= now:
-                raise StaleDispatch(
+                return StaleDispatch(
                     "this lease has expired: what it did may be done again", dispatch_id=dispatch_id
                 )
-            if dispatch.job_id is None:
-                change = changes.release(dispatch, now, how)
-            else:
-                job = self._store.job(dispatch.job_id)
-                if job is None or job.fence != dispatch.fence:
-                    continue
-                change = changes.end(
-                    job, dispatch, how, now, result=result, error=error, reported=True, **self._landing
-                )
-            if self._store.apply([change])[0]:
-                return None if change.job is None else change.job.target
-        raise StaleDispatch("this dispatch has been replaced", dispatch_id=dispatch_id)
+            job = None if dispatch.job_id is None else self._store.job(dispatch.job_id)
+            if job is None:
+                return changes.release(dispatch, now, how)
+            return changes.end(
+                job, dispatch, how, now, result=result, error=error, reported=True, **self._landing
+            )
+        except Refused as refusal:
+            return refusal
 
     def _dispatch(self, dispatch_id: DispatchId) -> Dispatch:
         dispatch = self._store.dispatch(dispatch_id)

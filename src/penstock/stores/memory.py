@@ -55,12 +55,7 @@ class MemoryStore(MemoryTables):
         return receipts
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        answer: Future[list[Receipt]] = Future()
-        try:
-            answer.set_result(self.submit(intents, depth))
-        except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the answer
-            answer.set_exception(error)
-        return answer
+        return _at_once(lambda: self.submit(intents, depth))
 
     def _known(self, intent: Intent) -> Receipt | None:
         if intent.idempotency_key is None or (intent.addon_id, intent.idempotency_key) not in self._keys:
@@ -209,6 +204,9 @@ class MemoryStore(MemoryTables):
             self._ring()
         return applied
 
+    def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
+        return _at_once(lambda: self.apply(changes))
+
     def _apply(self, change: Change) -> bool:
         now = self._clock()
         step, ending = change.job, change.dispatch
@@ -293,6 +291,9 @@ class MemoryStore(MemoryTables):
     def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
         with self._lock:
             return [self._renew(beat) for beat in beats]
+
+    def renew_soon(self, beats: Sequence[Beat]) -> Future[list[Standing | None]]:
+        return _at_once(lambda: self.renew(beats))
 
     def _renew(self, beat: Beat) -> Standing | None:
         now = self._clock()
@@ -411,6 +412,15 @@ class MemoryStore(MemoryTables):
 
     def close(self) -> None:
         self._holder = None
+
+
+def _at_once(act: Callable[[], T]) -> Future[T]:
+    answer: Future[T] = Future()
+    try:
+        answer.set_result(act())
+    except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the answer
+        answer.set_exception(error)
+    return answer
 
 
 def _same_body(first: Intent, again: Intent, job_id: JobId | None = None) -> None:

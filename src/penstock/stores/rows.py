@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent
@@ -17,6 +17,7 @@ from penstock.core.states import IN_FLIGHT, State
 from penstock.core.words import AddonId, Constraint, DispatchId, HostId, JobId, Moment, RunWhen
 
 __all__ = [
+    "DEMAND",
     "body_hash",
     "demand_from",
     "demand_row",
@@ -102,10 +103,14 @@ def intent_row(no: int, intent: Intent) -> tuple[Any, ...]:
     )
 
 
+#: Where in a row of `job_columns` the number of its demand is.
+DEMAND: Final = 27
+
+
 def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
     (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
     (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
-    (priority, earliest, deadline, expected, max_runtime, max_active, key, _) = row[20:]
+    (priority, earliest, deadline, expected, max_runtime, max_active, key) = row[20:DEMAND]
     (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = said
     return Job(
         no=no,

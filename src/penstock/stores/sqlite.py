@@ -7,6 +7,7 @@ list on a page does not make a submit wait.
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -30,7 +31,7 @@ from penstock.stores.audit import audit
 from penstock.stores.bell import Bell, Ear, ring
 from penstock.stores.ids import uuid7
 from penstock.stores.protocol import Addon, Clock, Depth, Due, Overdue, Query, Receipt, Standing, Terms
-from penstock.stores.rows import dispatch_from, event_from, job_from
+from penstock.stores.rows import DEMAND, dispatch_from, event_from, job_from
 from penstock.stores.sqlite_file import (
     DispatchLock,
     WriteLock,
@@ -41,6 +42,7 @@ from penstock.stores.sqlite_file import (
     query,
     statements,
 )
+from penstock.stores.sqlite_find import found, marks
 from penstock.stores.sqlite_floor import Accounts, Demands, TableFloor, read_books
 from penstock.stores.sqlite_tx import Transaction
 from penstock.stores.writer import Writer
@@ -81,29 +83,25 @@ class SqliteStore:
     # writes
 
     def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        return self._write(lambda tx: tx.submit(intents, depth))
+        return self.submit_soon(intents, depth).result()
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        answer: Future[list[Receipt]] = Future()
-
-        def written(done: Future[list[Receipt]]) -> None:
-            try:
-                with failures(self._path):
-                    answer.set_result(done.result())
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
-                answer.set_exception(error)
-
-        self._writer.soon(lambda tx: tx.submit(intents, depth)).add_done_callback(written)
-        return answer
+        return self._writer.soon(lambda tx: tx.submit(intents, depth))
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
         return self._write(lambda tx: tx.admit(host, weigh, terms))
 
     def apply(self, changes: Sequence[Change]) -> list[bool]:
-        return self._write(lambda tx: tx.apply(changes)) if changes else []
+        return self.apply_soon(changes).result()
+
+    def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
+        return self._writer.soon(lambda tx: tx.apply(changes)) if changes else _nothing()
 
     def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
-        return self._write(lambda tx: tx.renew(beats)) if beats else []
+        return self.renew_soon(beats).result()
+
+    def renew_soon(self, beats: Sequence[Beat]) -> Future[list[Standing | None]]:
+        return self._writer.soon(lambda tx: tx.renew(beats)) if beats else _nothing()
 
     def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
         self._write(lambda tx: tx.set_addon(addon_id, weight, paused))
@@ -115,10 +113,14 @@ class SqliteStore:
         return self._write(lambda tx: tx.shift(by))
 
     def _write(self, run: Callable[[Transaction], T]) -> T:
-        with failures(self._path):
-            return self._writer.write(run)
+        return self._writer.soon(run).result()
 
-    def _begin(self) -> Transaction:
+    @contextmanager
+    def _begin(self) -> Iterator[Transaction]:
+        with failures(self._path), self._transaction() as transaction:
+            yield transaction
+
+    def _transaction(self) -> Transaction:
         return Transaction(
             self._con,
             self._write_lock,
@@ -215,42 +217,25 @@ class SqliteStore:
         return next(iter(self.jobs([job_id])), None)
 
     def jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
+        if not job_ids:
+            return []
         with self._reading() as con:
-            return [job for job_id in job_ids for job in self._jobs(con, "WHERE j.job_id = ?", job_id)]
+            return self._asked(con, job_ids)
 
-    def _jobs(self, con: apsw.Connection, where: str, *values: Any) -> Iterator[Job]:
-        rows: list[Any] = con.execute(f"{self._sql['job_columns']} {where}", values).fetchall()
-        for row in rows:
-            yield job_from(row, one(con, "intent_of", (row[0],)), self._read.demand(con, row[-1]))
+    def _asked(self, con: apsw.Connection, job_ids: Sequence[str]) -> list[Job]:
+        return self._jobs(con, self._sql["asked_jobs"], json.dumps(job_ids))
+
+    def _jobs(self, con: apsw.Connection, source: str, *values: Any) -> list[Job]:
+        rows: list[Any] = con.execute(f"{self._sql['job_columns']} {source}", values).fetchall()
+        return [
+            job_from(row[: DEMAND + 1], row[DEMAND + 1 :], self._read.demand(con, row[DEMAND]))
+            for row in rows
+        ]
 
     def find(self, query: Query) -> list[Job]:
-        where: list[str] = ["1"]
-        values: list[Any] = []
-        if query.states:
-            where.append(f"j.state IN ({', '.join('?' * len(query.states))})")
-            values += [str(state) for state in query.states]
-        if query.addon_id is not None:
-            where.append("j.addon_id = ?")
-            values.append(query.addon_id)
-        if query.job_type is not None:
-            where.append("j.demand IN (SELECT no FROM demand WHERE job_type = ?)")
-            values.append(query.job_type)
-        if query.tag is not None:
-            where.append(
-                "EXISTS (SELECT 1 FROM intent i, json_each(i.tags) t WHERE i.no = j.no AND t.value = ?)"
-            )
-            values.append(query.tag)
-        if query.part is not None:
-            where.append("instr(j.job_id, ?) > 0")
-            values.append(query.part)
-        if query.after:
-            where.append("j.no < ?" if query.newest_first else "j.no > ?")
-            values.append(query.after)
-        order = "DESC" if query.newest_first else "ASC"
-        # Only fixed words are put together here; every value is bound.
-        sql = f"WHERE {' AND '.join(where)} ORDER BY j.no {order} LIMIT ?"
+        sql, values = found(query)
         with self._reading() as con:
-            return list(self._jobs(con, sql, *values, query.limit))
+            return self._jobs(con, sql, *values)
 
     def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None:
         with self._reading() as con:
@@ -258,22 +243,25 @@ class SqliteStore:
 
     def attempts(self, job_id: JobId) -> list[Dispatch]:
         with self._reading() as con:
-            found = self._dispatches(
+            tried = self._dispatches(
                 con, "d.dispatch_id > ? AND d.dispatch_id < ?", f"{job_id}.", f"{job_id}/"
             )
-            return sorted(found, key=lambda dispatch: dispatch.fence)
+            return sorted(tried, key=lambda dispatch: dispatch.fence)
 
     def live(
         self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
+        where = "d.phase <> 'ended'"
+        values: list[Any] = []
+        if addon_id is not None:
+            where += " AND d.addon_id = ?"
+            values.append(addon_id)
+        if phases:
+            where += f" AND d.phase IN ({marks(phases)})"
+            values += phases
         with self._reading() as con:
-            found = self._dispatches(con, "d.phase <> 'ended'")
-            wanted = [
-                d
-                for d in found
-                if (addon_id is None or d.addon_id == addon_id) and (not phases or d.phase in phases)
-            ]
-        return sorted(wanted, key=lambda d: (d.admitted_at, d.dispatch_id))[:limit]
+            where = f"{where} ORDER BY d.admitted_at, d.dispatch_id LIMIT ?"
+            return list(self._dispatches(con, where, *values, limit))
 
     def _dispatches(self, con: apsw.Connection, where: str, *values: Any) -> Iterator[Dispatch]:
         rows: list[Any] = con.execute(f"{self._sql['dispatch_columns']} WHERE {where}", values).fetchall()
@@ -312,20 +300,16 @@ class SqliteStore:
 
     def overdue(self, limit: int) -> list[Overdue]:
         now = {"now": self._clock(), "most": limit}
-        found: list[Overdue] = []
+        late: list[Overdue] = []
         with self._reading() as con:
             for due, name in ((Due.EXPIRED, "expired"), (Due.STOP, "to_stop")):
                 for (dispatch_id,) in list(query(con, name, now)):
                     dispatch = next(self._dispatches(con, "d.dispatch_id = ?", dispatch_id))
-                    job = (
-                        None
-                        if dispatch.job_id is None
-                        else next(self._jobs(con, "WHERE j.job_id = ?", dispatch.job_id))
-                    )
-                    found.append(Overdue(due, job, dispatch))
-            for (job_id,) in list(query(con, "past_deadline", now)):
-                found.append(Overdue(Due.DEADLINE, next(self._jobs(con, "WHERE j.job_id = ?", job_id)), None))
-        return found[:limit]
+                    job = None if dispatch.job_id is None else self._asked(con, [dispatch.job_id])[0]
+                    late.append(Overdue(due, job, dispatch))
+            past = [job_id for (job_id,) in query(con, "past_deadline", now)]
+            late += [Overdue(Due.DEADLINE, job, None) for job in self._asked(con, past)]
+        return late[:limit]
 
     def alarm(self) -> Moment | None:
         with self._reading() as con:
@@ -336,3 +320,10 @@ class SqliteStore:
         with self._reading() as con:
             ask, demand_of = partial(query, con), partial(self._read.demand, con)
             return list(audit(ask, demand_of))
+
+
+def _nothing() -> Future[list[Any]]:
+    """Whoever asks for nothing is answered without a commit."""
+    answer: Future[list[Any]] = Future()
+    answer.set_result([])
+    return answer

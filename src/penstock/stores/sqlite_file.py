@@ -45,6 +45,9 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
             # FULL: a commit that was answered survives a power cut. NORMAL may lose the newest ones.
             con.pragma("synchronous", "FULL")
             con.pragma("journal_size_limit", 64 * 1024 * 1024)
+            # Seldom enough that a page which many commits write goes into the file once.
+            con.pragma("wal_autocheckpoint", 4_000)
+            con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
         con.pragma("cache_size", -32_000)
         con.pragma("temp_store", "memory")
     return con

@@ -14,7 +14,7 @@ from penstock.core.books import keys_of
 from penstock.core.changes import Note
 from penstock.core.demand import Demand
 from penstock.core.states import State
-from penstock.core.words import AddonId, DispatchId, HostId, Moment
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.rows import encode
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_floor import Accounts
@@ -33,10 +33,11 @@ class Pages:
         self._no, self._seq = int(marks["job"]), int(marks["event"])
         self._jobs: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
-        self._taken: list[tuple[Any, ...]] = []
         self._dispatches: list[tuple[Any, ...]] = []
+        self._updates: dict[str, list[tuple[Any, ...]]] = {}
+        self._pending: set[str] = set()
         self._events: list[tuple[Any, ...]] = []
-        self._ledger: dict[tuple[str, str], list[int]] = {}
+        self._held: dict[tuple[HostId, Demand], int] = {}
         self.tally: Counter[tuple[str, str]] = Counter()
         self.accounts = Accounts(con)
         self.touched: set[AddonId] = set()
@@ -50,11 +51,17 @@ class Pages:
         self._jobs.append(job)
         self._intents.append(intent)
 
-    def take_job(self, row: tuple[Any, ...]) -> None:
-        self._taken.append(row)
-
     def add_dispatch(self, row: tuple[Any, ...]) -> None:
         self._dispatches.append(row)
+
+    def update(self, statement: str, key: JobId | DispatchId, row: tuple[Any, ...]) -> None:
+        self._updates.setdefault(statement, []).append(row)
+        self._pending.add(key)
+
+    def settle(self, key: JobId | DispatchId) -> None:
+        """Before this row is read: what is pending must be in it."""
+        if key in self._pending:
+            self.flush_rows()
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
         """The number is taken under the write lock, so numbers follow commits and a reader's cursor skips nothing."""
@@ -80,25 +87,30 @@ class Pages:
             self.tally[addon_id, target] += 1
 
     def hold(self, host: HostId, demand: Demand, sign: int) -> None:
-        for scope, name in [("host", host), *keys_of(demand)]:
-            row = self._ledger.get((scope, name))
-            if row is None:
-                row = list(one(self._con, "ledger_row", {"scope": scope, "name": name}) or (0, 0))
-                self._ledger[scope, name] = row
-            row[0] += sign * demand.cost_units
-            row[1] += sign
+        self._held[host, demand] = self._held.get((host, demand), 0) + sign
 
     def flush_rows(self) -> None:
         """Before anything reads jobs or dispatches."""
-        if self._taken or self._dispatches:
-            self._con.executemany(self._sql["take_job"], self._taken)
+        if self._updates:
+            self._update()
+        if self._dispatches:
             self._con.executemany(self._sql["add_dispatch"], self._dispatches)
-            self._taken, self._dispatches = [], []
+            self._dispatches = []
         if self._jobs:
             self._con.executemany(self._sql["add_job"], self._jobs)
             self._con.executemany(self._sql["add_intent"], self._intents)
             self._con.execute(self._sql["set_mark"], {"name": "job", "value": self._no})
             self._jobs, self._intents = [], []
+
+    def _update(self) -> None:
+        """Each names the state it leaves. One that finds another would be a bug of ours, and must not be committed."""
+        updates, self._updates = self._updates, {}
+        self._pending.clear()
+        for statement, rows in updates.items():
+            before = self._con.total_changes()
+            self._con.executemany(self._sql[statement], rows)
+            if self._con.total_changes() - before != len(rows):
+                raise AssertionError(f"{statement}: a row was not in the state it was read in")
 
     def flush(self) -> None:
         self.flush_rows()
@@ -108,11 +120,25 @@ class Pages:
             self._events, self.told = [], True
         counts = [(addon_id, state, n) for (addon_id, state), n in self.tally.items() if n]
         self._con.executemany(self._sql["count_jobs"], counts)
-        self._con.executemany(self._sql["set_ledger"], [(*key, *row) for key, row in self._ledger.items()])
+        self._con.executemany(self._sql["set_ledger"], self._ledger())
         for addon_id in self.touched:
             a = self.accounts[addon_id]
             row = (addon_id, a.weight, int(a.paused), a.average, a.units, a.at)
             self._con.execute(self._sql["set_account"], row)
-        self._ledger = {}
+        self._held.clear()
         self.tally.clear()
         self.touched.clear()
+
+    def _ledger(self) -> list[tuple[str, str, int, int]]:
+        """Units and counts, as they shall be: what the rows say and what was taken or given back since."""
+        rows: dict[tuple[str, str], list[int]] = {}
+        for (host, demand), n in self._held.items():
+            for key in [("host", host), *keys_of(demand)]:
+                row = rows.setdefault(key, [0, 0])
+                row[0] += n * demand.cost_units
+                row[1] += n
+        return [
+            (scope, name, before[0] + units, before[1] + running)
+            for (scope, name), (units, running) in rows.items()
+            for before in [one(self._con, "ledger_row", {"scope": scope, "name": name}) or (0, 0)]
+        ]

@@ -165,7 +165,7 @@ class Transaction:
             state, n = State.RUNNING, n + 1
             data = {"worker": terms.worker} if terms.worker else {}
             self._pages.note(now, Note(Kind.RUNNING, data=data), (waiting.no, n, state), dispatch_id)
-        self._pages.take_job((state, fence, n, waiting.no))
+        self._pages.update("take_job", waiting.job_id, (state, fence, n, waiting.no))
         self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
         limits = stop_moment(standby.max_runtime_sec, standby.max_active_sec, standby.active, now)
         return self._dispatch(
@@ -227,11 +227,10 @@ class Transaction:
     # apply
 
     def apply(self, changes: Iterable[Change]) -> list[bool]:
-        self._pages.flush_rows()
-        return [self._apply(change) for change in changes]
-
-    def _apply(self, change: Change) -> bool:
         now = self._clock()
+        return [self._apply(change, now) for change in changes]
+
+    def _apply(self, change: Change, now: Moment) -> bool:
         job, dispatch = change.job, change.dispatch
         job_row_ = self._matching_job(job)
         dispatch_row = self._matching_dispatch(dispatch, now)
@@ -255,23 +254,26 @@ class Transaction:
     def _matching_job(self, step: JobStep | None) -> Any:
         if step is None:
             return None
-        row = one(self._con, "job_for_step", {"job_id": step.job_id})
+        self._pages.settle(step.job_id)
+        row = self._con.execute(self._sql["job_for_step"], (step.job_id,)).fetchone()
         return row if row is not None and row[1] == step.source and row[2] == step.fence else None
 
     def _matching_dispatch(self, step: DispatchStep | None, now: Moment) -> Any:
         if step is None:
             return None
-        row = one(self._con, "dispatch_for_step", {"dispatch_id": step.dispatch_id})
+        self._pages.settle(step.dispatch_id)
+        row = self._con.execute(self._sql["dispatch_for_step"], (step.dispatch_id,)).fetchone()
         if row is None or row[0] != step.source or (step.while_valid and row[1] <= now):
             return None
         return row
 
     def _move_dispatch(self, step: DispatchStep, row: Any, now: Moment) -> Span:
         """How long it was active, when this is its end. Only here do units go back, and a row ends once."""
-        _, _, demand_no, host, _, started_at, _ = row
+        _, _, demand_no, host, started_at = row
         ended = step.target is Phase.ENDED
-        self._con.execute(
-            self._sql["move_dispatch"],
+        self._pages.update(
+            "move_dispatch",
+            step.dispatch_id,
             (
                 str(step.target),
                 now if step.target is Phase.LEASED else None,
@@ -285,6 +287,7 @@ class Transaction:
                 step.result,
                 step.error,
                 step.dispatch_id,
+                step.source,
             ),
         )
         if not ended:
@@ -304,16 +307,16 @@ class Transaction:
             demand_no = self._demands.number(self._con, p.demand)
             line = (p.line(now), p.turn, p.ready_at, p.urgent_at, p.priority, demand_no)
             times = (p.earliest_start_at, p.not_before, p.deadline_at)
-            self._con.execute(self._sql["place_job"], (events, active, *counters, *line, *times, no))
+            row = (events, active, *counters, *line, *times, no, step.source)
+            self._pages.update("place_job", step.job_id, row)
         elif step.target is step.source:
-            self._con.execute(self._sql["note_job"], (events, no))
+            self._pages.update("note_job", step.job_id, (events, no, step.source))
         else:
             ended_at = now if step.target in SETTLED else None
-            self._con.execute(
-                self._sql["move_job"], (str(step.target), events, ended_at, active, *counters, no)
-            )
+            row = (step.target, events, ended_at, active, *counters, no, step.source)
+            self._pages.update("move_job", step.job_id, row)
         if step.fresh:
-            self._con.execute(self._sql["refresh_job"], (no,))
+            self._pages.update("refresh_job", step.job_id, (no,))
 
     # renew
 

@@ -68,7 +68,7 @@ SELECT cost_units, admitted_at, ends_at FROM dispatch WHERE phase <> 'ended' AND
 
 -- name: take_job
 UPDATE job SET state = ?1, line = NULL, fence = ?2, events = ?3, start = iif(?1 = 'RUNNING', 0, start), denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
-WHERE no = ?4;
+WHERE no = ?4 AND state = 'QUEUED';
 
 -- name: deny_job
 UPDATE job SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no = ?;
@@ -77,34 +77,34 @@ UPDATE job SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no =
 UPDATE job SET passed_at = ? WHERE no = ?;
 
 -- name: job_for_step
-SELECT no, state, fence, events, addon_id FROM job WHERE job_id = :job_id;
+SELECT no, state, fence, events, addon_id FROM job WHERE job_id = ?;
 
 -- name: dispatch_for_step
-SELECT phase, expires_at, demand, host, cost_units, started_at, job_no FROM dispatch WHERE dispatch_id = :dispatch_id;
+SELECT phase, expires_at, demand, host, started_at FROM dispatch WHERE dispatch_id = ?;
 
 -- name: move_job
 UPDATE job SET state = ?, events = ?, line = NULL, ended_at = ?, active = active + ?,
                crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
-WHERE no = ?;
+WHERE no = ? AND state = ?;
 
 -- name: place_job
 UPDATE job SET state = 'QUEUED', events = ?, ended_at = NULL, active = active + ?,
                crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start),
                line = ?, turn = ?, ready_at = ?, urgent_at = ?, priority = ?, demand = ?,
                earliest_start_at = ?, not_before = ?, deadline_at = ?
-WHERE no = ?;
+WHERE no = ? AND state = ?;
 
 -- name: refresh_job
 UPDATE job SET active = 0, spent_before = spent WHERE no = ?;
 
 -- name: note_job
-UPDATE job SET events = ? WHERE no = ?;
+UPDATE job SET events = ? WHERE no = ? AND state = ?;
 
 -- name: move_dispatch
 UPDATE dispatch SET phase = ?, started_at = coalesce(started_at, ?), expires_at = coalesce(?, expires_at),
                     stop_at = coalesce(?, stop_at), stop_for = coalesce(?, stop_for), reason = coalesce(reason, ?),
                     worker = coalesce(?, worker), ended_at = ?, how = ?, result = ?, failure = ?
-WHERE dispatch_id = ?;
+WHERE dispatch_id = ? AND phase = ?;
 
 -- name: dispatch_for_beat
 SELECT d.phase, d.expires_at, d.reason, d.addon_id, d.spent, d.fence, d.job_no, j.job_id, j.spent, j.spent_before, j.events, j.state, i.cost_limit
@@ -184,7 +184,7 @@ UPDATE dispatch SET expires_at = expires_at + :by, stop_at = stop_at + :by, ends
 
 -- name: old_jobs
 SELECT no, job_id, addon_id, state FROM job
-WHERE state IN ('DONE', 'FAILED', 'CANCELED') AND ended_at < :before ORDER BY ended_at, no LIMIT :most;
+WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < :before ORDER BY ended_at, no LIMIT :most;
 
 -- name: forget_job
 DELETE FROM job WHERE no = ?;
@@ -216,14 +216,26 @@ SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.d
 FROM job j JOIN event e ON e.job_no = j.no WHERE j.job_id = :job_id AND e.n > :after ORDER BY e.n LIMIT :most;
 
 -- name: job_columns
--- Without its intent: a join of wide rows costs twenty times as much as two look-ups.
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
-       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand
-FROM job j
+       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
+       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays
 
--- name: intent_of
-SELECT payload, tags, unit, cost_limit, time_sensitive, retry_delays FROM intent WHERE no = ?;
+-- name: asked_jobs
+-- CROSS: in the order asked for, and by look-ups, whatever the planner thinks of the sizes.
+FROM json_each(?) AS asked CROSS JOIN job j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
+
+-- name: all_jobs
+FROM job j CROSS JOIN intent i USING (no)
+
+-- name: queued_jobs
+SELECT no FROM job WHERE line IS NOT NULL
+
+-- name: jobs_in_flight
+SELECT no FROM job WHERE no IN (SELECT job_no FROM dispatch WHERE phase <> 'ended' AND job_no IS NOT NULL)
+
+-- name: settled_jobs
+SELECT no FROM job WHERE ended_at IS NOT NULL
 
 -- name: dispatch_columns
 SELECT d.dispatch_id, j.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
@@ -238,7 +250,7 @@ FROM dispatch d LEFT JOIN job j ON j.no = d.job_no WHERE d.phase <> 'ended';
 SELECT addon_id, state, count(*) FROM job GROUP BY addon_id, state;
 
 -- name: audit_in_flight
-SELECT job_id FROM job j WHERE state IN ('DISPATCHING', 'RUNNING')
+SELECT job_id FROM job j WHERE line IS NULL AND ended_at IS NULL
 AND NOT EXISTS (SELECT 1 FROM dispatch d WHERE d.job_no = j.no AND d.phase <> 'ended');
 
 -- name: audit_trail

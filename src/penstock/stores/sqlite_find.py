@@ -1,0 +1,63 @@
+"""A list of jobs, as SQL that goes by an index whatever is asked for. Only fixed words are put together here; every value is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from penstock.core.states import IN_FLIGHT, State
+from penstock.stores.protocol import Query
+from penstock.stores.sqlite_file import statements
+
+__all__ = ["found", "marks"]
+
+
+def found(query: Query) -> tuple[str, list[Any]]:
+    """What comes behind `job_columns`, and its values."""
+    sql = statements()
+    if not query.states:
+        end, values = _filters(query, "j")
+        return f"{sql['all_jobs']} WHERE 1{end}", values
+    # One ordered walk per state, each no longer than the page: the few that were found are then read whole.
+    walks: list[str] = []
+    values = []
+    for state in query.states:
+        end, its_values = _filters(query, "job")
+        walks.append(f"SELECT * FROM ({sql[_walk(state)]} AND state = ?{end})")  # noqa: S608 - fixed words
+        values += [str(state), *its_values]
+    order = "DESC" if query.newest_first else "ASC"
+    wanted = " UNION ALL ".join(walks)
+    return f"{sql['all_jobs']} WHERE j.no IN ({wanted}) ORDER BY j.no {order} LIMIT ?", [*values, query.limit]
+
+
+def _walk(state: State) -> str:
+    if state is State.QUEUED:
+        return "queued_jobs"
+    return "jobs_in_flight" if state in IN_FLIGHT else "settled_jobs"
+
+
+def _filters(query: Query, of: str) -> tuple[str, list[Any]]:
+    where = ""
+    values: list[Any] = []
+    if query.addon_id is not None:
+        where += f" AND {of}.addon_id = ?"
+        values.append(query.addon_id)
+    if query.job_type is not None:
+        where += f" AND {of}.demand IN (SELECT no FROM demand WHERE job_type = ?)"  # noqa: S608 - fixed words
+        values.append(query.job_type)
+    if query.tag is not None:
+        tagged = "SELECT 1 FROM intent t, json_each(t.tags) tag WHERE tag.value = ?"
+        where += f" AND EXISTS ({tagged} AND t.no = {of}.no)"
+        values.append(query.tag)
+    if query.part is not None:
+        where += f" AND instr({of}.job_id, ?) > 0"
+        values.append(query.part)
+    if query.after:
+        where += f" AND {of}.no {'<' if query.newest_first else '>'} ?"
+        values.append(query.after)
+    order = "DESC" if query.newest_first else "ASC"
+    return f"{where} ORDER BY {of}.no {order} LIMIT ?", [*values, query.limit]
+
+
+def marks(values: Collection[Any]) -> str:
+    return ", ".join("?" * len(values))

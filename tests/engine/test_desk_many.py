@@ -1,0 +1,94 @@
+"""Many runs that end in one commit: each on its own merits, and none of them read where its end follows from its lease."""
+
+from __future__ import annotations
+
+from penstock.core.demand import Demand
+from penstock.core.landing import End
+from penstock.core.refusals import NotFound, Refused, StaleDispatch
+
+
+def kinds(addon_id=None):
+    from penstock.engine.dispatcher import Kinds
+
+    return Kinds(addon_id)
+
+
+def report(claimed, *more):
+    from penstock.engine.desk import Report
+
+    return Report(claimed.dispatch.dispatch_id, *more)
+
+
+def told(answers):
+    return [type(answer).__name__ if isinstance(answer, Refused) else answer for answer in answers]
+
+
+def test_each_of_many_ends_on_its_own_merits(works):
+    works.submit(n=5, retry_delays_sec=(60,))
+    done, failed, stopped, gone, twice = works.desk.claim(kinds(), limit=5)
+    works.desk.stop(stopped.dispatch.dispatch_id, End.CANCELED)
+    works.desk.release(gone.dispatch.dispatch_id)
+    answers = works.desk.end_many(
+        [
+            report(done, End.COMPLETED, '"ok"'),
+            report(failed, End.JOB_ERROR, None, "it broke"),
+            report(stopped),
+            report(gone),
+            report(twice),
+            report(twice),
+        ]
+    )
+
+    assert told(answers) == ["DONE", "QUEUED", "CANCELED", "StaleDispatch", "DONE", "StaleDispatch"]
+    assert works.store.dispatch(done.dispatch.dispatch_id).result == '"ok"'
+    assert works.store.dispatch(failed.dispatch.dispatch_id).error == "it broke"
+    assert works.store.books("local").units == 0
+
+
+def test_a_name_that_is_no_lease_is_told_so_and_the_others_end(works):
+    from penstock.engine.desk import Report
+
+    works.submit()
+    [claimed] = works.desk.claim(kinds())
+    names = ["nothing", "", f"{claimed.job.job_id}.01", f"{claimed.job.job_id}.2", f"{claimed.job.job_id}.x"]
+    answers = works.desk.end_many([*(Report(name) for name in names), report(claimed)])
+
+    assert [type(answer) for answer in answers[:-1]] == [NotFound] * len(names)
+    assert answers[-1] == "DONE"
+
+
+def test_a_lease_without_a_job_ends_among_others(works):
+    from penstock.engine.desk import Report
+
+    lease, _ = works.desk.ask(Demand("a", "t", 5), 50)
+
+    assert works.desk.end_many([Report(lease.dispatch_id)]) == [None]
+    assert works.store.books("local").units == 0
+
+
+def test_a_lease_that_ran_out_completes_nothing(works):
+    works.submit(n=2)
+    claimed = works.desk.claim(kinds(), limit=2)
+    works.later(31)
+    answers = works.desk.end_many([report(item) for item in claimed])
+
+    assert [type(answer) for answer in answers] == [StaleDispatch] * 2
+    assert {works.state(item.job.job_id) for item in claimed} == {"RUNNING"}
+
+
+def test_what_ends_in_an_exchange_makes_room_for_what_is_claimed(works):
+    ids = works.submit(n=2, cost_units=60)
+    first = works.desk.claim(kinds(), limit=2)
+    answers, second = works.desk.exchange([report(item) for item in first], kinds(), limit=2)
+
+    assert [item.job.job_id for item in first] == ids[:1]
+    assert answers == ["DONE"]
+    assert [item.job.job_id for item in second] == ids[1:]
+
+
+def test_an_exchange_with_nothing_to_report_is_a_claim(works):
+    [job_id] = works.submit()
+    answers, [claimed] = works.desk.exchange([], kinds())
+
+    assert answers == []
+    assert claimed.job.job_id == job_id
