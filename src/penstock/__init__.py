@@ -20,12 +20,32 @@ if TYPE_CHECKING:
     from penstock.core.errors import PoolClosedError as PoolClosedError
     from penstock.core.errors import QueueDropError as QueueDropError
     from penstock.core.errors import WorkerCrashedError as WorkerCrashedError
+    from penstock.core.explain import Explanation as Explanation
     from penstock.core.graph import Const as Const
     from penstock.core.graph import Env as Env
     from penstock.core.graph import Lane as Lane
     from penstock.core.graph import NodeStatus as NodeStatus
     from penstock.core.graph import Plan as Plan
     from penstock.core.graph import RunStatus as RunStatus
+    from penstock.core.refusals import BadIntent as BadIntent
+    from penstock.core.refusals import DispatcherHeld as DispatcherHeld
+    from penstock.core.refusals import IllegalMove as IllegalMove
+    from penstock.core.refusals import KeyConflict as KeyConflict
+    from penstock.core.refusals import NotFound as NotFound
+    from penstock.core.refusals import QueueFull as QueueFull
+    from penstock.core.refusals import Refused as Refused
+    from penstock.core.refusals import StoreFailed as StoreFailed
+    from penstock.core.refusals import Unavailable as Unavailable
+    from penstock.core.states import State as State
+    from penstock.jobs.arguments import BadArgument as BadArgument
+    from penstock.jobs.context import JobContext as JobContext
+    from penstock.jobs.context import current_job as current_job
+    from penstock.jobs.function import JobFunction as JobFunction
+    from penstock.jobs.handle import JobHandle as JobHandle
+    from penstock.jobs.outcomes import JobCanceled as JobCanceled
+    from penstock.jobs.outcomes import JobFailed as JobFailed
+    from penstock.jobs.outcomes import JobStopped as JobStopped
+    from penstock.jobs.scheduler import Scheduler as Scheduler
     from penstock.local.call import Call as Call
     from penstock.local.call import CancelSignal as CancelSignal
     from penstock.local.context import CallContext as CallContext
@@ -66,6 +86,25 @@ _HOMES = {
         "WorkerCrashedError",
     ),
     "penstock.core.graph": ("Const", "Env", "Lane", "NodeStatus", "Plan", "RunStatus"),
+    "penstock.core.explain": ("Explanation",),
+    "penstock.core.refusals": (
+        "BadIntent",
+        "DispatcherHeld",
+        "IllegalMove",
+        "KeyConflict",
+        "NotFound",
+        "QueueFull",
+        "Refused",
+        "StoreFailed",
+        "Unavailable",
+    ),
+    "penstock.core.states": ("State",),
+    "penstock.jobs.arguments": ("BadArgument",),
+    "penstock.jobs.context": ("JobContext", "current_job"),
+    "penstock.jobs.function": ("JobFunction",),
+    "penstock.jobs.handle": ("JobHandle",),
+    "penstock.jobs.outcomes": ("JobCanceled", "JobFailed", "JobStopped"),
+    "penstock.jobs.scheduler": ("Scheduler",),
     "penstock.local.call": ("Call", "CancelSignal"),
     "penstock.local.context": ("CallContext", "current_call"),
     "penstock.local.flow": ("parallel_limit",),

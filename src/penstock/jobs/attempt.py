@@ -1,0 +1,153 @@
+"""
+One dispatch that this process holds, from claim to settlement, and the running of its function.
+
+The flags are written by the heartbeat's thread and read by the function's: one word each, so no lock is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.core.intent import MAX_PAYLOAD
+from penstock.core.landing import End
+from penstock.core.refusals import NotFound, StaleDispatch, Unavailable
+from penstock.core.words import Moment, Money
+from penstock.engine.desk import Answer, Claimed
+from penstock.jobs.carried import text_of
+from penstock.jobs.context import Facts, JobContext, Ties, facts_of, here
+from penstock.jobs.outcomes import JobStopped, Outcome, failure
+
+if TYPE_CHECKING:
+    from penstock.jobs.function import JobFunction
+
+__all__ = ["Attempt", "perform", "perform_async"]
+
+log = logging.getLogger("penstock.jobs")
+
+
+class Reports(Protocol):
+    """What an attempt needs of the desk."""
+
+    def heartbeat(
+        self,
+        dispatch_id: Any,
+        *,
+        progress: float | None = None,
+        spent: Money | None = None,
+        checkpoint: str | None = None,
+    ) -> Answer: ...
+
+
+class Attempt:
+    """Ties of a function that runs in this process."""
+
+    __slots__ = (
+        "_desk", "_now", "began", "claimed_at", "ended_by", "expires_at", "facts", "fresh_progress", "function", "lost", "spent",
+        "stop", "yielding",
+    )  # fmt: skip
+
+    def __init__(
+        self, claimed: Claimed, function: JobFunction[..., Any, Any], desk: Reports, now: Callable[[], Moment]
+    ) -> None:
+        self.facts: Facts = facts_of(*claimed)
+        self.function = function
+        self._desk, self._now = desk, now
+        self.expires_at: Moment = claimed.dispatch.expires_at
+        self.claimed_at: Moment = claimed.dispatch.admitted_at
+        self.began: float = 0.0  # on the monotonic clock; 0: it waits for a thread
+        self.stop: End | None = None
+        self.lost = False
+        self.yielding = False
+        self.fresh_progress: float | None = None
+        self.spent: Money | None = None
+        self.ended_by: Any = None  # how the hands can end it: their own business
+
+    @property
+    def cancelled(self) -> bool:
+        # A lease that could not be renewed ends by the clock alone: with the store away nobody can tell us.
+        return self.stop is not None or self.lost or self._now() >= self.expires_at
+
+    def progress(self, fraction: float) -> None:
+        self.fresh_progress = fraction
+
+    def spend(self, total: Money) -> None:
+        self.spent = total
+        self.beat()
+
+    def save(self, checkpoint: str) -> None:
+        if not self.beat(checkpoint):
+            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self.facts.job_id)
+
+    def beat(self, checkpoint: str | None = None) -> bool:
+        """Renew the lease, and tell what there is to tell. False: it is not ours any more."""
+        progress, self.fresh_progress = self.fresh_progress, None
+        try:
+            answer = self._desk.heartbeat(
+                self.facts.dispatch_id, progress=progress, spent=self.spent, checkpoint=checkpoint
+            )
+        except (StaleDispatch, NotFound):
+            self.lost = True
+            return False
+        self.expires_at = answer.expires_at
+        self.stop = answer.stop
+        return True
+
+
+def perform(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> Outcome:
+    token = here.set(context := _context(facts, ties))
+    try:
+        args, kwargs = function.arguments.decode(facts.payload)
+        return _returned(function.run(context(), args, kwargs))
+    except BaseException as error:  # noqa: BLE001  # whatever a job raises is its outcome, SystemExit too
+        return _raised(error, ties)
+    finally:
+        here.reset(token)
+
+
+async def perform_async(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> Outcome:
+    token = here.set(context := _context(facts, ties))
+    try:
+        args, kwargs = function.arguments.decode(facts.payload)
+        return _returned(await function.run(context(), args, kwargs))
+    except BaseException as error:  # noqa: BLE001  # as above; its task is ours, so a CancelledError ends here too
+        return _raised(error, ties)
+    finally:
+        here.reset(token)
+
+
+def _context(facts: Facts, ties: Ties) -> Callable[[], JobContext]:
+    made: list[JobContext] = []
+
+    def context() -> JobContext:
+        if not made:
+            made.append(JobContext(facts, ties))
+        return made[0]
+
+    return context
+
+
+def _returned(value: Any) -> Outcome:
+    if value is None:
+        return Outcome(End.COMPLETED)
+    try:
+        text = text_of(value)
+    except Exception as error:  # noqa: BLE001  # a foreign type may raise anything
+        raise TypeError(
+            f"it returned a {type(value).__qualname__}, which JSON cannot carry: {error}"
+        ) from None
+    if len(text) > MAX_PAYLOAD:
+        raise ValueError(
+            f"it returned {len(text)} characters of JSON, the most is {MAX_PAYLOAD}: return where it is kept"
+        )
+    return Outcome(End.COMPLETED, result=text)
+
+
+def _raised(error: BaseException, ties: Ties) -> Outcome:
+    asked = ties.cancelled or ties.yielding
+    if isinstance(error, JobStopped) and asked:
+        return Outcome(End.GRACEFUL_SHUTDOWN)
+    if isinstance(error, Unavailable):
+        return failure(error, End.UNAVAILABLE)
+    return failure(error)

@@ -1,0 +1,87 @@
+"""
+Heartbeats, from beside the threads that work: a function that computes for an hour without looking up keeps its lease.
+
+Also the way by which a cancel, a limit or a lost lease reaches the function. A notice of the store makes it look for runs that were told
+to stop; functions shorter than `QUICK_SEC` end before anybody could tell them, and cost nothing here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from threading import Event, Thread
+from typing import Final
+
+from penstock.core.landing import Phase
+from penstock.core.refusals import Unavailable
+from penstock.core.words import SECOND, Span
+from penstock.jobs.attempt import Attempt
+from penstock.jobs.crew import Crew
+from penstock.stores.protocol import Store
+
+__all__ = ["Beats"]
+
+log = logging.getLogger("penstock.jobs")
+
+QUICK_SEC: Final = 0.1
+PROGRESS_SEC: Final = 1.0
+
+
+class Beats:
+    def __init__(self, store: Store, crew: Crew, lease_for: Span) -> None:
+        self._store, self._crew = store, crew
+        self._every_sec = lease_for / SECOND / 3
+        self._bell, self._stopping = Event(), Event()
+        self._renewed: dict[Attempt, float] = {}
+        self._thread = Thread(target=self._loop, name="penstock-beats", daemon=True)
+
+    def start(self) -> None:
+        self._store.on_change(self.ring)
+        self._thread.start()
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._bell.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        pause = min(PROGRESS_SEC, self._every_sec)
+        while not self._stopping.is_set():
+            rung = self._bell.wait(pause)
+            self._bell.clear()
+            long = [a for a in list(self._crew.running.values()) if a.began < time.monotonic() - QUICK_SEC]
+            self._renewed = {a: at for a, at in self._renewed.items() if a in long}
+            try:
+                if long and rung:
+                    self._look(long)
+                for attempt in long:
+                    self._renew(attempt)
+            except Unavailable as error:
+                log.warning("leases cannot be renewed now: %s", error)
+            # However many notices come, a look every so often is enough.
+            self._stopping.wait(QUICK_SEC)
+
+    def _look(self, attempts: list[Attempt]) -> None:
+        told = {d.dispatch_id: d.reason for d in self._store.live(phases=[Phase.ENDING])}
+        for attempt in attempts:
+            reason = told.get(attempt.facts.dispatch_id)
+            if reason is not None and attempt.stop is None:
+                attempt.stop = reason
+                self._crew.hands.end(attempt)
+
+    def _renew(self, attempt: Attempt) -> None:
+        now = time.monotonic()
+        due = now - self._renewed.setdefault(attempt, attempt.began)
+        fresh = attempt.fresh_progress is not None and due >= PROGRESS_SEC
+        if attempt.lost or (due < self._every_sec and not fresh):
+            return
+        self._renewed[attempt] = now
+        told = attempt.stop
+        if not attempt.beat():
+            log.warning("%s of job %s has lost its lease", attempt.function.name, attempt.facts.job_id)
+            self._crew.give_up(attempt)
+        elif attempt.stop is not None and told is None:
+            self._crew.hands.end(attempt)

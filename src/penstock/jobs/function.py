@@ -1,0 +1,120 @@
+"""
+A function that is also a job: call it as before, or enqueue its call.
+
+The two are typed alike. Enqueueing makes an intent of the arguments, hands it to the desk, and gives back a handle once it is on disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+
+from penstock.core.intent import Intent
+from penstock.core.refusals import KeyConflict
+from penstock.core.words import JobId
+from penstock.jobs.arguments import Arguments, BadArgument
+from penstock.jobs.context import JobContext, current_job, detached
+from penstock.jobs.handle import JobHandle
+from penstock.jobs.options import JobOptions, Options
+from penstock.stores.protocol import Receipt
+
+if TYPE_CHECKING:
+    from penstock.jobs.scheduler import Scheduler
+
+__all__ = ["JobFunction"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+#: What calling it directly gives: R, or a coroutine of R.
+C = TypeVar("C")
+
+
+class JobFunction(Generic[P, C, R]):
+    def __init__(
+        self, scheduler: Scheduler, fn: Callable[..., C], options: JobOptions, arguments: Arguments
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self.scheduler, self.fn, self.arguments = scheduler, fn, arguments
+        self._options = options
+        self.is_async = inspect.iscoroutinefunction(fn)
+
+    @property
+    def name(self) -> str:
+        """The job's type in the queue. Whoever opens the same file and registers this name can run what was enqueued."""
+        return self._options.like.job_type
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+        """Now, here, without the scheduler."""
+        if self.arguments.wants_context:
+            return self.run(current_job() or detached(self.name), args, kwargs)
+        return self.fn(*args, **kwargs)
+
+    def run(self, context: JobContext, args: Iterable[Any], kwargs: dict[str, Any]) -> C:
+        return self.fn(context, *args, **kwargs) if self.arguments.wants_context else self.fn(*args, **kwargs)
+
+    def options(self, **given: Unpack[Options]) -> JobFunction[P, C, R]:
+        """The same job with other options, for the calls enqueued through what this returns."""
+        options = self._options.take(dict(given))
+        self.scheduler._check(options)
+        return JobFunction(self.scheduler, self.fn, options, self.arguments)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """On disk when it returns."""
+        intent = self._intent(args, kwargs)
+        try:
+            [receipt] = self.scheduler._submit([intent])
+        except KeyConflict as conflict:
+            return self._first(conflict, intent)
+        return self._handle(receipt)
+
+    async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """The same for an event loop, which goes on while the disk writes."""
+        intent = self._intent(args, kwargs)
+        try:
+            [receipt] = await self.scheduler._submit_async([intent])
+        except KeyConflict as conflict:
+            return self._first(conflict, intent)
+        return self._handle(receipt)
+
+    def enqueue_many(self, calls: Iterable[Any]) -> list[JobHandle[R]]:
+        """
+        All of them or none, in one transaction. Each item is the arguments of one call: a tuple of them, a dict by name, or the
+        argument itself where there is one (a tuple or a dict as the one argument is written `((1, 2),)`).
+        """
+        intents = [self._intent(*_call(item)) for item in calls]
+        return [self._handle(receipt) for receipt in self.scheduler._submit(intents)] if intents else []
+
+    def _intent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
+        payload = self.arguments.encode(args, kwargs)
+        return self._options.intent(payload, self.scheduler._store.now(), args, kwargs)
+
+    def _first(self, conflict: KeyConflict, intent: Intent) -> JobHandle[R]:
+        """The same call under other times or another priority is still the job that was asked for."""
+        job_id = conflict.data.get("job_id")
+        first = None if job_id is None else self.scheduler._store.job(job_id)
+        if first is None or (first.intent.job_type, first.intent.payload) != (
+            intent.job_type,
+            intent.payload,
+        ):
+            raise conflict
+        return self._handle(Receipt(first.job_id, first.state, created=False))
+
+    def _handle(self, receipt: Receipt) -> JobHandle[R]:
+        return JobHandle(self.scheduler, JobId(receipt.job_id), self.arguments, created=receipt.created)
+
+    def __repr__(self) -> str:
+        return f"<job {self.name} on {self.scheduler.where}>"
+
+
+def _call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    match item:
+        case tuple():
+            return item, {}
+        case dict():
+            if not all(isinstance(name, str) for name in item):
+                raise BadArgument("a dict in enqueue_many is the arguments of a call by name", argument=None)
+            return (), item
+        case _:
+            return (item,), {}

@@ -1,0 +1,146 @@
+"""What `enqueue` gives back: one job, to look at, to wait for, to cancel. Any process that opens the file can make one by the job's id."""
+
+from __future__ import annotations
+
+from concurrent.futures import TimeoutError as WaitTimeout
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.core.explain import Explanation
+from penstock.core.job import Dispatch, Event, Job
+from penstock.core.refusals import NotFound
+from penstock.core.states import SETTLED, State
+from penstock.core.words import JobId
+from penstock.jobs.arguments import Arguments
+from penstock.jobs.carried import plain
+from penstock.jobs.outcomes import JobCanceled, JobFailed
+from penstock.jobs.waits import Ending
+
+if TYPE_CHECKING:
+    from penstock.jobs.scheduler import Scheduler
+
+__all__ = ["JobHandle"]
+
+R = TypeVar("R")
+
+
+class JobHandle(Generic[R]):
+    """`created`: False when a unique key was used before, and this is that first job."""
+
+    def __init__(
+        self, scheduler: Scheduler, job_id: JobId, arguments: Arguments | None = None, *, created: bool = True
+    ) -> None:
+        self._scheduler, self.id, self._arguments, self.created = scheduler, job_id, arguments, created
+
+    # looking
+
+    @property
+    def job(self) -> Job:
+        """All that is known about it now."""
+        job = self._scheduler._store.job(self.id)
+        if job is None:
+            raise NotFound(
+                f"there is no job {self.id}; settled ones are forgotten after a time", job_id=self.id
+            )
+        return job
+
+    @property
+    def state(self) -> State:
+        return self.job.state
+
+    @property
+    def done(self) -> bool:
+        """DONE, FAILED, CANCELED or BLOCKED: nothing happens by itself any more."""
+        return self.job.state in SETTLED
+
+    @property
+    def progress(self) -> float | None:
+        return self.job.progress
+
+    def explain(self) -> Explanation:
+        """Why it is where it is. `print(job.explain())` for people, `.as_json()` for programs."""
+        return self._scheduler._explain(self.id)
+
+    def events(self) -> list[Event]:
+        """Everything that happened to it, in order."""
+        found: list[Event] = []
+        while page := self._scheduler._store.events(found[-1].n if found else 0, 1_000, self.id):
+            found += page
+        return found
+
+    def attempts(self) -> list[Dispatch]:
+        return self._scheduler._store.attempts(self.id)
+
+    # waiting
+
+    def result(self, timeout: float | None = None) -> R:
+        """What the function returned. Raises JobFailed, JobCanceled, or TimeoutError that says what it is waiting for."""
+        ending = self._scheduler._waits.ending(self.id)
+        if ending is None:
+            waiting = self._scheduler._waits.watch(self.id)
+            try:
+                ending = waiting.result(timeout)
+            except WaitTimeout:
+                raise self._late(timeout) from None
+            finally:
+                self._scheduler._waits.forget(self.id, waiting)
+        return self._outcome(ending)
+
+    async def wait(self) -> R:
+        """`result` for an event loop; `asyncio.timeout` bounds it."""
+        import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
+
+        waiting = self._scheduler._waits.watch(self.id)
+        try:
+            ending = await asyncio.wrap_future(waiting)
+        finally:
+            self._scheduler._waits.forget(self.id, waiting)
+        return self._outcome(ending)
+
+    def _late(self, timeout: float | None) -> TimeoutError:
+        return TimeoutError(f"job {self.id} has not ended after {timeout} s: {self.explain().text}")
+
+    def _outcome(self, ending: Ending) -> R:
+        job, last = ending
+        if job.state is State.DONE:
+            text = None if last is None else last.result
+            if self._arguments is not None:
+                return self._arguments.result(text)  # type: ignore[no-any-return]  # by the function's own annotation
+            return None if text is None else plain(text)  # type: ignore[return-value]  # whose function is not known here
+        if job.state is State.CANCELED:
+            raise JobCanceled(f"job {self.id} was canceled", job_id=self.id)
+        reason = "deadline_passed" if last is None or last.end is None else str(last.end)
+        text = (last.error if last is not None else None) or ""
+        first = text.partition("\n")[0] or reason.replace("_", " ")
+        failed = JobFailed(
+            f"job {self.id} is {job.state}: {first}",
+            job_id=self.id,
+            state=job.state,
+            reason=reason,
+            traceback=text.partition("\n")[2],
+        )
+        if text:
+            failed.add_note(text.partition("\n")[2].rstrip())
+        raise failed
+
+    # changing
+
+    def cancel(self) -> State:
+        """Queued: at once. Running: the run is told, and lands as CANCELED when it is gone."""
+        return self._scheduler._desk.cancel(self.id).state
+
+    def retry(self) -> State:
+        """FAILED or BLOCKED: back to the queue, with fresh counters."""
+        return self._scheduler._desk.retry(self.id).state
+
+    def edit(self, **fields: Any) -> State:
+        """`priority`, `not_before`, `deadline` of a queued job."""
+        return self._scheduler._edit(self.id, fields)
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobHandle) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)

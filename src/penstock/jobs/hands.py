@@ -1,0 +1,131 @@
+"""
+What functions run on inside this process: threads for plain functions, one event loop for coroutines.
+
+Nothing here knows of the store. Hands are given an attempt and call `finished` with its outcome, once, from a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol, TypeAlias
+
+from penstock.jobs.attempt import Attempt, perform, perform_async
+from penstock.jobs.outcomes import Outcome
+
+__all__ = ["Began", "Finished", "Hands", "LocalHands"]
+
+#: Whether the attempt is still to be run; it may have been given back while it waited for a thread.
+Began: TypeAlias = Callable[[Attempt], bool]
+Finished: TypeAlias = Callable[[Attempt, Outcome], None]
+
+
+class Hands(Protocol):
+    #: How many may wait here for each one that runs, when they are short: 0 where handing one over is dear anyway.
+    ahead: int
+
+    def start(self, attempt: Attempt) -> None: ...
+
+    def end(self, attempt: Attempt) -> None:
+        """It was told to stop: end it by force where that is possible."""
+        ...
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Its lease is over and it still runs: its place must not be lost with it."""
+        ...
+
+    def ask_to_yield(self) -> None:
+        """All of them; those in this process see it by their attempt."""
+        ...
+
+    def close(self, *, wait: float) -> None:
+        """Within so many seconds in all."""
+        ...
+
+
+class LocalHands:
+    ahead = 1
+
+    def __init__(self, workers: int, began: Began, finished: Finished) -> None:
+        self._began, self._finished = began, finished
+        self._ready: SimpleQueue[Attempt | None] = SimpleQueue()
+        self._numbers = itertools.count(1)
+        self._threads: list[Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        for _ in range(workers):
+            self._hire()
+
+    def start(self, attempt: Attempt) -> None:
+        if attempt.function.is_async:
+            asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
+        else:
+            self._ready.put(attempt)
+
+    def end(self, attempt: Attempt) -> None:
+        task = attempt.ended_by
+        if isinstance(task, asyncio.Task) and self._loop is not None:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    def give_up(self, attempt: Attempt) -> None:
+        if not attempt.function.is_async:
+            self._hire()
+
+    def ask_to_yield(self) -> None:
+        pass
+
+    def close(self, *, wait: float) -> None:
+        """Threads that are stuck in a function are left to it: they are daemons, and what they return is refused."""
+        until = time.monotonic() + wait
+        for _ in self._threads:
+            self._ready.put(None)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _hire(self) -> None:
+        thread = Thread(target=self._work, name=f"penstock-job-{next(self._numbers)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while (attempt := self._ready.get()) is not None:
+            if self._began(attempt):
+                self._finished(attempt, perform(attempt.function, attempt.facts, attempt))
+                if attempt.lost:
+                    return  # it was given up, and somebody else has its place
+            del attempt  # or its payload would stay until the next one comes
+
+    # coroutines
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop = asyncio.new_event_loop()
+
+        def run() -> None:
+            loop.run_forever()
+            if self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(list(self._tasks)))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+        thread = Thread(target=run, name="penstock-job-loop", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return loop
+
+    async def _await(self, attempt: Attempt) -> None:
+        if not self._began(attempt):
+            return
+        attempt.ended_by = task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        outcome = await perform_async(attempt.function, attempt.facts, attempt)
+        self._finished(attempt, outcome)

@@ -1,0 +1,160 @@
+"""
+Jobs on worker processes: one that computes does not slow the others, one that crashes harms nobody else, and one that will not stop is
+ended.
+
+The child finds the function by importing where it was defined, and is given arguments as the JSON that the queue holds. What it reports while
+it runs (progress, spending, checkpoints) it writes to the file by itself; that it should stop it sees in the memory that its
+pool shares with it, that it should yield by a file that appears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import tempfile
+import time
+from concurrent.futures import Future
+from functools import reduce
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.core.errors import CallCanceled, CallEnded, WorkerCrashedError
+from penstock.core.landing import End
+from penstock.core.refusals import NotFound, StaleDispatch
+from penstock.core.words import Money
+from penstock.jobs.attempt import Attempt, perform, perform_async
+from penstock.jobs.context import Facts
+from penstock.jobs.hands import Began, Finished
+from penstock.jobs.outcomes import JobStopped, Outcome, failure
+from penstock.local.context import current_call
+from penstock.local.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from penstock.jobs.function import JobFunction
+
+__all__ = ["ProcessHands", "place_of"]
+
+#: Told to stop, it has so long to see it before its process is ended.
+GRACE_SEC: Final = 5.0
+PROGRESS_SEC: Final = 1.0
+
+
+class ProcessHands:
+    ahead = 0  # a process holds one job at a time: what dies with it must be what it ran
+
+    def __init__(self, workers: int, began: Began, finished: Finished) -> None:
+        self._began, self._finished = began, finished
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+        self._yield_file = Path(self._folder.name) / "yield"
+        self._pool = WorkerPool(
+            workers,
+            max_in_flight=workers,
+            grace=GRACE_SEC,
+            crash_max_retries=1_000_000_000,  # a job that kills its worker is the queue's business: it has a backoff
+            name="penstock jobs",
+        )
+
+    def start(self, attempt: Attempt) -> None:
+        if not self._began(attempt):
+            return
+        place = place_of(attempt.function)
+        call = self._pool.submit(_run, place, attempt.facts, str(self._yield_file))
+        attempt.ended_by = call
+        call.add_done_callback(lambda done: self._over(attempt, done))
+
+    def end(self, attempt: Attempt) -> None:
+        call = attempt.ended_by
+        if call is not None:
+            call.cancel("the job was told to stop")
+
+    def give_up(self, attempt: Attempt) -> None:
+        pass  # `end` has taken its process, and the pool starts another
+
+    def ask_to_yield(self) -> None:
+        self._yield_file.touch()
+
+    def close(self, *, wait: float) -> None:
+        self._pool.dispose(timeout=wait)
+        self._folder.cleanup()
+
+    def _over(self, attempt: Attempt, done: Future[Outcome]) -> None:
+        try:
+            outcome = done.result()
+        except CallCanceled:
+            # The Future is free at once, its process is not: the job's units go back when that is gone.
+            Thread(target=self._wait_gone, args=(attempt,), name="penstock-ending", daemon=True).start()
+            return
+        except WorkerCrashedError as error:
+            outcome = Outcome(End.WORKER_CRASHED, error=str(error))
+        except CallEnded:
+            outcome = Outcome(End.GRACEFUL_SHUTDOWN)  # the pool was closed around it
+        except Exception as error:  # noqa: BLE001  # it could not be sent, or its module could not be imported there
+            outcome = failure(error)
+        self._finished(attempt, outcome)
+
+    def _wait_gone(self, attempt: Attempt) -> None:
+        while attempt.ended_by.running():
+            time.sleep(0.02)
+        self._finished(attempt, Outcome(End.CANCELED))
+
+
+def place_of(function: JobFunction[..., Any, Any]) -> tuple[str, str]:
+    """Where another process finds it. Refused where it could not."""
+    module, name = function.fn.__module__, function.fn.__qualname__
+    if "<locals>" in name:
+        raise ValueError(
+            f'{name} is defined inside a function, where no worker process can find it; define it at the top of a module, or use kind="thread"'
+        )
+    return module, name
+
+
+def _run(place: tuple[str, str], facts: Facts, yield_file: str) -> Outcome:
+    module, name = place
+    function: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+    ties = _FarTies(function, facts, yield_file)
+    if function.is_async:
+        return asyncio.run(perform_async(function, facts, ties))
+    return perform(function, facts, ties)
+
+
+class _FarTies:
+    """From the worker process. The lease itself is renewed by the scheduler, as it is for all."""
+
+    def __init__(self, function: JobFunction[..., Any, Any], facts: Facts, yield_file: str) -> None:
+        self._function, self._facts, self._yield_file = function, facts, yield_file
+        self._lost = False
+        self._told_at = 0.0
+        self._spent: Money | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        call = current_call()
+        return self._lost or (call is not None and call.cancelled)
+
+    @property
+    def yielding(self) -> bool:
+        return Path(self._yield_file).exists()
+
+    def progress(self, fraction: float) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= PROGRESS_SEC or fraction == 1:
+            self._told_at = now
+            self._beat(progress=fraction)
+
+    def spend(self, total: Money) -> None:
+        self._spent = total
+        self._beat()
+
+    def save(self, checkpoint: str) -> None:
+        self._beat(checkpoint=checkpoint)
+        if self._lost:
+            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self._facts.job_id)
+
+    def _beat(self, **told: Any) -> None:
+        try:
+            desk = self._function.scheduler._desk
+            answer = desk.heartbeat(self._facts.dispatch_id, spent=self._spent, **told)
+            self._lost = answer.stop is not None
+        except (StaleDispatch, NotFound):
+            self._lost = True

@@ -1,0 +1,385 @@
+"""
+`Scheduler("jobs.db")`: the whole durable scheduler inside a program, with no server.
+
+Any process may open the file to enqueue, look and wait. One of them, the one that says `with scheduler:`, runs the jobs. The file is
+opened on first use, so a module that makes its scheduler at the top can be imported by a worker process for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from penstock.core.explain import Explanation
+from penstock.core.intent import Intent, check
+from penstock.core.states import State
+from penstock.core.words import AddonId, JobId
+from penstock.engine.clock import SteadyClock
+from penstock.engine.desk import Desk
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.jobs.arguments import Arguments
+from penstock.jobs.context import JobContext
+from penstock.jobs.function import JobFunction
+from penstock.jobs.handle import JobHandle
+from penstock.jobs.options import JobOptions, Options, Seconds, moment, span_sec
+from penstock.jobs.settings import Settings, make_rules
+from penstock.jobs.waits import Waits
+from penstock.jobs.work import Running, Work
+from penstock.stores.protocol import Query, Receipt, Store
+
+__all__ = ["Scheduler"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+MEMORY: Final = ":memory:"
+
+
+class Scheduler:
+    """
+    `workers` functions run at once, on threads, or with `kind="process"` on processes of their own. `capacity` is the sum of the
+    costs that may run at once: a number, or "auto" for what the machine has to spare at the moment.
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        *,
+        workers: int | None = None,
+        kind: Literal["thread", "process"] = "thread",
+        addon: str = "app",
+        stop_timeout: Seconds = 30,
+        rules: Rules | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        self.where = _where(where)
+        self.rules = make_rules(rules, settings)
+        self._workers = _workers(workers)
+        if kind not in ("thread", "process"):
+            raise ValueError(f"kind is {kind!r}; it must be 'thread' or 'process'")
+        if kind == "process" and self.where == MEMORY:
+            raise ValueError("kind='process' needs a file: other processes cannot see jobs in memory")
+        self._kind = kind
+        self._stop_timeout = span_sec("stop_timeout", stop_timeout)
+        self._options = JobOptions(Intent(addon_id=AddonId("app"), job_type="-")).take({"addon": addon})
+        self._functions: dict[str, JobFunction[..., Any, Any]] = {}
+        self._lock = threading.RLock()
+        self._opened: Open | None = None
+        self._clock = SteadyClock()
+        self._work: Running | None = None
+
+    # jobs
+
+    @overload
+    def job(
+        self, fn: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def job(self, fn: Callable[Concatenate[JobContext, P], R], /) -> JobFunction[P, R, R]: ...
+    @overload
+    def job(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def job(self, fn: Callable[P, R], /) -> JobFunction[P, R, R]: ...
+    @overload
+    def job(self, *, name: str | None = None, **options: Unpack[Options]) -> JobDecorator: ...
+
+    def job(self, *fn: Any, name: str | None = None, **options: Any) -> Any:
+        """Makes a function a job, under its own name or `name`; what the options mean is in docs/jobs.md."""
+        if not fn:
+            return lambda fn: self._register(fn, name, options)
+        return self._register(fn[0], name, options)
+
+    def _register(self, fn: Any, name: str | None, given: dict[str, Any]) -> JobFunction[..., Any, Any]:
+        if isinstance(fn, JobFunction):
+            raise TypeError(f"{fn.name} is a job already")
+        if not callable(fn):
+            raise TypeError(f"{fn!r} is not a function; write @scheduler.job, or @scheduler.job(cost=...)")
+        name = fn.__name__ if name is None else name
+        options = self._options.take(given)
+        options = dataclasses.replace(options, like=dataclasses.replace(options.like, job_type=name))
+        function: JobFunction[..., Any, Any] = JobFunction(self, fn, options, Arguments(fn, name))
+        self._check(options)
+        with self._lock:
+            known = self._functions.get(name)
+            if known is not None and _home(known.fn) != _home(fn):
+                raise ValueError(
+                    f"there is a job {name!r} already ({'.'.join(_home(known.fn))}); give one of them another name=..."
+                )
+            self._functions[name] = function
+            if self._work is not None:
+                self._work.ring()
+        return function
+
+    def _check(self, options: JobOptions) -> None:
+        """What is out of bounds is said where it was written, and not by the first call in the night."""
+        now = self._clock()
+        sample = dataclasses.replace(options, unique=False).intent("null", now, (), {})
+        # A moment that has passed may be meant for calls long ago; only the call itself is refused for it.
+        deadline = None if sample.deadline_at is None else max(sample.deadline_at, now + 1)
+        check(dataclasses.replace(sample, deadline_at=deadline), now, most_units=self.rules.capacity.most)
+
+    # looking
+
+    def get(self, job_id: str) -> JobHandle[Any]:
+        """A job by its id, whichever process enqueued it."""
+        handle = self._handle(job_id)
+        _ = handle.job  # NotFound
+        return handle
+
+    def find(
+        self,
+        state: State | str | Iterable[State | str] = (),
+        *,
+        name: str | None = None,
+        addon: str | None = None,
+        limit: int = 100,
+    ) -> list[JobHandle[Any]]:
+        """The newest first."""
+        states = [state] if isinstance(state, str) else list(state)
+        unknown = [word for word in states if word not in list(State)]
+        if unknown:
+            raise ValueError(f"state is {unknown[0]!r}; it must be one of {', '.join(State)}")
+        query = Query(
+            [State(word) for word in states],
+            None if addon is None else AddonId(addon),
+            name,
+            newest_first=True,
+            limit=limit,
+        )
+        return [self._handle(job.job_id, job.intent.job_type) for job in self._store.find(query)]
+
+    def counts(self) -> dict[State, int]:
+        """How many jobs are in each state."""
+        found = dict.fromkeys(State, 0)
+        for addon in self._store.addons():
+            for state, count in addon.jobs.items():
+                found[state] += count
+        return found
+
+    def _handle(self, job_id: str, job_type: str | None = None) -> JobHandle[Any]:
+        if job_type is None:
+            job = self._store.job(JobId(job_id))
+            job_type = "" if job is None else job.intent.job_type
+        function = self._functions.get(job_type)
+        return JobHandle(self, JobId(job_id), None if function is None else function.arguments)
+
+    def _explain(self, job_id: JobId) -> Explanation:
+        told = self._desk.explain(job_id)
+        job = self._store.job(job_id)
+        if (
+            job is None
+            or job.state is not State.QUEUED
+            or self._work is None
+            or job.intent.job_type in self._functions
+        ):
+            return told
+        text = f"waiting: no function is registered here for {job.intent.job_type!r}; it starts when one is"
+        return dataclasses.replace(
+            told, text=text, reason="no_function", reason_data=None, likely_start_at=None
+        )
+
+    def _edit(self, job_id: JobId, given: dict[str, Any]) -> State:
+        known = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise TypeError(f"{unknown[0]!r} cannot be edited; {', '.join(known)} can")
+        options = self._options.take(given)
+        now = self._store.now()
+        fields: dict[str, Any] = {"priority": options.like.priority} if "priority" in given else {}
+        for name in given.keys() - {"priority"}:
+            fields[known[name]] = None if given[name] is None else moment(name, given[name], now)
+        return self._desk.edit(job_id, **fields).state
+
+    # submitting
+
+    def _submit(self, intents: Sequence[Intent]) -> list[Receipt]:
+        return self._desk.submit(intents)
+
+    async def _submit_async(self, intents: Sequence[Intent]) -> list[Receipt]:
+        import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
+
+        return await asyncio.wrap_future(self._desk.submit_soon(intents))
+
+    # running
+
+    def start(self) -> Self:
+        """Take the right to run this file's jobs, and begin. DispatcherHeld says which process has it already."""
+        with self._lock:
+            if self._work is None:
+                self._work = self._begin()
+                _running.add(self)
+        return self
+
+    def _begin(self) -> Running:
+        return Work(
+            self._store, self.rules, self._clock, self._functions, workers=self._workers, kind=self._kind
+        )
+
+    def stop(self, timeout: Seconds | None = None) -> None:
+        """
+        Start nothing more, ask what runs to yield, and wait for it so long (`stop_timeout` of the scheduler). What has not ended then goes
+        back to the queue; what has ended is on disk. The file stays open for enqueueing and looking.
+        """
+        wait = self._stop_timeout if timeout is None else span_sec("timeout", timeout)
+        with self._lock:
+            work, self._work = self._work, None
+            _running.discard(self)
+            if work is not None:
+                work.stop(wait)
+
+    def close(self) -> None:
+        """Stop, and close the file."""
+        self.stop()
+        with self._lock:
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                opened.waits.close()
+                opened.store.close()
+
+    def run(self) -> None:
+        """Run jobs until Ctrl-C or SIGTERM: the whole of a worker program. A second Ctrl-C does not wait for what runs."""
+        ended = threading.Event()
+        before = {
+            number: signal.signal(number, lambda *_: ended.set())
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            with self:
+                while not ended.wait(3_600):
+                    pass
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # the file
+
+    @property
+    def _open(self) -> Open:
+        opened = self._opened
+        if opened is None:
+            with self._lock:
+                opened = self._opened = self._opened or self._make()
+        return opened
+
+    def _make(self) -> Open:
+        store = self._make_store()
+        return Open(store, House(store, self.rules).desk, Waits(store))
+
+    def _make_store(self) -> Store:
+        if self.where == MEMORY:
+            from penstock.stores.memory import MemoryStore  # noqa: PLC0415  # only the store that is used
+
+            return MemoryStore(self._clock, ordering=self.rules.ordering)
+        from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415  # as above
+
+        return SqliteStore(self.where, self._clock, ordering=self.rules.ordering)
+
+    @property
+    def _store(self) -> Store:
+        return self._open.store
+
+    @property
+    def _waits(self) -> Waits:
+        return self._open.waits
+
+    @property
+    def _desk(self) -> Desk:
+        """The one of the running half knows the machine; any other knows the file."""
+        work = self._work
+        return self._open.desk if work is None else work.house.desk
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self.where}, {'running' if self._work is not None else 'not running'} here>"
+
+
+class Open(NamedTuple):
+    store: Store
+    desk: Desk
+    waits: Waits
+
+
+class JobDecorator(Protocol):
+    """`@scheduler.job(...)`, for type checkers."""
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], R], /) -> JobFunction[P, R, R]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> JobFunction[P, R, R]: ...
+
+
+def _where(where: Any) -> str:
+    if not isinstance(where, str | os.PathLike):
+        raise TypeError(f"{where!r} is not a path; give the file that holds the jobs, or ':memory:'")
+    text = os.fspath(where)
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{where!r} is not a path; give the file that holds the jobs, or ':memory:'")
+    scheme, separator, _ = text.partition("://")
+    if separator and isinstance(where, str):
+        raise ValueError(f"{scheme}:// is not supported yet; give the path of a SQLite file, or ':memory:'")
+    return text if text == MEMORY else str(Path(text).absolute())
+
+
+def _workers(workers: Any) -> int:
+    if workers is None:
+        return min(32, (os.cpu_count() or 1) + 4)
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"workers is {workers!r}; it must be a whole number of at least 1")
+    return workers
+
+
+def _home(fn: Any) -> tuple[str, str]:
+    """A module that is run and imported, or imported anew, registers the same function twice."""
+    return ("" if fn.__module__ in ("__main__", "__mp_main__") else fn.__module__), fn.__qualname__
+
+
+_running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """The program ends without a stop: what runs goes back to the queue as what it is, and not as a crash when it is found."""
+    for scheduler in list(_running):
+        scheduler.stop()
+
+
+# Before the interpreter waits for threads and pools; `atexit` would come after them.
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # as local/pool.py does

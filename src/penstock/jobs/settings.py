@@ -1,0 +1,132 @@
+"""The numbers that a program may set by keyword, and the rules made of them. Whoever needs more of them hands in `rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, TypedDict
+
+from penstock.core.admission import Caps, Limits
+from penstock.core.quiet import Capacity
+from penstock.core.words import SECOND, Constraint, Span
+from penstock.engine.rules import Rules
+from penstock.jobs.options import Seconds, span_sec
+from penstock.stores.protocol import Depth
+
+__all__ = ["Settings", "make_rules"]
+
+
+class Settings(TypedDict, total=False):
+    capacity: int | Literal["auto"]
+    lease: Seconds
+    crash_retries: Sequence[Seconds]
+    unavailable_retries: Sequence[Seconds]
+    max_queued: int | None
+    max_concurrent: int | None
+    max_per_job: int | Mapping[str, int] | None
+    max_per_constraint: Mapping[str, int]
+    keep_settled: Seconds
+
+
+DEFAULT: Final = Rules(capacity=Capacity(fixed=100))
+
+
+def make_rules(rules: Rules | None, given: Mapping[str, Any]) -> Rules:
+    if rules is not None:
+        if not isinstance(rules, Rules):
+            raise TypeError(f"rules is {rules!r}; it must be a penstock.engine.rules.Rules")
+        if given:
+            raise TypeError(f"{', '.join(given)} and rules say the same thing twice; put it into rules")
+        return rules
+    made = DEFAULT
+    for name, value in given.items():
+        if name not in _SETTERS:
+            raise TypeError(
+                f"{name!r} is not a setting of a Scheduler; there are {', '.join(_SETTERS)}, workers, kind, addon, stop_timeout, rules"
+            )
+        made = _SETTERS[name](made, name, value)
+    return made
+
+
+def _capacity(rules: Rules, name: str, value: Any) -> Rules:
+    if value == "auto":
+        return replace(rules, capacity=Capacity())
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
+        raise ValueError(f"{name} is {value!r}; it must be 1..100 units, or 'auto'")
+    return replace(rules, capacity=Capacity(fixed=value))
+
+
+def _lease(rules: Rules, name: str, value: Any) -> Rules:
+    span = _span(name, value)
+    if span < SECOND // 10:
+        raise ValueError(f"{name} is {value!r}; it must be at least 0.1 s, or no heartbeat could keep it")
+    return replace(rules, lease_for=span)
+
+
+def _crash(rules: Rules, name: str, value: Any) -> Rules:
+    return replace(rules, schedules=replace(rules.schedules, crash=_spans(name, value)))
+
+
+def _unavailable(rules: Rules, name: str, value: Any) -> Rules:
+    return replace(rules, schedules=replace(rules.schedules, unavailable=_spans(name, value)))
+
+
+def _max_queued(rules: Rules, name: str, value: Any) -> Rules:
+    return replace(rules, depth=Depth(total=_count(name, value)))
+
+
+def _max_concurrent(rules: Rules, name: str, value: Any) -> Rules:
+    return _with_caps(rules, concurrent=_count(name, value))
+
+
+def _max_per_job(rules: Rules, name: str, value: Any) -> Rules:
+    if isinstance(value, Mapping):
+        return _with_caps(rules, types={job: _count(f"{name}[{job!r}]", most) for job, most in value.items()})
+    return _with_caps(rules, per_type=_count(name, value))
+
+
+def _max_per_constraint(rules: Rules, name: str, value: Any) -> Rules:
+    known = Constraint(7).names
+    if not isinstance(value, Mapping) or not value.keys() <= set(known):
+        raise ValueError(f"{name} is {value!r}; it must be a dict with {', '.join(known)} as keys")
+    return _with_caps(
+        rules, constraints={word: _count(f"{name}[{word!r}]", most) for word, most in value.items()}
+    )
+
+
+def _keep(rules: Rules, name: str, value: Any) -> Rules:
+    return replace(rules, retention=_span(name, value))
+
+
+_SETTERS: Final[dict[str, Callable[[Rules, str, Any], Rules]]] = {
+    "capacity": _capacity,
+    "lease": _lease,
+    "crash_retries": _crash,
+    "unavailable_retries": _unavailable,
+    "max_queued": _max_queued,
+    "max_concurrent": _max_concurrent,
+    "max_per_job": _max_per_job,
+    "max_per_constraint": _max_per_constraint,
+    "keep_settled": _keep,
+}
+
+
+def _with_caps(rules: Rules, **fields: Any) -> Rules:
+    caps: Caps = replace(rules.limits.caps, **fields)
+    return replace(rules, limits=Limits(caps, rules.limits.budgets))
+
+
+def _span(name: str, value: Any) -> Span:
+    return round(span_sec(name, value) * SECOND)
+
+
+def _spans(name: str, value: Any) -> tuple[Span, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}; it must be the delays before each retry, e.g. (60, 300)")
+    return tuple(_span(name, delay) for delay in value)
+
+
+def _count(name: str, value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1, or None")
+    return value

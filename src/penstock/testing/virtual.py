@@ -1,0 +1,287 @@
+"""
+The scheduler for tests: the same engine and the same rules, on a store in memory and a clock that only the test moves.
+
+Nothing runs by itself and nothing waits: `drain` runs what can run now, on the test's own thread, one job after the other, in the
+order in which the real one would start them. With `advance` it jumps from one due moment to the next, so a week of retries
+takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Self, Unpack
+
+from penstock.core.intent import Intent
+from penstock.core.refusals import NotFound, StaleDispatch
+from penstock.core.states import State
+from penstock.core.words import SECOND, Moment
+from penstock.engine.dispatcher import Kinds
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.jobs.attempt import Attempt, perform, perform_async
+from penstock.jobs.context import JobContext
+from penstock.jobs.function import JobFunction
+from penstock.jobs.handle import JobHandle
+from penstock.jobs.options import Seconds, span_sec
+from penstock.jobs.outcomes import Outcome
+from penstock.jobs.scheduler import MEMORY, Scheduler
+from penstock.jobs.settings import Settings
+from penstock.jobs.work import Running
+from penstock.stores.memory import MemoryStore
+from penstock.stores.protocol import Query, Receipt, Store
+from penstock.testing.calls import assert_calls, calls_of
+
+__all__ = ["VirtualClock", "VirtualScheduler"]
+
+_START: Final = datetime(2030, 1, 1, tzinfo=UTC)
+_FOR_EVER: Final = 1 << 62
+#: A job that enqueues itself again would drain for ever.
+_MOST_RUNS: Final = 100_000
+
+
+class VirtualClock:
+    def __init__(self, start: datetime = _START) -> None:
+        self._now: Moment = int(start.timestamp()) * SECOND
+        self._passing: list[Callable[[Moment], None]] = []
+
+    def __call__(self) -> Moment:
+        return self._now
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._now / SECOND, UTC)
+
+    def advance(self, by: Seconds) -> None:
+        """Seconds or a timedelta. Inside a job it is that job's running time: leases are kept, and limits are noticed."""
+        self.move_to(self._now + round(span_sec("by", by) * SECOND))
+
+    def move_to(self, moment: Moment) -> None:
+        if moment < self._now:
+            raise ValueError("a virtual clock does not go back")
+        for passing in self._passing:
+            passing(moment)
+        self._now = moment
+
+
+class VirtualScheduler(Scheduler):
+    """`inline`: a call that is enqueued runs at once, where it is enqueued, and its error is raised there."""
+
+    def __init__(
+        self,
+        *,
+        clock: VirtualClock | None = None,
+        inline: bool = False,
+        addon: str = "app",
+        rules: Rules | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__(MEMORY, addon=addon, rules=rules, **settings)
+        self.clock = clock or VirtualClock()
+        self._clock = self.clock  # type: ignore[assignment]  # a clock that never jumps by itself needs no more than this
+        self._inline = inline
+        self._house: House | None = None
+        self._running_now: list[Attempt] = []
+        self._raised: dict[str, BaseException] = {}
+
+    @classmethod
+    @contextmanager
+    def over(cls, scheduler: Scheduler, *, inline: bool = False) -> Iterator[Self]:
+        """In place of a program's own scheduler: what its functions enqueue meanwhile is here, and its file is not touched."""
+        virtual = cls(inline=inline, rules=scheduler.rules)
+        virtual._functions = scheduler._functions
+        names = ("_opened", "_clock", "_work", "_begin", "_submit", "_submit_async")
+        saved = {name: scheduler.__dict__[name] for name in names if name in scheduler.__dict__}
+        virtual.start()
+        scheduler.__dict__ |= {name: getattr(virtual, name) for name in names}
+        try:
+            yield virtual
+        finally:
+            for name in names:
+                scheduler.__dict__.pop(name)
+            scheduler.__dict__ |= saved
+            virtual.close()
+
+    # running
+
+    def drain(self, *, advance: Seconds | Literal[True] | None = None) -> int:
+        """
+        Run everything that can run, and all that it enqueues; how many runs that were. `advance`: let so much time pass meanwhile,
+        or with True as much as it takes until nothing is due any more.
+        """
+        until = self.clock() if advance is None else _FOR_EVER
+        if advance is not None and advance is not True:
+            until = self.clock() + round(span_sec("advance", advance) * SECOND)
+        runs = self._run_ready()
+        while (due := self._store.alarm()) is not None and due <= until and until > self.clock():
+            # What is due and does not move has nothing to wait for but the next tick.
+            self.clock.move_to(min(until, max(due, self.clock() + (0 if due > self.clock() else SECOND))))
+            ran = self._run_ready()
+            runs += ran
+            if advance is True and not ran and not self._expecting():
+                break
+        if advance is not None and advance is not True:
+            self.clock.move_to(until)
+            runs += self._run_ready()
+        return runs
+
+    def _expecting(self) -> bool:
+        """Whether time alone could still start something: a queued job whose function is known here."""
+        waiting = self._store.find(Query([State.QUEUED], limit=1_000))
+        return any(job.intent.job_type in self._functions for job in waiting)
+
+    def _run_ready(self) -> int:
+        runs = 0
+        house = self._the_house
+        while True:
+            house.keeper.step(self.clock())
+            kinds = Kinds(job_types=frozenset(self._functions))
+            claimed = house.desk.claim(kinds, 1, "virtual") if kinds.job_types else []
+            if not claimed:
+                return runs
+            runs += 1
+            if runs > _MOST_RUNS:
+                raise RuntimeError(f"{_MOST_RUNS} runs and no end: does a job enqueue itself?")
+            attempt = _Attempt(
+                claimed[0], self._functions[claimed[0].job.intent.job_type], house.desk, self.clock
+            )
+            self._run(attempt)
+
+    def _run(self, attempt: Attempt) -> None:
+        function = _Recording(attempt.function)
+        self._running_now.append(attempt)
+        try:
+            if function.is_async:
+                outcome = _in_a_loop(lambda: perform_async(function, attempt.facts, attempt))
+            else:
+                outcome = perform(function, attempt.facts, attempt)
+        finally:
+            self._running_now.remove(attempt)
+        if function.raised is not None:
+            self._raised[attempt.facts.job_id] = function.raised
+        with suppress(StaleDispatch, NotFound):  # canceled, timed out or lost while it ran: the trail says so
+            self._desk.end(attempt.facts.dispatch_id, outcome.end, result=outcome.result, error=outcome.error)
+
+    def _pass(self, until: Moment) -> None:
+        """Time passes while a job runs: step by step, as its heartbeats and the keeper would see it."""
+        while self._running_now and self.clock() < until:
+            due = self._store.alarm()
+            beat = self.clock() + self.rules.lease_for // 3
+            self.clock._now = min(until, beat, max(self.clock() + 1, beat if due is None else due))
+            for attempt in self._running_now:
+                attempt.beat()
+            self._the_house.keeper.step(self.clock())
+
+    # enqueueing
+
+    def _submit(self, intents: Sequence[Intent]) -> list[Receipt]:
+        receipts = super()._submit(intents)
+        if self._inline:
+            self._run_ready()
+            for receipt in receipts:
+                if error := self._raised.pop(receipt.job_id, None):
+                    raise error
+        return receipts
+
+    async def _submit_async(self, intents: Sequence[Intent]) -> list[Receipt]:
+        return self._submit(intents)
+
+    # the parts
+
+    def _make_store(self) -> Store:
+        return MemoryStore(self.clock, ordering=self.rules.ordering)
+
+    def _begin(self) -> Running:
+        return _Still(self._the_house)
+
+    @property
+    def _the_house(self) -> House:
+        if self._house is None:
+            self._house = House(self._store, self.rules)
+            self._house.fetchers.came(Kinds(), _FOR_EVER)
+            self.clock._passing.append(self._pass)
+        return self._house
+
+    # looking
+
+    def assert_enqueued(
+        self, function: JobFunction[..., Any, Any], *args: Any, count: int | None = None, **kwargs: Any
+    ) -> list[JobHandle[Any]]:
+        """
+        That such a call was enqueued, whatever became of it since; without arguments: any call of it. `count`: exactly so often.
+        Gives back the jobs. A failure lists what was enqueued instead.
+        """
+        return [self._handle(job.job_id) for job in assert_calls(self._store, function, args, kwargs, count)]
+
+    def enqueued(self) -> list[str]:
+        """Every call that was enqueued, in words."""
+        return calls_of(self._store)
+
+
+class _Still:
+    """Started, and nothing moves."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+
+    def ring(self) -> None:
+        pass
+
+    def stop(self, timeout: float) -> None:
+        pass
+
+
+class _Attempt(Attempt):
+    """Looks for itself whether it was told to stop, where a thread beside it would have told it."""
+
+    __slots__ = ()
+
+    @property
+    def cancelled(self) -> bool:
+        return not self.beat() or self.stop is not None
+
+    def progress(self, fraction: float) -> None:
+        self.fresh_progress = fraction
+        self.beat()
+
+
+class _Recording(JobFunction[..., Any, Any]):
+    """Keeps what its function raised, for whoever wants the exception itself rather than its text."""
+
+    def __init__(self, function: JobFunction[..., Any, Any]) -> None:
+        self.scheduler, self.arguments, self.is_async = (
+            function.scheduler,
+            function.arguments,
+            function.is_async,
+        )
+        self.fn = function.fn
+        self.raised: BaseException | None = None
+
+    def run(self, context: JobContext, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+        if self.is_async:
+            return self._awaited(super().run(context, args, kwargs))
+        try:
+            return super().run(context, args, kwargs)
+        except BaseException as error:
+            self.raised = error
+            raise
+
+    async def _awaited(self, running: Any) -> Any:
+        try:
+            return await running
+        except BaseException as error:
+            self.raised = error
+            raise
+
+
+def _in_a_loop(make: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    """On a thread of its own: the test itself may be a coroutine, and a thread has one loop at a time."""
+    outcome: list[Outcome] = []
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(lambda: outcome.append(asyncio.run(make())),))
+    thread.start()
+    thread.join()
+    return outcome[0]
