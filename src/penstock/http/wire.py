@@ -40,16 +40,20 @@ __all__ = [
     "Complete",
     "Completed",
     "Constraints",
+    "Description",
     "Dispatchable",
     "DispatchableJob",
+    "DispatchableQuery",
     "Done",
     "Edit",
     "Ended",
     "Event",
     "Events",
+    "EventsQuery",
     "Explained",
     "Failure",
     "FieldProblem",
+    "FindQuery",
     "Found",
     "Health",
     "Heartbeat",
@@ -57,28 +61,34 @@ __all__ = [
     "Job",
     "JobSummary",
     "Jobs",
+    "JobsQuery",
     "Lease",
     "LeaseGranted",
     "LeaseRequest",
     "Leases",
+    "LeasesQuery",
     "NewToken",
+    "Nothing",
     "Outcome",
     "Outcomes",
     "Problem",
     "Reading",
     "Release",
     "Report",
+    "Reported",
     "Scope",
     "Scoped",
     "Settled",
     "Signals",
     "Stats",
+    "StreamQuery",
     "Submit",
     "SubmitMany",
     "Submitted",
     "Token",
     "TokenMade",
     "Tokens",
+    "WaitQuery",
     "constraint_names",
 ]
 
@@ -117,6 +127,9 @@ Line: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\u0000]*$")]
 Words: TypeAlias = Annotated[str, Meta(max_length=20_000, pattern=r"^[^\u0000]*$")]
 Tag: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\u0000]*$")]
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
+PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+MAX_NUMBER: Final = 2**62
+_STATES: Final = "^({0})(,({0}))*$(?!\\n)".format("|".join(State))
 Ident: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[0-9A-Za-z._-]+$(?!\n)")]
 
 
@@ -126,6 +139,19 @@ class Asked(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 class Told(Struct):
     """The body of an answer."""
+
+
+class Nothing(Asked):
+    """Nothing is to be said."""
+
+
+class Description(Told):
+    """The API in OpenAPI 3.1."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
 
 
 # jobs
@@ -286,7 +312,39 @@ class Explained(Told):
     allowed: tuple[str, ...]
 
 
+class JobsQuery(Asked):
+    """`state` may be several, with commas. `after`: the `next` of the page before."""
+
+    state: Annotated[str, Meta(max_length=100, pattern=_STATES)] | UnsetType = UNSET
+    addon_id: AddonName | UnsetType = UNSET
+    job_type: TypeName | UnsetType = UNSET
+    tag: Tag | UnsetType = UNSET
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+    limit: PageSize = 50
+    newest_first: bool = False
+
+
+class FindQuery(Asked):
+    """`part`: any part of an id; they are shown by their last 8."""
+
+    part: Annotated[str, Meta(min_length=4, max_length=36, pattern=r"^[0-9a-f-]+$(?!\n)")]
+    limit: Annotated[int, Meta(ge=1, le=100)] = 10
+
+
+class WaitQuery(Asked):
+    """With `wait_sec` the answer comes when the job is settled, or when the time is over."""
+
+    wait_sec: Wait = 0
+
+
 # workers
+
+
+class DispatchableQuery(Asked):
+    addon_id: AddonName | UnsetType = UNSET
+    job_type: TypeName | UnsetType = UNSET
+    limit: PageSize = 50
+    wait_sec: Wait = 0
 
 
 class DispatchableJob(Told):
@@ -428,6 +486,12 @@ class Report(Asked):
     failure: Failure = Failure.JOB_ERROR
 
 
+class Reported(Beaten):
+    """`state`: where the job landed, when an outcome was told."""
+
+    state: State | None = None
+
+
 class Claim(Asked):
     """No addon, no types: any that the token may have."""
 
@@ -484,6 +548,29 @@ class Events(Told):
 
     events: list[Event]
     next: int
+
+
+class EventsQuery(Asked):
+    """`after` counts `seq`, and with `job_id` it counts that job's `n`. With `wait_sec` the answer waits for something to tell."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+    limit: PageSize = 100
+    job_id: Ident | UnsetType = UNSET
+    addon_id: AddonName | UnsetType = UNSET
+    wait_sec: Wait = 0
+
+
+class StreamQuery(Asked):
+    """Where to begin, when there is no Last-Event-ID; left out: with what happens from now on."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | UnsetType = UNSET
+    job_id: Ident | UnsetType = UNSET
+    addon_id: AddonName | UnsetType = UNSET
+
+
+class LeasesQuery(Asked):
+    addon_id: AddonName | UnsetType = UNSET
+    limit: PageSize = 100
 
 
 class Lease(Told):
@@ -564,6 +651,8 @@ class Reading(Told):
     value: float
     at: datetime
     fresh: bool
+    #: The application that told it; empty for the host itself.
+    source: str
 
 
 class Capacity(Told):
@@ -582,9 +671,11 @@ class Capacity(Told):
 
 
 class Signals(Asked):
-    """An application's own readings, by name."""
+    """An application's own readings: p95_ms, in_flight, error_rate. It counts for as long as it goes on telling them."""
 
+    addon_id: AddonName
     readings: Annotated[dict[str, Annotated[float, Meta(ge=0, le=1e9)]], Meta(min_length=1, max_length=32)]
+    ttl_sec: Annotated[float, Meta(ge=1, le=3_600)] | None = None
 
 
 class Health(Told):

@@ -1,0 +1,48 @@
+"""Handlers for tokens. Nobody can give away more than they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.core.refusals import NotFound
+from penstock.http import wire
+from penstock.http.office import Call
+from penstock.http.problems import OverLimit
+
+__all__ = ["token_list", "token_make", "token_revoke"]
+
+
+def token_list(call: Call[None, None]) -> wire.Tokens:
+    return wire.Tokens([token for token in call.office.tokens.all() if _visible(call, token)])
+
+
+def _visible(call: Call[Any, Any], token: wire.Token) -> bool:
+    return call.principal.addon_id in (None, token.addon_id)
+
+
+def token_make(call: Call[None, wire.NewToken]) -> wire.TokenMade:
+    asked, own = call.body, call.principal
+    problems = []
+    more = sorted(set(asked.scopes) - own.scopes)
+    if more:
+        problems.append(
+            {"field": "scopes", "message": f"{', '.join(more)}: your own token does not have that"}
+        )
+    if own.addon_id is not None and asked.addon_id != own.addon_id:
+        problems.append({"field": "addon_id", "message": f"must be {own.addon_id}, as your own token's"})
+    for name in ("max_cost_units", "max_priority"):
+        given, most = getattr(asked, name), getattr(own, name)
+        if most is not None and (given is None or given > most):
+            problems.append({"field": name, "message": f"must be at most {most}, as your own token's"})
+    if problems:
+        raise OverLimit(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
+    token, secret = call.office.tokens.make(asked)
+    return wire.TokenMade(token, secret)
+
+
+def token_revoke(call: Call[None, None]) -> wire.Done:
+    tokens = call.office.tokens
+    known = {token.token_id for token in tokens.all() if _visible(call, token)}
+    if call.path not in known or not tokens.revoke(call.path):
+        raise NotFound(f"there is no token {call.path}", token_id=call.path)
+    return wire.Done()

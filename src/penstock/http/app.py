@@ -1,0 +1,322 @@
+"""
+The API as an ASGI application: each request passes the same few doors, in the same order, whatever it asks for.
+
+    host, origin, site -> who is it -> which route -> may it -> its limits -> query, body -> handler -> answer
+
+It speaks ASGI itself. A framework in between cost as much again as the rest of a small request, and the route table has all that it would add.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from penstock.http import wire
+from penstock.http.body import MAX_BODY, Decoder, Receive, read_body, read_query
+from penstock.http.guard import Exposure, check_request
+from penstock.http.office import Call, Office
+from penstock.http.openapi import describe
+from penstock.http.problems import (
+    BadToken,
+    Forbidden,
+    Stopping,
+    TooLarge,
+    TooMany,
+    TooSlow,
+    WrongVerb,
+    problem_of,
+)
+from penstock.http.routes import OPEN, ROUTES, Open, Route, Router
+from penstock.http.sight import problems_of
+from penstock.http.tokens import LOCAL, Principal
+from penstock.http.wire import PREFIX, Scope
+
+__all__ = ["Api", "AsgiApp", "Limits"]
+
+Scoped = MutableMapping[str, Any]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scoped, Receive, Send], Awaitable[None]]
+
+_JSON: Final = (b"content-type", b"application/json")
+_PROBLEM: Final = (b"content-type", b"application/problem+json")
+#: What is true of every answer: it is nobody else's, it is what it says it is, and it is not to be framed.
+_ALWAYS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one token, and of one request."""
+
+    requests: int = 256
+    waiting: int = 64
+    body_sec: float = 30.0
+    #: A stream whose client has not taken anything for so long is dropped.
+    unread_sec: float = 10.0
+
+
+class Api:
+    """`more`: other applications by the beginning of their path, such as the page. They do their own checking."""
+
+    def __init__(
+        self,
+        office: Office,
+        *,
+        exposure: Exposure = Exposure(),  # noqa: B008 - a frozen value
+        limits: Limits = Limits(),  # noqa: B008 - a frozen value
+        more: Mapping[str, AsgiApp] | None = None,
+    ) -> None:
+        self._office, self._exposure, self._limits = office, exposure, limits
+        self._more = dict(more or {})
+        self._router = Router((*ROUTES, *self._own_routes()))
+        self._open: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._health: tuple[float, bool] = (-1e9, True)
+        self._description = msgspec.json.encode(describe(list(self._router)))
+        self.stopping = False
+
+    def _own_routes(self) -> Iterator[Route]:
+        yield Route(
+            verb="GET",
+            path="/healthz",
+            scope=OPEN,
+            summary="ok or degraded, and no more",
+            handler=self._healthz,
+            answer=wire.Health,
+        )
+        yield Route(
+            verb="GET",
+            path=f"{PREFIX}/openapi.json",
+            scope=Scope.JOBS_READ,
+            summary="This description",
+            handler=self._openapi,
+            answer=wire.Description,
+        )
+
+    @property
+    def routes(self) -> list[Route]:
+        return list(self._router)
+
+    async def __call__(self, scope: Scoped, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        if scope["type"] != "http":
+            raise RuntimeError("only HTTP is served here")
+        for lead, app in self._more.items():
+            if scope["path"].startswith(lead):
+                await app(scope, receive, send)
+                return
+        request: _Request | None = None
+        try:
+            request = _Request(scope, receive, send)
+            await self._serve(request)
+        except Exception as error:  # noqa: BLE001 - every error becomes an answer
+            await _refuse(scope, send, error)
+        finally:
+            if request is not None:
+                request.close()
+
+    async def _serve(self, request: _Request) -> None:
+        check_request(request.headers, self._exposure)
+        path, verb = request.scope["path"], request.scope["method"]
+        who = _NOBODY if path == "/healthz" else self._principal(request)
+        route, parameter = self._router.find(verb, path)
+        if not isinstance(route.scope, Open) and route.scope not in who.scopes:
+            raise Forbidden(f"this needs a token with the scope {route.scope}", scope=str(route.scope))
+        if self.stopping:
+            raise Stopping("the scheduler is stopping")
+        with self._counted(self._open, who.name, self._limits.requests):
+            call = await self._understood(request, route, parameter, who)
+            if not (route.waits or _wait_sec(call.query) or _wait_sec(call.body)):
+                await self._answer(request, route, call)
+                return
+            with self._counted(self._waiting, who.name, self._limits.waiting):
+                await self._answer(request, route, call)
+
+    def _principal(self, request: _Request) -> Principal:
+        authorization = request.headers.get(b"authorization")
+        if authorization is not None:
+            return self._office.tokens.principal(authorization)
+        if request.scope.get("penstock.local", False):
+            return LOCAL
+        raise BadToken("a bearer token is needed")
+
+    @contextmanager
+    def _counted(self, counter: Counter[str], name: str, limit: int) -> Iterator[None]:
+        if counter[name] >= limit:
+            raise TooMany(f"this token has {limit} such requests open already", retry_after_sec=1.0)
+        counter[name] += 1
+        try:
+            yield
+        finally:
+            counter[name] -= 1
+            if not counter[name]:
+                del counter[name]
+
+    async def _understood(
+        self, request: _Request, route: Route, parameter: str, who: Principal
+    ) -> Call[Any, Any]:
+        query_string = request.scope["query_string"]
+        query = None
+        if route.query is not None or query_string:
+            query = read_query(query_string, route.query or wire.Nothing)
+        body = None
+        if route.verb != "GET":
+            body = await self._body(request, route)
+        return Call(self._office, who, parameter, query, body, request.headers, request.watch)
+
+    async def _body(self, request: _Request, route: Route) -> Any:
+        try:
+            content = await read_body(request.receive, request.headers, self._limits.body_sec)
+        except TooLarge as error:
+            raise _naming_payload(error, route) from None
+        if route.decode is None or route.body is None:
+            # Nothing is to be said; an empty object is as good as nothing.
+            return _NOTHING(content, request.headers) if content else None
+        if not content and route.body_optional:
+            return route.body()
+        return route.decode(content, request.headers)
+
+    async def _answer(self, request: _Request, route: Route, call: Call[Any, Any]) -> None:
+        if route.in_pool:
+            answer = await self._office.run(route.handler, call)
+        else:
+            answer = await route.handler(call)
+        if route.streams:
+            await self._stream(request, answer)
+        else:
+            status = 503 if isinstance(answer, wire.Health) and answer.status != "ok" else 200
+            await request.answer(status, msgspec.json.encode(answer), _JSON)
+
+    async def _stream(self, request: _Request, chunks: AsyncIterator[bytes]) -> None:
+        headers = [(b"content-type", b"text/event-stream"), *_ALWAYS]
+        await request.send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for chunk in chunks:
+                async with asyncio.timeout(self._limits.unread_sec):
+                    await request.send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await request.send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            request.abort()
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]  # it is a generator, and must leave the trail
+
+    async def _healthz(self, _: Call[None, None]) -> wire.Health:
+        """Looked into once a second at most: it is open to everybody, so it must cost nothing."""
+        at, well = self._health
+        now = self._office.loop.time()
+        if now - at > 1.0:
+            try:
+                async with asyncio.timeout(2.0):
+                    well = not await self._office.run(problems_of, self._office)
+            except TimeoutError:
+                well = False
+            self._health = (now, well)
+        return wire.Health("ok" if well else "degraded")
+
+    async def _openapi(self, _: Call[None, None]) -> msgspec.Raw:
+        return msgspec.Raw(self._description)
+
+
+def _wait_sec(asked: Any) -> float:
+    seconds: float = getattr(asked, "wait_sec", 0.0)
+    return seconds
+
+
+_NOBODY: Final = Principal("nobody", frozenset())
+_NOTHING: Final = Decoder(wire.Nothing)
+
+
+@dataclass(slots=True)
+class _Request:
+    scope: Scoped
+    receive: Receive
+    send: Send
+    headers: dict[bytes, bytes] = field(init=False)
+    _gone: asyncio.Future[Any] | None = None
+
+    def __post_init__(self) -> None:
+        pairs = self.scope["headers"]
+        self.headers = dict(pairs)
+        if len(self.headers) < len(pairs):
+            _refuse_doubles(pairs)
+
+    def watch(self) -> asyncio.Future[Any]:
+        if self._gone is None:
+            self._gone = asyncio.ensure_future(self._until_gone())
+        return self._gone
+
+    async def _until_gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+        length = (b"content-length", b"%d" % len(body))
+        await self.send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, length, *_ALWAYS]}
+        )
+        await self.send({"type": "http.response.body", "body": body})
+
+    def abort(self) -> None:
+        """Not to be closed in good order: what waits to be sent would wait for ever."""
+        abort = self.scope.get("penstock.abort")
+        if abort is not None:
+            abort()
+
+    def close(self) -> None:
+        if self._gone is not None:
+            self._gone.cancel()
+
+
+#: Sent twice, these could mean one thing to a proxy and another to us.
+_SINGLE: Final = frozenset(
+    {b"host", b"authorization", b"origin", b"content-type", b"content-length", b"sec-fetch-site"}
+)
+
+
+def _refuse_doubles(pairs: list[tuple[bytes, bytes]]) -> None:
+    seen = Counter(name for name, _ in pairs)
+    for name in _SINGLE:
+        if seen[name] > 1:
+            raise Forbidden(f"the header {name.decode()} must be sent once")
+
+
+async def _refuse(scope: Scoped, send: Send, error: Exception) -> None:
+    problem = problem_of(error)
+    headers = [_PROBLEM, *_ALWAYS]
+    match error:
+        case BadToken():
+            headers.append((b"www-authenticate", b'Bearer realm="penstock"'))
+        case WrongVerb():
+            headers.append((b"allow", ", ".join(error.allowed).encode()))
+        case TooLarge() | TooSlow():
+            # The rest of the body may still be on its way; it must not be taken for the next request.
+            headers.append((b"connection", b"close"))
+        case _:
+            pass
+    if problem.retry_after_sec is not None:
+        headers.append((b"retry-after", b"%d" % math.ceil(problem.retry_after_sec)))
+    body = msgspec.json.encode(problem)
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body if scope["method"] != "HEAD" else b""})
+
+
+def _naming_payload(error: TooLarge, route: Route) -> TooLarge:
+    names = () if route.body is None else route.body.__struct_fields__
+    for name in ("payload", "jobs", "result", "outcomes", "checkpoint"):
+        if name in names:
+            problem = {"field": name, "message": "is most likely what makes the request too large"}
+            return TooLarge(f"{error}; {name} {problem['message']}", problems=[problem], limit=MAX_BODY)
+    return error

@@ -1,0 +1,48 @@
+"""
+Everybody who waits for jobs of the same kinds, one behind the other.
+
+When something happens the first one looks; those behind it only if it found enough. A thousand idle workers then cost one
+look and not a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from penstock.engine.desk import Claimed, Desk
+from penstock.engine.dispatcher import Kinds
+from penstock.http.trail import Run, Trail
+
+__all__ = ["ClaimLine"]
+
+#: What was found empty with nothing told since is believed for so long: time alone can change it.
+_EMPTY_FOR: Final = 1.0
+_MOST_KINDS: Final = 1_000
+
+
+class ClaimLine:
+    def __init__(self, desk: Desk, trail: Trail, run: Run[list[Claimed]]) -> None:
+        self._desk, self._trail, self._run = desk, trail, run
+        self._locks: dict[Kinds, asyncio.Lock] = {}
+        self._empty: dict[Kinds, tuple[int, float]] = {}
+
+    async def take(self, kinds: Kinds, limit: int, worker: str) -> list[Claimed]:
+        clock = asyncio.get_running_loop().time
+        async with self._lock(kinds):
+            position, now = self._trail.position, clock()
+            at, until = self._empty.get(kinds, (-1, 0.0))
+            if at == position and now < until:
+                return []
+            claimed = await self._run(self._desk.claim, kinds, limit, worker)
+            if len(claimed) < limit:
+                self._empty[kinds] = (position, now + _EMPTY_FOR)
+            return claimed
+
+    def _lock(self, kinds: Kinds) -> asyncio.Lock:
+        if len(self._locks) > _MOST_KINDS:
+            idle = [known for known, lock in self._locks.items() if not lock.locked()]
+            for known in idle:
+                del self._locks[known]
+                self._empty.pop(known, None)
+        return self._locks.setdefault(kinds, asyncio.Lock())

@@ -1,0 +1,157 @@
+"""
+One connection: what must hold before an application sees anything of it.
+
+The whole head of a request has a deadline and a size, both absolute: a client that sends a byte now and then gains nothing by it. A connection over
+the Unix socket is asked for its user, by the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Any, Final
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from penstock.http.wire import Problem
+
+__all__ = ["Connection", "Doors"]
+
+_MAX_HEAD: Final = 16_384
+_MAX_HEADERS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """`head_sec`: from the first byte of a request, or from the connection, to the end of its head."""
+
+    connections: int = 1_000
+    head_sec: float = 10.0
+
+
+class Connection(HttpToolsProtocol):
+    def __init__(
+        self, config: Config, server_state: ServerState, doors: Doors, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(config, server_state, {}, loop)
+        self._doors = doors
+        self._local = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_size = 0
+        self._in_head = True
+        self._refusal: tuple[int, str, str] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        if len(self.connections) > self._doors.connections:
+            self._refuse(503, "too_many", "too many connections are open")
+            return
+        peer = _peer_uid(transport)
+        if peer is not None and peer not in (os.geteuid(), 0):
+            transport.abort()
+            return
+        self._local = peer is not None
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._in_head:
+            self._head_size += len(data)
+            if self._head_size > _MAX_HEAD and not self.transport.is_closing():
+                self._refuse(
+                    431, "head_too_large", f"the head of the request is larger than {_MAX_HEAD} bytes"
+                )
+        if self._in_head or self.cycle is None or self.cycle.response_complete:
+            # Between requests too: whoever dribbles the rest of an answered one, or line feeds before the next.
+            self._arm()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_size = True, 0
+        self.scope["penstock.local"] = self._local  # type: ignore[typeddict-unknown-key]  # ASGI allows more keys
+        self.scope["penstock.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]  # as above
+        self.server_state.default_headers = _dated()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > _MAX_HEADERS or sum(len(n) + len(v) for n, v in self.headers) > _MAX_HEAD:
+            self._refusal = (
+                431,
+                "head_too_large",
+                f"at most {_MAX_HEADERS} headers and {_MAX_HEAD} bytes are taken",
+            )
+            raise ValueError("the head is too large")  # ends the parsing, and with it the connection
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        self._in_head = False
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(*(self._refusal or (400, "bad_http", msg)))
+
+    def _arm(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._doors.head_sec, self._late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _late(self) -> None:
+        self._head_timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            return
+        self._refuse(
+            408, "too_slow", f"the head of the request did not arrive within {self._doors.head_sec:g} s"
+        )
+
+    def _refuse(self, status: int, code: str, detail: str) -> None:
+        """Before there is a request that could be answered: by hand, and then the line is cut."""
+        problem = Problem(
+            f"urn:penstock:{code}", detail, status, detail, code, "Send a smaller request, at once."
+        )
+        body = msgspec.json.encode(problem)
+        self.transport.write(
+            STATUS_LINE[status]
+            + b"content-type: application/problem+json\r\nconnection: close\r\n"
+            + b"content-length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        self.transport.close()
+
+
+def _peer_uid(transport: asyncio.Transport) -> int | None:
+    """Of a Unix socket's other end; None for any other kind of socket."""
+    sock: socket.socket = transport.get_extra_info("socket")
+    if sock.family != socket.AF_UNIX:
+        return None
+    found: tuple[Any, ...] = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(found[1])
+
+
+_date: tuple[int, list[tuple[bytes, bytes]]] = (0, [])
+
+
+def _dated() -> list[tuple[bytes, bytes]]:
+    """Made when it is asked for and older than a second: a timer for it would wake an idle machine for nothing."""
+    global _date  # noqa: PLW0603 - a cache of one entry
+    now = int(time.time())
+    if _date[0] != now:
+        _date = (now, [(b"date", formatdate(now, usegmt=True).encode())])
+    return _date[1]

@@ -1,0 +1,163 @@
+"""Handlers for submitters and people: submit, look, cancel, retry, edit, explain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import UnsetType
+
+from penstock.core.intent import Intent
+from penstock.core.job import Event, Job, dispatch_id_of
+from penstock.core.refusals import BadIntent, QueueFull
+from penstock.core.states import SETTLED, State
+from penstock.core.words import priority_of
+from penstock.http import wire
+from penstock.http.office import Call
+from penstock.http.problems import OverLimit
+from penstock.http.redact import redacted
+from penstock.http.views import explained_view, intent_from, job_view, moment, said, summary_view
+from penstock.stores.protocol import Query, Receipt
+
+__all__ = ["cancel", "edit", "explain", "find", "get", "listing", "retry", "submit", "submit_bulk"]
+
+#: How often a submit that waits for room looks again even though nothing was heard.
+_LOOK_AGAIN: Final = 2.0
+
+
+async def submit(call: Call[None, wire.Submit]) -> wire.Submitted:
+    asked = call.body
+    intent = intent_from(asked)
+    _may_submit(call, intent)
+    [receipt] = await _submit(call, [intent], asked.wait_sec)
+    return _submitted(receipt)
+
+
+async def submit_bulk(call: Call[None, wire.SubmitMany]) -> wire.BulkSubmitted:
+    intents = [intent_from(asked) for asked in call.body.jobs]
+    for i, intent in enumerate(intents):
+        _may_submit(call, intent, f"jobs[{i}].")
+    wait_sec = max(call.body.wait_sec, *(asked.wait_sec for asked in call.body.jobs), 0)
+    receipts = await _submit(call, intents, wait_sec)
+    return wire.BulkSubmitted([_submitted(receipt) for receipt in receipts])
+
+
+def _may_submit(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
+    if not call.owns(intent.addon_id):
+        problem = {"field": f"{at}addon_id", "message": f"must be {call.principal.addon_id} with this token"}
+        raise OverLimit(f"{problem['field']} {problem['message']}", problems=[problem])
+    call.check_limits(intent.cost_units, intent.priority, at)
+
+
+async def _submit(call: Call[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
+    """At the depth limit it is the coroutine that waits for room, first for a place to appear and then to try again."""
+    office = call.office
+    try:
+        if len(intents) == 1:
+            return await asyncio.wrap_future(office.desk.submit_soon(intents), loop=office.loop)
+        return await office.run(office.desk.submit, intents)
+    except QueueFull:
+        if not wait_sec:
+            raise
+    until = office.loop.time() + wait_sec
+    gone = call.watch()
+    async with office.trail as trail:
+        while True:
+            seen = trail.position
+            try:
+                return await office.run(office.desk.submit, intents)
+            except QueueFull:
+                left = until - office.loop.time()
+                if left <= 0 or gone.done() or trail.closed:
+                    raise
+                await trail.wait(seen, min(left, _LOOK_AGAIN), _makes_room)
+
+
+def _makes_room(event: Event) -> bool:
+    return event.state is not None and event.state is not State.QUEUED
+
+
+def _submitted(receipt: Receipt) -> wire.Submitted:
+    return wire.Submitted(job_id=receipt.job_id, state=receipt.state, created=receipt.created)
+
+
+async def get(call: Call[wire.WaitQuery, None]) -> wire.Job:
+    office, job_id = call.office, call.job_id
+    if not call.query.wait_sec:
+        return await office.run(_get, call)
+    until = office.loop.time() + call.query.wait_sec
+    gone = call.watch()
+    async with office.trail as trail:
+        while True:
+            seen = trail.position
+            view = await office.run(_get, call)
+            left = until - office.loop.time()
+            if view.state in SETTLED or left <= 0 or gone.done() or trail.closed:
+                return view
+            await trail.wait(seen, min(left, _LOOK_AGAIN), lambda event: event.job_id == job_id)
+
+
+def _get(call: Call[Any, None]) -> wire.Job:
+    return _view(call, call.own_job(call.job_id))
+
+
+def _view(call: Call[Any, Any], job: Job) -> wire.Job:
+    if not job.fence:
+        return job_view(job, None, None)
+    last = call.store.dispatch(dispatch_id_of(job.job_id, job.fence))
+    return job_view(job, last, call.store.checkpoint(job.job_id))
+
+
+def listing(call: Call[wire.JobsQuery, None]) -> wire.Jobs:
+    asked = call.query
+    states = said(asked.state)
+    query = Query(
+        states=[State(name) for name in states.split(",")] if states else (),
+        addon_id=call.addon(said(asked.addon_id)),
+        job_type=said(asked.job_type),
+        tag=said(asked.tag),
+        after=asked.after,
+        newest_first=asked.newest_first,
+        limit=asked.limit,
+    )
+    jobs = call.store.find(query)
+    return wire.Jobs([summary_view(job) for job in jobs], jobs[-1].no if len(jobs) == asked.limit else None)
+
+
+def find(call: Call[wire.FindQuery, None]) -> wire.Found:
+    asked = call.query
+    query = Query(addon_id=call.addon(None), part=asked.part, newest_first=True, limit=asked.limit)
+    return wire.Found([job.job_id for job in call.store.find(query)])
+
+
+def cancel(call: Call[None, None]) -> wire.Job:
+    call.own_job(call.job_id)
+    return _view(call, call.office.desk.cancel(call.job_id, by=call.principal.name))
+
+
+def retry(call: Call[None, None]) -> wire.Job:
+    call.own_job(call.job_id)
+    return _view(call, call.office.desk.retry(call.job_id))
+
+
+def edit(call: Call[None, wire.Edit]) -> wire.Job:
+    job, asked = call.own_job(call.job_id), call.body
+    fields: dict[str, Any] = {}
+    if not isinstance(asked.priority, UnsetType):
+        fields["priority"] = priority_of(asked.priority)
+        call.check_limits(job.intent.cost_units, fields["priority"])
+    for name in ("earliest_start_at", "deadline_at"):
+        given = getattr(asked, name)
+        if not isinstance(given, UnsetType):
+            fields[name] = None if given is None else moment(given)
+    if not fields:
+        names = "priority, earliest_start_at, deadline_at"
+        problem = {"field": "body", "message": f"must have one of {names}"}
+        raise BadIntent(f"body {problem['message']}", problems=[problem])
+    return _view(call, call.office.desk.edit(call.job_id, **fields))
+
+
+def explain(call: Call[None, None]) -> wire.Explained:
+    call.own_job(call.job_id)
+    return redacted(call, explained_view(call.office.desk.explain(call.job_id)))

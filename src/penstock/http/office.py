@@ -1,0 +1,140 @@
+"""
+What every handler has at hand: the house, the tokens, the trail, a way to block without blocking, and who is asking.
+
+A handler that is a plain function runs in the pool, because the store blocks; one that waits for something to happen is a
+coroutine, and hands only its single steps to the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from penstock.core.job import Dispatch, Event, Job
+from penstock.core.refusals import NotFound
+from penstock.core.words import AddonId, DispatchId, JobId, Moment
+from penstock.engine.house import House
+from penstock.http.claims import ClaimLine
+from penstock.http.problems import OverLimit
+from penstock.http.tokens import Principal, TokenFile
+from penstock.http.trail import Trail
+from penstock.stores.protocol import Store
+
+__all__ = ["Call", "Office", "Owners"]
+
+T = TypeVar("T")
+Q = TypeVar("Q")
+B = TypeVar("B")
+
+
+class Office:
+    def __init__(
+        self, house: House, tokens: TokenFile, *, threads: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.house, self.tokens, self.loop = house, tokens, loop
+        self.store, self.desk = house.store, house.desk
+        self.started_at: Moment = house.store.now()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-http")
+        self.trail = Trail(house.store, self.run, loop)
+        self.claims = ClaimLine(house.desk, self.trail, self.run)
+        self.owners = Owners(house.store)
+        house.store.on_change(self.trail.ring)
+
+    def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """In one of a few threads: a store may wait for a disk or a lock, and the event loop for nobody."""
+        return self.loop.run_in_executor(self._pool, function, *args)
+
+    def close(self) -> None:
+        self.trail.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Owners:
+    """Whose an event is. An event does not say, and a job never changes hands, so what was looked up once is kept."""
+
+    _KEPT: Final = 50_000
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._addons: OrderedDict[str, AddonId | None] = OrderedDict()
+
+    def only(self, events: Sequence[Event], addon_id: str) -> list[Event]:
+        self._learn(events)
+        return [event for event in events if self._of(event) == addon_id]
+
+    def _learn(self, events: Iterable[Event]) -> None:
+        unknown = {e.job_id for e in events if e.job_id is not None and e.job_id not in self._addons}
+        for job in self._store.jobs(list(unknown)):
+            self._addons[job.job_id] = job.intent.addon_id
+        while len(self._addons) > self._KEPT:
+            self._addons.popitem(last=False)
+
+    def _of(self, event: Event) -> str | None:
+        if event.job_id is not None:
+            return self._addons.get(event.job_id)
+        if event.dispatch_id is not None:
+            lease = self._store.dispatch(event.dispatch_id)
+            return None if lease is None else lease.addon_id
+        return event.data.get("addon_id")
+
+
+@dataclass(slots=True)
+class Call(Generic[Q, B]):
+    """One request, understood: its path, query and body are of the types that its route declares."""
+
+    office: Office
+    principal: Principal
+    path: str
+    query: Q
+    body: B
+    headers: dict[bytes, bytes]
+    #: Completes when the client has gone away. Made on demand: only who waits needs to know.
+    watch: Callable[[], asyncio.Future[Any]]
+    store: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = self.office.store
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.path)
+
+    def addon(self, asked: str | None) -> AddonId | None:
+        """What to look among: the addon that the token is bound to, or else what was asked for."""
+        bound = self.principal.addon_id
+        if bound is not None and asked is not None and asked != bound:
+            raise NotFound(f"there is no addon {asked}", addon_id=asked)
+        chosen = asked if bound is None else bound
+        return None if chosen is None else AddonId(chosen)
+
+    def own_job(self, job_id: JobId) -> Job:
+        """Absent or somebody else's: the answer is the same, to the letter."""
+        job = self.store.job(job_id)
+        if job is None or not self.owns(job.intent.addon_id):
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        return job
+
+    def own_lease(self, lease_id: str) -> Dispatch:
+        lease = self.store.dispatch(DispatchId(lease_id))
+        if lease is None or not self.owns(lease.addon_id):
+            raise NotFound(f"there is no lease {lease_id}", lease_id=lease_id)
+        return lease
+
+    def owns(self, addon_id: str) -> bool:
+        return self.principal.addon_id in (None, addon_id)
+
+    def check_limits(self, cost_units: int, priority: int, at: str = "") -> None:
+        """What the token may ask for at most."""
+        who, problems = self.principal, []
+        if who.max_cost_units is not None and cost_units > who.max_cost_units:
+            message = f"must be at most {who.max_cost_units} with this token"
+            problems.append({"field": f"{at}cost_units", "message": message})
+        if who.max_priority is not None and priority > who.max_priority:
+            message = f"must be at most {who.max_priority} with this token"
+            problems.append({"field": f"{at}priority", "message": message})
+        if problems:
+            raise OverLimit(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)

@@ -1,0 +1,217 @@
+"""
+Listening: a loopback port and a Unix socket, on one event loop in a thread of its own.
+
+uvicorn's protocol reads and writes HTTP; its server is not used, because that one ticks ten times a second whether anybody calls or not, and cannot
+tell a stream to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import Self
+
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from penstock.core.refusals import Unavailable
+from penstock.engine.house import House
+from penstock.http.app import Api, AsgiApp, Limits
+from penstock.http.connection import Connection, Doors
+from penstock.http.guard import LOOPBACK, Exposure, Unsafe, check_exposure, private_directory
+from penstock.http.office import Office
+from penstock.http.tokens import FIRST_FILE, TokenFile
+
+__all__ = ["Config", "Server", "serve"]
+
+_MAX_SOCKET_PATH = 107  # what the kernel has room for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """`directory` holds the tokens and must be private. `bind` None: no TCP; `socket` None: no Unix socket."""
+
+    directory: Path
+    bind: str | None = "127.0.0.1"
+    port: int = 0
+    socket: Path | None = None
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    trusted_proxies: Collection[str] = ()
+    #: Besides the loopback names.
+    allowed_hosts: Collection[str] = ()
+    allowed_origins: Collection[str] = ()
+    threads: int = 8
+    limits: Limits = field(default_factory=Limits)
+    doors: Doors = field(default_factory=Doors)
+    #: How long a request that is being served may take to end when the server stops.
+    stop_sec: float = 5.0
+    more: Mapping[str, AsgiApp] = field(default_factory=dict)
+
+
+def serve(house: House, config: Config) -> Server:
+    """Listening when it returns."""
+    return Server(house, config).start()
+
+
+class Server:
+    def __init__(self, house: House, config: Config) -> None:
+        self._house, self._config = house, config
+        if config.bind is not None:
+            check_exposure(
+                config.bind,
+                tls=config.tls_cert is not None,
+                trusted_proxies=config.trusted_proxies,
+                allowed_hosts=config.allowed_hosts,
+            )
+        self.tokens = TokenFile(config.directory, house.store.now, first=config.token_file)
+        self.token_file = config.token_file or config.directory / FIRST_FILE
+        self.port = 0
+        self._ready, self._failed = Event(), list[BaseException]()
+        self._loop = uvloop.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = Thread(target=self._run, name="penstock-http", daemon=True)
+
+    @property
+    def url(self) -> str:
+        scheme = "https" if self._config.tls_cert is not None else "http"
+        host = self._config.bind or ""
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def socket_path(self) -> Path | None:
+        return self._config.socket
+
+    def start(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        if self._failed:
+            self._thread.join()
+            raise self._failed[0]
+        return self
+
+    def stop(self) -> None:
+        """No further request; streams and long polls end now, what is being served within `stop_sec`."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits in `start`
+            self._failed.append(error)
+        finally:
+            self._loop.close()
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        config = self._config
+        office = Office(self._house, self.tokens, threads=config.threads, loop=self._loop)
+        exposure = Exposure(
+            LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)
+        )
+        api = Api(office, exposure=exposure, limits=config.limits, more=config.more)
+        state = ServerState()
+        with contextlib.ExitStack() as undo:
+            undo.callback(office.close)
+            servers = [
+                await self._listen(sock, api, state) for sock in (self._tcp(undo), self._unix(undo)) if sock
+            ]
+            self._ready.set()
+            await self._stop.wait()
+            api.stopping = True
+            for server in servers:
+                server.close()
+            office.trail.close()
+            await self._drain(state)
+
+    async def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> asyncio.AbstractServer:
+        settings = uvicorn.Config(
+            app=api,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            timeout_keep_alive=30,
+        )
+        settings.load()
+
+        def connection() -> Connection:
+            return Connection(settings, state, self._config.doors, self._loop)
+
+        if sock.family == socket.AF_UNIX:
+            return await self._loop.create_unix_server(connection, sock=sock)
+        return await self._loop.create_server(connection, sock=sock, ssl=self._tls(), backlog=512)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._config.tls_cert is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self._config.tls_cert, self._config.tls_key)
+        return context
+
+    def _tcp(self, undo: contextlib.ExitStack) -> socket.socket | None:
+        bind = self._config.bind
+        if bind is None:
+            return None
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((bind, self._config.port))
+        except OSError as error:
+            raise Unavailable(
+                f"cannot listen on {bind}:{self._config.port} ({error.strerror}): choose another port",
+                bind=bind,
+                port=self._config.port,
+            ) from error
+        self.port = sock.getsockname()[1]
+        return sock
+
+    def _unix(self, undo: contextlib.ExitStack) -> socket.socket | None:
+        path = self._config.socket
+        if path is None:
+            return None
+        private_directory(path.parent)
+        if len(bytes(path)) > _MAX_SOCKET_PATH:
+            raise Unsafe(f"the path of the socket is too long for the kernel: {path}", path=str(path))
+        _clear_stale(path)
+        sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        sock.bind(str(path))
+        undo.callback(path.unlink, missing_ok=True)
+        path.chmod(0o600)
+        sock.listen(512)
+        return sock
+
+    async def _drain(self, state: ServerState) -> None:
+        for connection in list(state.connections):
+            connection.shutdown()
+        if state.tasks:
+            await asyncio.wait(state.tasks, timeout=self._config.stop_sec)
+        for task in state.tasks:
+            task.cancel()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
+
+def _clear_stale(path: Path) -> None:
+    """A socket that nobody listens on is what a daemon leaves behind when it is killed."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise Unavailable(f"somebody listens on {path} already: is a daemon running?", path=str(path))
+    path.unlink()

@@ -1,0 +1,166 @@
+"""Handlers for those who look: stats, leases, capacity, addons, health, and what the machine is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from msgspec import UnsetType
+
+from penstock.core.books import EVERYTHING
+from penstock.core.quiet import is_fresh
+from penstock.core.refusals import BadIntent
+from penstock.core.states import State
+from penstock.core.words import AddonId, seconds
+from penstock.http import wire
+from penstock.http.office import Call, Office
+from penstock.http.problems import Forbidden
+from penstock.http.version import VERSION
+from penstock.http.views import addon_view, lease_view, said, when
+from penstock.stores.protocol import Addon, Query
+
+__all__ = [
+    "addon_edit",
+    "addons",
+    "capacity",
+    "health",
+    "kick",
+    "leases",
+    "pause",
+    "problems_of",
+    "resume",
+    "signals",
+    "stats",
+]
+
+
+def stats(call: Call[None, None]) -> wire.Stats:
+    """To a token that is bound to an addon: that addon's numbers. What the machine is used by in all is everybody's business."""
+    house, store = call.office.house, call.store
+    now, shown = store.now(), _shown(call)
+    conditions = house.machine.conditions(now)
+    per_addon = {a.addon_id: addon_view(a).jobs for a in shown}
+    totals: Counter[str] = Counter()
+    for jobs in per_addon.values():
+        totals.update(jobs)
+    oldest = store.find(Query(states=[State.QUEUED], addon_id=call.addon(None), limit=1))
+    return wire.Stats(
+        jobs=dict(totals),
+        addons={str(name): jobs for name, jobs in per_addon.items()},
+        oldest_queued_sec=seconds(max(0, now - oldest[0].created_at)) if oldest else None,
+        units_in_use=store.books(house.rules.host).units,
+        in_flight=sum(totals[state] for state in (State.DISPATCHING, State.RUNNING)),
+        capacity=conditions.capacity,
+        quiet=conditions.quiet,
+        paused=_all_paused(store.addons()),
+        now=when(now),
+    )
+
+
+def _shown(call: Call[Any, Any]) -> list[Addon]:
+    return [a for a in call.store.addons() if a.addon_id != EVERYTHING and call.owns(a.addon_id)]
+
+
+def _all_paused(addons: list[Addon]) -> bool:
+    return any(addon.paused for addon in addons if addon.addon_id == EVERYTHING)
+
+
+def leases(call: Call[wire.LeasesQuery, None]) -> wire.Leases:
+    found = call.store.live(addon_id=call.addon(said(call.query.addon_id)), limit=call.query.limit)
+    return wire.Leases([lease_view(dispatch) for dispatch in found])
+
+
+def capacity(call: Call[None, None]) -> wire.Capacity:
+    house = call.office.house
+    now = call.store.now()
+    conditions, rules = house.machine.conditions(now), house.rules
+    in_use = call.store.books(rules.host).units
+    readings = [
+        wire.Reading(r.name, r.value, when(r.at), is_fresh(r, now, rules.senses), r.source)
+        for r in house.machine.readings()
+        if not r.source or call.owns(r.source)
+    ]
+    return wire.Capacity(
+        capacity=conditions.capacity,
+        most=rules.capacity.most,
+        in_use=in_use,
+        free=max(0, conditions.capacity - in_use),
+        quiet=conditions.quiet,
+        quiet_sec=seconds(conditions.streak),
+        busy=conditions.busy.score,
+        busy_by=_by(call, conditions.busy.by),
+        draining=conditions.draining,
+        readings=readings,
+    )
+
+
+def _by(call: Call[Any, Any], by: str) -> str:
+    name, of, source = by.partition(" of ")
+    return f"{name} of another addon" if of and not call.owns(source) else by
+
+
+def signals(call: Call[None, wire.Signals]) -> wire.Done:
+    asked = call.body
+    source = call.addon(asked.addon_id)
+    call.office.desk.hear(AddonId(str(source)), asked.readings, asked.ttl_sec)
+    call.office.house.driver.ring()
+    return wire.Done()
+
+
+def addons(call: Call[None, None]) -> wire.Addons:
+    return wire.Addons([addon_view(a) for a in _shown(call)], _all_paused(call.store.addons()))
+
+
+def addon_edit(call: Call[None, wire.AddonEdit]) -> wire.Addon:
+    asked = call.body
+    addon_id = AddonId(str(call.addon(asked.addon_id)))
+    if isinstance(asked.weight, UnsetType) and isinstance(asked.paused, UnsetType):
+        problem = {"field": "body", "message": "must have weight, paused or both"}
+        raise BadIntent(f"body {problem['message']}", problems=[problem])
+    call.store.set_addon(addon_id, weight=said(asked.weight), paused=said(asked.paused))
+    return next(addon_view(a) for a in call.store.addons() if a.addon_id == addon_id)
+
+
+def pause(call: Call[None, wire.Scoped]) -> wire.Done:
+    return _set_paused(call, paused=True)
+
+
+def resume(call: Call[None, wire.Scoped]) -> wire.Done:
+    return _set_paused(call, paused=False)
+
+
+def _set_paused(call: Call[None, wire.Scoped], *, paused: bool) -> wire.Done:
+    if call.body.addon_id is None and call.principal.addon_id is not None:
+        raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: name that one")
+    call.store.set_addon(call.addon(call.body.addon_id) or EVERYTHING, paused=paused)
+    return wire.Done()
+
+
+def kick(call: Call[None, None]) -> wire.Done:
+    """A round now. Nobody needs it; people like to be sure."""
+    call.office.house.driver.ring()
+    return wire.Done()
+
+
+def health(call: Call[None, None]) -> wire.Host:
+    office = call.office
+    problems = problems_of(office)
+    return wire.Host(
+        status="degraded" if problems else "ok",
+        problems=problems,
+        version=VERSION,
+        host=office.house.rules.host,
+        started_at=when(office.started_at),
+        now=when(office.store.now()),
+    )
+
+
+def problems_of(office: Office) -> list[str]:
+    problems = []
+    try:
+        office.store.alarm()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is asked for
+        problems.append(f"the store cannot be read: {error}")
+    if office.house.machine.draining:
+        problems.append("it is stopping")
+    return problems

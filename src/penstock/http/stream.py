@@ -1,0 +1,127 @@
+"""
+The trail as JSON pages and as server-sent events.
+
+An id is a number of the trail, so a client that comes back with its Last-Event-ID misses nothing and sees nothing twice. Each stream reads at its own
+pace; one that does not read is dropped, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.job import Event
+from penstock.core.words import JobId
+from penstock.http import wire
+from penstock.http.office import Call
+from penstock.http.problems import BadFields
+from penstock.http.views import event_view, said
+
+__all__ = ["HEARTBEAT_SEC", "events", "stream"]
+
+HEARTBEAT_SEC: Final = 15.0
+_PAGE: Final = 500
+
+
+async def events(call: Call[wire.EventsQuery, None]) -> wire.Events:
+    asked, office = call.query, call.office
+    cursor = _Cursor(call, asked.after, said(asked.job_id), said(asked.addon_id))
+    await cursor.check()
+    if not asked.wait_sec:
+        return await _page(cursor, asked.limit)
+    until = office.loop.time() + asked.wait_sec
+    gone = call.watch()
+    async with office.trail as trail:
+        while True:
+            seen, before = trail.position, cursor.after
+            page = await _page(cursor, asked.limit)
+            left = until - office.loop.time()
+            if page.events or left <= 0 or gone.done() or trail.closed:
+                return page
+            if cursor.after == before:
+                await trail.wait(seen, left, cursor.wants)
+
+
+async def _page(cursor: _Cursor, limit: int) -> wire.Events:
+    """From the store itself: who has just been told of a submit must find it in the trail."""
+    found = await cursor.read(limit, direct=True)
+    return wire.Events([event_view(event) for event in found], cursor.after)
+
+
+async def stream(call: Call[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
+    """The first step checks and may refuse; everything after it is the stream itself."""
+    asked = call.query
+    after = _last_event_id(call) if b"last-event-id" in call.headers else said(asked.after)
+    cursor = _Cursor(call, after or 0, said(asked.job_id), said(asked.addon_id))
+    await cursor.check()
+    return _stream(call, cursor, from_now=after is None and cursor.job_id is None)
+
+
+def _last_event_id(call: Call[Any, Any]) -> int:
+    given = call.headers[b"last-event-id"]
+    if not (given.isdigit() and int(given) <= wire.MAX_NUMBER):
+        problem = {"field": "Last-Event-ID", "message": "must be an id that this stream has sent"}
+        raise BadFields(f"Last-Event-ID {problem['message']}", problems=[problem])
+    return int(given)
+
+
+async def _stream(call: Call[Any, Any], cursor: _Cursor, *, from_now: bool) -> AsyncIterator[bytes]:
+    gone = call.watch()
+    async with call.office.trail as trail:
+        if from_now:
+            cursor.after = trail.position
+        yield b"retry: 1000\n\n"
+        while not (gone.done() or trail.closed):
+            seen, before = trail.position, cursor.after
+            found = await cursor.read(_PAGE)
+            if found:
+                yield b"".join(map(cursor.line, found))
+            elif cursor.after == before:
+                told = asyncio.ensure_future(trail.wait(seen, HEARTBEAT_SEC, cursor.wants))
+                await asyncio.wait((told, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not told.done():
+                    told.cancel()
+                elif not told.result():
+                    yield b": still here\n\n"
+
+
+class _Cursor:
+    """Where a reader is. With a job it counts that job's `n`, without one the `seq` of everything."""
+
+    def __init__(self, call: Call[Any, Any], after: int, job_id: str | None, addon_id: str | None) -> None:
+        self._call, self.after = call, after
+        self.job_id = None if job_id is None else JobId(job_id)
+        self._addon_id = call.addon(addon_id)
+
+    async def check(self) -> None:
+        if self.job_id is not None:
+            await self._call.office.run(self._call.own_job, self.job_id)
+
+    async def read(self, limit: int, *, direct: bool = False) -> list[Event]:
+        """Moves on past what is not for this reader too: it need not be looked at twice."""
+        office = self._call.office
+        if self.job_id is not None:
+            found = await office.run(office.store.events, self.after, limit, self.job_id)
+            self.after = found[-1].n if found else self.after
+            return found
+        found = await (
+            office.run(office.store.events, self.after, limit)
+            if direct
+            else office.trail.page(self.after, limit)
+        )
+        if found:
+            self.after = found[-1].seq
+            if self._addon_id is not None:
+                found = await office.run(office.owners.only, found, self._addon_id)
+        return found
+
+    def wants(self, event: Event) -> bool:
+        return self.job_id is None or event.job_id == self.job_id
+
+    def line(self, event: Event) -> bytes:
+        number = event.seq if self.job_id is None else event.n
+        data = msgspec.json.encode(event_view(event))
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, event.kind.encode(), data)

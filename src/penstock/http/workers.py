@@ -1,0 +1,291 @@
+"""Handlers for those who do the work: dispatchable, lease, claim, heartbeat, outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from msgspec import UNSET, UnsetType, structs
+
+from penstock.core.admission import Denied
+from penstock.core.demand import demand_of
+from penstock.core.intent import check
+from penstock.core.job import Dispatch, Event, Kind
+from penstock.core.landing import End, Phase
+from penstock.core.reasons import as_json, words
+from penstock.core.refusals import BadIntent, Refused, StaleDispatch
+from penstock.core.states import State
+from penstock.core.words import DispatchId, JobId, seconds
+from penstock.engine.desk import Claimed
+from penstock.engine.dispatcher import Kinds
+from penstock.http import wire
+from penstock.http.office import Call, Office
+from penstock.http.problems import problem_of
+from penstock.http.redact import redacted
+from penstock.http.trail import STARTABLE
+from penstock.http.views import (
+    beaten_view,
+    claimed_view,
+    dispatchable_view,
+    loan_from,
+    money,
+    said,
+    text_of,
+    when,
+)
+
+__all__ = [
+    "ack",
+    "claim",
+    "complete",
+    "complete_bulk",
+    "dispatchable",
+    "heartbeat",
+    "lease_request",
+    "release",
+    "report",
+]
+
+#: What only time brings (a start that was put off, a quiet machine) rings no bell, so who waits also looks by itself.
+_LOOK_AGAIN: Final = 2.0
+_ENDS: Final = {failure: End(failure.value) for failure in wire.Failure}
+
+
+async def dispatchable(call: Call[wire.DispatchableQuery, None]) -> wire.Dispatchable:
+    office, asked = call.office, call.query
+    addon_id = call.addon(said(asked.addon_id))
+    kinds = Kinds(addon_id, frozenset() if asked.job_type is UNSET else frozenset({str(asked.job_type)}))
+
+    def look() -> list[Dispatch]:
+        found = office.desk.dispatchable(addon_id, wire.MAX_PAGE)
+        return [d for d in found if d.job_id is not None and kinds.fits(d.demand)][: asked.limit]
+
+    if not asked.wait_sec:
+        return wire.Dispatchable([dispatchable_view(d) for d in await office.run(look)])
+    until = office.loop.time() + asked.wait_sec
+    gone = call.watch()
+    async with office.trail as trail:
+        while True:
+            seen = trail.position
+            found = await office.run(look)
+            left = until - office.loop.time()
+            if found or left <= 0 or gone.done() or trail.closed:
+                return wire.Dispatchable([dispatchable_view(d) for d in found])
+            await trail.wait(seen, min(left, _LOOK_AGAIN), _is_reservation)
+
+
+def _is_reservation(event: Event) -> bool:
+    return event.kind is Kind.DISPATCHING
+
+
+async def claim(call: Call[None, wire.Claim]) -> wire.Claimed:
+    office, asked = call.office, call.body
+    kinds = Kinds(call.addon(asked.addon_id), frozenset(asked.job_types))
+    if not asked.wait_sec:
+        return _claimed(office, await office.run(office.desk.claim, kinds, asked.limit, asked.worker))
+    until = office.loop.time() + asked.wait_sec
+    gone = call.watch()
+    async with office.trail as trail:
+        while True:
+            seen = trail.position
+            claimed = await office.claims.take(kinds, asked.limit, asked.worker)
+            if gone.done():
+                # Nobody will read the answer: what was just claimed for it goes back at once, not when its lease is over.
+                await office.run(_give_back, office, claimed)
+                return _claimed(office, [])
+            left = until - office.loop.time()
+            if claimed or left <= 0 or trail.closed:
+                return _claimed(office, claimed)
+            await _first(gone, trail.wait(seen, min(left, _LOOK_AGAIN), _may_be_startable))
+
+
+async def _first(gone: asyncio.Future[Any], waiting: Any) -> None:
+    task = asyncio.ensure_future(waiting)
+    try:
+        await asyncio.wait((gone, task), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+
+
+def _may_be_startable(event: Event) -> bool:
+    return event.kind in STARTABLE
+
+
+def _give_back(office: Office, claimed: list[Claimed]) -> None:
+    for taken in claimed:
+        try:
+            office.desk.release(taken.dispatch.dispatch_id)
+        except Refused:  # it was canceled in between: there is nothing to give back
+            continue
+
+
+def _claimed(office: Office, claimed: list[Claimed]) -> wire.Claimed:
+    jobs = [claimed_view(taken.job, taken.dispatch, taken.checkpoint) for taken in claimed]
+    return wire.Claimed(jobs, seconds(office.house.rules.lease_for))
+
+
+def lease_request(call: Call[None, wire.LeaseRequest]) -> wire.LeaseGranted:
+    if call.body.job_id is not None:
+        return _lease_of_job(call, JobId(call.body.job_id))
+    return _loan(call)
+
+
+def _lease_of_job(call: Call[None, wire.LeaseRequest], job_id: JobId) -> wire.LeaseGranted:
+    desk = call.office.desk
+    job = call.own_job(job_id)
+    if job.state is State.QUEUED:
+        told = desk.explain(job_id)
+        if told.state is State.QUEUED:
+            return redacted(
+                call,
+                wire.LeaseGranted(
+                    approved=False,
+                    job_id=job_id,
+                    reason=told.reason or "not_dispatched",
+                    reason_data=told.reason_data,
+                    message=told.text,
+                    retry_after_sec=told.retry_after_sec or 1.0,
+                ),
+            )
+    return _granted(call, desk.lease(job_id, call.body.worker))
+
+
+def _loan(call: Call[None, wire.LeaseRequest]) -> wire.LeaseGranted:
+    asked, office = call.body, call.office
+    missing = [name for name in ("addon_id", "job_type") if getattr(asked, name) is None]
+    if asked.addon_id is None and call.principal.addon_id is not None:
+        missing.remove("addon_id")
+    if missing:
+        problems = [{"field": n, "message": "is needed when there is no job_id"} for n in missing]
+        raise BadIntent(f"{missing[0]} is needed when there is no job_id", problems=problems)
+    intent = loan_from(asked, str(call.addon(asked.addon_id)), str(asked.job_type))
+    check(intent, call.store.now(), most_units=office.house.rules.capacity.most)
+    call.check_limits(intent.cost_units, intent.priority)
+    lease, decision = office.desk.ask(demand_of(intent), intent.priority, asked.worker)
+    if lease is not None:
+        return _granted(call, lease)
+    if not isinstance(decision, Denied):
+        raise StaleDispatch("the room was taken in between; ask again")
+    return redacted(
+        call,
+        wire.LeaseGranted(
+            approved=False,
+            reason=decision.reason.code,
+            reason_data=as_json(decision.reason),
+            message=words(decision.reason, call.store.now()),
+            retry_after_sec=decision.retry_after_sec,
+        ),
+    )
+
+
+def _granted(call: Call[Any, Any], lease: Dispatch) -> wire.LeaseGranted:
+    return wire.LeaseGranted(
+        approved=True,
+        lease_id=lease.dispatch_id,
+        job_id=lease.job_id,
+        fence=lease.fence,
+        expires_at=when(lease.expires_at),
+        ttl_sec=seconds(call.office.house.rules.lease_for),
+    )
+
+
+def ack(call: Call[None, wire.Ack]) -> wire.Beaten:
+    """Started. A worker that comes with its reservation gets the lease for it here: one round trip less than asking first."""
+    lease = _lease_for_job(call, call.body.lease_id)
+    if lease.phase is Phase.RESERVED:
+        call.office.desk.lease(call.job_id, call.body.worker)
+    return _beat(call, wire.Heartbeat(lease_id=call.body.lease_id))
+
+
+def _lease_for_job(call: Call[Any, Any], lease_id: str) -> Dispatch:
+    call.own_job(call.job_id)
+    lease = call.own_lease(lease_id)
+    if lease.job_id != call.job_id:
+        raise StaleDispatch("this lease belongs to another job", lease_id=lease_id)
+    return lease
+
+
+def heartbeat(call: Call[None, wire.Heartbeat]) -> wire.Beaten:
+    call.own_lease(call.body.lease_id)
+    return _beat(call, call.body)
+
+
+def _beat(call: Call[Any, Any], beat: wire.Heartbeat) -> wire.Beaten:
+    rules = call.office.house.rules
+    answer = call.office.desk.heartbeat(
+        DispatchId(beat.lease_id),
+        progress=beat.progress,
+        spent=None if beat.spent is None else money(beat.spent),
+        checkpoint=None if isinstance(beat.checkpoint, UnsetType) else text_of(beat.checkpoint),
+    )
+    return beaten_view(beat.lease_id, answer.expires_at, rules.lease_for, answer.stop)
+
+
+def complete(call: Call[None, wire.Complete]) -> wire.Completed:
+    return _end(call, _lease_for_job(call, call.body.lease_id), call.body)
+
+
+def complete_bulk(call: Call[None, wire.Outcomes]) -> wire.Settled:
+    """Each on its own merits: one that comes too late takes nobody else's result away."""
+    return wire.Settled([_ended(call, outcome) for outcome in call.body.outcomes])
+
+
+def _ended(call: Call[Any, Any], outcome: wire.Outcome) -> wire.Ended:
+    try:
+        done = _end(call, call.own_lease(outcome.lease_id), outcome)
+    except Refused as refused:
+        return wire.Ended(outcome.lease_id, problem=problem_of(refused))
+    return wire.Ended(outcome.lease_id, done.job_id, done.state)
+
+
+def _end(call: Call[Any, Any], lease: Dispatch, outcome: wire.Outcome | wire.Report) -> wire.Completed:
+    how, result, error = _said(outcome)
+    if _told_before(lease, how, result, error):
+        return _where_it_is(call, lease)
+    state = call.office.desk.end(lease.dispatch_id, how, result=result, error=error)
+    return wire.Completed(lease.job_id, state)
+
+
+def _said(outcome: wire.Outcome | wire.Report) -> tuple[End, str | None, str | None]:
+    if outcome.state == "FAILED":
+        return _ENDS[outcome.failure], None, outcome.error or "no reason was given"
+    return End.COMPLETED, text_of(outcome.result), None
+
+
+def _told_before(lease: Dispatch, how: End, result: str | None, error: str | None) -> bool:
+    """The same outcome of the same lease: its answer was lost on the way, and the worker asks again. Nothing changes."""
+    return lease.phase is Phase.ENDED and (lease.end, lease.result, lease.error) == (how, result, error)
+
+
+def _where_it_is(call: Call[Any, Any], lease: Dispatch) -> wire.Completed:
+    job = None if lease.job_id is None else call.store.job(lease.job_id)
+    return wire.Completed(lease.job_id, None if job is None else job.state)
+
+
+#: How a worker ends its lease itself. To release it then is polite, late, and no mistake.
+_OWN_ENDS: Final = frozenset({End.COMPLETED, End.RELEASED, *_ENDS.values()})
+
+
+def release(call: Call[None, wire.Release]) -> wire.Completed:
+    lease = call.own_lease(call.body.lease_id)
+    if lease.phase is Phase.ENDED and lease.end in _OWN_ENDS:
+        return _where_it_is(call, lease)
+    return wire.Completed(lease.job_id, call.office.desk.release(lease.dispatch_id))
+
+
+def report(call: Call[None, wire.Report]) -> wire.Reported:
+    """With an outcome the beat comes first: what was spent belongs to the run that spent it."""
+    asked = call.body
+    lease = call.own_lease(asked.lease_id)
+    told = wire.Reported(asked.lease_id, when(lease.expires_at), 0.0)
+    if asked.state is None or lease.phase is not Phase.ENDED:
+        told = wire.Reported(**structs.asdict(_beat(call, _beat_of(asked))))
+    if asked.state is not None:
+        told.state = _end(call, lease, asked).state
+    return told
+
+
+def _beat_of(asked: wire.Report) -> wire.Heartbeat:
+    return wire.Heartbeat(
+        lease_id=asked.lease_id, progress=asked.progress, spent=asked.spent, checkpoint=asked.checkpoint
+    )
