@@ -11,7 +11,7 @@ from penstock.core.landing import End
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.states import State
 from penstock.core.words import SECOND, Constraint, RunWhen
-from penstock.stores.protocol import Depth, Query
+from penstock.stores.protocol import Depth, Query, Receipt
 
 NAMES = st.text("abc:/-.", min_size=1, max_size=12)
 MOMENTS = st.none() | st.integers(0, 4_000_000_000 * SECOND)
@@ -91,7 +91,7 @@ def test_a_key_still_means_its_job_after_the_job_was_edited_and_done(yard):
     yard.end(dispatch)
     [again] = yard.store.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
 
-    assert again == (job.job_id, State.DONE, False)
+    assert again == Receipt(job.job_id, State.DONE, created=False)
 
 
 def test_another_addon_may_use_the_same_key(yard):

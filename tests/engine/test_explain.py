@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from penstock.core.admission import Caps, Limits
+from penstock.core.intent import Intent
+from penstock.core.quiet import Capacity, Reading
+from penstock.core.reasons import REASONS
+from penstock.core.spend import Budget
 from penstock.core.words import SECOND
+from penstock.engine.dispatcher import Kinds
 
 
 def lease_all(works):
@@ -11,7 +19,7 @@ def lease_all(works):
 
 
 def test_a_head_explains_itself_from_the_record(works):
-    works.submit(addon_id="b", cost_units=85, expected_duration_sec=60)
+    [large] = works.submit(addon_id="b", cost_units=85, expected_duration_sec=60)
     works.step()
     lease_all(works)
     [job_id] = works.submit(cost_units=8)
@@ -20,7 +28,8 @@ def test_a_head_explains_itself_from_the_record(works):
     told = works.desk.explain(job_id)
 
     assert told.text == (
-        "waiting 41 s: needs 8 units, 5 free of 90, expected in 19 s; likely to start in 19 s"
+        "waiting 41 s: needs 8 units, 5 free of 90, expected in 19 s; "
+        f"likely to start in 19 s, when job {large[-8:]} ends"
     )
     assert told.recorded
     assert json.loads(json.dumps(told.as_json()))["reason"] == "no_room"
@@ -72,3 +81,201 @@ def test_explaining_changes_nothing(works):
 
     assert works.store.events(0, 100) == before
     assert works.store.books("local").units == 0
+
+
+# every reason there is
+
+
+def draining(works):
+    works.machine.draining = True
+    return works, works.submit()[0]
+
+
+def everything_paused(works):
+    works.desk.pause()
+    return works, works.submit()[0]
+
+
+def not_ready(works):
+    return works, works.submit(earliest_start_at=works.now + 90 * SECOND)[0]
+
+
+def measured(works, cpu):
+    works = works.under(capacity=Capacity())
+    for name, value in (("cpu", cpu), ("memory", 0.1)):
+        works.machine.report(Reading(name, value, works.now))
+    return works
+
+
+def not_quiet(works):
+    works = measured(works, cpu=0.45)
+    return works, works.submit(run_when="quiet")[0]
+
+
+def not_quiet_long_enough(works):
+    works = measured(works, cpu=0.05)
+    return works, works.submit(run_when="quiet", quiet_for_sec=600)[0]
+
+
+def cap_reached(works):
+    works = works.under(limits=Limits(Caps(per_addon=1)))
+    works.submit()
+    works.step()
+    return works, works.submit()[0]
+
+
+def budget_spent(works):
+    works = works.under(limits=Limits(budgets={"a": Budget(day=1_000_000)}))
+    [first] = works.submit()
+    works.step()
+    works.desk.heartbeat(works.desk.lease(first).dispatch_id, spent=1_000_000)
+    return works, works.submit()[0]
+
+
+def no_room(works):
+    works.submit(cost_units=90)
+    works.step()
+    return works, works.submit()[0]
+
+
+def room_kept(works):
+    works.submit(n=4, addon_id="b", cost_units=20)
+    works.step()
+    [large] = works.submit(addon_id="large", cost_units=90, priority=60)
+    works.submit(addon_id="c", cost_units=5)
+    works.step()
+    lease_all(works)
+    works.later(20)
+    for dispatch in works.store.live():
+        works.desk.heartbeat(dispatch.dispatch_id)
+    works.later(11)
+    [small] = works.submit(addon_id="d", cost_units=5)
+    works.step()
+    assert works.state(large) == "QUEUED"
+    return works, small
+
+
+def queued_ahead(works):
+    works.submit(n=9, priority=90)
+    return works, works.submit()[0]
+
+
+def awaits_worker(works):
+    works.desk.claim(Kinds("a"), 1)
+    works.later(12)
+    return works, works.submit()[0]
+
+
+CASES = {
+    "draining": (draining, "takes nothing more"),
+    "paused": (everything_paused, "everything is paused"),
+    "not_ready": (not_ready, "not before in 90 s"),
+    "not_quiet": (not_quiet, "the machine is NORMAL (busy 4.5 of 10, by cpu), it waits for QUIET"),
+    "not_quiet_long_enough": (not_quiet_long_enough, "it waits for 600 s of quiet"),
+    "cap_reached": (cap_reached, "addon a has its 1 in flight already"),
+    "budget_spent": (budget_spent, "the day's budget is spent (1.00 of 1.00)"),
+    "no_room": (no_room, "needs 10 units, 0 free of 90"),
+    "room_kept": (room_kept, "90 units are being kept for job"),
+    "queued_ahead": (queued_ahead, "of priority 90 is in line for the same room"),
+    "awaits_worker": (awaits_worker, "waits for its worker to fetch it, nobody came for 12 s"),
+}
+
+
+def test_every_reason_has_its_case():
+    assert set(CASES) == set(REASONS)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_every_reason_is_told_in_words_and_as_json(works, code):
+    arrange, words = CASES[code]
+    works, job_id = arrange(works)
+    told = works.desk.explain(job_id)
+    data = json.loads(json.dumps(told.as_json()))
+
+    assert words in told.text
+    assert data["reason"] == code
+    assert data["retry_after_sec"] >= 1
+
+
+def test_one_paused_addon_is_named(works):
+    works.desk.pause("a")
+    [job_id] = works.submit()
+
+    assert "addon a is paused" in works.desk.explain(job_id).text
+
+
+def test_the_names_of_the_fields_are_a_promise(works):
+    [job_id] = works.submit()
+
+    assert set(works.desk.explain(job_id).as_json()) == {
+        "job_id", "state", "text", "waiting_sec", "reason", "reason_data", "retry_after_sec", "recorded", "ahead", "line_ahead",
+        "likely_start_at", "next_when_ends", "allowed",
+    }  # fmt: skip
+
+
+def test_a_job_far_back_in_a_long_line_does_not_claim_to_be_next(works):
+    works.submit(cost_units=90)
+    works.step()
+    *_, last = works.submit(n=1_500)
+
+    assert works.desk.explain(last).line_ahead == 1_000
+
+
+# deadlines
+
+
+def deadline(works, seconds, **fields):
+    intent = {"addon_id": "a", "job_type": "t", "deadline_at": works.now + seconds * SECOND} | fields
+    [receipt] = works.desk.submit([Intent(**intent)])
+    return receipt
+
+
+def test_a_submit_says_that_its_deadline_looks_reachable(works):
+    receipt = deadline(works, 60, expected_duration_sec=60)
+
+    assert (receipt.deadline_reachable, receipt.likely_start_at) == (True, works.now)
+
+
+def test_a_submit_says_that_its_deadline_does_not(works):
+    works.submit(cost_units=90, expected_duration_sec=100)
+    works.step()
+    receipt = deadline(works, 120, expected_duration_sec=30)
+
+    assert (receipt.deadline_reachable, receipt.likely_start_at) == (False, works.now + 100 * SECOND)
+
+
+def test_those_before_it_count(works):
+    works.submit(n=3, cost_units=90, expected_duration_sec=100)
+
+    assert deadline(works, 290).likely_start_at == works.now + 300 * SECOND
+    assert deadline(works, 290, priority=99).deadline_reachable is True
+
+
+def test_what_cannot_be_said_is_not_said(works):
+    works.submit(cost_units=90)
+    works.step()
+
+    assert deadline(works, 60)[3:] == (None, None)
+
+
+def test_a_job_for_later_is_judged_by_its_own_beginning(works):
+    receipt = deadline(works, 60, earliest_start_at=works.now + 50 * SECOND, expected_duration_sec=20)
+
+    assert (receipt.deadline_reachable, receipt.likely_start_at) == (False, works.now + 50 * SECOND)
+
+
+def test_a_submit_without_a_deadline_looks_at_nothing(works, monkeypatch):
+    monkeypatch.setattr(works.store, "look", None)
+    [receipt] = works.desk.submit([Intent(addon_id="a", job_type="t")])
+
+    assert receipt[3:] == (None, None)
+
+
+def test_a_bulk_is_looked_at_once_and_the_future_has_the_answer_too(works, monkeypatch):
+    looks, look = [], works.store.look
+    monkeypatch.setattr(works.store, "look", lambda *args: looks.append(1) or look(*args))
+    intent = Intent(addon_id="a", job_type="t", deadline_at=works.now + 60 * SECOND)
+    receipts = works.desk.submit_soon([intent] * 50).result(10)
+
+    assert len(looks) == 1
+    assert [r.deadline_reachable for r in receipts] == [True] * 9 + [None] * 41

@@ -41,6 +41,7 @@ class Explanation:
     ahead: tuple[Ahead, ...] = ()
     line_ahead: int = 0  # jobs before it in its own line
     likely_start_at: Moment | None = None
+    next_when_ends: JobId | None = None  # the running job whose end is expected to make the room
     allowed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -60,6 +61,7 @@ def explain(
     ahead: Sequence[Ahead] = (),
     line_ahead: int = 0,
     likely_start_at: Moment | None = None,
+    next_when_ends: JobId | None = None,
 ) -> Explanation:
     """`reason`: what holds a queued job. None: nothing does, and it starts with the next tick."""
     ways = tuple(str(move) for move in allowed(job.state))
@@ -70,7 +72,8 @@ def explain(
     parts = [words(reason, now)] if reason is not None else []
     parts += _line_words(ahead, line_ahead)
     if likely_start_at is not None and likely_start_at > now:
-        parts.append(f"likely to start in {max(0, likely_start_at - now) // SECOND} s")
+        when = "" if next_when_ends is None else f", when job {next_when_ends[-8:]} ends"
+        parts.append(f"likely to start in {max(0, likely_start_at - now) // SECOND} s{when}")
     lead = f"waiting {waiting // SECOND} s" if job.ready_at <= now else "not in line yet"
     return Explanation(
         job_id=job.job_id,
@@ -84,6 +87,7 @@ def explain(
         ahead=tuple(ahead),
         line_ahead=line_ahead,
         likely_start_at=likely_start_at,
+        next_when_ends=next_when_ends,
         allowed=ways,
     )
 

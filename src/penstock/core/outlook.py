@@ -1,27 +1,36 @@
 """
 How a queued job stands right now: what holds it, who would be weighed before it, when it will likely start.
 
-The same `decide` and the same order as a round, on the same floor; only nothing is taken.
+The same `decide` and the same order as a round, on the same floor; only nothing is taken. What holds a job may be the round itself:
+others go first and take the room, or room is being kept for one of them. So where nothing else holds it, a round is tried out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
-from penstock.core.admission import Admitted, Conditions, Limits, decide
+from penstock.core.admission import Admitted, Conditions, Denied, Limits, decide
 from penstock.core.demand import Demand
 from penstock.core.explain import Ahead
-from penstock.core.order import Floor, Ordering, Running, Waiting, band
-from penstock.core.reasons import BudgetSpent, NoRoom, NotQuietLongEnough, NotReady, Reason
+from penstock.core.forecast import MOST_COUNTED, forecast, try_round
+from penstock.core.intent import Intent
+from penstock.core.order import Floor, Offer, Ordering, Running, Waiting, band
+from penstock.core.reasons import (
+    BudgetSpent,
+    NoRoom,
+    NotQuietLongEnough,
+    NotReady,
+    QueuedAhead,
+    Reason,
+    RoomKept,
+)
 from penstock.core.words import SECOND, JobId, Moment
 
-__all__ = ["Outlook", "outlook"]
+__all__ = ["Outlook", "View", "likely_starts", "outlook", "reachable"]
 
-#: Nobody reads further; and a line of a million must not be counted for a sentence.
-MOST_COUNTED: Final = 1_000
 MOST_NAMED: Final = 5
 
 
@@ -36,41 +45,84 @@ class Outlook:
     head: bool
 
 
-def outlook(
-    floor: Floor,
-    conditions: Conditions,
-    limits: Limits,
-    ordering: Ordering,
-    *,
-    job_id: JobId,
-    demand: Demand,
-    ready_at: Moment,
-) -> Outlook:
+class View(NamedTuple):
+    """All that a round goes by."""
+
+    floor: Floor
+    conditions: Conditions
+    limits: Limits
+    ordering: Ordering
+    offer: Callable[[Demand], Offer]
+
+
+def outlook(view: View, *, job_id: JobId, demand: Demand, ready_at: Moment) -> Outlook:
     """For a job that is not in line yet, `ready_at` alone decides."""
+    floor, conditions = view.floor, view.conditions
     found, urgent, before = _find(floor, job_id, demand)
-    decision = decide(demand, floor.books, conditions, limits, floor.now, ready_at=ready_at, urgent=urgent)
+    decision = decide(
+        demand, floor.books, conditions, view.limits, floor.now, ready_at=ready_at, urgent=urgent
+    )
     reason = None if isinstance(decision, Admitted) else decision.reason
-    ahead = () if found is None else _ahead(floor, ordering, found, demand, urgent=urgent)
+    if reason is None and found is not None and view.offer(demand) is not Offer.NOBODY:
+        reason = _held_by_others(view, found, demand, urgent=urgent)
     if isinstance(reason, NoRoom):
-        reason = NoRoom(
-            reason.needs, reason.free, reason.capacity, _room_at(floor, conditions, demand.cost_units)
-        )
+        reason = replace(reason, until=_room_at(floor, conditions, demand.cost_units))
+    starts = forecast(floor, conditions, view.ordering) if _known_from_the_order(reason) else {}
     return Outlook(
         reason,
-        ahead,
+        () if found is None else _ahead(floor, view.ordering, found, demand, urgent=urgent),
         before,
-        _likely(reason, floor.now, before or len(ahead)),
+        _likely(reason, floor.now, starts.get(job_id)),
         found is not None and not before,
     )
 
 
+def likely_starts(view: View, jobs: Sequence[tuple[JobId, Demand, Moment]]) -> dict[JobId, Moment | None]:
+    """For many at once: the order is walked through a single time. Of each: its id, its demand, when it is ready."""
+    floor, conditions = view.floor, view.conditions
+    starts = forecast(floor, conditions, view.ordering)
+    likely: dict[JobId, Moment | None] = {}
+    for job_id, demand, ready_at in jobs:
+        decision = decide(demand, floor.books, conditions, view.limits, floor.now, ready_at=ready_at)
+        reason = decision.reason if isinstance(decision, Denied) else None
+        likely[job_id] = _likely(reason, floor.now, starts.get(job_id))
+    return likely
+
+
+def reachable(intent: Intent, likely_start_at: Moment | None) -> bool | None:
+    """Whether it would have ended by its deadline; of a job that does not say how long it takes, whether it would have started."""
+    if intent.deadline_at is None or likely_start_at is None:
+        return None
+    return likely_start_at + int((intent.expected_duration_sec or 0) * SECOND) <= intent.deadline_at
+
+
 def _find(floor: Floor, job_id: JobId, demand: Demand) -> tuple[Waiting | None, bool, int]:
+    """Itself, whether it is urgent, and how many of its own line are before it."""
+    longest = 0
     for line in floor.lines():
         if line.demand == demand:
+            position = -1
             for position, waiting in enumerate(islice(line.jobs, MOST_COUNTED)):
                 if waiting.job_id == job_id:
                     return waiting, line.urgent, position
-    return None, False, 0
+            longest = max(longest, position + 1)
+    # In line further back than anybody counts, or not in line yet.
+    return None, False, longest if longest == MOST_COUNTED else 0
+
+
+def _held_by_others(view: View, me: Waiting, demand: Demand, *, urgent: bool) -> Reason | None:
+    floor, conditions, limits, ordering, offer = view
+    verdict, books = try_round(floor, conditions, limits, ordering, offer)
+    if any(pick.waiting.job_id == me.job_id for pick in verdict.picks):
+        return None
+    ends_at = None if me.expected_sec is None else floor.now + int(me.expected_sec * SECOND)
+    after = decide(
+        demand, books, conditions, limits, floor.now, urgent=urgent, kept=verdict.kept, ends_at=ends_at
+    )
+    if isinstance(after, Denied) and isinstance(after.reason, RoomKept):
+        return after.reason
+    first = next(iter(verdict.picks), None)
+    return None if first is None else QueuedAhead(first.waiting.job_id, first.waiting.priority)
 
 
 def _ahead(
@@ -116,16 +168,18 @@ def _room_at(floor: Floor, conditions: Conditions, cost: int) -> Moment | None:
     return None
 
 
-def _likely(reason: Reason | None, now: Moment, before: int) -> Moment | None:
-    """Only where it follows from what is known: a guess that looks like a promise is worse than none."""
+def _known_from_the_order(reason: Reason | None) -> bool:
+    return reason is None or isinstance(reason, NoRoom | RoomKept | QueuedAhead)
+
+
+def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Moment | None:
+    """Only where it follows from what is known."""
     match reason:
-        case None:
-            return now if not before else None
         case NotReady(until) | BudgetSpent(until=until):
-            return until
-        case NoRoom(until=until):
             return until
         case NotQuietLongEnough(streak, wants):
             return now + int((wants - streak) * SECOND)
+        case None | NoRoom() | RoomKept() | QueuedAhead():
+            return in_order
         case _:
             return None

@@ -15,6 +15,7 @@ from penstock.core.words import SECOND, JobId, Moment, seconds
 
 __all__ = [
     "REASONS",
+    "AwaitsWorker",
     "BudgetSpent",
     "CapReached",
     "Draining",
@@ -112,12 +113,21 @@ class RoomKept:
 
 @dataclass(frozen=True, slots=True)
 class QueuedAhead:
-    """For a lease without a job: somebody stands in line for the same room."""
+    """Somebody stands in line for the same room, and goes first."""
 
     job_id: JobId
     priority: int
 
     code: ClassVar = "queued_ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsWorker:
+    """It could start, and jobs of its kind are fetched by workers that come by themselves."""
+
+    last_came_at: Moment
+
+    code: ClassVar = "awaits_worker"
 
 
 Reason: TypeAlias = (
@@ -131,6 +141,7 @@ Reason: TypeAlias = (
     | NoRoom
     | RoomKept
     | QueuedAhead
+    | AwaitsWorker
 )
 
 REASONS: Final[dict[str, type[Reason]]] = {
@@ -146,6 +157,7 @@ REASONS: Final[dict[str, type[Reason]]] = {
         NoRoom,
         RoomKept,
         QueuedAhead,
+        AwaitsWorker,
     )
 }
 
@@ -163,7 +175,7 @@ def retry_after_sec(reason: Reason, now: Moment) -> float:
             wait = 15.0
         case Paused() | Draining():
             wait = 30.0
-        case CapReached() | QueuedAhead():
+        case CapReached() | QueuedAhead() | AwaitsWorker():
             wait = 5.0
         case _:
             assert_never(reason)
@@ -186,6 +198,10 @@ def words(reason: Reason, now: Moment) -> str:
             text = f"{needs} units are being kept for job {kept_for[-8:]}{_when(', to start', until, now)}"
         case QueuedAhead(job_id, priority):
             text = f"job {job_id[-8:]} of priority {priority} is in line for the same room"
+        case AwaitsWorker(last_came_at):
+            text = (
+                f"waits for its worker to fetch it, nobody came for {max(0, now - last_came_at) // SECOND} s"
+            )
         case _:
             text = _shut(reason)
     return text

@@ -23,14 +23,15 @@ from penstock.core.job import Dispatch, Job
 from penstock.core.landing import End, Phase
 from penstock.core.loan import weigh_loan
 from penstock.core.order import Floor, Verdict
-from penstock.core.outlook import Outlook, outlook
+from penstock.core.outlook import likely_starts, outlook, reachable
+from penstock.core.reasons import AwaitsWorker, NoRoom
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
 from penstock.core.spend import Mark, judge
 from penstock.core.states import State
-from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
+from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Moment, Money
 from penstock.engine.dispatcher import Dispatcher, Kinds
 from penstock.engine.machine import Machine
-from penstock.engine.room import Room
+from penstock.engine.room import Room, then
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Receipt, Store
 
@@ -80,12 +81,39 @@ class Desk:
         if wait_sec:
             return self.submit_soon(intents, wait_sec).result()
         self._check(intents)
-        return self._room.submit(intents)
+        return self._foretold(intents, self._room.submit(intents))
 
     def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
         """Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up its place."""
         self._check(intents)
-        return self._room.submit_soon(intents, wait_sec)
+        answer = self._room.submit_soon(intents, wait_sec)
+        if all(intent.deadline_at is None for intent in intents):
+            return answer
+        return then(answer, lambda receipts: self._foretold(intents, receipts))
+
+    def _foretold(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
+        """With a word on each deadline (SPEC OR-4). Jobs without one cost nothing here."""
+        asked = {
+            receipt.job_id: intent
+            for intent, receipt in zip(intents, receipts, strict=True)
+            if intent.deadline_at is not None and receipt.state is State.QUEUED
+        }
+        if not asked:
+            return receipts
+        now = self._store.now()
+        jobs = [(job_id, demand_of(i), max(now, i.earliest_start_at or 0)) for job_id, i in asked.items()]
+        starts = self._store.look(
+            self._rules.host, lambda floor: likely_starts(self._dispatcher.view(floor), jobs)
+        )
+        return [
+            receipt._replace(
+                deadline_reachable=reachable(asked[receipt.job_id], starts[receipt.job_id]),
+                likely_start_at=starts[receipt.job_id],
+            )
+            if receipt.job_id in asked
+            else receipt
+            for receipt in receipts
+        ]
 
     def _check(self, intents: Sequence[Intent]) -> None:
         now = self._store.now()
@@ -124,29 +152,31 @@ class Desk:
             dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
             return explain(job, now, dispatch=dispatch)
 
-        def view(floor: Floor) -> Outlook:
-            conditions = self._machine.conditions(floor.now)
-            return outlook(
-                floor,
-                conditions,
-                rules.limits,
-                rules.ordering,
-                job_id=job_id,
-                demand=demand_of(job.intent),
-                ready_at=job.ready_at,
-            )
-
-        seen = self._store.look(rules.host, view)
-        recorded = seen.head and seen.reason is not None and seen.reason.code == job.denied
+        demand = demand_of(job.intent)
+        seen = self._store.look(
+            rules.host,
+            lambda floor: outlook(
+                self._dispatcher.view(floor), job_id=job_id, demand=demand, ready_at=job.ready_at
+            ),
+        )
+        reason = seen.reason
+        if reason is None and (came := self._dispatcher.last_fetched_at(demand, now)) is not None:
+            reason = AwaitsWorker(came)
         return explain(
             job,
             now,
-            reason=seen.reason,
-            recorded=recorded,
+            reason=reason,
+            recorded=seen.head and reason is not None and reason.code == job.denied,
             ahead=seen.ahead,
             line_ahead=seen.line_ahead,
-            likely_start_at=seen.likely_start_at,
+            likely_start_at=None if isinstance(reason, AwaitsWorker) else seen.likely_start_at,
+            next_when_ends=self._who_ends_at(seen.likely_start_at) if isinstance(reason, NoRoom) else None,
         )
+
+    def _who_ends_at(self, moment: Moment | None) -> JobId | None:
+        if moment is None:
+            return None
+        return next((d.job_id for d in self._store.live() if d.ends_at == moment), None)
 
     def pause(self, addon_id: AddonId = EVERYTHING) -> None:
         """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""

@@ -7,6 +7,7 @@ others are reserved, and their addon is told by the trail.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from typing import NamedTuple
 from penstock.core.demand import Demand
 from penstock.core.job import Dispatch
 from penstock.core.order import MOST_PICKS, Floor, Offer, Verdict, weigh
-from penstock.core.words import AddonId, JobId, Moment
+from penstock.core.outlook import View
+from penstock.core.words import AddonId, JobId, Moment, Span
 from penstock.engine.machine import Machine
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Store
@@ -53,6 +55,11 @@ class Fetchers:
             self._until = {kinds: until for kinds, until in self._until.items() if until > now}
             return list(self._until)
 
+    def last_came_at(self, demand: Demand, fetch_for: Span) -> Moment | None:
+        with self._lock:
+            fitting = [until for kinds, until in self._until.items() if kinds.fits(demand)]
+        return max(fitting) - fetch_for if fitting else None
+
 
 class Dispatcher:
     def __init__(self, store: Store, rules: Rules, machine: Machine, fetchers: Fetchers) -> None:
@@ -75,12 +82,7 @@ class Dispatcher:
     def _round(
         self, now: Moment, here: Kinds | None = None, limit: int | None = None, worker: str = ""
     ) -> list[Dispatch]:
-        fetched = self._fetchers.at(now)
-
-        def offer(demand: Demand) -> Offer:
-            if here is not None and here.fits(demand):
-                return Offer.LEASE
-            return Offer.NOBODY if any(kinds.fits(demand) for kinds in fetched) else Offer.RESERVE
+        offer = self._offer(now, here)
 
         def decide(floor: Floor) -> Verdict:
             conditions = self._machine.conditions(floor.now)
@@ -89,6 +91,28 @@ class Dispatcher:
             return self._counted(verdict) if here is None else verdict
 
         return self._store.admit(self._rules.host, decide, self._rules.terms(worker))
+
+    def _offer(self, now: Moment, here: Kinds | None = None) -> Callable[[Demand], Offer]:
+        fetched = self._fetchers.at(now)
+
+        def offer(demand: Demand) -> Offer:
+            if here is not None and here.fits(demand):
+                return Offer.LEASE
+            return Offer.NOBODY if any(kinds.fits(demand) for kinds in fetched) else Offer.RESERVE
+
+        return offer
+
+    def view(self, floor: Floor) -> View:
+        """What the next round will go by: for explain, and for trying out."""
+        rules = self._rules
+        conditions = self._machine.conditions(floor.now)
+        return View(floor, conditions, rules.limits, rules.ordering, self._offer(floor.now))
+
+    def last_fetched_at(self, demand: Demand, now: Moment) -> Moment | None:
+        """When somebody last came for such jobs, if that is how they start."""
+        if self._offer(now)(demand) is not Offer.NOBODY:
+            return None
+        return self._fetchers.last_came_at(demand, self._rules.fetch_for)
 
     def _counted(self, verdict: Verdict) -> Verdict:
         before = self.refusals

@@ -16,7 +16,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import QueueFull, Unavailable
@@ -24,7 +24,9 @@ from penstock.core.states import State
 from penstock.core.words import HOUR, SECOND, AddonId, Moment, seconds
 from penstock.stores.protocol import Depth, Receipt, Store
 
-__all__ = ["Room"]
+__all__ = ["Room", "then"]
+
+T = TypeVar("T")
 
 #: Behind the wake-ups: a change by a process that does not tell us of its changes is seen this late.
 _POLL: Final = 1 * SECOND
@@ -209,3 +211,24 @@ def _settle(waiter: _Waiter, outcome: list[Receipt] | BaseException) -> None:
             waiter.answer.set_exception(outcome)
         else:
             waiter.answer.set_result(outcome)
+
+
+def then(first: Future[T], work: Callable[[T], T]) -> Future[T]:
+    """The same Future for whoever waits, with one more thing done before it is answered. Cancelling it cancels the first."""
+    last: Future[T] = Future()
+
+    def done(answered: Future[T]) -> None:
+        if not last.set_running_or_notify_cancel():
+            return
+        try:
+            last.set_result(work(answered.result()))
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
+            last.set_exception(error)
+
+    def given_up(answered: Future[T]) -> None:
+        if answered.cancelled():
+            first.cancel()
+
+    last.add_done_callback(given_up)
+    first.add_done_callback(done)
+    return last

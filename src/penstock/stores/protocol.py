@@ -37,11 +37,16 @@ class Depth:
 
 
 class Receipt(NamedTuple):
-    """`created`: False when the idempotency key had been used before, and this is that job."""
+    """
+    `created`: False when the idempotency key had been used before, and this is that job. For a job with a deadline the desk adds
+    whether it looks reachable, and from which likely start that follows; None: it cannot be said.
+    """
 
     job_id: JobId
     state: State
     created: bool
+    deadline_reachable: bool | None = None
+    likely_start_at: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.core.admission import Conditions, Limits
+from penstock.core.books import Books
+from penstock.core.demand import Demand
+from penstock.core.forecast import forecast, try_round
+from penstock.core.order import Line, Offer, Ordering, Running, Waiting
+from penstock.core.share import Account
+from penstock.core.words import SECOND
+
+NOW = 1_900_000_000 * SECOND
+
+
+@dataclass
+class Yard:
+    """A floor that can be walked over as often as one likes."""
+
+    jobs: list
+    runs: list = field(default_factory=list)
+    now: int = NOW
+    books: Books = field(default_factory=Books)
+
+    def lines(self):
+        for demand in dict.fromkeys(demand for demand, _ in self.jobs):
+            yield Line(demand, False, iter([w for d, w in self.jobs if d == demand]))
+
+    def running(self):
+        return self.runs
+
+
+def job(no, cost=90, expected=None, addon="a", priority=50):
+    turn = NOW - priority * 60 * SECOND
+    return Demand(addon, "t", cost), Waiting(no, f"j{no}", priority, turn, 0, expected)
+
+
+def starts(*jobs, runs=(), capacity=90):
+    yard = Yard(list(jobs), list(runs))
+    yard.books.units = sum(run.cost for run in runs)
+    found = forecast(yard, Conditions(capacity), Ordering())
+    return {job_id: None if at is None else (at - NOW) // SECOND for job_id, at in found.items()}
+
+
+def test_each_starts_when_its_units_are_free():
+    assert starts(job(1, expected=10), job(2, expected=5), job(3)) == {"j1": 0, "j2": 10, "j3": 15}
+
+
+def test_what_fits_side_by_side_starts_side_by_side():
+    assert starts(job(1, 45, 10), job(2, 45, 20), job(3, 45, 1)) == {"j1": 0, "j2": 0, "j3": 10}
+
+
+def test_a_run_that_is_late_may_end_at_any_moment():
+    late = Running(90, NOW - 100 * SECOND, NOW - 50 * SECOND)
+
+    assert starts(job(1), runs=[late]) == {"j1": 0}
+
+
+def test_behind_a_run_whose_length_nobody_told_nothing_is_known():
+    assert starts(job(1, 10), job(2), runs=[Running(80, NOW, None)]) == {"j1": 0, "j2": None}
+
+
+def test_nothing_slips_past_one_that_must_wait():
+    assert starts(job(1, 90), job(2, 10), runs=[Running(45, NOW, NOW + 30 * SECOND)]) == {
+        "j1": 30,
+        "j2": None,
+    }
+
+
+def test_what_the_machine_cannot_hold_now_has_no_moment():
+    assert starts(job(1, 90), capacity=45) == {"j1": None}
+
+
+def test_addons_take_turns_as_they_will():
+    a, b = [job(n, 30, 10) for n in (1, 2, 3)], [job(n, 30, 10, "b") for n in (4, 5)]
+
+    assert starts(*a, *b) == {"j1": 0, "j4": 0, "j2": 0, "j5": 10, "j3": 10}
+
+
+def test_trying_leaves_no_trace():
+    yard = Yard([job(1, 10), job(2, 10)], books=Books(accounts={"a": Account(average=3.0, at=NOW)}))
+    verdict, after = try_round(yard, Conditions(90), Limits(), Ordering(), lambda _: Offer.RESERVE)
+
+    assert len(verdict.picks) == 2
+    assert (after.units, after.accounts["a"].units) == (20, 20)
+    assert yard.books == Books(accounts={"a": Account(average=3.0, at=NOW)})
