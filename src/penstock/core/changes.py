@@ -34,6 +34,7 @@ __all__ = [
     "miss_deadline",
     "prolong",
     "release",
+    "remark",
     "retry",
     "start",
     "stop",
@@ -360,6 +361,11 @@ def _step(
         place=place,
         fresh=fresh,
     )
+
+
+def remark(job: Job, note: Note, now: Moment) -> Change:
+    """Something to tell of a run that moves nothing. Not told if the job has gone on to another run since."""
+    return Change(at=now, notes=(note,), job=_same(job))
 
 
 def _same(job: Job) -> JobStep:

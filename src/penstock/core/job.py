@@ -31,6 +31,7 @@ class Kind(StrEnum):
     CHECKPOINT = "CHECKPOINT"
     STOP_REQUESTED = "STOP_REQUESTED"
     PREEMPT_REQUESTED = "PREEMPT_REQUESTED"
+    SIGNALED = "SIGNALED"  # a step of the ladder was taken; the reason says which
     REQUEUED = "REQUEUED"
     TIMEOUT = "TIMEOUT"
     DONE = "DONE"

@@ -1,0 +1,39 @@
+"""
+Commands and functions, run by the scheduler itself in processes of their own.
+
+The names are imported on first use: a warm worker, which runs somebody's function, needs the context and nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.runner.context import JobContext as JobContext
+    from penstock.runner.context import JobUnavailable as JobUnavailable
+    from penstock.runner.context import current_job as current_job
+    from penstock.runner.options import RunnerSettings as RunnerSettings
+    from penstock.runner.payload import Functions as Functions
+    from penstock.runner.runner import Runner as Runner
+    from penstock.runner.survivors import RunsFolder as RunsFolder
+
+_HOMES = {
+    "Functions": "payload",
+    "JobContext": "context",
+    "JobUnavailable": "context",
+    "Runner": "runner",
+    "RunnerSettings": "options",
+    "RunsFolder": "survivors",
+    "current_job": "context",
+}
+
+__all__ = [  # noqa: PLE0604  # of texts, though not written out: the table above is the one list
+    *_HOMES
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"penstock.runner.{_HOMES[name]}"), name)

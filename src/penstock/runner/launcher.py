@@ -1,0 +1,119 @@
+"""
+The process that makes processes, because the scheduler's has threads and must not fork.
+
+It is small, has no thread and runs nobody's code; all it does is to fork a warden for each pair of sockets that it is handed. What a warden that
+was killed leaves behind falls to it, as the next subreaper above, and is ended. It ends when the scheduler is gone and
+nothing is left below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from penstock.runner.trees import become_subreaper, children, descendants, look, send
+from penstock.runner.warden import Warden
+
+__all__ = ["main"]
+
+_AGAIN_MS = 50
+
+
+def main(control_fd: int) -> None:
+    control = socket.socket(fileno=control_fd)
+    become_subreaper()
+    bell = _hear_of_children()
+    gc.collect()
+    gc.freeze()  # what wardens share with us should stay shared
+    Launcher(control, bell).run()
+
+
+def _hear_of_children() -> int:
+    """
+    A descriptor that is readable when a child has ended. The signals that end a terminal session or a service are for the scheduler, which
+    then ends us in order; with a handler and not ignored, because what is ignored stays ignored in every program that we start.
+    """
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader
+
+
+class Launcher:
+    def __init__(self, control: socket.socket, bell: int) -> None:
+        self._control, self._bell = control, bell
+        self._wardens: set[int] = set()
+        self._orphaned = False
+
+    def run(self) -> NoReturn:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
+        strays = False
+        while not (self._orphaned and self._alone()):
+            for fd, _ in poll.poll(_AGAIN_MS if strays or self._orphaned else None):
+                if fd == self._bell:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._bell, 4_096)
+                elif not self._launch():
+                    self._orphaned = True
+                    poll.unregister(self._control)
+            self._reap()
+            strays = self._end_strays()
+        os._exit(0)
+
+    def _launch(self) -> bool:
+        try:
+            _, fds, _, _ = socket.recv_fds(self._control, 1, 2)
+        except ConnectionError:
+            return False
+        if not fds:
+            return False
+        pid = os.fork()
+        if pid == 0:
+            self._become_warden(fds)
+        self._wardens.add(pid)
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _become_warden(self, fds: list[int]) -> NoReturn:
+        try:
+            self._control.close()
+            os.close(self._bell)
+            bell = _hear_of_children()
+            Warden(socket.socket(fileno=fds[0]), fds[1] if len(fds) > 1 else None, bell).run()
+        except BaseException as error:  # noqa: BLE001  # whatever it is: a warden must not go on as a second launcher
+            sys.stderr.write(f"penstock: a warden failed: {error!r}\n")
+        finally:
+            os._exit(70)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                self._wardens.discard(pid)
+
+    def _end_strays(self) -> bool:
+        """What is our child and no warden was below one that has been killed."""
+        strays = [child for child in children(os.getpid()) if child not in self._wardens]
+        for stray in strays:
+            if root := look(stray):
+                send(root, signal.SIGKILL)
+            for process in descendants(stray):
+                send(process, signal.SIGKILL)
+        return bool(strays)
+
+    @staticmethod
+    def _alone() -> bool:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False

@@ -1,0 +1,179 @@
+"""
+What a job prints, on disk: bounded, the beginning and the end kept, readable while it grows.
+
+The output of an attempt is one stream of records (which pipe, when, the bytes), cut into files that are named by where they begin. The first
+file keeps the head. When it is full, two further ones take turns: the older is deleted when the newer is full, so the tail is
+always there. A reader keeps an offset into the stream and learns how much of it is no longer there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+__all__ = ["STREAMS", "Output", "Piece", "Recorder", "Room", "open_folder"]
+
+#: By the number in the record. `log`: what the job told us to note, not what it printed.
+STREAMS: Final = ("stdout", "stderr", "log")
+_HEADER: Final = Struct("<BxxxIq")
+_NAME: Final = re.compile(r"\d{16}")
+_PART: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes on disk for one attempt."""
+
+    head: int = 1_048_576
+    tail: int = 1_048_576
+
+
+def open_folder(root: str, *parts: str) -> int:
+    """
+    A folder below `root`, made if need be, as a descriptor: no part of the way is a link, whoever may have put one there.
+    """
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        if not _PART.fullmatch(part):
+            os.close(handle)
+            raise ValueError(f"not a name for a folder: {part!r}")
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=handle)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            inner = os.open(part, flags, dir_fd=handle)
+        finally:
+            os.close(handle)
+        handle = inner
+    return handle
+
+
+class Recorder:
+    """Writes; the one process that does. A disk that is full costs the output and not the job."""
+
+    def __init__(self, folder: int, room: Room) -> None:
+        self._folder, self._room = folder, room
+        self._starts: list[int] = []
+        self._offset = self._left = 0
+        self._file = -1
+        self.lost = 0  # bytes that could not be written
+        self._roll(room.head)
+
+    def write(self, stream: int, data: bytes) -> None:
+        record = _HEADER.pack(stream, len(data), time.time_ns() // 1_000) + data
+        try:
+            if len(record) > self._left:
+                self._roll(max(self._room.tail // 2, len(record)))
+            self._append(record)
+        except OSError:
+            self.lost += len(data)
+
+    def _append(self, record: bytes) -> None:
+        written = os.write(self._file, record)
+        if written < len(record):
+            # Half a record would hide everything after it.
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError("no room for a whole record")
+        self._offset += written
+        self._left -= written
+
+    def _roll(self, size: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
+        file = os.open(_name(self._offset), flags, 0o600, dir_fd=self._folder)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._left = file, size
+        self._starts.append(self._offset)
+        if len(self._starts) > 3:
+            os.unlink(_name(self._starts.pop(1)), dir_fd=self._folder)
+
+    def close(self) -> None:
+        os.close(self._file)
+        os.close(self._folder)
+
+
+def _name(offset: int) -> str:
+    return f"{offset:016d}"
+
+
+class Piece(NamedTuple):
+    """`end`: the offset to go on from. `skipped`: so many bytes before it are no longer there."""
+
+    stream: str
+    at: int
+    data: bytes
+    end: int
+    skipped: int = 0
+
+
+class Output:
+    """Reads what the recorder of one attempt writes, from any process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, offset: int = 0, most: int = 1_048_576) -> Iterator[Piece]:
+        """What is there now, from `offset` on, about `most` bytes of it."""
+        until = offset + most
+        starts = self._starts()
+        for place, start in enumerate(starts):
+            following = starts[place + 1] if place + 1 < len(starts) else None
+            if following is not None and following <= offset:
+                continue
+            skipped, offset = max(0, start - offset), max(offset, start)
+            for piece in self._pieces(start, offset):
+                yield piece._replace(skipped=skipped)
+                skipped, offset = 0, piece.end
+                if offset >= until:
+                    return
+
+    def follow(
+        self, over: Callable[[], bool], offset: int = 0, *, wait: Callable[[float], object] = time.sleep
+    ) -> Iterator[Piece]:
+        """Until `over` says that nothing more will be written; asked before the last look, so nothing is missed."""
+        pause = 0.01
+        while True:
+            last = over()
+            seen = offset
+            for piece in self.read(offset):
+                offset = piece.end
+                yield piece
+            if offset > seen:
+                pause = 0.01
+            elif last:
+                return
+            else:
+                wait(pause)
+                pause = min(pause * 1.5, 0.25)
+
+    def text(self, most: int = 65_536) -> str:
+        """The last `most` bytes of what was printed, whichever pipe it came through."""
+        printed = b"".join(piece.data for piece in self.read(most=1 << 62) if piece.stream != "log")
+        return printed[-most:].decode(errors="replace")
+
+    def _starts(self) -> list[int]:
+        try:
+            return sorted(int(name) for name in os.listdir(self._folder) if _NAME.fullmatch(name))  # noqa: PTH208  # names alone
+        except FileNotFoundError:
+            return []
+
+    def _pieces(self, start: int, offset: int) -> Iterator[Piece]:
+        try:
+            with (self._folder / _name(start)).open("rb") as file:
+                file.seek(offset - start)
+                while len(header := file.read(_HEADER.size)) == _HEADER.size:
+                    stream, length, at = _HEADER.unpack(header)
+                    data = file.read(length)
+                    if len(data) < length or stream >= len(STREAMS):
+                        return  # it is being written
+                    offset += _HEADER.size + length
+                    yield Piece(STREAMS[stream], at, data, offset)
+        except FileNotFoundError:
+            return  # deleted since we looked: the next look tells how much was skipped

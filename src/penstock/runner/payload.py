@@ -1,0 +1,186 @@
+"""
+What a job of ours says about itself, checked before anything is started.
+
+Three job types: `penstock.command` (a list of arguments, no shell in between), `penstock.shell` (a script for /bin/sh; a type of its own, so that
+who may submit one is a decision of its own), `penstock.function` (a Python function by name). A payload is taken as it is or refused
+with the field that is wrong; unknown fields are refused too, for a misspelt limit would otherwise be none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from penstock.core.refusals import BadIntent
+
+__all__ = ["COMMAND", "FUNCTION", "JOB_TYPES", "SHELL", "Command", "Function", "Functions", "Work", "read"]
+
+COMMAND: Final = "penstock.command"
+SHELL: Final = "penstock.shell"
+FUNCTION: Final = "penstock.function"
+JOB_TYPES: Final = frozenset({COMMAND, SHELL, FUNCTION})
+
+_LIMITS: Final = ("memory_mb", "cpu_sec", "file_mb", "open_files", "processes")
+_PLACE_FIELDS: Final = ("cwd", "env", "stdin", "limits", "nice", "listens")
+_MOST_ARGUMENTS: Final = 131_072  # bytes
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_NAME: Final = re.compile(r"[A-Za-z]\w*")  # no dot to walk along, no underscore to begin with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: str | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    nice: int = 0
+    #: It asks whether it should stop (`penstock job should-yield`), so it gets time for that before SIGTERM.
+    listens: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    function: str  # module:name
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    #: With limits it gets a worker of its own, for a limit cannot be taken back.
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
+Work: TypeAlias = Command | Function
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """
+    Which functions may be run: by a registered name, or by an import path that is on the list (`shop.jobs:index`, or `shop.jobs:*` for
+    all of a module). None unless somebody says so.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    paths: Collection[str] = ()
+
+    def find(self, said: str) -> str:
+        path = self.names.get(said, said)
+        module, colon, name = path.partition(":")
+        if not colon or not _MODULE.fullmatch(module) or not _NAME.fullmatch(name):
+            raise _bad("function", f"must be a registered name or module:name, not {said!r:.100}")
+        if said not in self.names and not {path, f"{module}:*"} & set(self.paths):
+            raise _bad(
+                "function",
+                f"{said!r:.100} is not among the functions that may run here; add it to the settings",
+            )
+        return path
+
+
+def read(job_type: str, payload: str, functions: Functions) -> Work:
+    try:
+        said = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise _bad("payload", f"is no JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise _bad("payload", "must be a JSON object")
+    match job_type:
+        case "penstock.command":
+            _only(said, "argv", *_PLACE_FIELDS)
+            return Command(argv=_argv(said.get("argv")), **_place(said))
+        case "penstock.shell":
+            _only(said, "script", *_PLACE_FIELDS)
+            script = said.get("script")
+            if not isinstance(script, str) or not script.strip():
+                raise _bad("script", "must be a text that is not empty")
+            return Command(argv=_argv(["/bin/sh", "-c", script]), **_place(said))
+        case "penstock.function":
+            return _function(said, functions)
+        case _:
+            raise _bad("job_type", f"must be one of {', '.join(sorted(JOB_TYPES))}")
+
+
+def _function(said: dict[str, Any], functions: Functions) -> Function:
+    _only(said, "function", "args", "kwargs", "limits")
+    name, args, kwargs = said.get("function"), said.get("args", []), said.get("kwargs", {})
+    if not isinstance(name, str):
+        raise _bad("function", "must be a registered name or module:name")
+    if not isinstance(args, list):
+        raise _bad("args", "must be a list")
+    if not isinstance(kwargs, dict):
+        raise _bad("kwargs", "must be an object")
+    return Function(
+        function=functions.find(name), args=tuple(args), kwargs=kwargs, limits=_limits(said.get("limits"))
+    )
+
+
+def _place(said: dict[str, Any]) -> dict[str, Any]:
+    cwd, stdin, nice = said.get("cwd"), said.get("stdin"), said.get("nice", 0)
+    if cwd is not None and (not isinstance(cwd, str) or not cwd.startswith("/") or "\0" in cwd):
+        raise _bad("cwd", "must be an absolute path")
+    if stdin is not None and not isinstance(stdin, str):
+        raise _bad("stdin", "must be a text")
+    if type(nice) is not int or not 0 <= nice <= 19:
+        raise _bad("nice", "must be 0..19")
+    if not isinstance(said.get("listens", False), bool):
+        raise _bad("listens", "must be true or false")
+    return {
+        "cwd": cwd,
+        "env": _env(said.get("env")),
+        "stdin": stdin,
+        "limits": _limits(said.get("limits")),
+        "nice": nice,
+        "listens": said.get("listens", False),
+    }
+
+
+def _argv(argv: Any) -> tuple[str, ...]:
+    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+        raise _bad("argv", "must be a list of texts, the program first")
+    if not argv[0] or any("\0" in word for word in argv):
+        raise _bad("argv", "must name a program, and no argument may hold a NUL")
+    if sum(len(word.encode(errors="surrogatepass")) + 1 for word in argv) > _MOST_ARGUMENTS:
+        raise _bad(
+            "argv", f"must be at most {_MOST_ARGUMENTS} bytes in all; hand more over as stdin or a file"
+        )
+    return tuple(argv)
+
+
+def _env(env: Any) -> dict[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, dict):
+        raise _bad("env", "must be an object of texts")
+    for name, value in env.items():
+        if not _VARIABLE.fullmatch(name):
+            raise _bad("env", f"{name!r:.60} is no name for a variable")
+        if name.startswith("PENSTOCK_"):
+            raise _bad("env", f"{name} is ours to set")
+        if not isinstance(value, str) or "\0" in value:
+            raise _bad("env", f"{name} must be a text without NUL")
+    return env
+
+
+def _limits(limits: Any) -> dict[str, int]:
+    if limits is None:
+        return {}
+    if not isinstance(limits, dict):
+        raise _bad("limits", f"must be an object with some of {', '.join(_LIMITS)}")
+    for name, value in limits.items():
+        if name not in _LIMITS:
+            raise _bad("limits", f"has no {name!r:.60}, only {', '.join(_LIMITS)}")
+        if type(value) is not int or not 0 < value < 2**40:
+            raise _bad("limits", f"{name} must be a whole number above 0")
+    return limits
+
+
+def _only(said: dict[str, Any], *fields: str) -> None:
+    for name in said:
+        if name not in fields:
+            raise _bad(f"{name:.60}", f"is not known here, only {', '.join(fields)}")
+
+
+def _bad(name: str, message: str) -> BadIntent:
+    where = name if name in {"payload", "job_type"} else f"payload.{name}"
+    return BadIntent(f"{where} {message}", problems=[{"field": where, "message": message}])

@@ -1,0 +1,147 @@
+"""
+Processes and what they start, as the kernel tells it.
+
+Two ways to find everything that a job has started, whatever it did to get away (setsid, double fork, another process group). By descent: a
+child subreaper inherits every orphan below it, so below it is exactly what it is responsible for. And by the marker in the
+environment, which the living keep when the one responsible has been killed.
+
+A signal is sent through a descriptor of the process, after looking that it is still the one that was found: numbers are used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+from typing import Final, NamedTuple
+
+__all__ = [
+    "DISPATCH_MARK",
+    "RUNNER_MARK",
+    "Process",
+    "become_subreaper",
+    "children",
+    "descendants",
+    "die_with_the_parent",
+    "marked",
+    "no_new_privileges",
+    "send",
+]
+
+#: In the environment of everything that we start: which dispatch (or warm worker), and whose.
+DISPATCH_MARK: Final = "PENSTOCK_DISPATCH"
+RUNNER_MARK: Final = "PENSTOCK_RUNNER"
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Process(NamedTuple):
+    """`born`: in clock ticks since boot; with it a number means one process and no later one."""
+
+    pid: int
+    parent: int
+    group: int
+    born: int
+    state: str
+
+
+def become_subreaper() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_the_parent(parent: int) -> None:
+    """Called in the child. The parent may have gone before the kernel was told: then we go at once."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def no_new_privileges() -> None:
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def look(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # pathlib costs more than the reading
+            text = file.read()
+    except OSError:
+        return None
+    # The name may hold spaces and brackets; what follows the last bracket cannot.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Process(pid, int(fields[1]), int(fields[2]), int(fields[19]), fields[0].decode())
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # as above
+            try:
+                with open(f"/proc/{pid}/task/{task}/children", "rb") as file:  # noqa: PTH123  # as above
+                    found += map(int, file.read().split())
+            except OSError:
+                continue
+    return found
+
+
+def descendants(pid: int) -> list[Process]:
+    """Parents before children, so that who is signalled first cannot start another."""
+    found: list[Process] = []
+    seen = {pid}
+    line = children(pid)
+    while line:
+        following: list[int] = []
+        for child in line:
+            process = look(child)
+            if process is not None and child not in seen:
+                seen.add(child)
+                found.append(process)
+                following += children(child)
+        line = following
+    return [process for process in found if process.state not in "ZX"]
+
+
+def marked(variable: str, values: Collection[str] | Callable[[str], bool]) -> Iterator[tuple[Process, str]]:
+    """Every living process on the host, ours excepted, whose environment has this variable with one of these values."""
+    wanted = values if callable(values) else values.__contains__
+    prefix = variable.encode() + b"="
+    for name in os.listdir("/proc"):  # noqa: PTH208  # as above
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        process = look(int(name))
+        if process is None or process.state in "ZX":
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123  # as above
+                environment = file.read().split(b"\0")
+        except OSError:
+            continue  # gone, or somebody else's
+        for entry in environment:
+            if entry.startswith(prefix) and wanted(value := os.fsdecode(entry[len(prefix) :])):
+                yield process, value
+                break
+
+
+def send(process: Process, signum: int) -> bool:
+    """False: it is gone."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        now = look(process.pid)
+        if now is None or now.born != process.born:
+            return False
+        signal.pidfd_send_signal(handle, signum)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True

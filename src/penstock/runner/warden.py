@@ -1,0 +1,361 @@
+"""
+The process between us and what runs: one for each command and each warm worker.
+
+It has no thread and runs nobody's code. It is the child subreaper of all that is started below it, so "no child left" means exactly
+that the whole tree is gone, whatever the job did to hide. It writes the output down, passes signals on, and ends the tree
+by itself when nobody would any more: when the runner's end of its socket closes, and when the lease was not renewed in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from penstock.runner.frames import BadFrame, Channel, Frame
+from penstock.runner.output import Recorder, Room, open_folder
+from penstock.runner.trees import (
+    become_subreaper,
+    descendants,
+    die_with_the_parent,
+    no_new_privileges,
+    send,
+)
+
+__all__ = ["LIMITS", "Warden", "boot_time"]
+
+#: The last of stderr that goes with the report, for the error message.
+_LAST_WORDS: Final = 4_096
+#: How often a kill is repeated while something still lives: what was forking just then has finished forking.
+_AGAIN: Final = 0.02
+
+LIMITS: Final = {
+    "memory_mb": (resource.RLIMIT_AS, 1_048_576),
+    "cpu_sec": (resource.RLIMIT_CPU, 1),
+    "file_mb": (resource.RLIMIT_FSIZE, 1_048_576),
+    "open_files": (resource.RLIMIT_NOFILE, 1),
+    "processes": (resource.RLIMIT_NPROC, 1),
+}
+
+#: Ours, not the job's: the machine had no room for one more process. Everything else is what the job asked for.
+_NO_ROOM: Final = {
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+}
+
+
+def boot_time() -> float:
+    """Counts through a suspended machine, as leases do."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Warden:
+    def __init__(self, control: socket.socket, talk: int | None, children_bell: int) -> None:
+        """`talk`: a socket for what is started. `children_bell`: readable when a child has ended."""
+        self._control, self._talk, self._bell = Channel(control), talk, children_bell
+        self._poll = select.poll()
+        self._pipes: dict[int, int] = {}  # descriptor -> stream
+        self._recorder: Recorder | None = None
+        self._later: list[str] | None = None  # the folder of a job that has printed nothing yet
+        self._room = Room()
+        self._runs = ""
+        self._root = 0
+        self._code: int | None = None  # of the root, once it has ended
+        self._last_words = b""
+        self._until: float | None = None
+        self._killing: str | None = None
+        self._kill_at: float | None = None
+        self._stragglers = 1.0
+        self._orphaned = False
+
+    def run(self) -> NoReturn:
+        become_subreaper()
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._bell, select.POLLIN)
+        while not self._over():
+            for fd, _ in self._poll.poll(self._patience()):
+                if fd == self._control.fileno():
+                    self._hear()
+                elif fd == self._bell:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._bell, 4_096)
+                else:
+                    self._read(fd)
+            self._reap()
+            self._mind_the_time()
+        self._report()
+        os._exit(0)
+
+    # hearing
+
+    def _hear(self) -> None:
+        try:
+            frames = self._control.receive()
+        except BadFrame:
+            frames = None
+        if frames is None:
+            self._orphaned = True
+            self._poll.unregister(self._control)
+            self._kill("the scheduler is gone")
+            return
+        for frame in frames:
+            self._obey(frame)
+
+    def _obey(self, frame: Frame) -> None:
+        match frame["op"]:
+            case "run":
+                self._start(frame)
+            case "begin":
+                self._until, self._later = frame["until"], frame["folder"]
+                self._listen()
+            case "over":
+                self._until = None
+                self._stop_recording()
+                # What comes now belongs to the next job, of which we may hear later than its worker: it waits in the pipe.
+                for fd in self._pipes:
+                    self._poll.unregister(fd)
+                self._tell({"op": "written"})
+            case "until":
+                self._until = frame["until"]
+            case "term":
+                self._term()
+            case "kill":
+                self._kill(frame["why"])
+            case "note":
+                self._write(2, frame["text"].encode())
+
+    # starting
+
+    def _start(self, order: Frame) -> None:
+        self._runs, self._until = order["runs"], order["until"]
+        self._room = Room(*order["room"])
+        self._stragglers = order["stragglers"]
+        try:
+            if order["folder"]:
+                self._record(order["folder"])
+            process = self._spawn(order)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            # The child reports what went wrong before exec as a SubprocessError without its number.
+            number = getattr(error, "errno", None)
+            ours = number in _NO_ROOM
+            self._tell({"op": "refused", "error": _why(error, order), "ours": ours})
+            self._code = -1
+            return
+        self._root = process.pid
+        process.returncode = 0  # we reap; Popen must not try
+        for pipe, stream in ((process.stdout, 0), (process.stderr, 1)):
+            if pipe is not None:
+                fd = os.dup(pipe.fileno())
+                pipe.close()
+                os.set_blocking(fd, False)
+                self._pipes[fd] = stream
+        if self._recorder is not None:
+            self._listen()
+        if self._talk is not None:
+            os.close(self._talk)
+        self._tell({"op": "started", "pid": process.pid, "warden": os.getpid()})
+
+    def _spawn(self, order: Frame) -> subprocess.Popen[bytes]:
+        cwd = order["cwd"] or self._own_folder(order["folder"][0])
+        stdin = self._stdin(order["stdin"])
+        env = dict(order["env"])
+        if self._talk is not None:
+            env["PENSTOCK_TALK"] = str(self._talk)
+        try:
+            return subprocess.Popen(  # noqa: S603  # what the job asked for, as a list of arguments
+                order["argv"],
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                close_fds=True,
+                pass_fds=() if self._talk is None else (self._talk,),
+                start_new_session=True,
+                umask=0o077,
+                preexec_fn=_prepare(os.getpid(), order["limits"], order["nice"]),  # noqa: PLW1509  # we have no thread
+            )
+        finally:
+            if stdin != subprocess.DEVNULL:
+                os.close(stdin)
+
+    def _own_folder(self, job: str) -> str:
+        """Where a job that named no folder works: its own, the same for each attempt."""
+        os.close(open_folder(self._runs, job, "work"))
+        return f"{self._runs}/{job}/work"
+
+    @staticmethod
+    def _stdin(text: str | None) -> int:
+        if text is None:
+            return subprocess.DEVNULL
+        # A file and not a pipe: nobody has to feed it, and nobody waits when it is not read.
+        fd = os.memfd_create("penstock-stdin", os.MFD_CLOEXEC)
+        with open(fd, "wb", closefd=False) as file:  # a descriptor
+            file.write(text.encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    # output
+
+    def _record(self, folder: list[str]) -> None:
+        self._later = None
+        self._recorder = Recorder(open_folder(self._runs, *folder), self._room)
+
+    def _drain(self) -> None:
+        for fd in list(self._pipes):
+            while self._read(fd):
+                pass
+
+    def _stop_recording(self) -> None:
+        self._drain()
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder = self._later = None
+        self._last_words = b""
+
+    def _listen(self) -> None:
+        for fd in self._pipes:
+            self._poll.register(fd, select.POLLIN)
+
+    def _read(self, fd: int) -> bool:
+        try:
+            data = os.read(fd, 65_536)
+        except BlockingIOError:
+            return False
+        if not data:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
+            del self._pipes[fd]
+            os.close(fd)
+            return False
+        stream = self._pipes[fd]
+        if stream == 1:
+            self._last_words = (self._last_words + data)[-_LAST_WORDS:]
+        self._write(stream, data)
+        return True
+
+    def _write(self, stream: int, data: bytes) -> None:
+        if self._later is not None:
+            # Most functions print nothing, and a folder and a file cost more than the rest of a small job.
+            with contextlib.suppress(OSError):
+                self._record(self._later)
+        if self._recorder is not None:
+            self._recorder.write(stream, data)
+
+    # ending
+
+    def _term(self) -> None:
+        """Once to everything. To the group in one call, so that nobody in it escapes by forking; to the others one by one."""
+        if self._root and self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._root, signal.SIGTERM)
+        for process in descendants(os.getpid()):
+            if process.group != self._root:
+                send(process, signal.SIGTERM)
+            send(process, signal.SIGCONT)  # a stopped process would not see it
+
+    def _kill(self, why: str) -> None:
+        self._killing = self._killing or why
+        self._kill_at = boot_time()
+
+    def _strike(self) -> None:
+        if self._root and self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._root, signal.SIGKILL)
+        for process in descendants(os.getpid()):
+            send(process, signal.SIGKILL)
+        self._kill_at = boot_time() + _AGAIN
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._root:
+                self._code = os.waitstatus_to_exitcode(status)
+                if self._kill_at is None and descendants(os.getpid()):
+                    # What the job left running is ended: asked first, then made to.
+                    self._term()
+                    self._kill_at = boot_time() + self._stragglers
+
+    def _mind_the_time(self) -> None:
+        now = boot_time()
+        if self._until is not None and now >= self._until and self._killing is None:
+            self._kill("the lease was not renewed in time")
+        if self._kill_at is not None and now >= self._kill_at:
+            self._strike()
+
+    def _patience(self) -> int | None:
+        moments = [m for m in (self._kill_at, None if self._killing else self._until) if m is not None]
+        return None if not moments else max(0, int((min(moments) - boot_time()) * 1_000) + 1)
+
+    def _over(self) -> bool:
+        if self._code is None and not (self._killing is not None and self._root == 0):
+            return False
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False
+
+    def _report(self) -> None:
+        self._drain()
+        report = {
+            "op": "gone",
+            "code": self._code,
+            "killed": self._killing,
+            "stderr": self._last_words.decode(errors="replace"),
+            "lost": 0 if self._recorder is None else self._recorder.lost,
+        }
+        self._stop_recording()  # before it is told: whoever hears of the end may read all of the output
+        self._tell(report)
+        if not self._orphaned:
+            os.set_blocking(self._control.fileno(), True)
+            self._control.push()
+
+    def _tell(self, frame: Frame) -> None:
+        if not self._orphaned:
+            self._control.send(frame)
+
+
+def _prepare(warden: int, limits: dict[str, int], nice: int) -> Callable[[], None]:
+    """Between fork and exec, in the child. Everything is looked up before: what fails there cannot say much."""
+    wanted = [(resource.RLIMIT_CORE, 0)]
+    for name, value in limits.items():
+        which, unit = LIMITS[name]
+        most = resource.getrlimit(which)[1]  # it cannot be raised above what we have ourselves
+        wanted.append((which, value * unit if most == resource.RLIM_INFINITY else min(value * unit, most)))
+
+    def prepare() -> None:
+        die_with_the_parent(warden)
+        no_new_privileges()
+        if nice:
+            os.nice(nice)
+        for which, value in wanted:
+            resource.setrlimit(which, (value, value))
+
+    return prepare
+
+
+def _why(error: Exception, order: dict[str, Any]) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        what = error.filename if error.filename is not None else order["argv"][0]
+        return f"cannot start {what!r}: {os.strerror(error.errno)}"
+    return f"cannot start {order['argv'][0]!r}: {error}"

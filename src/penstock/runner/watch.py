@@ -1,0 +1,72 @@
+"""The sockets that the runner's one thread listens to, and whom to call when there is something to hear."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Watch"]
+
+
+class Ear(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Mouth(Protocol):
+    """Has more to say than the socket took."""
+
+    @property
+    def unsent(self) -> bool: ...
+
+    def push(self) -> None: ...
+
+
+class Watch:
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._reader, selectors.EVENT_READ, self._woken)
+        self._unsent: set[Mouth] = set()
+
+    def add(self, ear: Ear, heard: Callable[[], None]) -> None:
+        self._selector.register(ear, selectors.EVENT_READ, heard)
+
+    def drop(self, ear: Ear) -> None:
+        self._selector.unregister(ear)
+
+    def mind(self, mouth: Mouth) -> None:
+        """To be called after saying something: what did not fit is sent as room comes."""
+        if mouth.unsent:
+            self._unsent.add(mouth)
+
+    def wait(self, at_most_sec: float) -> None:
+        """Until something is heard, and everything that was heard is dealt with."""
+        if self._unsent:
+            at_most_sec = min(at_most_sec, 0.01)
+        for key, _ in self._selector.select(max(0.0, at_most_sec)):
+            if key.fd in self._selector.get_map():  # who was called before may have dropped it
+                key.data()
+        for mouth in list(self._unsent):
+            mouth.push()
+            if not mouth.unsent:
+                self._unsent.discard(mouth)
+
+    def wake(self) -> None:
+        """From any thread."""
+        try:
+            os.write(self._writer, b"1")
+        except BlockingIOError:
+            return  # it is awake
+
+    def _woken(self) -> None:
+        try:
+            os.read(self._reader, 4_096)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        self._selector.close()
+        os.close(self._reader)
+        os.close(self._writer)
