@@ -13,6 +13,7 @@ from penstock.core.demand import Demand
 from penstock.core.quiet import QuietState
 from penstock.core.reasons import (
     REASONS,
+    AwaitsWorker,
     BudgetSpent,
     CapReached,
     Draining,
@@ -224,6 +225,7 @@ EXAMPLES = [
     NoRoom(8, 5, 90, NOW + 7 * SECOND),
     RoomKept(JobId("job-00000017"), 90, NOW - SECOND),
     QueuedAhead(JobId("job-00000017"), 50),
+    AwaitsWorker(NOW - 12 * SECOND),
 ]
 
 
