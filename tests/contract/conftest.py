@@ -94,25 +94,36 @@ class Yard:
         )
 
 
-def memory(path, clock):
+def memory(request, clock):
     from penstock.stores.memory import MemoryStore
 
     return MemoryStore(clock)
 
 
-def sqlite(path, clock):
+def sqlite(request, clock):
     from penstock.stores.sqlite import SqliteStore
 
-    return SqliteStore(path / "jobs.db", clock)
+    return SqliteStore(request.getfixturevalue("tmp_path") / "jobs.db", clock)
 
 
-STORES = {"memory": memory, "sqlite": sqlite}
+def postgres(request, clock):
+    place = request.getfixturevalue("postgres_emptied")()
+    from penstock.stores.postgres import PostgresStore
+
+    return PostgresStore(place.dsn, clock, schema=place.schema)
+
+
+STORES = {"memory": memory, "sqlite": sqlite, "postgres": postgres}
+
+
+#: Memory and a file belong to one dispatcher, whose clock they go by. A server has its own clock, and serves many.
+OF_ONE_HOST = pytest.mark.parametrize("yard", ["memory", "sqlite"], indirect=True)
 
 
 @pytest.fixture(params=STORES)
-def yard(request, tmp_path):
+def yard(request):
     clock = Hands()
-    store = STORES[request.param](tmp_path, clock)
+    store = STORES[request.param](request, clock)
     yield Yard(store, clock)
     problems = store.audit()
     store.close()

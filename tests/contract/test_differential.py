@@ -1,5 +1,5 @@
 """
-The memory store and a file, driven side by side through the same random life: they must agree on everything, always.
+The memory store beside a file, and beside a server, driven through the same random life: they must agree on everything, always.
 
 What either computes from rows the other keeps as a sum, so a sum that drifts, a move one of them forgets or an order that differs shows at once.
 """
@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -60,12 +61,12 @@ FIELDS = st.fixed_dictionaries(
 class Twins(RuleBasedStateMachine):
     @initialize()
     def open(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-twins-"))
         self.now = 1_900_000_000 * SECOND
-        self.stores = [
-            MemoryStore(lambda: self.now, new_id=self.ids()),
-            SqliteStore(self.folder / "jobs.db", lambda: self.now, new_id=self.ids()),
-        ]
+        self.stores = [MemoryStore(lambda: self.now, new_id=self.ids()), self.other()]
+
+    def other(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-twins-"))
+        return SqliteStore(self.folder / "jobs.db", lambda: self.now, new_id=self.ids())
 
     def ids(self):
         numbers = count(1)
@@ -219,8 +220,29 @@ class Twins(RuleBasedStateMachine):
     def teardown(self):
         for store in getattr(self, "stores", []):
             store.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if hasattr(self, "folder"):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class ServerTwins(Twins):
+    place = None
+
+    def other(self):
+        from penstock.stores.postgres import PostgresStore
+
+        dsn, schema = self.place()
+        return PostgresStore(dsn, lambda: self.now, schema=schema, new_id=self.ids())
+
+
+@pytest.fixture
+def twins_place(postgres_emptied):
+    ServerTwins.place = staticmethod(postgres_emptied)
 
 
 TestTwins = Twins.TestCase
 TestTwins.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.usefixtures("twins_place")
+class TestServerTwins(ServerTwins.TestCase):
+    settings = settings(max_examples=8, stateful_step_count=30, deadline=None)

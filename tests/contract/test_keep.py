@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.contract.conftest import OF_ONE_HOST
 
 from penstock.core import changes
 from penstock.core.demand import Demand
@@ -159,6 +160,7 @@ def test_without_anything_to_come_there_is_no_alarm(yard):
     assert yard.store.alarm() is None
 
 
+@OF_ONE_HOST
 def test_a_clock_that_was_set_moves_no_lease(yard):
     _, dispatch = yard.start(max_runtime_sec=60, expected_duration_sec=50)
     yard.clock.now += HOUR
@@ -230,6 +232,7 @@ def test_a_lease_without_a_job_is_released(yard):
     assert [str(event.kind) for event in yard.store.events(0, 10)] == ["ADMITTED", "RELEASED"]
 
 
+@OF_ONE_HOST
 def test_one_dispatcher_and_the_second_is_told_who_it_is(yard):
     yard.store.hold_dispatch("the first")
 

@@ -8,6 +8,7 @@ import textwrap
 from threading import Event
 
 import pytest
+from tests.contract.conftest import OF_ONE_HOST
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import DispatcherHeld, QueueFull
@@ -33,6 +34,7 @@ def test_its_refusal_reaches_whoever_looks_for_the_answer(yard):
     assert [] == yard.store.events(0, 10)
 
 
+@OF_ONE_HOST
 def test_a_dispatcher_that_lets_go_can_be_followed_by_another(yard):
     yard.store.hold_dispatch("the first")
     yard.store.release_dispatch()

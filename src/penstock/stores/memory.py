@@ -20,7 +20,7 @@ from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind, dispatch_id_of, place
 from penstock.core.landing import Phase
 from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
-from penstock.core.refusals import DispatcherHeld, KeyConflict, QueueFull
+from penstock.core.refusals import DispatcherHeld
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import IN_FLIGHT, PRUNABLE, SETTLED, State
@@ -28,6 +28,7 @@ from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.ids import uuid7
 from penstock.stores.memory_tables import MemoryTables
 from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
+from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["MemoryStore"]
 
@@ -67,11 +68,11 @@ class MemoryStore(MemoryTables):
     def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
         if depth.total is not None and fresh:
             queued = sum(n for (_, state), n in self._tally.items() if state is State.QUEUED)
-            _refuse_beyond(depth.total, queued, len(fresh), "in all")
+            refuse_beyond(depth.total, queued, len(fresh), "in all")
         if depth.per_addon is not None:
             for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
                 queued = self._tally[addon_id, State.QUEUED]
-                _refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
+                refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
 
     def _insert(self, intent: Intent) -> Receipt:
         now = self._clock()
@@ -425,18 +426,4 @@ def _at_once(act: Callable[[], T]) -> Future[T]:
 
 def _same_body(first: Intent, again: Intent, job_id: JobId | None = None) -> None:
     if first != again:
-        raise KeyConflict(
-            f"idempotency_key {again.idempotency_key!r} was used for another job",
-            field="idempotency_key",
-            job_id=job_id,
-        )
-
-
-def _refuse_beyond(limit: int, queued: int, more: int, where: str) -> None:
-    if queued + more > limit:
-        raise QueueFull(
-            f"{queued} jobs are queued {where}, the limit is {limit}",
-            limit=limit,
-            queued=queued,
-            retry_after_sec=5,
-        )
+        raise key_conflict(again, job_id)

@@ -14,16 +14,17 @@ from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind, dispatch_id_of, place
 from penstock.core.landing import End, Phase
 from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
-from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.stores.dispatches import dispatch_row, new_dispatch
 from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
 from penstock.stores.rows import body_hash, encode, intent_row, job_row
 from penstock.stores.sqlite_file import WriteLock, one, query, statements
 from penstock.stores.sqlite_floor import Demands, TableFloor
 from penstock.stores.sqlite_pages import NO_JOB, Pages
+from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["Transaction"]
 
@@ -107,12 +108,12 @@ class Transaction:
         if depth.total is not None and fresh:
             (queued,) = one(self._con, "queued_in_all")
             queued += sum(n for (_, state), n in self._pages.tally.items() if state == State.QUEUED)
-            _refuse_beyond(depth.total, queued, len(fresh), "in all")
+            refuse_beyond(depth.total, queued, len(fresh), "in all")
         if depth.per_addon is not None:
             for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
                 (queued,) = one(self._con, "queued_of", {"addon_id": addon_id})
                 queued += self._pages.tally[addon_id, State.QUEUED]
-                _refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
+                refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
 
     def _insert(self, intent: Intent, now: Moment) -> Receipt:
         no = self._pages.next_no()
@@ -184,42 +185,11 @@ class Transaction:
         ends_at: Moment | None = None,
         limits: tuple[Moment | None, End | None] = (None, None),
     ) -> Dispatch:
-        leased = offer is Offer.LEASE
-        made = Dispatch(
-            dispatch_id=dispatch_id,
-            job_id=None if waiting is None else waiting.job_id,
-            addon_id=demand.addon_id,
-            host=host,
-            demand=demand,
-            fence=0 if waiting is None else waiting.fence + 1,
-            phase=Phase.LEASED if leased else Phase.RESERVED,
-            admitted_at=now,
-            started_at=now if leased else None,
-            expires_at=now + (terms.lease_for if leased else terms.reserve_for),
-            ends_at=ends_at,
-            stop_at=limits[0] if leased else None,
-            stop_for=limits[1] if leased else None,
-            worker=terms.worker if leased else "",
+        made = new_dispatch(
+            dispatch_id, waiting, demand, offer, terms, host=host, now=now, ends_at=ends_at, limits=limits
         )
-        self._pages.add_dispatch(
-            (
-                dispatch_id,
-                None if waiting is None else waiting.no,
-                self._demands.number(self._con, demand),
-                demand.addon_id,
-                host,
-                made.fence,
-                demand.cost_units,
-                str(made.phase),
-                now,
-                made.started_at,
-                made.expires_at,
-                ends_at,
-                made.stop_at,
-                made.stop_for,
-                made.worker,
-            ),
-        )
+        no = None if waiting is None else waiting.no
+        self._pages.add_dispatch(dispatch_row(made, no, self._demands.number(self._con, demand)))
         self._pages.hold(host, demand, 1)
         self._pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
         return made
@@ -403,19 +373,5 @@ class Transaction:
 def _same_body(first: tuple[Receipt, bytes], intent: Intent) -> Receipt:
     receipt, said = first
     if said != body_hash(intent):
-        raise KeyConflict(
-            f"idempotency_key {intent.idempotency_key!r} was used for another job",
-            field="idempotency_key",
-            job_id=receipt.job_id,
-        )
+        raise key_conflict(intent, receipt.job_id)
     return receipt
-
-
-def _refuse_beyond(limit: int, queued: int, more: int, where: str) -> None:
-    if queued + more > limit:
-        raise QueueFull(
-            f"{queued} jobs are queued {where}, the limit is {limit}",
-            limit=limit,
-            queued=queued,
-            retry_after_sec=5,
-        )

@@ -1,0 +1,66 @@
+"""How a dispatch begins: the same value and the same row in every store that has rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.core.demand import Demand
+from penstock.core.job import Dispatch
+from penstock.core.landing import End, Phase
+from penstock.core.order import Offer, Waiting
+from penstock.core.words import DispatchId, HostId, Moment
+from penstock.stores.protocol import Terms
+
+__all__ = ["dispatch_row", "new_dispatch"]
+
+
+def new_dispatch(
+    dispatch_id: DispatchId,
+    waiting: Waiting | None,
+    demand: Demand,
+    offer: Offer,
+    terms: Terms,
+    *,
+    host: HostId,
+    now: Moment,
+    ends_at: Moment | None = None,
+    limits: tuple[Moment | None, End | None] = (None, None),
+) -> Dispatch:
+    """`waiting`: None for a lease without a job."""
+    leased = offer is Offer.LEASE
+    return Dispatch(
+        dispatch_id=dispatch_id,
+        job_id=None if waiting is None else waiting.job_id,
+        addon_id=demand.addon_id,
+        host=host,
+        demand=demand,
+        fence=0 if waiting is None else waiting.fence + 1,
+        phase=Phase.LEASED if leased else Phase.RESERVED,
+        admitted_at=now,
+        started_at=now if leased else None,
+        expires_at=now + (terms.lease_for if leased else terms.reserve_for),
+        ends_at=ends_at,
+        stop_at=limits[0] if leased else None,
+        stop_for=limits[1] if leased else None,
+        worker=terms.worker if leased else "",
+    )
+
+
+def dispatch_row(made: Dispatch, no: int | None, demand_no: int) -> tuple[Any, ...]:
+    return (
+        made.dispatch_id,
+        no,
+        demand_no,
+        made.addon_id,
+        made.host,
+        made.fence,
+        made.demand.cost_units,
+        str(made.phase),
+        made.admitted_at,
+        made.started_at,
+        made.expires_at,
+        made.ends_at,
+        made.stop_at,
+        made.stop_for,
+        made.worker,
+    )

@@ -1,0 +1,246 @@
+"""
+Jobs in a PostgreSQL database, for any number of hosts. Every process may submit, read and dispatch.
+
+Writes that arrive together in a process go out together: submits, changes and heartbeats each have a lane with group commit
+(`writer`), so that a submit never waits for a ledger row. The server's clock is the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+from penstock.core.changes import Beat, Change, Note
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Kind
+from penstock.core.order import Floor, Ordering, Verdict
+from penstock.core.words import AddonId, HostId, Moment, Span
+from penstock.stores.ids import uuid7
+from penstock.stores.postgres_admit import Admitting
+from penstock.stores.postgres_apply import Applying, Renewing
+from penstock.stores.postgres_bell import Bell
+from penstock.stores.postgres_caller import borrowed
+from penstock.stores.postgres_link import Link, Manners, Session, array, columns
+from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
+from penstock.stores.postgres_reads import PostgresReads
+from penstock.stores.postgres_schema import migrate
+from penstock.stores.postgres_submit import Submission, Submitting
+from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
+from penstock.stores.writer import Writer
+
+__all__ = ["PostgresStore"]
+
+T = TypeVar("T")
+Op = TypeVar("Op")
+Answer = TypeVar("Answer")
+
+
+class PostgresStore(PostgresReads):
+    """
+    `clock` is for tests; without one the server's decides. `schema` is made and brought up to date if it is not. `pooler`: behind a
+    PgBouncer in transaction mode, without prepared statements and LISTEN.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        clock: Clock | None = None,
+        *,
+        schema: str = "penstock",
+        manners: Manners | None = None,
+        ordering: Ordering | None = None,
+        new_id: Callable[[], str] = uuid7,
+    ) -> None:
+        manners = manners or Manners()
+        self._ordering = ordering or Ordering()
+        link = Link(dsn, schema, manners, clock)
+        migrate(link)
+        super().__init__(link, Demands(link))
+        self._submitting = Submitting(link, self._demands, self._ordering, new_id)
+        self._admitting = Admitting(link, self._demands, new_id)
+        self._applying, self._renewing = Applying(link, self._demands, self._ordering), Renewing(link)
+        self._holder: str | None = None
+        self._rings: list[Callable[[], None]] = []
+        self._bell = Bell(link, self._heard, by_notice=not manners.pooler)
+        self._submits = Writer(lambda: _Group(self._submit_all))
+        self._changes = Writer(lambda: _Group(self._apply_all))
+        self._beats = Writer(lambda: _Group(self._renew_all))
+        self._last_change: Future[list[bool]] = _nothing()
+
+    # writes
+
+    def submit(self, intents: Sequence[Intent], depth: Depth, *, connection: Any = None) -> list[Receipt]:
+        """
+        `connection`: a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg. The jobs are then part of its transaction:
+        there after its commit, when workers are told, and gone after its rollback. A depth limit is then kept but for what
+        others submit at the same time: a lock until the caller's commit would hold up everybody.
+        """
+        if connection is None:
+            return self.submit_soon(intents, depth).result()
+        submission = Submission(intents, depth)
+        self._submitting.prepare([submission])
+        with self._link.failures(), borrowed(connection, self._link.sql) as session:
+            [receipts] = self._submitting.run(session, [submission], exact=False)
+            session.leave("ring", {"channel": self._bell.channel, "by": ""})
+            return receipts
+
+    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
+        return self._submits.soon(lambda group: group.add(Submission(intents, depth)))
+
+    def _submit_all(self, submissions: list[Submission]) -> list[list[Receipt]]:
+        self._submitting.prepare(submissions)
+        receipts = self._link.transact(lambda session: self._submitting.run(session, submissions))
+        self._committed(any(receipt.created for answer in receipts for receipt in answer))
+        return receipts
+
+    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
+        wait([self._last_change])  # what this thread has ended before must have given its room back
+        dispatches, told = self._admitting.admit(host, weigh, terms)
+        self._committed(told)
+        return dispatches
+
+    def apply(self, changes: Sequence[Change]) -> list[bool]:
+        return self.apply_soon(changes).result()
+
+    def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
+        if not changes:
+            return _nothing()
+        self._last_change = changed = self._changes.soon(lambda group: group.add(changes))
+        return changed
+
+    def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
+        return self.renew_soon(beats).result()
+
+    def renew_soon(self, beats: Sequence[Beat]) -> Future[list[Standing | None]]:
+        """A heartbeat behind the end of its run must find it ended."""
+        told = _Beats(beats, self._last_change)
+        return self._beats.soon(lambda group: group.add(told)) if beats else _nothing()
+
+    def _apply_all(self, batches: list[Sequence[Change]]) -> list[list[bool]]:
+        self._applying.prepare(batches)
+        answers, told = self._link.transact(lambda session: self._applying.run(session, batches))
+        self._committed(told)
+        return answers
+
+    def _renew_all(self, told_beats: list[_Beats]) -> list[list[Standing | None]]:
+        wait([beats.after for beats in told_beats])
+        batches = [beats.beats for beats in told_beats]
+        answers, told = self._link.transact(lambda session: self._renewing.run(session, batches))
+        self._committed(told)
+        return answers
+
+    def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
+        key = ("addon", addon_id)
+        self._link.transact(lambda session: session.ask("add_ledger", columns([key])))
+
+        def write(session: Session) -> None:
+            pages = Pages()
+            now, [_, accounts] = self._link.opening(
+                session, lock_ledger([key]), ("accounts", {"addons": array([addon_id])})
+            )
+            pages.accounts = accounts_from(accounts)
+            account = pages.account(addon_id)
+            account.weight = account.weight if weight is None else weight
+            account.paused = account.paused if paused is None else paused
+            data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
+            pages.note(now, Note(Kind.ADDON_SET, data=data), NO_JOB)
+            pages.leave(session)
+
+        self._link.transact(write)
+        self._committed(told=True)
+
+    def prune(self, before: Moment, limit: int) -> int:
+        forgotten = self._link.transact(lambda session: self._prune(session, before, limit))
+        self._committed(forgotten > 0)
+        self._number()  # somebody must, where nobody reads
+        return forgotten
+
+    def _prune(self, session: Session, before: Moment, limit: int) -> int:
+        now, [old] = self._link.opening(session, ("old_jobs", {"before": before, "most": limit}))
+        if not old:
+            return 0
+        nos = array([no for no, *_ in old])
+        batches = session.ask("batches_of", {"nos": nos})
+        session.leave("forget", {"nos": nos, "ids": array([job_id for _, job_id, *_ in old])})
+        session.leave("forget_batches", {"batches": array([batch for (batch,) in batches])})
+        pages = Pages()
+        for _, _, addon_id, state in old:
+            pages.tally[addon_id, state] -= 1
+        pages.note(now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
+        pages.leave(session)
+        return len(old)
+
+    def shift(self, by: Span) -> int:  # noqa: ARG002 - the protocol's
+        """Nothing to do: the clock is the server's, and a jump of ours moves no lease."""
+        return 0
+
+    # the dispatchers
+
+    def hold_dispatch(self, holder: str) -> None:
+        """One of many: nobody is refused, the ledger keeps them apart."""
+        self._link.transact(
+            lambda session: session.leave("register", {"holder": holder, "now": self._link.now()})
+        )
+        self._holder = holder
+        self.listen()
+
+    def release_dispatch(self) -> None:
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            self._link.transact(lambda session: session.leave("unregister", {"holder": holder}))
+
+    def listen(self) -> None:
+        self._bell.listen()
+
+    def on_change(self, ring: Callable[[], None]) -> None:
+        self._rings.append(ring)
+
+    def _committed(self, told: bool) -> None:
+        if told:
+            self._heard()
+            self._bell.ring()
+
+    def _heard(self) -> None:
+        for heard in self._rings:
+            heard()
+
+    def close(self) -> None:
+        for lane in (self._submits, self._changes, self._beats):
+            lane.close()
+        self._bell.close()
+        self._link.close()
+
+
+class _Beats(NamedTuple):
+    beats: Sequence[Beat]
+    after: Future[list[bool]]
+
+
+class _Group(Generic[Op, Answer]):
+    """What arrived together. Answers are filled in when all of it is written, which is before anybody looks at them."""
+
+    def __init__(self, carry_out: Callable[[list[Op]], list[list[Answer]]]) -> None:
+        self._carry_out = carry_out
+        self._ops: list[Op] = []
+        self._answers: list[list[Answer]] = []
+
+    def add(self, op: Op) -> list[Answer]:
+        self._ops.append(op)
+        self._answers.append([])
+        return self._answers[-1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            for answer, found in zip(self._answers, self._carry_out(self._ops), strict=True):
+                answer.extend(found)
+
+
+def _nothing() -> Future[list[Any]]:
+    """Whoever asks for nothing is answered without a commit."""
+    answer: Future[list[Any]] = Future()
+    answer.set_result([])
+    return answer

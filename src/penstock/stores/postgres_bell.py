@@ -1,0 +1,102 @@
+"""
+Wake-ups between processes: NOTIFY after commits, LISTEN on a connection of its own, and a look at the database now and then.
+
+The notice is sent after the commit and not with it: a transaction that notifies holds a lock of the whole server while it is written
+to disk, and commits would go one by one. Notices of commits that follow each other closely become one. All of it is a hint: one may be lost,
+and behind a pooler in transaction mode none arrives, so whoever listens also asks once a second whether something was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Lock, Thread
+from typing import Final
+
+import psycopg
+
+from penstock.core.errors import PenstockError
+from penstock.stores.ids import uuid7
+from penstock.stores.postgres_link import Connection, Link
+
+__all__ = ["Bell"]
+
+POLL_SEC: Final = 1.0
+
+
+class Bell:
+    def __init__(self, link: Link, heard: Callable[[], None], *, by_notice: bool = True) -> None:
+        self._link, self._heard, self._by_notice = link, heard, by_notice
+        self._me = uuid7()
+        self.channel = f"penstock {link.schema}"
+        self._lock, self._rung, self._closed = Lock(), Event(), Event()
+        self._threads: dict[str, Thread] = {}
+        self._seen = -1
+
+    def ring(self) -> None:
+        """After a commit. Never blocks."""
+        if self._by_notice:
+            self._rung.set()
+            self._start("ring", self._send)
+
+    def listen(self) -> None:
+        self._start("ear", self._attend)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+            threads = dict(self._threads)
+        self._rung.set()
+        if "ear" in threads and "ring" not in threads:
+            self._tell()  # it waits for a notice: our own will do
+        for thread in threads.values():
+            thread.join()
+
+    def _start(self, name: str, target: Callable[[], None]) -> None:
+        if name in self._threads:
+            return
+        with self._lock:
+            if name not in self._threads and not self._closed.is_set():
+                self._threads[name] = Thread(target=target, name=f"penstock-{name}", daemon=True)
+                self._threads[name].start()
+
+    def _send(self) -> None:
+        while not self._closed.is_set():
+            self._rung.wait()
+            self._rung.clear()
+            self._tell()
+
+    def _tell(self) -> None:
+        with suppress(PenstockError):  # those who wait look by themselves
+            self._link.glance("ring", {"channel": self.channel, "by": self._me})
+
+    def _attend(self) -> None:
+        con: Connection | None = None
+        while not self._closed.is_set():
+            try:
+                if con is None and self._by_notice:
+                    con = self._link.connect()
+                    con.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(self.channel)))
+                if self._notified(con) or self._something_new():
+                    self._heard()
+            except (psycopg.Error, PenstockError):
+                # Away: the poll goes on, and the next round connects anew.
+                if con is not None:
+                    con.close()
+                    con = None
+                self._closed.wait(POLL_SEC / 4)
+        if con is not None:
+            con.close()
+
+    def _notified(self, con: Connection | None) -> bool:
+        """True: by somebody else. Our own commits rang here at once."""
+        if con is None:
+            self._closed.wait(POLL_SEC)
+            return False
+        return any(notice.payload != self._me for notice in con.notifies(timeout=POLL_SEC, stop_after=1))
+
+    def _something_new(self) -> bool:
+        """Whether a batch of events was begun since the last look."""
+        before = self._seen
+        self._seen = int(self._link.glance("last_batch")[0][0])
+        return before != self._seen

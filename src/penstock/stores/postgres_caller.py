@@ -1,0 +1,63 @@
+"""A transaction of the caller's own: our statements run in it, and it stays the caller's to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from penstock.stores.postgres_link import Session, Values
+
+__all__ = ["borrowed"]
+
+
+@contextmanager
+def borrowed(connection: Any, sql: Mapping[str, bytes]) -> Iterator[Session]:
+    """
+    A savepoint: what is refused takes back what we wrote and nothing of the caller's. On a connection without a transaction one is
+    begun, as any statement on it would; in autocommit there is none to be part of, and ours is committed.
+    """
+    con = _psycopg(connection)
+    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:
+        con.execute("SELECT 1")
+    with con.transaction():
+        session = _Borrowed(con, sql)
+        yield session
+        session.finish()
+
+
+class _Borrowed(Session):
+    """With rows as we read them, whatever the caller has set, and without a COMMIT."""
+
+    def __init__(self, con: psycopg.Connection[Any], sql: Mapping[str, bytes]) -> None:
+        super().__init__(con, sql, ())
+        self._cursor = con.cursor(row_factory=tuple_row)
+
+    def finish(self) -> None:
+        self._run([(self._sql[name], values) for name, values in self._left])
+
+    def _run(self, calls: Any) -> list[list[Any]]:
+        return [self._one(statement, values) for statement, values in calls]
+
+    def _one(self, statement: bytes, values: Values) -> list[Any]:
+        self._cursor.execute(statement, values)
+        return self._cursor.fetchall() if self._cursor.description else []
+
+
+def _psycopg(given: Any) -> psycopg.Connection[Any]:
+    """SQLAlchemy: a Session has a Connection, that one a pooled connection, and that one the driver's."""
+    found = given
+    if callable(getattr(found, "connection", None)):
+        found = found.connection()
+    if not isinstance(found, psycopg.Connection) and hasattr(found, "connection"):
+        found = getattr(found.connection, "driver_connection", None)
+    if not isinstance(found, psycopg.Connection):
+        raise TypeError(
+            f"connection must be a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg, "
+            f"not {type(given).__module__}.{type(given).__qualname__}"
+        )
+    return found

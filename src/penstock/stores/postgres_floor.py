@@ -1,0 +1,126 @@
+"""
+What a round sees of the database: books, and one line per demand.
+
+A line is read in pieces, the first piece of all lines at once and as long as lines were last time, since a round trip costs more
+than a few rows too many. Nothing is locked by looking.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from penstock.core.books import Books
+from penstock.core.order import Line, Running, Waiting
+from penstock.core.spend import windows
+from penstock.core.words import AddonId, HostId, Moment
+from penstock.stores.postgres_link import Session, array
+from penstock.stores.postgres_pages import Demands, accounts_from
+
+__all__ = ["Appetite", "RowFloor", "Standby", "enter", "read_books", "spent_from"]
+
+PIECE: Final = 1_000
+#: What the first pieces of all lines hold together.
+FIRST: Final = 1_000
+
+
+class Appetite:
+    """How far into a line a round went the last time."""
+
+    def __init__(self) -> None:
+        self._rows = 16
+
+    def first(self, lines: int) -> int:
+        return max(1, min(self._rows, FIRST // max(1, lines)))
+
+    def was(self, rows: int) -> None:
+        self._rows = min(PIECE, max(8, rows + 1))
+
+
+class Standby(NamedTuple):
+    """What the store itself must know of a job in line when it is picked."""
+
+    events: int
+    max_runtime_sec: int | None
+    max_active_sec: int | None
+    active: int
+
+
+class RowFloor:
+    """`lines`: demand and line (1, urgent: 2) of each. `without`: jobs that somebody else is at just now."""
+
+    def __init__(
+        self,
+        session: Session,
+        host: HostId,
+        now: Moment,
+        books: Books,
+        lines: Sequence[tuple[int, int]],
+        *,
+        demands: Demands,
+        appetite: Appetite,
+        without: Collection[int] = (),
+    ) -> None:
+        self.now, self.books = now, books
+        self.standby: dict[int, Standby] = {}
+        self._session, self._host, self._lines, self._without = session, host, lines, without
+        self._demands, self._appetite = demands, appetite
+        self._pulled: dict[tuple[int, int], int] = defaultdict(int)
+
+    def lines(self) -> Iterator[Line]:
+        if not self._lines:
+            return
+        most = self._appetite.first(len(self._lines))
+        first: dict[tuple[int, int], list[Any]] = defaultdict(list)
+        named = [array(column) for column in zip(*self._lines, strict=True)]
+        for demand_no, line, *row in self._session.ask("heads", [*named, most]):
+            first[demand_no, line].append(row)
+        demands = self._demands.of(self._session, {no for no, _ in self._lines})
+        for key in self._lines:
+            yield Line(demands[key[0]], key[1] == 2, self._pull(key, first[key], most))
+
+    def _pull(self, key: tuple[int, int], rows: Sequence[Any], most: int) -> Iterator[Waiting]:
+        while True:
+            for row in rows:
+                self._pulled[key] += 1
+                if row[0] not in self._without:
+                    self.standby[row[0]] = Standby(*row[8:])
+                    yield Waiting(*row[:8])
+            if len(rows) < most:
+                return
+            most = min(PIECE, most * 4)
+            last = rows[-1]
+            values = {"demand": key[0], "line": key[1], "turn": last[3], "no": last[0], "most": most}
+            rows = self._session.ask("in_line", values)
+
+    def running(self) -> Sequence[Running]:
+        return [Running(*row) for row in self._session.ask("running", {"host": self._host})]
+
+    def over(self) -> None:
+        self._appetite.was(max(self._pulled.values(), default=0))
+
+
+def read_books(session: Session, host: HostId, now: Moment) -> Books:
+    day, month = windows(now)
+    ledger, accounts, spent = session.together(
+        ("ledger", None), ("addons", None), ("spent", {"day": day.name, "month": month.name})
+    )
+    books = Books(accounts=accounts_from(accounts), spent=spent_from(spent, day.name))
+    enter(books, ledger, host)
+    return books
+
+
+def enter(books: Books, ledger: Sequence[Any], host: HostId) -> None:
+    for scope, name, units, running in ledger:
+        if scope != "host":
+            books.counts[scope, name] = running
+        elif name == host:
+            books.units, books.running = units, running
+
+
+def spent_from(rows: Sequence[Any], day: str) -> dict[AddonId, dict[str, int]]:
+    spent: dict[AddonId, dict[str, int]] = {}
+    for addon_id, period, amount in rows:
+        spent.setdefault(addon_id, {})["day" if period == day else "month"] = amount
+    return spent

@@ -1,0 +1,347 @@
+"""
+The way to the server: connections, transactions, and what becomes of them when something is in the way.
+
+A transaction is a function that is handed a `Session`. It may be called again: after a deadlock, after a conflict of two that
+came at once, after a connection that turned out to be dead. What it wants written it leaves with the session, and that goes out
+with the COMMIT in one round trip. When the answer to a COMMIT is lost, the server is asked what became of it; only if that
+cannot be found out is the caller told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import BoundedSemaphore
+from time import monotonic, sleep
+from typing import Any, Final, TypeAlias, TypeVar
+
+import psycopg
+import psycopg.sql
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import TupleRow, tuple_row
+
+from penstock.core.refusals import StoreFailed
+from penstock.core.words import Moment
+from penstock.stores.protocol import Clock
+from penstock.stores.statements import statements
+
+__all__ = ["Conflict", "Connection", "Link", "Manners", "Session", "array", "columns"]
+
+T = TypeVar("T")
+Connection: TypeAlias = psycopg.Connection[TupleRow]
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
+
+#: How often a transaction is tried that others keep getting in the way of.
+TRIES: Final = 12
+#: How long the fate of a COMMIT is asked for while the server is away.
+FIND_OUT_SEC: Final = 5.0
+BEGIN: Final = b"BEGIN"
+SNAPSHOT: Final = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+class Conflict(Exception):
+    """What this transaction decided on has changed under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """How we behave on a server that others use too. `pooler`: a PgBouncer in transaction mode is between us and it."""
+
+    statement_timeout_ms: int = 30_000
+    lock_timeout_ms: int = 10_000
+    idle_timeout_ms: int = 30_000
+    connect_timeout_sec: int = 10
+    connections: int = 16
+    pooler: bool = False
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "search_path": "pg_catalog",
+            "statement_timeout": str(self.statement_timeout_ms),
+            "lock_timeout": str(self.lock_timeout_ms),
+            "idle_in_transaction_session_timeout": str(self.idle_timeout_ms),
+        }
+
+
+class Session:
+    """One transaction. It begins with the first thing asked and is over with `finish`."""
+
+    def __init__(self, con: Connection, sql: Mapping[str, bytes], opening: Sequence[bytes]) -> None:
+        self._con, self._sql, self._opening = con, sql, opening
+        self._left: list[tuple[str, Values]] = []
+        self.xid: str | None = None
+        self.finishing = False
+
+    def ask(self, name: str, values: Values = None) -> list[Any]:
+        return self.together((name, values))[0]
+
+    def together(self, *calls: tuple[str, Values]) -> list[list[Any]]:
+        """One round trip for all of them."""
+        return self._run([(self._sql[name], values) for name, values in calls])
+
+    def plain(self, sql: bytes, values: Values = None) -> list[Any]:
+        """For lists, whose conditions are put together from fixed words."""
+        return self._run([(sql, values)])[0]
+
+    def leave(self, name: str, values: Values) -> None:
+        self._left.append((name, values))
+
+    def finish(self) -> None:
+        calls = [(self._sql[name], values) for name, values in self._left]
+        if calls or not self._opening:
+            self.finishing = True
+            self._run([*calls, (b"COMMIT", None)])
+
+    def _run(self, calls: Sequence[tuple[bytes, Values]]) -> list[list[Any]]:
+        opening, self._opening = self._opening, ()
+        with self._con.pipeline():
+            for statement in opening:
+                self._con.execute(statement)
+            cursors = [self._con.execute(statement, values) for statement, values in calls]
+        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+
+class Link:
+    def __init__(self, dsn: str, schema: str, manners: Manners, clock: Clock | None) -> None:
+        self.schema, self._manners, self._clock = schema, manners, clock
+        self._dsn = _conninfo(dsn, manners)
+        self.quoted = psycopg.sql.Identifier(schema).as_string()
+        self.sql = {name: self.in_schema(text) for name, text in statements("postgres").items()}
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        self._room = BoundedSemaphore(manners.connections)
+        self._offset, self._asked, self._latest = 0, float("-inf"), 0
+        self._closed = False
+
+    def in_schema(self, sql: str) -> bytes:
+        return sql.replace("penstock.", f"{self.quoted}.").encode()
+
+    # time
+
+    def now(self) -> Moment:
+        """The server's clock, asked for every second and carried on by our monotonic one in between, or while it is away."""
+        if self._clock is not None:
+            return self._clock()
+        if monotonic() - self._asked > 1:
+            self._set_clock()
+        self._latest = max(self._latest, self._offset + _monotonic())
+        return self._latest
+
+    def _set_clock(self) -> None:
+        known = self._asked > float("-inf")
+        self._asked = (
+            monotonic()
+        )  # before asking: while the server is away, one caller a second is enough to find out
+        try:
+            with self.connection() as con:
+                sent = _monotonic()
+                row = con.execute(self.sql["now"]).fetchone()
+                assert row is not None
+                self._offset = int(row[0]) - (sent + _monotonic()) // 2
+        except (psycopg.Error, StoreFailed):
+            if not known:
+                self._asked = float("-inf")
+                raise
+
+    def handed(self) -> Moment | None:
+        """For a statement that judges by a moment: None is the server's own."""
+        return None if self._clock is None else self._clock()
+
+    def opening(self, session: Session, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
+        """What locks, then the moment: it must not be older than a lock that was waited for."""
+        *answers, [(now, xid)] = session.together(*calls, ("opening", None))
+        session.xid = xid
+        return now if self._clock is None else self._clock(), answers
+
+    # transactions
+
+    def transact(self, work: Callable[[Session], T]) -> T:
+        with self.failures():
+            return self._insist(lambda: self._attempt(work))
+
+    def snapshot(self, work: Callable[[Session], T]) -> T:
+        """To read: everything that is asked for is as of one moment."""
+        return self._reading(work, (SNAPSHOT,))
+
+    def glance(self, name: str, values: Values = None) -> list[Any]:
+        """One statement needs no transaction around it."""
+        return self._reading(lambda session: session.ask(name, values), ())
+
+    def _reading(self, work: Callable[[Session], T], opening: Sequence[bytes]) -> T:
+        def read() -> T:
+            with self.connection() as con:
+                return work(Session(con, self.sql, self._begin(opening)))
+
+        with self.failures():
+            return self._insist(read)
+
+    def _begin(self, opening: Sequence[bytes]) -> Sequence[bytes]:
+        """Behind a pooler a setting lasts for one transaction: the next one may be on another server connection."""
+        return (
+            (*opening, _settings(self._manners, local=True)) if opening and self._manners.pooler else opening
+        )
+
+    def _insist(self, attempt: Callable[[], T]) -> T:
+        dead = 0
+        for again in range(TRIES):
+            try:
+                return attempt()
+            except (Conflict, errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation):
+                if again == TRIES - 1:
+                    raise
+                sleep(0.002 * again)
+            except psycopg.OperationalError as error:
+                # An idle connection whose server has gone since. The others are no better; a fresh one tells.
+                if error.sqlstate not in _GONE or dead:
+                    raise
+                dead += 1
+                self._drop_idle()
+        raise AssertionError("unreachable")
+
+    def _attempt(self, work: Callable[[Session], T]) -> T:
+        session = None
+        try:
+            with self.connection() as con:
+                session = Session(con, self.sql, self._begin((BEGIN,)))
+                result = work(session)
+                session.finish()
+                return result
+        except psycopg.OperationalError as error:
+            if session is None or not session.finishing or error.sqlstate not in _GONE:
+                raise
+            if not self._was_committed(session.xid):
+                raise
+            return result
+
+    def _was_committed(self, xid: str | None) -> bool:
+        self._drop_idle()
+        until = monotonic() + FIND_OUT_SEC
+        while xid is not None and monotonic() < until:
+            try:
+                with self.connection() as con:
+                    row = con.execute(self.sql["fate"], {"xid": xid}).fetchone()
+            except (psycopg.OperationalError, StoreFailed):
+                sleep(0.2)
+                continue
+            if row is not None and row[0] in ("committed", "aborted"):
+                return bool(row[0] == "committed")
+            sleep(0.05)  # its backend has not noticed yet
+        raise StoreFailed(
+            "the connection broke while the database was writing: it may or may not have been written",
+            kind="unknown",
+        )
+
+    # connections
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        if self._closed:
+            raise StoreFailed("the store is closed", kind="closed")
+        with self._room:
+            try:
+                con = self._idle.get_nowait()
+            except Empty:
+                con = self.connect()
+            try:
+                yield con
+            finally:
+                self._put_back(con)
+
+    def _put_back(self, con: Connection) -> None:
+        try:
+            if not con.closed and con.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                con.execute("ROLLBACK")
+        except psycopg.Error:
+            con.close()
+        if not con.closed:
+            self._idle.put(con)
+        if self._closed:
+            self._drop_idle()
+
+    def connect(self) -> Connection:
+        return psycopg.connect(
+            self._dsn,
+            autocommit=True,
+            row_factory=tuple_row,
+            # A pooler hands the next transaction to a server connection that has not seen our prepared statements.
+            prepare_threshold=None if self._manners.pooler else 3,
+        )
+
+    def _drop_idle(self) -> None:
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except Empty:
+                return
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop_idle()
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """What PostgreSQL reports about itself, in our words. A broken constraint is our own bug and stays as it is."""
+        try:
+            yield
+        except (
+            psycopg.OperationalError,
+            errors.ReadOnlySqlTransaction,
+            errors.InsufficientPrivilege,
+        ) as error:
+            kind, words = _WHY.get(error.sqlstate or "", ("unreachable", "cannot be reached"))
+            if isinstance(error, errors.InsufficientPrivilege | errors.ReadOnlySqlTransaction):
+                kind, words = "readonly", "does not let us write"
+            told = str(error).strip().splitlines()[:1]
+            raise StoreFailed(f"the database {words}: {''.join(told)}", kind=kind) from error
+
+
+#: No code: the connection broke. The others: the server shuts down, starts up, or has ended this session.
+_GONE: Final = frozenset({None, "57P01", "57P02", "57P03", "57P05", "08006", "08003", "08001", "25P03"})
+_WHY: Final = {
+    "55P03": ("busy", "is busy"),
+    "57014": ("busy", "is busy"),
+    "53100": ("full", "has no room left"),
+    "53300": ("busy", "takes no more connections"),
+}
+
+
+def _conninfo(dsn: str, manners: Manners) -> str:
+    told = conninfo_to_dict(dsn)
+    more: dict[str, str] = {"application_name": str(told.get("application_name") or "penstock")}
+    more["connect_timeout"] = str(told.get("connect_timeout") or manners.connect_timeout_sec)
+    if not manners.pooler:
+        pinned = " ".join(f"-c {name}={value}" for name, value in manners.settings.items())
+        more["options"] = f"{told.get('options') or ''} {pinned}".strip()
+    return make_conninfo(dsn, **more)
+
+
+def _settings(manners: Manners, *, local: bool) -> bytes:
+    calls = (f"set_config('{n}', '{v}', {str(local).lower()})" for n, v in manners.settings.items())
+    return f"SELECT {', '.join(calls)}".encode()
+
+
+def _monotonic() -> Moment:
+    return int(monotonic() * 1_000_000)
+
+
+def columns(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Rows as one array per column, for `unnest`: one statement and one round trip, however many rows."""
+    return [array(column) for column in zip(*rows, strict=True)]
+
+
+def array(values: Sequence[Any]) -> str:
+    """An array as PostgreSQL writes it. By hand: psycopg's own way costs ten times as much per element."""
+    return "{" + ",".join([_element(value) for value in values]) + "}"
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        # Text in PostgreSQL cannot hold the character NUL.
+        text = value.replace("\\", "\\\\").replace('"', '\\"').replace("\0", "\N{SYMBOL FOR NULL}")
+        return f'"{text}"'
+    return str(value)

@@ -1,0 +1,122 @@
+"""
+What a transaction is going to write, gathered, and left with its session to go out with the COMMIT.
+
+Demands are made beforehand, in a transaction of their own: they are facts that harm nobody if nothing comes of them, and the
+transaction that needs one may be the caller's, who must not hold up everybody else with a row that all of them need.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from penstock.core.books import keys_of
+from penstock.core.changes import Note
+from penstock.core.demand import Demand
+from penstock.core.share import Account
+from penstock.core.states import State
+from penstock.core.words import AddonId, DispatchId, HostId, Moment
+from penstock.stores.postgres_link import Link, Session, array, columns
+from penstock.stores.rows import demand_from, demand_row, encode
+
+__all__ = ["NO_JOB", "Demands", "Key", "Pages", "Told", "accounts_from", "lock_ledger"]
+
+#: Whose event it is: the job's number, the event's number within the job, the job's state after it.
+Told: TypeAlias = tuple[int | None, int, State | None]
+NO_JOB: Final[Told] = (None, 0, None)
+#: A ledger row: scope and name.
+Key: TypeAlias = tuple[str, str]
+
+
+class Demands:
+    """Few, and never changed, so each is read once."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._numbers: dict[Demand, int] = {}
+        self._demands: dict[int, Demand] = {}
+
+    def make(self, demands: Iterable[Demand]) -> None:
+        """Before the transaction that needs them."""
+        for demand in demands:
+            if demand not in self._numbers:
+                self._numbers[demand] = self._link.transact(lambda session: _number(session, demand))  # noqa: B023 - called at once
+
+    def number(self, demand: Demand) -> int:
+        return self._numbers[demand]
+
+    def of(self, session: Session, numbers: Iterable[int]) -> dict[int, Demand]:
+        if missing := set(numbers) - self._demands.keys():
+            for no, *row in session.ask("demands_by_no", {"nos": array(sorted(missing))}):
+                demand = self._demands[no] = demand_from(row)
+                self._numbers[demand] = no
+        return self._demands
+
+
+def _number(session: Session, demand: Demand) -> int:
+    """With its ledger rows: what is not there cannot be locked."""
+    *_, found = session.together(
+        ("add_demand", demand_row(demand)),
+        ("add_ledger", columns(sorted(keys_of(demand)))),
+        ("demand_by_key", {"key": demand.key}),
+    )
+    return int(found[0][0])
+
+
+def lock_ledger(keys: Iterable[Key]) -> tuple[str, Sequence[str]]:
+    return "lock_ledger", columns(sorted(set(keys)))
+
+
+def accounts_from(rows: Iterable[Any]) -> dict[AddonId, Account]:
+    return {
+        addon_id: Account(weight, bool(paused), average, units, at)
+        for addon_id, weight, paused, average, units, at in rows
+    }
+
+
+class Pages:
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.tally: Counter[tuple[str, str]] = Counter()
+        self.accounts: dict[AddonId, Account] = {}
+        self._touched: set[AddonId] = set()
+        self._held: dict[Key, list[int]] = {}
+
+    def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
+        no, n, state = told
+        data = encode(note.data) if note.data else None
+        self.events.append((at, note.kind, no, n, state, note.reason, dispatch_id, data))
+
+    def moved(self, addon_id: AddonId, source: State, target: State) -> None:
+        if source is not target:
+            self.tally[addon_id, source] -= 1
+            self.tally[addon_id, target] += 1
+
+    def hold(self, host: HostId, demand: Demand, sign: int) -> None:
+        """The rows of these keys are locked by now."""
+        for key in (("host", host), *keys_of(demand)):
+            row = self._held.setdefault(key, [0, 0])
+            row[0] += sign * demand.cost_units
+            row[1] += sign
+        self._touched.add(demand.addon_id)
+
+    def account(self, addon_id: AddonId) -> Account:
+        """To be changed: it will be written."""
+        self._touched.add(addon_id)
+        return self.accounts.setdefault(addon_id, Account())
+
+    def leave(self, session: Session) -> bool:
+        """True: there is something to tell."""
+        if self._held:
+            session.leave("hold_units", columns([(*key, *row) for key, row in self._held.items()]))
+        if self._touched:
+            accounts = [(addon_id, self.accounts[addon_id]) for addon_id in sorted(self._touched)]
+            rows = [(name, a.weight, int(a.paused), a.average, a.units, a.at) for name, a in accounts]
+            session.leave("set_accounts", columns(rows))
+        if counts := [(*key, n) for key, n in self.tally.items() if n]:
+            session.leave("count_jobs", columns(counts))
+        if self.events:
+            # Last: the number of the batch is drawn after every lock has been waited for.
+            session.leave("add_events", [len(self.events), *columns(self.events)])
+        return bool(self.events)

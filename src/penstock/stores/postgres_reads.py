@@ -1,0 +1,207 @@
+"""What is asked of the database without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
+
+from penstock.core.books import Books
+from penstock.core.job import Dispatch, Event, Job
+from penstock.core.landing import Phase
+from penstock.core.order import Floor
+from penstock.core.states import IN_FLIGHT, SETTLED, State
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.stores.audit import audit
+from penstock.stores.postgres_floor import Appetite, RowFloor, read_books
+from penstock.stores.postgres_link import Link, Session, array
+from penstock.stores.postgres_pages import Demands
+from penstock.stores.protocol import Addon, Due, Overdue, Query
+from penstock.stores.rows import DEMAND, dispatch_from, event_from, job_from
+
+__all__ = ["PostgresReads"]
+
+T = TypeVar("T")
+
+
+class PostgresReads:
+    def __init__(self, link: Link, demands: Demands) -> None:
+        self._link, self._demands = link, demands
+        self._looking = Appetite()
+
+    def now(self) -> Moment:
+        return self._link.now()
+
+    def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
+        now = self._link.now()
+
+        def seen(session: Session) -> T:
+            books = read_books(session, host, now)
+            lines = session.ask("lines")
+            floor = RowFloor(session, host, now, books, lines, demands=self._demands, appetite=self._looking)
+            return view(floor)
+
+        return self._link.snapshot(seen)
+
+    def books(self, host: HostId) -> Books:
+        now = self._link.now()
+        return self._link.snapshot(lambda session: read_books(session, host, now))
+
+    # jobs and dispatches
+
+    def job(self, job_id: JobId) -> Job | None:
+        return next(iter(self.jobs([job_id])), None)
+
+    def jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
+        found = self._link.snapshot(lambda session: self._jobs(session, job_ids))
+        return [found[job_id] for job_id in job_ids if job_id in found]
+
+    def _jobs(self, session: Session, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+        where = "WHERE j.job_id = ANY(%(ids)s::text[])"
+        return {job.job_id: job for job in self._jobs_where(session, where, {"ids": array(job_ids)})}
+
+    def _jobs_where(self, session: Session, where: str, values: dict[str, Any]) -> list[Job]:
+        rows = session.plain(b"%s %s" % (self._link.sql["job_columns"], self._link.in_schema(where)), values)
+        demands = self._demands.of(session, {row[DEMAND] for row in rows})
+        return [job_from(row[: DEMAND + 1], row[DEMAND + 1 :], demands[row[DEMAND]]) for row in rows]
+
+    def find(self, query: Query) -> list[Job]:
+        where: list[str] = ["true"]
+        values: dict[str, Any] = {"limit": query.limit}
+        if query.states:
+            where += ["j.state = ANY(%(states)s::text[])", *_by_index(frozenset(query.states))]
+            values["states"] = array([str(state) for state in query.states])
+        if query.addon_id is not None:
+            where.append("j.addon_id = %(addon_id)s")
+            values["addon_id"] = query.addon_id
+        if query.job_type is not None:
+            where.append("j.demand IN (SELECT no FROM penstock.demand WHERE job_type = %(job_type)s)")
+            values["job_type"] = query.job_type
+        if query.tag is not None:
+            where.append("i.tags::jsonb ? %(tag)s::text")
+            values["tag"] = query.tag
+        if query.part is not None:
+            where.append("position(%(part)s IN j.job_id) > 0")
+            values["part"] = query.part
+        if query.after:
+            where.append("j.no < %(after)s" if query.newest_first else "j.no > %(after)s")
+            values["after"] = query.after
+        order = "DESC" if query.newest_first else "ASC"
+        # Only fixed words are put together here; every value is bound.
+        sql = f"WHERE {' AND '.join(where)} ORDER BY j.no {order} LIMIT %(limit)s"
+        return self._link.snapshot(lambda session: self._jobs_where(session, sql, values))
+
+    def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None:
+        found = self._link.snapshot(lambda session: self._dispatches(session, [dispatch_id]))
+        return found.get(dispatch_id)
+
+    def _dispatches(self, session: Session, dispatch_ids: Sequence[DispatchId]) -> dict[DispatchId, Dispatch]:
+        where = "WHERE d.dispatch_id = ANY(%(ids)s::text[])"
+        return {
+            d.dispatch_id: d for d in self._dispatches_where(session, where, {"ids": array(dispatch_ids)})
+        }
+
+    def _dispatches_where(self, session: Session, where: str, values: dict[str, Any]) -> list[Dispatch]:
+        rows = session.plain(b"%s %s" % (self._link.sql["dispatch_columns"], where.encode()), values)
+        demands = self._demands.of(session, {row[-1] for row in rows})
+        return [dispatch_from(row, demands[row[-1]]) for row in rows]
+
+    def attempts(self, job_id: JobId) -> list[Dispatch]:
+        where = "WHERE d.dispatch_id > %(from)s AND d.dispatch_id < %(to)s ORDER BY d.fence"
+        values = {"from": f"{job_id}.", "to": f"{job_id}/"}
+        return self._link.snapshot(lambda session: self._dispatches_where(session, where, values))
+
+    def live(
+        self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
+    ) -> list[Dispatch]:
+        where = ["d.phase <> 'ended'"]
+        values: dict[str, Any] = {"limit": limit}
+        if addon_id is not None:
+            where.append("d.addon_id = %(addon_id)s")
+            values["addon_id"] = addon_id
+        if phases:
+            where.append("d.phase = ANY(%(phases)s::text[])")
+            values["phases"] = array([str(phase) for phase in phases])
+        sql = f"WHERE {' AND '.join(where)} ORDER BY d.admitted_at, d.dispatch_id LIMIT %(limit)s"
+        return self._link.snapshot(lambda session: self._dispatches_where(session, sql, values))
+
+    def checkpoint(self, job_id: JobId) -> str | None:
+        rows = self._link.glance("checkpoint", {"job_id": job_id})
+        return str(rows[0][0]) if rows else None
+
+    def addons(self) -> list[Addon]:
+        tally, rows = self._link.snapshot(lambda session: session.together(("tally", None), ("addons", None)))
+        jobs: dict[str, dict[State, int]] = {}
+        for addon_id, state, count in tally:
+            jobs.setdefault(addon_id, {})[State(state)] = count
+        known = {row[0]: row[1:] for row in rows}
+        return [
+            Addon(AddonId(name), weight, bool(paused), average, units, jobs.get(name, {}))
+            for name in sorted(known.keys() | jobs.keys())
+            for weight, paused, average, units, _ in [known.get(name, (100, 0, 0.0, 0, 0))]
+        ]
+
+    # the trail
+
+    def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
+        """Whoever reads numbers: what was committed before this call is in the answer."""
+        self._number()
+        name = "events" if job_id is None else "events_of_job"
+        values = {"after": after, "most": limit} | ({} if job_id is None else {"job_id": job_id})
+        return [event_from(row) for row in self._link.glance(name, values)]
+
+    def newest(self) -> int:
+        self._number()
+        return int(self._link.glance("newest")[0][0])
+
+    def _number(self) -> None:
+        while self._link.glance("unnumbered")[0][0]:
+            self._link.transact(_number)
+
+    # what the keeper asks
+
+    def overdue(self, limit: int) -> list[Overdue]:
+        when = {"now": self._link.handed(), "most": limit}
+        return self._link.snapshot(lambda session: list(self._overdue(session, when)))[:limit]
+
+    def _overdue(self, session: Session, when: dict[str, Any]) -> Iterator[Overdue]:
+        expired, to_stop, late = session.together(
+            ("expired", when), ("to_stop", when), ("past_deadline", when)
+        )
+        named = [dispatch_id for (dispatch_id,) in (*expired, *to_stop)]
+        dispatches = self._dispatches(session, named) if named else {}
+        jobs_named = [d.job_id for d in dispatches.values() if d.job_id is not None]
+        jobs_named += [job_id for (job_id,) in late]
+        jobs = self._jobs(session, jobs_named) if jobs_named else {}
+        for due, rows in ((Due.EXPIRED, expired), (Due.STOP, to_stop)):
+            for (dispatch_id,) in rows:
+                dispatch = dispatches[dispatch_id]
+                yield Overdue(due, None if dispatch.job_id is None else jobs[dispatch.job_id], dispatch)
+        for (job_id,) in late:
+            yield Overdue(Due.DEADLINE, jobs[job_id], None)
+
+    def alarm(self) -> Moment | None:
+        [(moment,)] = self._link.glance("alarm")
+        return None if moment is None else int(moment)
+
+    def audit(self) -> list[str]:
+        def check(session: Session) -> list[str]:
+            return list(audit(session.ask, lambda no: self._demands.of(session, [no])[no]))
+
+        return self._link.snapshot(check)
+
+
+def _by_index(states: frozenset[State]) -> list[str]:
+    """The same once more, in the words of the index that holds such jobs and few others."""
+    if states <= {State.QUEUED}:
+        return ["j.line IS NOT NULL"]
+    if states <= IN_FLIGHT:
+        return [
+            "j.no IN (SELECT job_no FROM penstock.dispatch WHERE phase <> 'ended' AND job_no IS NOT NULL)"
+        ]
+    return ["j.ended_at IS NOT NULL AND j.state <> 'DONE'"] if states <= SETTLED - {State.DONE} else []
+
+
+def _number(session: Session) -> None:
+    session.ask("lock_numbers")
+    session.leave("number_events", None)
+    session.leave("add_up_tally", None)

@@ -1,0 +1,143 @@
+"""Submits that arrived together, in one transaction; or one, in a transaction of the caller's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from penstock.core.changes import Note
+from penstock.core.demand import demand_of
+from penstock.core.intent import Intent
+from penstock.core.job import Kind, place
+from penstock.core.order import Ordering
+from penstock.core.states import State
+from penstock.core.words import AddonId, JobId, Moment
+from penstock.stores.postgres_link import Link, Session, columns
+from penstock.stores.postgres_pages import Demands, Pages
+from penstock.stores.protocol import Depth, Receipt
+from penstock.stores.rows import body_hash, intent_row, job_row
+from penstock.stores.submitting import key_conflict, refuse_beyond
+
+__all__ = ["Submission", "Submitting"]
+
+SUBMITTED: Final = Note(Kind.SUBMITTED)
+_Key: TypeAlias = tuple[AddonId, str]
+
+
+class Submission(NamedTuple):
+    intents: Sequence[Intent]
+    depth: Depth
+
+
+class _Used(NamedTuple):
+    """A key, and the job that it means."""
+
+    receipt: Receipt
+    body: str
+
+
+class Submitting:
+    def __init__(self, link: Link, demands: Demands, ordering: Ordering, new_id: Callable[[], str]) -> None:
+        self._link, self._demands, self._ordering, self._new_id = link, demands, ordering, new_id
+
+    def prepare(self, submissions: Sequence[Submission]) -> None:
+        self._demands.make({demand_of(intent) for s in submissions for intent in s.intents})
+
+    def run(
+        self, session: Session, submissions: Sequence[Submission], *, exact: bool = True
+    ) -> list[list[Receipt]]:
+        """`exact`: nobody else may submit up to a depth limit at the same time. A transaction of the caller's cannot afford that."""
+        keys = sorted({key for s in submissions for intent in s.intents if (key := _key(intent))})
+        calls: list[tuple[str, Any]] = [("jobs_by_key", columns(keys))] if keys else []
+        limits = [s.depth for s in submissions if s.depth.total is not None or s.depth.per_addon is not None]
+        now, answers = self._link.opening(session, *calls, *([("queued", None)] if limits else []))
+        used = {(row[0], row[1]): _used(row) for row in answers[0]} if keys else {}
+        queued = Counter(dict(answers[-1])) if limits else Counter()
+        more = Counter(intent.addon_id for s in submissions for intent in s.intents)
+        if exact and any(_near(depth, queued, more) for depth in limits):
+            *_, rows = session.together(("lock_depth", None), ("queued", None))
+            queued = Counter(dict(rows))
+        batch = _Batch(session, used, queued, now)
+        receipts = [batch.take(submission, self._new_id) for submission in submissions]
+        batch.write(self._ordering, self._demands)
+        return receipts
+
+
+class _Batch:
+    def __init__(
+        self, session: Session, used: dict[_Key, _Used], queued: Counter[AddonId], now: Moment
+    ) -> None:
+        self._session, self._used, self._queued, self._now = session, used, queued, now
+        self._taken: list[tuple[JobId, Intent]] = []
+
+    def take(self, submission: Submission, new_id: Callable[[], str]) -> list[Receipt]:
+        """A bulk that conflicts is refused for that before it is refused for its size."""
+        known = [self._known(intent) for intent in submission.intents]
+        fresh = [intent for intent, found in zip(submission.intents, known, strict=True) if found is None]
+        self._check_depth(fresh, submission.depth)
+        return [
+            found or self._take(intent, new_id)
+            for intent, found in zip(submission.intents, known, strict=True)
+        ]
+
+    def _take(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:
+        if found := self._known(intent):  # twice in one bulk
+            return found
+        receipt = Receipt(JobId(new_id()), State.QUEUED, created=True)
+        self._taken.append((receipt.job_id, intent))
+        self._queued[intent.addon_id] += 1
+        if key := _key(intent):
+            self._used[key] = _Used(receipt._replace(created=False), body_hash(intent).hex())
+        return receipt
+
+    def _known(self, intent: Intent) -> Receipt | None:
+        key = _key(intent)
+        used = None if key is None else self._used.get(key)
+        if used is None:
+            return None
+        if used.body != body_hash(intent).hex():
+            raise key_conflict(intent, used.receipt.job_id)
+        return used.receipt
+
+    def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
+        if depth.total is not None and fresh:
+            refuse_beyond(depth.total, self._queued.total(), len(fresh), "in all")
+        if depth.per_addon is not None:
+            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
+                refuse_beyond(depth.per_addon, self._queued[addon_id], more, f"for addon {addon_id}")
+
+    def write(self, ordering: Ordering, demands: Demands) -> None:
+        if not self._taken:
+            return
+        # Drawn when nothing can be refused any more: numbers have no gaps but for crashes.
+        numbers = [no for (no,) in self._session.ask("draw_numbers", {"count": len(self._taken)})]
+        jobs, intents, pages, now = [], [], Pages(), self._now
+        for no, (job_id, intent) in zip(numbers, self._taken, strict=True):
+            its_place = place(intent, now, None, ordering)
+            demand_no = demands.number(its_place.demand)
+            jobs.append(job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now))
+            *row, body = intent_row(no, intent)
+            intents.append((*row, None if body is None else body.hex()))
+            pages.tally[intent.addon_id, State.QUEUED] += 1
+            pages.note(now, SUBMITTED, (no, 1, State.QUEUED))
+        self._session.leave("add_jobs", columns(jobs))
+        self._session.leave("add_intents", columns(intents))
+        pages.leave(self._session)
+
+
+def _key(intent: Intent) -> _Key | None:
+    return None if intent.idempotency_key is None else (intent.addon_id, intent.idempotency_key)
+
+
+def _used(row: Sequence[Any]) -> _Used:
+    _, _, job_id, state, body = row
+    return _Used(Receipt(job_id, State(state), created=False), body)
+
+
+def _near(depth: Depth, queued: Counter[AddonId], more: Counter[AddonId]) -> bool:
+    """Beyond half of a limit submits go one by one. Below it, what others submit meanwhile cannot reach it."""
+    total = depth.total is not None and queued.total() + more.total() > depth.total // 2
+    return total or (
+        depth.per_addon is not None and any(queued[a] + n > depth.per_addon // 2 for a, n in more.items())
+    )

@@ -1,0 +1,62 @@
+"""One PostgreSQL server for a test session (each xdist worker has its own), and a schema of its own for each test."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import NamedTuple
+
+import pytest
+
+
+class Place(NamedTuple):
+    """Where a store can live: nobody has been there."""
+
+    dsn: str
+    schema: str
+
+
+SCHEMAS = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    pytest.importorskip("psycopg")
+    from penstock.testing.postgres import PostgresServer, find_binaries
+
+    if find_binaries() is None:
+        pytest.skip("no PostgreSQL here")
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_server):
+    import psycopg
+
+    place = Place(postgres_server.dsn, f"t{next(SCHEMAS)}")
+    yield place
+    with psycopg.connect(place.dsn, autocommit=True) as con:
+        con.execute(f'DROP SCHEMA IF EXISTS "{place.schema}" CASCADE')
+
+
+@pytest.fixture(scope="session")
+def postgres_emptied(postgres_server):
+    """A function: the same place each time, with the tables and nothing in them. A tenth of the price of a new one."""
+    import psycopg
+
+    from penstock.stores.postgres import PostgresStore
+
+    place = Place(postgres_server.dsn, "emptied")
+    PostgresStore(place.dsn, schema=place.schema).close()
+    with psycopg.connect(place.dsn, autocommit=True) as con:
+        tables = [
+            name for (name,) in con.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'emptied'")
+        ]
+        deletes = "".join(f"DELETE FROM emptied.{name};" for name in tables if name != "mark")
+
+        def empty():
+            con.execute(f"{deletes} UPDATE emptied.mark SET value = 0 WHERE name = 'event'")
+            con.execute("SELECT setval('emptied.job_no', 1, false)")
+            return place
+
+        yield empty
