@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.client.client import Client as Client
+    from penstock.client.worker import Worker as Worker
     from penstock.core.errors import BadCall as BadCall
     from penstock.core.errors import CallCanceled as CallCanceled
     from penstock.core.errors import CallEnded as CallEnded
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
+    "penstock.client.client": ("Client",),
+    "penstock.client.worker": ("Worker",),
     "penstock.core.errors": (
         "BadCall",
         "CallCanceled",

@@ -224,21 +224,18 @@ def points() -> Kind[Points]:
 
 
 class Address(NamedTuple):
-    """Where to listen: a TCP address, or the path of a Unix socket."""
+    """Where to listen."""
 
-    host: str = ""
-    port: int = 0
-    path: str = ""
+    host: str
+    port: int
 
     def __str__(self) -> str:
-        if self.path:
-            return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def local(self) -> bool:
         """Nobody on another machine can reach it."""
-        return bool(self.path) or self.host == "localhost" or _is_loopback(self.host)
+        return self.host == "localhost" or _is_loopback(self.host)
 
 
 def _is_loopback(host: str) -> bool:
@@ -254,12 +251,10 @@ def address() -> Kind[Address]:
             return value
         if not isinstance(value, str):
             raise ValueError  # noqa: TRY004  # one refusal for all: the words of the kind
-        if value.startswith("unix:"):
-            return Address(path=str(folder("").read(value.removeprefix("unix:"))))
         host, _, port = value.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not re.fullmatch(r"[A-Za-z0-9.:-]+", host) or not port.isdigit() or int(port) > 65_535:
             raise ValueError
         return Address(host, int(port))
 
-    return Kind('"host:port", "[::1]:port", or "unix:/path/of/a/socket"', read)
+    return Kind('"host:port" or "[::1]:port"', read)

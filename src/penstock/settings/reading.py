@@ -234,15 +234,17 @@ def contradictions(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, s
     if not quiet.quiet < quiet.normal < quiet.busy:
         keys = (("quiet", "quiet"), ("quiet", "normal"), ("quiet", "busy"))
         yield keys, "does not rise", "let quiet.quiet be below quiet.normal, and that below quiet.busy"
+    if quiet.fresh_for < quiet.every:
+        keys = (("quiet", "fresh_for"), ("quiet", "every"))
+        yield keys, "is stale before the next one is taken", "let quiet.fresh_for be at least quiet.every"
     if (server.tls_cert is None) != (server.tls_key is None):
         keys = (("server", "tls_cert"), ("server", "tls_key"))
         yield keys, "is given without the other", "give server.tls_cert and server.tls_key, or neither"
     for name, file in (("tls_cert", server.tls_cert), ("tls_key", server.tls_key)):
         if file is not None and not file.is_file():
             yield (("server", name),), f"there is no file {file}", "name a file that exists"
-    for address in server.listen:
-        if not address.local:
-            yield from _exposed(settings, str(address))
+    if server.listen is not None and not server.listen.local:
+        yield from _exposed(settings, str(server.listen))
 
 
 def _exposed(settings: Tree, address: str) -> Iterator[tuple[tuple[KeyPath, ...], str, str]]:

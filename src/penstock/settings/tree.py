@@ -83,9 +83,9 @@ def each(tree: type) -> Any:
 class Server:
     """Who may reach the scheduler."""
 
-    listen: tuple[Address, ...] = key(
-        many(address(), least=1),
-        (Address("127.0.0.1", 8420),),
+    listen: Address | None = key(
+        optional(address()),
+        Address("127.0.0.1", 8420),
         "where the HTTP API is served, besides the Unix socket `penstock.sock` in the data directory. Port 0: any free one",
     )
     allowed_hosts: tuple[str, ...] = key(
@@ -105,7 +105,7 @@ class Server:
     token_file: Path | None = key(
         optional(folder("the path of a file")),
         None,
-        "the token of the owner, made on first start, mode 0600; by default `token` in the data directory",
+        "the first token, made on first start, mode 0600; none: `token` in the data directory",
     )
     shutdown_timeout: Span = key(
         span(0, HOUR), 30 * SECOND, "how long a stop may take; what has not ended by then is ended"
@@ -147,6 +147,9 @@ class Quiet:
     )
     margin: float = key(
         number(0, 5), _RULES.thresholds.margin, "how far below a threshold the score must fall to be believed"
+    )
+    every: Span = key(
+        span(100 * MILLISECOND, MINUTE), _RULES.sense_every, "how often the machine is measured"
     )
     fresh_for: Span = key(span(SECOND, HOUR), _RULES.senses.fresh_for, "how long a reading counts")
     needed: tuple[str, ...] = key(
@@ -293,6 +296,7 @@ class Tree:
             reserve_for=self.leases.start_timeout,
             grace=self.leases.grace,
             tick=self.order.tick,
+            sense_every=self.quiet.every,
             fetch_for=self.leases.fetch_for,
             retention=self.retention.keep,
             prune_every=self.retention.every,

@@ -1,0 +1,364 @@
+"""
+The typed client of the HTTP API, one method per route, answers as the types of `penstock.http.wire`.
+
+A request is sent again only where that is safe: when it certainly did not arrive, when it only reads, or when what it does twice is what it
+does once (a submit with an idempotency key). Refusals are raised as the errors of the library (`penstock.core.refusals`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from penstock.client.failures import from_answer
+from penstock.client.home import data_dir
+from penstock.client.stream import EventStream
+from penstock.client.transport import Transport
+from penstock.core.refusals import BadIntent
+from penstock.core.states import State
+from penstock.http import wire
+
+__all__ = ["Client"]
+
+Answer = TypeVar("Answer", bound=Struct)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Client:
+    """
+    Threads may share one. Without a url: PENSTOCK_URL, else the Unix socket in the data directory of this user's daemon. Without a
+    token: PENSTOCK_TOKEN, else the file that PENSTOCK_TOKEN_FILE names, else the one in that data directory.
+
+    `retry_for`: for so many seconds, what may be sent again is, before Unreachable is raised.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        timeout: float = 10.0,
+        retry_for: float = 5.0,
+    ) -> None:
+        self.url = (url or os.environ.get("PENSTOCK_URL") or _local_url()).rstrip("/")
+        self.token = _token() if token is None else token
+        self._timeout, self._retry_for = timeout, retry_for
+        self._transport = Transport(self.url, self.token, timeout=timeout)
+
+    def hang_up(self) -> None:
+        """Let go of requests that wait, from any thread. They raise Unreachable, unless their answer is on its way already."""
+        self._transport.hang_up()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # submitters and people
+
+    def submit(self, addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> wire.Submitted:
+        """`fields`: any of `wire.Submit`. Durable when it returns."""
+        return self.submit_job(job_of(addon_id, job_type, payload, **fields))
+
+    def submit_job(self, job: wire.Submit) -> wire.Submitted:
+        again = job.idempotency_key is not None
+        return self._post("queue/jobs/submit", job, wire.Submitted, again=again, wait_sec=job.wait_sec)
+
+    def submit_many(self, jobs: Sequence[wire.Submit], *, wait_sec: float = 0) -> list[wire.Submitted]:
+        """All or none, in one transaction."""
+        again = all(job.idempotency_key is not None for job in jobs)
+        body = wire.SubmitMany(jobs=list(jobs), wait_sec=wait_sec)
+        return self._post(
+            "queue/jobs/submit/bulk", body, wire.BulkSubmitted, again=again, wait_sec=wait_sec
+        ).jobs
+
+    def job(self, job_id: str, *, wait_sec: float = 0) -> wire.Job:
+        """With `wait_sec` the answer comes when the job is settled, or when the time is over."""
+        query = {"wait_sec": wait_sec} if wait_sec else {}
+        return self._get(f"queue/jobs/{_part(job_id)}", wire.Job, query, wait_sec=wait_sec)
+
+    def wait(self, job_id: str, timeout: float | None = None) -> wire.Job:
+        """Until the job is settled; after `timeout` seconds as it then is."""
+        left = timeout
+        while True:
+            turn = 30.0 if left is None else min(30.0, left)
+            job = self.job(job_id, wait_sec=max(turn, 0.001))
+            left = None if left is None else left - turn
+            if job.state not in _OPEN or (left is not None and left <= 0):
+                return job
+
+    def jobs(
+        self,
+        *,
+        states: Sequence[State | str] = (),
+        addon_id: str | None = None,
+        job_type: str | None = None,
+        tag: str | None = None,
+        after: int = 0,
+        limit: int = 50,
+        newest_first: bool = False,
+    ) -> wire.Jobs:
+        query = {"state": ",".join(states), "addon_id": addon_id, "job_type": job_type, "tag": tag}
+        return self._get(
+            "queue/jobs", wire.Jobs, {**query, "after": after, "limit": limit, "newest_first": newest_first}
+        )
+
+    def find(self, part: str, *, limit: int = 10) -> list[str]:
+        """Job ids that contain this."""
+        return self._get("queue/find", wire.Found, {"part": part, "limit": limit}).job_ids
+
+    def cancel(self, job_id: str) -> wire.Job:
+        return self._post(f"queue/jobs/{_part(job_id)}/cancel", None, wire.Job, again=True)
+
+    def retry(self, job_id: str) -> wire.Job:
+        return self._post(f"queue/jobs/{_part(job_id)}/retry", None, wire.Job)
+
+    def edit(self, job_id: str, **fields: Any) -> wire.Job:
+        """`priority`, `earliest_start_at`, `deadline_at` of a queued job; None takes a time away."""
+        return self._post(f"queue/jobs/{_part(job_id)}/edit", wire.Edit(**fields), wire.Job, again=True)
+
+    def explain(self, job_id: str) -> wire.Explained:
+        return self._get(f"queue/jobs/{_part(job_id)}/explain", wire.Explained)
+
+    # workers
+
+    def dispatchable(
+        self,
+        *,
+        addon_id: str | None = None,
+        job_type: str | None = None,
+        limit: int = 50,
+        wait_sec: float = 0,
+    ) -> list[wire.DispatchableJob]:
+        query = {"addon_id": addon_id, "job_type": job_type, "limit": limit, "wait_sec": wait_sec or None}
+        return self._get("queue/dispatchable", wire.Dispatchable, query, wait_sec=wait_sec).jobs
+
+    def claim(
+        self,
+        *,
+        addon_id: str | None = None,
+        job_types: Sequence[str] = (),
+        limit: int = 1,
+        wait_sec: float = 0,
+        worker: str = "",
+    ) -> wire.Claimed:
+        body = wire.Claim(
+            addon_id=addon_id, job_types=tuple(job_types), limit=limit, wait_sec=wait_sec, worker=worker
+        )
+        return self._post("queue/claim", body, wire.Claimed, wait_sec=wait_sec)
+
+    def lease(self, job_id: str, *, worker: str = "") -> wire.LeaseGranted:
+        """The two-step way: the reservation of a DISPATCHING job becomes the lease."""
+        return self._post("lease/request", wire.LeaseRequest(job_id=job_id, worker=worker), wire.LeaseGranted)
+
+    def ask(self, addon_id: str, job_type: str, **fields: Any) -> wire.LeaseGranted:
+        """May this much work start now? A lease without a job, or why not and when to ask again."""
+        body = wire.LeaseRequest(addon_id=addon_id, job_type=job_type, **fields)
+        return self._post("lease/request", body, wire.LeaseGranted)
+
+    def ack(self, job_id: str, lease_id: str, *, worker: str = "") -> wire.Beaten:
+        body = wire.Ack(lease_id=lease_id, worker=worker)
+        return self._post(f"queue/jobs/{_part(job_id)}/ack", body, wire.Beaten, again=True)
+
+    def heartbeat(
+        self,
+        lease_id: str,
+        *,
+        progress: float | None = None,
+        spent: float | None = None,
+        checkpoint: bytes | None = None,
+        timeout: float | None = None,
+    ) -> wire.Beaten:
+        """`spent`: the total of this lease so far. `checkpoint` is JSON. Sent again for as long as `timeout` allows, but no longer."""
+        body = wire.Heartbeat(
+            lease_id=lease_id,
+            progress=progress,
+            spent=spent,
+            checkpoint=UNSET if checkpoint is None else Raw(checkpoint),
+        )
+        return self._post("lease/heartbeat", body, wire.Beaten, timeout=timeout, again=timeout is None)
+
+    def complete(self, job_id: str, lease_id: str, result: Any = None) -> wire.Completed:
+        body = wire.Complete(lease_id=lease_id, state="DONE", result=Raw(_encode(result)))
+        return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
+
+    def fail(
+        self, job_id: str, lease_id: str, error: str, *, failure: wire.Failure = wire.Failure.JOB_ERROR
+    ) -> wire.Completed:
+        body = wire.Complete(lease_id=lease_id, state="FAILED", error=error, failure=failure)
+        return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
+
+    def complete_many(self, outcomes: Sequence[wire.Outcome]) -> list[wire.Ended]:
+        """Each on its own merits: a stale one among them has a `problem`, the others are settled."""
+        return self._post(
+            "queue/complete/bulk", wire.Outcomes(outcomes=list(outcomes)), wire.Settled, again=True
+        ).outcomes
+
+    def report(self, lease_id: str, **fields: Any) -> wire.Reported:
+        """Progress, spending and perhaps the outcome, in one call: any of `wire.Report`."""
+        return self._post("lease/report", wire.Report(lease_id=lease_id, **fields), wire.Reported)
+
+    def release(self, lease_id: str) -> wire.Completed:
+        return self._post("lease/release", wire.Release(lease_id=lease_id), wire.Completed, again=True)
+
+    # looking at it all
+
+    def events(
+        self, *, after: int = 0, limit: int = 100, job_id: str | None = None, wait_sec: float = 0
+    ) -> wire.Events:
+        query = {"after": after, "limit": limit, "job_id": job_id, "wait_sec": wait_sec or None}
+        return self._get("events", wire.Events, query, wait_sec=wait_sec)
+
+    def stream(
+        self, *, after: int | None = None, job_id: str | None = None, addon_id: str | None = None
+    ) -> EventStream:
+        """
+        Events as they happen, for ever; lost connections are made again where they broke off. It begins with what happens from now on, or
+        after the number `after`; for one job with its first event, and `after` counts that job's `n`.
+        """
+        query = {"job_id": job_id, "addon_id": addon_id}
+        return EventStream(self._transport, _path("events/stream", query), after)
+
+    def stats(self) -> wire.Stats:
+        return self._get("stats", wire.Stats)
+
+    def leases(self, *, addon_id: str | None = None, limit: int = 100) -> list[wire.Lease]:
+        return self._get("leases", wire.Leases, {"addon_id": addon_id, "limit": limit}).leases
+
+    def addons(self) -> wire.Addons:
+        return self._get("addons", wire.Addons)
+
+    def set_addon(self, addon_id: str, **fields: Any) -> wire.Addon:
+        """`weight`, `paused`."""
+        return self._post("addons/edit", wire.AddonEdit(addon_id=addon_id, **fields), wire.Addon, again=True)
+
+    def capacity(self) -> wire.Capacity:
+        return self._get("capacity", wire.Capacity)
+
+    def signals(self, addon_id: str, **readings: float) -> None:
+        """An application's own readings, such as `p95_ms=180`."""
+        self._post("signals", wire.Signals(addon_id=addon_id, readings=readings), wire.Done, again=True)
+
+    def pause(self, addon_id: str | None = None) -> None:
+        self._post("pause", wire.Scoped(addon_id=addon_id), wire.Done, again=True)
+
+    def resume(self, addon_id: str | None = None) -> None:
+        self._post("resume", wire.Scoped(addon_id=addon_id), wire.Done, again=True)
+
+    def kick(self) -> None:
+        self._post("kick", None, wire.Done, again=True)
+
+    def health(self) -> wire.Host:
+        """Which version answers, since when, and what is wrong."""
+        return self._get("health", wire.Host)
+
+    # tokens
+
+    def tokens(self) -> list[wire.Token]:
+        return self._get("tokens", wire.Tokens).tokens
+
+    def make_token(self, name: str, scopes: Sequence[wire.Scope | str], **fields: Any) -> wire.TokenMade:
+        body = wire.NewToken(name=name, scopes=[wire.Scope(scope) for scope in scopes], **fields)
+        return self._post("tokens/create", body, wire.TokenMade)
+
+    def revoke_token(self, token_id: str) -> None:
+        self._post(f"tokens/{_part(token_id)}/revoke", None, wire.Done)
+
+    # the way there and back
+
+    def _get(
+        self, path: str, answer: type[Answer], query: dict[str, Any] | None = None, *, wait_sec: float = 0
+    ) -> Answer:
+        return self._ask("GET", _path(path, query or {}), None, answer, again=True, wait_sec=wait_sec)
+
+    def _post(
+        self,
+        path: str,
+        body: Struct | None,
+        answer: type[Answer],
+        *,
+        again: bool = False,
+        wait_sec: float = 0,
+        timeout: float | None = None,
+    ) -> Answer:
+        content = b"{}" if body is None else _encode(body)
+        return self._ask("POST", path, content, answer, again=again, wait_sec=wait_sec, timeout=timeout)
+
+    def _ask(
+        self,
+        verb: str,
+        path: str,
+        body: bytes | None,
+        answer: type[Answer],
+        *,
+        again: bool,
+        wait_sec: float = 0,
+        timeout: float | None = None,
+    ) -> Answer:
+        reply = self._transport.request(
+            verb,
+            f"{wire.PREFIX}/{path}",
+            body,
+            timeout=(self._timeout if timeout is None else timeout) + wait_sec,
+            again=again,
+            retry_for=self._retry_for if timeout is None else 0.0,
+        )
+        if reply.status >= 400:
+            raise from_answer(reply.status, reply.body)
+        return msgspec.json.decode(reply.body, type=answer)
+
+
+_OPEN = frozenset({State.QUEUED, State.DISPATCHING, State.RUNNING})
+
+
+def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> wire.Submit:
+    """A job to submit, from plain values."""
+    unknown = fields.keys() - set(wire.Submit.__struct_fields__)
+    if unknown:
+        problems = [{"field": name, "message": "is not a field of a job"} for name in sorted(unknown)]
+        raise BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
+    try:
+        content = Raw(_encode(payload))
+    except (TypeError, ValueError, OverflowError) as error:
+        problem = {"field": "payload", "message": f"has no form in JSON: {error}"}
+        raise BadIntent(f"payload {problem['message']}", problems=[problem]) from None
+    return wire.Submit(addon_id=addon_id, job_type=job_type, payload=content, **fields)
+
+
+def _path(path: str, query: dict[str, Any]) -> str:
+    given = {name: _word(value) for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _local_url() -> str:
+    return f"unix://{data_dir(os.environ) / 'penstock.sock'}"
+
+
+def _token() -> str:
+    token = os.environ.get("PENSTOCK_TOKEN")
+    if token:
+        return token.strip()
+    file = Path(os.environ.get("PENSTOCK_TOKEN_FILE") or data_dir(os.environ) / "token")
+    try:
+        return file.read_text("ascii").strip()
+    except FileNotFoundError:
+        return ""

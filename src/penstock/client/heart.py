@@ -1,0 +1,96 @@
+"""
+Renews leases from beside the functions that run under them, and lets go of those that it could not renew in time.
+
+It is a step that is told the time, like the loops of the scheduler itself, so that a lost network and an hour of silence are a test of a millisecond.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from penstock.client.failures import Unreachable
+from penstock.client.holds import Hold, Holds
+from penstock.core.refusals import NotFound, Refused, StaleDispatch, Unavailable
+from penstock.http.wire import Beaten
+
+__all__ = ["Beats", "Heart"]
+
+log = logging.getLogger("penstock.worker")
+
+#: News are worth a beat of their own, but not more often than this, in seconds.
+NEWS_EVERY: Final = 1.0
+#: Of the lease: so long a beat may take. Two can be lost before the lease is at risk.
+PATIENCE: Final = 0.15
+
+
+class Beats(Protocol):
+    def heartbeat(
+        self,
+        lease_id: str,
+        *,
+        progress: float | None = None,
+        spent: float | None = None,
+        checkpoint: bytes | None = None,
+        timeout: float | None = None,
+    ) -> Beaten: ...
+
+
+class Heart:
+    def __init__(self, client: Beats, holds: Holds, clock: Callable[[], float]) -> None:
+        self._client, self._holds, self._clock = client, holds, clock
+        self._told_at: dict[str, float] = {}
+        self._silent = False
+
+    def step(self, now: float) -> float:
+        """Beat what is due; answer when to be asked again."""
+        held = list(self._holds)
+        self._told_at = {hold.lease_id: self._told_at.get(hold.lease_id, 0.0) for hold in held}
+        for hold in held:
+            if hold.cancelled and hold.lost:
+                continue  # nobody may think that it goes on
+            if self._due_at(hold) <= self._clock() and not self._beat(hold):
+                break  # nobody answers: the others would only wait for the same
+        alive = [self._due_at(hold) for hold in held if hold.stop is None]
+        soonest = min(alive, default=now + NEWS_EVERY)
+        return max(soonest, now + (NEWS_EVERY / 5 if self._silent else 0.02))
+
+    def beat_now(self, hold: Hold) -> None:
+        """What the function just saved is worth a request of its own."""
+        if not hold.cancelled:
+            self._beat(hold)
+
+    def confirm(self, hold: Hold) -> None:
+        """Before anything runs under it: is this lease still ours? If nobody answers it is too old to begin with."""
+        self._beat(hold)
+
+    def _due_at(self, hold: Hold) -> float:
+        due = hold.tenure.beat_at
+        return min(due, self._told_at.get(hold.lease_id, 0.0) + NEWS_EVERY) if hold.has_news else due
+
+    def _beat(self, hold: Hold) -> bool:
+        news, sent_at = hold.take_news(), self._clock()
+        self._told_at[hold.lease_id] = sent_at
+        try:
+            answer = self._client.heartbeat(
+                hold.lease_id, **news._asdict(), timeout=max(0.2, hold.tenure.ttl * PATIENCE)
+            )
+        except (StaleDispatch, NotFound) as error:
+            log.warning("lease %s is no longer ours: %s", hold.lease_id, error)
+            hold.end("its lease was refused")
+        except (Unreachable, Unavailable) as error:
+            hold.put_back(news)
+            if not self._silent:
+                log.warning("heartbeats are not answered: %s", error)
+            self._silent = True
+            return False
+        except Refused as error:
+            # Not about the lease but about the news: without them the lease goes on.
+            log.error("the scheduler did not take what job %s told: %s", hold.facts.job_id, error)  # noqa: TRY400  # a line, not a crash
+        else:
+            hold.heard(answer, sent_at)
+        if self._silent:
+            log.info("heartbeats are answered again")
+        self._silent = False
+        return True

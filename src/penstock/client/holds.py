@@ -1,0 +1,135 @@
+"""
+The leases that a worker holds: each knows until when it is safe, why it must end, and what its function said that nobody has been told yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from threading import Lock
+from typing import NamedTuple
+
+from penstock.client.context import Facts
+from penstock.client.tenure import Tenure, monotonic
+from penstock.http.wire import Beaten
+
+__all__ = ["Hold", "Holds", "News"]
+
+
+class News(NamedTuple):
+    """What rides on the next heartbeat."""
+
+    progress: float | None
+    spent: float | None
+    checkpoint: bytes | None
+
+    def __bool__(self) -> bool:
+        return any(part is not None for part in self)
+
+
+NO_NEWS = News(None, None, None)
+
+
+class Hold:
+    """The ties of a function that runs in a thread beside us. It looks at the clock itself: no thread of ours has to be in time for it."""
+
+    def __init__(self, facts: Facts, tenure: Tenure, beat: Callable[[Hold], None]) -> None:
+        self.facts, self.tenure = facts, tenure
+        #: Why this run must end, if it must. The first reason stays.
+        self.stop: str | None = None
+        self._beat, self._yielding, self._news, self._lock = beat, False, NO_NEWS, Lock()
+
+    @property
+    def lease_id(self) -> str:
+        return self.facts.lease_id
+
+    # what the function sees
+
+    @property
+    def cancelled(self) -> bool:
+        if self.stop is None and monotonic() >= self.tenure.at_risk_at:
+            self.end("its lease could not be renewed in time")
+        return self.stop is not None
+
+    @property
+    def yielding(self) -> bool:
+        return self._yielding
+
+    def progress(self, fraction: float) -> None:
+        with self._lock:
+            self._news = self._news._replace(progress=fraction)
+
+    def spend(self, total: float) -> None:
+        with self._lock:
+            self._news = self._news._replace(spent=total)
+
+    def save(self, checkpoint: bytes) -> None:
+        """Told at once. If nobody answers it rides on the next heartbeat, for the run may well go on."""
+        with self._lock:
+            self._news = self._news._replace(checkpoint=checkpoint)
+        self._beat(self)
+
+    # what the worker does
+
+    @property
+    def over(self) -> bool:
+        """The lease may be another's by now: nothing that this run did may be reported."""
+        return monotonic() >= self.tenure.over_at
+
+    @property
+    def lost(self) -> bool:
+        """Ended by our own judgement rather than by the scheduler's word: its result does not count even if it comes."""
+        return self.cancelled and self._lost
+
+    _lost = False
+
+    def end(self, reason: str, *, told: bool = False) -> None:
+        if self.stop is None:
+            self.stop, self._lost = reason, not told
+
+    def ask_to_yield(self) -> None:
+        self._yielding = True
+
+    def take_news(self) -> News:
+        with self._lock:
+            news, self._news = self._news, NO_NEWS
+        return news
+
+    def put_back(self, news: News) -> None:
+        """It was not heard. What has been said since is newer."""
+        with self._lock:
+            newer = {name: value for name, value in self._news._asdict().items() if value is not None}
+            self._news = news._replace(**newer)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._news)
+
+    def heard(self, answer: Beaten, sent_at: float) -> None:
+        self.tenure = self.tenure.renewed(sent_at, answer.ttl_sec)
+        if answer.yield_:
+            self.ask_to_yield()
+        if answer.cancel or (answer.stop is not None and not answer.yield_):
+            self.end(f"the scheduler said {answer.stop or 'cancel'}", told=True)
+
+
+class Holds:
+    """All of them. Threads add, beat, report and remove."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Hold] = {}
+        self._lock = Lock()
+
+    def add(self, hold: Hold) -> None:
+        with self._lock:
+            self._all[hold.lease_id] = hold
+
+    def remove(self, hold: Hold) -> None:
+        with self._lock:
+            self._all.pop(hold.lease_id, None)
+
+    def __iter__(self) -> Iterator[Hold]:
+        with self._lock:
+            return iter(list(self._all.values()))
+
+    def __len__(self) -> int:
+        return len(self._all)

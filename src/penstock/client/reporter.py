@@ -1,0 +1,163 @@
+"""
+Tells the scheduler how runs ended: many in one request, again and again until it is answered or the lease is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Condition
+from typing import Final, NamedTuple, Protocol
+
+from msgspec import UNSET, Raw
+
+from penstock.client.failures import Unreachable, error_of
+from penstock.client.handlers import Done, Ending, Failed, Given
+from penstock.client.holds import Hold
+from penstock.core.refusals import NotFound, Refused, StaleDispatch, Unavailable
+from penstock.http.wire import Ended, Outcome
+
+__all__ = ["Reporter", "Reports"]
+
+log = logging.getLogger("penstock.worker")
+
+MOST: Final = 500
+#: A batch of results that is larger than this goes in pieces; the scheduler takes a megabyte.
+MOST_BYTES: Final = 500_000
+PAUSE: Final = 0.25
+
+
+class Reports(Protocol):
+    def complete_many(self, outcomes: Sequence[Outcome]) -> list[Ended]: ...
+
+    def release(self, lease_id: str) -> object: ...
+
+
+class Report(NamedTuple):
+    hold: Hold
+    ending: Ending
+
+
+class Reporter:
+    """`reported` is told of each hold that nothing more will be said about."""
+
+    def __init__(self, client: Reports, reported: Callable[[Hold, Ending | None], None]) -> None:
+        self._client, self._reported = client, reported
+        self._out: deque[Report] = deque()
+        self._changed = Condition()
+        self._closing = False
+        self._silent = False
+
+    def put(self, hold: Hold, ending: Ending) -> None:
+        with self._changed:
+            self._out.append(Report(hold, ending))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """What is in hand is still told; then `run` returns."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._out and not self._closing:
+                    self._changed.wait()
+                if not self._out:
+                    return
+            left = self._send(self._take())
+            if left:
+                with self._changed:
+                    self._out.extendleft(reversed(left))
+                    self._changed.wait(PAUSE)
+
+    def _take(self) -> list[Report]:
+        batch: list[Report] = []
+        size = 0
+        while self._out and len(batch) < MOST and size < MOST_BYTES:
+            hold, ending = self._out.popleft()
+            if hold.over:
+                log.warning(
+                    "job %s: its lease was over before its end could be told; it will be run again",
+                    hold.facts.job_id,
+                )
+                self._reported(hold, None)
+                continue
+            if hold.lost and not isinstance(ending, Given):
+                log.warning("job %s: %s, so what it did does not count", hold.facts.job_id, hold.stop)
+                ending = Given()
+            batch.append(Report(hold, ending))
+            size += len(ending.result) if isinstance(ending, Done) else 200
+        return batch
+
+    def _send(self, batch: list[Report]) -> list[Report]:
+        """What must be told again, because nobody answered."""
+        given = [report for report in batch if isinstance(report.ending, Given)]
+        told = [report for report in batch if not isinstance(report.ending, Given)]
+        try:
+            if told:
+                self._settle(told)
+                told = []
+            while given:
+                self._release(given[-1])
+                given.pop()
+        except (Unreachable, Unavailable) as error:
+            if not self._silent:
+                log.warning("results cannot be told: %s", error)
+            self._silent = True
+        else:
+            self._silent = False
+        return told + given
+
+    def _settle(self, batch: list[Report]) -> None:
+        try:
+            answers = self._client.complete_many([_outcome(report) for report in batch])
+        except Refused as error:
+            self._apart(batch, error)
+            return
+        for report, answer in zip(batch, answers, strict=True):
+            if answer.problem is None:
+                self._reported(*report)
+            else:
+                self._refused(report, error_of(answer.problem))
+
+    def _apart(self, batch: list[Report], error: Refused) -> None:
+        """One of them is not acceptable, and spoils the request: find out which."""
+        if len(batch) == 1:
+            self._refused(batch[0], error)
+            return
+        for report in batch:
+            self._settle([report])
+
+    def _refused(self, report: Report, error: Exception) -> None:
+        hold, ending = report
+        if isinstance(error, (StaleDispatch, NotFound)):
+            log.warning("job %s: its end was refused: %s", hold.facts.job_id, error)
+            self._reported(hold, None)
+        elif isinstance(error, Unavailable):
+            self.put(hold, ending)
+        elif isinstance(ending, Done):
+            self.put(hold, Failed(f"its result was not accepted: {error}"))
+        else:
+            log.error("job %s: its end was not accepted: %s", hold.facts.job_id, error)
+            self._reported(hold, None)
+
+    def _release(self, report: Report) -> None:
+        try:
+            self._client.release(report.hold.lease_id)
+        except Refused as error:
+            log.info("job %s: its lease had ended already: %s", report.hold.facts.job_id, error)
+        self._reported(*report)
+
+
+def _outcome(report: Report) -> Outcome:
+    hold, ending = report
+    match ending:
+        case Done(result):
+            return Outcome(lease_id=hold.lease_id, state="DONE", result=Raw(result))
+        case Failed(error, failure):
+            return Outcome(lease_id=hold.lease_id, state="FAILED", result=UNSET, error=error, failure=failure)
+        case _:
+            raise AssertionError(f"{ending} is not an outcome")

@@ -1,0 +1,193 @@
+"""
+HTTP/1.1 over TCP, TLS or a Unix socket, with connections that are kept, for any number of threads.
+
+What may be sent twice is decided by the caller, for only it knows what the request does. A request that certainly did not arrive
+is sent again in any case: nobody answered the door.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.client.failures import Unreachable
+
+__all__ = ["Reply", "Transport"]
+
+#: Between tries: at first at once, for a kept connection may simply have been closed; then at leisure.
+_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+    retry_after_sec: float | None
+
+
+class Transport:
+    def __init__(self, url: str, token: str = "", *, timeout: float = 10.0) -> None:
+        self.url = url
+        self._token, self._timeout = token, timeout
+        parts = urlsplit(url)
+        self._scheme, self._host, self._port = parts.scheme, parts.hostname or "", parts.port
+        self._socket_path = parts.path if parts.scheme == "unix" else ""
+        if parts.scheme not in ("http", "https", "unix") or not (self._host or self._socket_path):
+            raise ValueError(
+                f"{url!r} must be http://host:port, https://host:port or unix:///path/of/a/socket"
+            )
+        self._idle: deque[HTTPConnection] = deque()
+        self._asking: set[HTTPConnection] = set()
+        self._closed = False
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        timeout: float | None = None,
+        again: bool = False,
+        retry_for: float = 0.0,
+    ) -> Reply:
+        """`again`: carrying it out twice is as good as once, so it is repeated when no answer came, or 503, for so many seconds."""
+        until = time.monotonic() + retry_for
+        for turn in range(1_000_000):
+            try:
+                reply = self._once(method, path, body, self._timeout if timeout is None else timeout)
+            except Unreachable as lost:
+                if (lost.sent and not again) or not self._pause(turn, until):
+                    raise
+                continue
+            if not (again and reply.status == 503 and self._pause(turn, until)):
+                return reply
+        raise AssertionError("unreachable")
+
+    def _pause(self, turn: int, until: float) -> bool:
+        pause = _PAUSES[min(turn, len(_PAUSES) - 1)]
+        if self._closed or time.monotonic() + pause >= until:
+            return False
+        time.sleep(pause)
+        return True
+
+    def _once(self, method: str, path: str, body: bytes | None, timeout: float) -> Reply:
+        connection = self._take(timeout)
+        self._asking.add(connection)
+        try:
+            answer = self._send(connection, method, path, body, {"Accept": "application/json"})
+            data = answer.read()
+        except (OSError, HTTPException) as error:
+            connection.close()
+            raise self._unreachable(error, sent=True) from error
+        except BaseException:
+            connection.close()  # half an answer is on it
+            raise
+        finally:
+            self._asking.discard(connection)
+        if answer.will_close or self._closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        return Reply(answer.status, data, _seconds(answer.headers.get("Retry-After")))
+
+    def stream(
+        self, path: str, headers: dict[str, str], timeout: float
+    ) -> tuple[HTTPConnection, HTTPResponse]:
+        """An answer that is read bit by bit, on a connection of its own."""
+        connection = self._connect(timeout)
+        try:
+            wanted = {"Accept": "text/event-stream", **headers}
+            return connection, self._send(connection, "GET", path, None, wanted)
+        except (OSError, HTTPException) as error:
+            connection.close()
+            raise self._unreachable(error, sent=True) from error
+
+    def _send(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+    ) -> HTTPResponse:
+        headers = {**headers}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection.request(method, path, body, headers)
+        return connection.getresponse()
+
+    def _take(self, timeout: float) -> HTTPConnection:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._connect(timeout)
+            # A server that went away, or closed a connection that idled too long, has said so by now.
+            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
+                connection.sock.settimeout(timeout)
+                return connection
+            connection.close()
+
+    def _connect(self, timeout: float) -> HTTPConnection:
+        connection: HTTPConnection
+        if self._socket_path:
+            connection = _UnixConnection(self._socket_path, timeout)
+        elif self._scheme == "https":
+            connection = HTTPSConnection(self._host, self._port, timeout=timeout)
+        else:
+            connection = HTTPConnection(self._host, self._port, timeout=timeout)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise self._unreachable(error, sent=False) from error
+        return connection
+
+    def _unreachable(self, error: Exception, *, sent: bool) -> Unreachable:
+        why = str(error) or type(error).__name__
+        if not sent:
+            return Unreachable(f"nobody answers at {self.url} ({why}): is the scheduler running?", sent=False)
+        return Unreachable(f"the scheduler at {self.url} was lost before it answered ({why})", sent=True)
+
+    def hang_up(self) -> None:
+        """
+        Say on every connection that waits for an answer that no more will be asked. The scheduler then gives up waiting, and takes back what it
+        would have answered with; an answer that is on its way already still arrives.
+        """
+        for connection in list(self._asking):
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(self._path)
+        except BaseException:
+            self.sock.close()
+            raise
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return None if header is None else float(header)
+    except ValueError:
+        return None

@@ -1,0 +1,159 @@
+"""
+The composition root: settings in, a running scheduler out, and an end in time whatever hangs.
+
+Nothing here decides anything. It opens the store, takes the right to dispatch, listens, waits for a signal, and takes it all down again in the
+opposite order. A timer stands behind the way down: when the time is over the process leaves, and what that leaves undone is what
+a crash leaves undone, which the next start mends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import penstock
+from penstock.client.signals import heard
+from penstock.core.errors import PenstockError
+from penstock.core.refusals import DispatcherHeld
+from penstock.core.words import AddonId, seconds
+from penstock.daemon.logs import configure
+from penstock.engine.clock import SteadyClock
+from penstock.engine.house import House
+from penstock.http.guard import private_directory
+from penstock.http.server import Config, Server, serve
+from penstock.settings import Settings
+from penstock.stores.sqlite import SqliteStore
+
+__all__ = ["EXIT_BUG", "EXIT_LATE", "EXIT_SETTINGS", "EXIT_UNAVAILABLE", "run"]
+
+log = logging.getLogger("penstock.daemon")
+
+EXIT_SETTINGS: Final = 2
+EXIT_LATE: Final = 3  # the stop took longer than it may; what it left undone the next start mends
+EXIT_BUG: Final = 70
+EXIT_UNAVAILABLE: Final = 75  # another daemon, a port in use, a database that cannot be opened
+
+
+def run(settings: Settings, *, on_ready: Callable[[Server], None] | None = None) -> int:
+    """Until SIGTERM or SIGINT; a second one does not wait. The exit code is the answer."""
+    configure(settings.log.format, settings.log.level)
+    if os.geteuid() == 0:
+        log.warning("running as root: whoever may submit a command may do everything on this machine")
+    stop = _Stop(seconds(settings.server.shutdown_timeout))
+    with heard(stop.hear):
+        try:
+            with ExitStack() as down:
+                server = _up(settings, down)
+                if on_ready is not None:
+                    on_ready(server)
+                stop.wait()
+        except DispatcherHeld as error:
+            log.error("not started: %s%s", error, _where(settings))  # noqa: TRY400  # a line for a person, not a crash
+            return EXIT_UNAVAILABLE
+        except PenstockError as error:
+            log.error("not started: %s", error)  # noqa: TRY400  # a line for a person, not a crash
+            return EXIT_UNAVAILABLE
+        except Exception:
+            log.exception("the daemon failed")
+            return EXIT_BUG
+        finally:
+            stop.done()
+    log.info("stopped")
+    return 0
+
+
+def _up(settings: Settings, down: ExitStack) -> Server:
+    """In this order: what is put on `down` last is taken down first."""
+    private_directory(settings.data_dir)
+    rules, clock = settings.rules(), SteadyClock()
+    store = SqliteStore(settings.database, clock, ordering=rules.ordering)
+    down.callback(store.close)
+    house = House(store, rules, clock=clock)
+    house.start(f"the daemon in {settings.data_dir}")
+    down.callback(house.stop)
+    for name, addon in settings.addons.items():
+        if addon.weight is not None:
+            store.set_addon(AddonId(name), weight=addon.weight)
+    server = serve(house, _config(settings))
+    down.callback(server.stop)
+    down.callback(setattr, house.machine, "draining", True)  # first of all: nothing more is granted
+    _tell(settings, server, down)
+    return server
+
+
+def _config(settings: Settings) -> Config:
+    server, address = settings.server, settings.server.listen
+    return Config(
+        directory=settings.data_dir,
+        bind=None if address is None else address.host,
+        port=0 if address is None else address.port,
+        socket=settings.socket,
+        token_file=server.token_file,
+        tls_cert=server.tls_cert,
+        tls_key=server.tls_key,
+        trusted_proxies=server.trusted_proxies,
+        allowed_hosts=server.allowed_hosts,
+        # Beside what else must end within the timeout; a request that is being served has seldom more to do.
+        stop_sec=min(5.0, seconds(server.shutdown_timeout) / 2),
+    )
+
+
+def _tell(settings: Settings, server: Server, down: ExitStack) -> None:
+    """Into the log, and into `daemon.json` for whoever looks for us: with port 0 nobody else knows."""
+    url = server.url if settings.server.listen is not None else None
+    told = {
+        "pid": os.getpid(),
+        "url": url,
+        "socket": str(settings.socket),
+        "token_file": str(server.token_file),
+        "version": penstock.__version__,
+        "started_at": datetime.now(UTC).isoformat(),
+    }
+    _whoami(settings).write_text(json.dumps(told, indent=2) + "\n")
+    down.callback(_whoami(settings).unlink, missing_ok=True)
+    log.info("listening on %s and %s; token in %s", url or "no port", settings.socket, server.token_file)
+
+
+def _whoami(settings: Settings) -> Path:
+    return settings.data_dir / "daemon.json"
+
+
+def _where(settings: Settings) -> str:
+    with suppress(OSError, ValueError):
+        told = json.loads(_whoami(settings).read_text())
+        return f". It listens on {told['url']} and {told['socket']}"
+    return ""
+
+
+class _Stop:
+    """The first signal asks for an end within the time; the second, or the end of the time, takes it."""
+
+    def __init__(self, within: float) -> None:
+        self._within, self._told = within, threading.Event()
+        self._timer = threading.Timer(within + 0.5, self._leave)
+        self._timer.daemon = True
+
+    def hear(self, number: signal.Signals) -> None:
+        if self._told.is_set():
+            os._exit(128 + number)
+        log.info("%s: stopping within %s s", number.name, self._within)
+        self._told.set()
+        self._timer.start()
+
+    def wait(self) -> None:
+        self._told.wait()
+
+    def done(self) -> None:
+        self._timer.cancel()
+
+    def _leave(self) -> None:
+        log.error("the stop took more than %s s: leaving as it is", self._within)
+        os._exit(EXIT_LATE)

@@ -1,0 +1,207 @@
+"""A real daemon in a process of its own, and a scheduler over HTTP within this one for what needs no process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from penstock.client import Client
+from penstock.core.quiet import Capacity
+from penstock.core.retry import Schedules
+from penstock.core.words import MILLISECOND, SECOND
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.http.server import Config, serve
+from penstock.stores.memory import MemoryStore
+
+ROOT = Path(__file__).parents[2]
+LONG = 60.0  # nothing takes so long; a test that waits for it has failed
+
+
+def until(true, within=LONG):
+    """Waits for what must come; the limit is for a machine that is ten times as busy."""
+    ends = time.monotonic() + within
+    while not (found := true()):
+        assert time.monotonic() < ends, "it did not come"
+        time.sleep(0.01)
+    return found
+
+
+def environment(**more):
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "", **more}
+
+
+@pytest.fixture
+def folder():
+    """Short: the path of a Unix socket may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="pst") as name:
+        yield Path(name)
+
+
+class Daemon:
+    """One data directory and the daemon on it, if it runs."""
+
+    FLAGS = (
+        "server.listen=127.0.0.1:0",
+        "capacity.units=100",
+        "retry.crash=0s,0s,0s,0s,0s",
+        "log.format=json",
+    )
+
+    def __init__(self, folder, *flags):
+        self.folder, self.data = folder, folder / "data"
+        self.log = folder / "daemon.log"
+        self.flags = [f"data_dir={self.data}", *self.FLAGS, *flags]
+        self.process, self._port = None, None
+
+    def start(self):
+        """On the same port as before, so that workers find it again."""
+        flags = [*self.flags, *([f"server.listen=127.0.0.1:{self._port}"] if self._port else [])]
+        command = [sys.executable, "-m", "penstock.daemon", *(f"--set={flag}" for flag in flags)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment())
+        until(lambda: self.process.poll() is not None or self.told().get("pid") == self.process.pid)
+        assert self.process.poll() is None, self.log.read_text()
+        self._port = int(self.url.rpartition(":")[2])
+        return self
+
+    def told(self):
+        try:
+            return json.loads((self.data / "daemon.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    @property
+    def url(self):
+        return self.told()["url"]
+
+    @property
+    def token(self):
+        return (self.data / "token").read_text().strip()
+
+    @cached_property
+    def client(self):
+        return Client(self.url, token=self.token, retry_for=LONG)
+
+    def close(self):
+        if self.process.poll() is None:
+            assert self.end() == 0, self.log.read_text()
+        if "client" in self.__dict__:
+            self.client.close()
+
+    def end(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        return self.process.wait(LONG)
+
+
+@pytest.fixture
+def daemon(folder):
+    made = []
+
+    def make(*flags):
+        made.append(Daemon(folder, *flags))
+        return made[-1].start()
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Workers:
+    """SDK workers in processes of their own: `programs.py` says what they do. They write a journal outside of everything."""
+
+    def __init__(self, folder):
+        self.journal, self._processes, self._log = folder / "journal", [], folder / "workers.log"
+
+    def start(self, daemon, *arguments):
+        command = [sys.executable, str(Path(__file__).parent / "programs.py"), *arguments]
+        env = environment(
+            PENSTOCK_URL=daemon.url,
+            PENSTOCK_TOKEN_FILE=str(daemon.data / "token"),
+            PENSTOCK_ADDON="photos",
+            JOURNAL=str(self.journal),
+        )
+        with self._log.open("ab") as log:
+            self._processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+        return self._processes[-1]
+
+    def lines(self):
+        """(moment, what, job, fence, pid)"""
+        if not self.journal.exists():
+            return []
+        return [line.split() for line in self.journal.read_text().splitlines()]
+
+    def started(self):
+        return [line for line in self.lines() if line[1] == "begin"]
+
+    def said(self):
+        return self._log.read_text()
+
+    def close(self):
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        return [process.wait(LONG) for process in self._processes]
+
+
+@pytest.fixture
+def workers(folder):
+    workers = Workers(folder)
+    yield workers
+    workers.close()
+
+
+def overlaps(lines):
+    """Pairs of runs of one job that were there at the same time, from what the jobs themselves wrote down."""
+    runs = {}
+    for moment, what, job, fence, _pid in lines:
+        runs.setdefault((job, fence), {})[what] = float(moment)
+    by_job = {}
+    for (job, fence), times in runs.items():
+        by_job.setdefault(job, []).append((times["begin"], times.get("end", times["begin"]), fence))
+    found = []
+    for job, spans in by_job.items():
+        spans.sort()
+        found += [(job, a, b) for a, b in pairwise(spans) if a[1] > b[0]]
+    return found
+
+
+RULES = Rules(
+    capacity=Capacity(fixed=100),
+    schedules=Schedules(crash=(0,) * 5, unavailable=(0,) * 2),
+    lease_for=2 * SECOND,
+    grace=1 * SECOND,
+    tick=200 * MILLISECOND,
+)
+
+
+@pytest.fixture
+def scheduler(folder):
+    """The whole of it but the process: memory store, engine, HTTP on loopback."""
+    store = MemoryStore(lambda: time.time_ns() // 1_000)
+    house = House(store, RULES)
+    house.start("the test")
+    server = serve(house, Config(directory=folder / "data", socket=folder / "data" / "penstock.sock"))
+    server.secret = server.token_file.read_text().strip()
+    server.store = store
+    yield server
+    server.stop()
+    house.stop()
+    store.close()
+
+
+@pytest.fixture
+def client(scheduler):
+    with Client(scheduler.url, token=scheduler.secret) as client:
+        yield client

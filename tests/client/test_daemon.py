@@ -1,0 +1,250 @@
+"""The daemon as a process: it starts, refuses, stops in time, and loses nothing when it does not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from threading import Thread
+
+import pytest
+from tests.client.conftest import LONG, ROOT, Daemon, environment, overlaps, until
+
+LEASE = 3.0
+
+
+def main(*arguments, **env):
+    command = [sys.executable, "-m", "penstock.daemon", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=LONG, check=False, env=environment(**env)
+    )
+
+
+def states(client, receipts):
+    return [client.job(receipt.job_id).state for receipt in receipts]
+
+
+def submit(client, job_type, count, **payload):
+    return [client.submit("photos", job_type, payload, cost_units=1) for _ in range(count)]
+
+
+# Starting
+
+
+def test_what_is_wrong_with_the_settings_is_told_and_nothing_starts(tmp_path):
+    done = main(
+        f"--set=data_dir={tmp_path / 'data'}", "--set=leases.ttl=soon", PENSTOCK_CAPS_CONCURRENT="many"
+    )
+
+    assert 2 == done.returncode
+    assert "2 problems in the settings" in done.stderr
+    assert "leases.ttl (--leases.ttl)" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_settings_are_listed_with_their_source(tmp_path):
+    done = main("--settings", f"--set=data_dir={tmp_path}", PENSTOCK_LEASES_TTL="20s")
+
+    assert 0 == done.returncode
+    assert "20s  (PENSTOCK_LEASES_TTL)" in done.stdout
+
+
+def test_a_second_daemon_is_refused_and_told_who_has_it(daemon):
+    first = daemon()
+
+    second = main(*(f"--set={flag}" for flag in first.flags))
+
+    assert 75 == second.returncode
+    assert f"pid {first.process.pid}" in second.stderr
+    assert first.url in second.stderr
+    assert first.client.health().status == "ok"
+
+
+def test_a_port_that_is_taken_is_told(folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = main(f"--set=data_dir={folder / 'data'}", f"--set=server.listen=127.0.0.1:{port}")
+
+    assert 75 == done.returncode
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_data_token_and_socket_are_for_the_owner_alone(daemon):
+    one = daemon()
+
+    modes = {
+        name: oct((one.data / name).stat().st_mode & 0o777)
+        for name in ("token", "tokens.json", "penstock.sock")
+    }
+    assert {"token": "0o600", "tokens.json": "0o600", "penstock.sock": "0o600"} == modes
+    assert 0o700 == one.data.stat().st_mode & 0o777
+    assert one.token not in one.log.read_text()
+
+
+def test_a_data_directory_that_others_can_enter_is_refused(folder):
+    (folder / "data").mkdir(mode=0o755)
+
+    done = main(f"--set=data_dir={folder / 'data'}", "--set=server.listen=127.0.0.1:0")
+
+    assert 75 == done.returncode
+    assert "chmod 700" in done.stderr
+
+
+def test_weights_and_caps_of_the_settings_hold(folder, daemon):
+    config = folder / "penstock.toml"
+    config.write_text('[addons.photos]\nweight = 250\nconcurrent = 1\n[leases]\nttl = "5s"\n')
+    one = Daemon(folder)
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.daemon",
+        f"--config={config}",
+        *(f"--set={f}" for f in one.flags),
+    ]
+    one.process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
+    until(lambda: one.told().get("pid") == one.process.pid)
+    client = one.client
+    submit(client, "sleep", 2, seconds=0)
+
+    claimed = client.claim(addon_id="photos", limit=5)
+
+    assert 5.0 == claimed.ttl_sec
+    assert 1 == len(claimed.jobs)
+    assert [250] == [addon.weight for addon in client.addons().addons if addon.addon_id == "photos"]
+    one.close()
+
+
+def test_logs_are_one_json_object_a_line(daemon):
+    one = daemon()
+    one.end()
+
+    lines = [json.loads(line) for line in one.log.read_text().splitlines()]
+    assert "stopped" == lines[-1]["event"]
+    assert all({"event", "level", "logger", "timestamp"} <= line.keys() for line in lines)
+
+
+# Stopping
+
+
+def test_it_stops_at_once_although_somebody_waits_for_jobs_and_events(daemon):
+    one = daemon()
+    client = one.client
+    with client.stream() as stream:
+        polling = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/client/programs.py")],
+            env=environment(
+                PENSTOCK_URL=one.url, PENSTOCK_TOKEN_FILE=str(one.data / "token"), PENSTOCK_ADDON="photos"
+            ),
+            stderr=subprocess.DEVNULL,
+        )
+        until(lambda: client.stats().jobs is not None)
+        iter(stream)
+        began = time.monotonic()
+        code = one.end()
+        took = time.monotonic() - began
+    polling.terminate()
+    polling.wait(LONG)
+
+    assert 0 == code
+    assert took < 10
+    assert not (one.data / "daemon.json").exists()
+
+
+def test_a_second_signal_does_not_wait(daemon):
+    one = daemon()
+    one.process.send_signal(signal.SIGSTOP)
+    one.process.send_signal(signal.SIGTERM)
+    one.process.send_signal(signal.SIGINT)
+    one.process.send_signal(signal.SIGCONT)
+
+    assert one.process.wait(LONG) in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def test_what_was_accepted_before_a_stop_is_done_after_it(daemon, workers):
+    one = daemon(f"leases.ttl={LEASE}s")
+    client = one.client
+    receipts = submit(client, "sleep", 30, seconds=0.1)
+    worker = workers.start(one)
+    until(lambda: len(workers.started()) >= 5)
+
+    assert 0 == one.end(signal.SIGTERM)
+    one.start()
+
+    until(lambda: states(client, receipts) == ["DONE"] * 30)
+    assert worker.poll() is None
+    assert [] == overlaps(workers.lines())
+
+
+@pytest.mark.soak
+def test_kill_9_of_the_daemon_loses_nothing_and_runs_nothing_twice_at_once(daemon, workers):
+    one = daemon(f"leases.ttl={LEASE}s")
+    client = one.client
+    receipts = submit(client, "sleep", 40, seconds=0.15)
+    for _ in range(2):
+        workers.start(one, "--concurrency=2")
+
+    for enough in (5, 15, 25):
+        until(lambda enough=enough: len(workers.started()) >= enough)
+        assert -signal.SIGKILL == one.end(signal.SIGKILL)
+        one.start()
+
+    until(lambda: states(client, receipts) == ["DONE"] * 40)
+    assert [] == overlaps(workers.lines())
+
+
+def test_a_run_that_outlives_a_killed_daemon_keeps_its_lease(daemon, workers):
+    one = daemon("leases.ttl=10s")
+    client = one.client
+    [receipt] = submit(client, "sleep", 1, seconds=2)
+    workers.start(one)
+    until(workers.started)
+
+    one.end(signal.SIGKILL)
+    one.start()
+
+    assert "DONE" == client.wait(receipt.job_id, LONG).state
+    assert 1 == len(workers.started())
+
+
+def test_a_submit_with_a_key_waits_out_a_restart_and_is_taken_once(daemon):
+    one = daemon()
+    client = one.client
+    client.submit("photos", "sleep", {"seconds": 0}, idempotency_key="once")
+    one.end(signal.SIGKILL)
+    answers = []
+    asking = Thread(
+        target=lambda: answers.append(
+            client.submit("photos", "sleep", {"seconds": 0}, idempotency_key="once")
+        )
+    )
+    asking.start()
+    one.start()
+    asking.join(LONG)
+
+    assert [False] == [answer.created for answer in answers]
+    assert 1 == sum(client.stats().jobs.values())
+
+
+def test_events_go_on_where_they_were_after_a_restart(daemon):
+    one = daemon()
+    client = one.client
+    first = client.submit("photos", "sleep", {"seconds": 0})
+    seen = []
+    stream = client.stream(after=0)
+    events = iter(stream)
+    while not (seen and seen[-1].job_id == first.job_id):
+        seen.append(next(events))
+
+    one.end(signal.SIGKILL)
+    one.start()
+    second = client.submit("photos", "sleep", {"seconds": 0})
+    while seen[-1].job_id != second.job_id:
+        seen.append(next(events))
+    stream.close()
+
+    numbers = [event.seq for event in seen]
+    assert numbers == sorted(set(numbers))
+    assert {first.job_id, second.job_id} <= {event.job_id for event in seen if event.kind == "SUBMITTED"}

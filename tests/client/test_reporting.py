@@ -1,0 +1,271 @@
+"""How ends are told: together, again until answered, and never for a lease that may be another's by now."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import pytest
+
+from penstock.client import holds as holds_module
+from penstock.client import reporter as reporter_module
+from penstock.client.context import Facts, JobContext, JobStopped, JobUnavailable
+from penstock.client.failures import Unreachable, from_answer
+from penstock.client.handlers import Done, Failed, Given, call
+from penstock.client.holds import Hold
+from penstock.client.reporter import Reporter
+from penstock.client.tenure import Tenure
+from penstock.core.refusals import BadIntent, IllegalMove, QueueFull, Refused, StaleDispatch, Unavailable
+from penstock.core.states import State
+from penstock.http.wire import Ended, Failure, Problem
+
+TTL = 30.0
+LOST = Unreachable("away", sent=True)
+
+
+def problem(code, status):
+    return Problem(type="", title="No", status=status, detail="it may not", code=code, hint="")
+
+
+class Scheduler:
+    def __init__(self):
+        self.answers, self.batches, self.released, self.now = [], [], [], 1_000.0
+
+    def complete_many(self, outcomes):
+        self.batches.append(outcomes)
+        answer = self.answers.pop(0) if self.answers else {}
+        if isinstance(answer, Exception):
+            raise answer
+        return [Ended(o.lease_id, "j", State.DONE, answer.get(o.lease_id)) for o in outcomes]
+
+    def release(self, lease_id):
+        self.released.append(lease_id)
+
+
+@pytest.fixture
+def scheduler(monkeypatch):
+    scheduler = Scheduler()
+    monkeypatch.setattr(holds_module, "monotonic", lambda: scheduler.now)
+    monkeypatch.setattr(reporter_module, "PAUSE", 0.001)
+    return scheduler
+
+
+def hold_of(scheduler, lease_id, payload=b"null"):
+    facts = Facts(lease_id, lease_id, 1, "photos", "thumb", (), None, payload, b"null")
+    return Hold(facts, Tenure(scheduler.now, TTL), lambda _: None)
+
+
+def report(scheduler, *pairs):
+    """All of them, told by a reporter to its end; what it had to say of each."""
+    told = []
+    reporter = Reporter(scheduler, lambda hold, ending: told.append((hold.lease_id, ending)))
+    for hold, ending in pairs:
+        reporter.put(hold, ending)
+    reporter.close()
+    thread = Thread(target=reporter.run, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    return told
+
+
+def test_many_ends_are_one_request(scheduler):
+    pairs = [(hold_of(scheduler, f"j{n}"), Done(b"1")) for n in range(200)]
+
+    told = report(scheduler, *pairs)
+
+    assert [200] == [len(batch) for batch in scheduler.batches]
+    assert 200 == len(told)
+
+
+def test_large_results_do_not_share_a_request(scheduler):
+    pairs = [(hold_of(scheduler, f"j{n}"), Done(b"1" * 400_000)) for n in range(4)]
+
+    report(scheduler, *pairs)
+
+    assert [2, 2] == [len(batch) for batch in scheduler.batches]
+
+
+def test_an_end_is_told_until_it_is_answered(scheduler):
+    scheduler.answers = [LOST, Unavailable("busy"), LOST]
+
+    told = report(scheduler, (hold_of(scheduler, "a"), Done(b"1")))
+
+    assert 4 == len(scheduler.batches)
+    assert [("a", Done(b"1"))] == told
+
+
+def test_an_end_is_given_up_when_the_lease_is_over(scheduler):
+    hold = hold_of(scheduler, "a")
+    scheduler.now += 1.1 * TTL
+
+    told = report(scheduler, (hold, Done(b"1")))
+
+    assert [] == scheduler.batches
+    assert [("a", None)] == told
+
+
+def test_a_run_that_let_go_of_its_lease_is_not_reported_as_done(scheduler):
+    hold = hold_of(scheduler, "a")
+    scheduler.now += 0.7 * TTL
+
+    report(scheduler, (hold, Done(b"1")))
+
+    assert [] == scheduler.batches
+    assert ["a"] == scheduler.released
+
+
+def test_a_run_that_was_canceled_tells_what_it_did_for_the_first_reason_wins_over_there(scheduler):
+    hold = hold_of(scheduler, "a")
+    hold.end("canceled", told=True)
+
+    report(scheduler, (hold, Done(b"1")))
+
+    assert ["a"] == [outcome.lease_id for outcome in scheduler.batches[0]]
+
+
+def test_a_stale_end_takes_nobody_along(scheduler):
+    scheduler.answers = [{"a": problem("stale_dispatch", 409)}]
+    pairs = [(hold_of(scheduler, name), Done(b"1")) for name in "ab"]
+
+    told = report(scheduler, *pairs)
+
+    assert [("a", None), ("b", Done(b"1"))] == told
+
+
+def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
+    scheduler.answers = [Refused("too large"), Refused("too large"), {}, {}]
+    pairs = [(hold_of(scheduler, name), Done(b"1")) for name in "ab"]
+
+    report(scheduler, *pairs)
+
+    last = scheduler.batches[-1][0]
+    assert ("a", "FAILED") == (last.lease_id, last.state)
+    assert "too large" in last.error
+    assert [["a", "b"], ["a"], ["b"], ["a"]] == [[o.lease_id for o in batch] for batch in scheduler.batches]
+
+
+def test_what_never_began_is_given_back(scheduler):
+    assert [("a", Given())] == report(scheduler, (hold_of(scheduler, "a"), Given()))
+    assert ["a"] == scheduler.released
+
+
+# What comes of calling a function
+
+
+def run(scheduler, function, payload=b"null"):
+    hold = hold_of(scheduler, "a", payload)
+    return call(function, JobContext(hold.facts, hold))
+
+
+@pytest.mark.parametrize(
+    ("payload", "result"),
+    [(b'{"path":"a"}', b'["a",1]'), (b'["a",2]', b'["a",2]'), (b'"a"', b'["a",1]')],
+)
+def test_a_payload_becomes_the_arguments(scheduler, payload, result):
+    assert Done(result) == run(scheduler, lambda job, path, size=1: [path, size], payload)
+
+
+def test_no_payload_is_no_argument(scheduler):
+    assert Done(b"null") == run(scheduler, lambda job: None)
+
+
+def test_a_payload_that_does_not_fit_fails_the_job_with_the_reason(scheduler):
+    ending = run(scheduler, lambda job, path: path, b'{"pth": 1}')
+
+    assert isinstance(ending, Failed)
+    assert "does not fit" in ending.error
+    assert "'path'" in ending.error
+
+
+def test_a_coroutine_is_run(scheduler):
+    async def later(job):
+        return 7
+
+    assert Done(b"7") == run(scheduler, later)
+
+
+def test_an_exception_is_the_jobs_own_error_with_its_traceback(scheduler):
+    def broken(job):
+        raise KeyError("colour")
+
+    ending = run(scheduler, broken)
+
+    assert Failure.JOB_ERROR == ending.failure
+    assert ending.error.startswith("KeyError: 'colour'\n")
+    assert "in broken" in ending.error
+    assert "handlers.py" not in ending.error
+
+
+def test_a_long_error_keeps_its_head_and_its_tail(scheduler):
+    def broken(job):
+        raise ValueError("x" * 50_000 + "END")
+
+    error = run(scheduler, broken).error
+
+    assert error.startswith("ValueError: xxx")
+    assert error.endswith("END\n")
+    assert len(error) < 17_000
+
+
+def test_unavailable_is_its_own_kind_of_failure(scheduler):
+    def broken(job):
+        raise JobUnavailable("the database is away")
+
+    assert Failure.UNAVAILABLE == run(scheduler, broken).failure
+
+
+def test_leaving_by_check_gives_the_lease_back(scheduler):
+    def patient(job):
+        raise JobStopped("as asked")
+
+    assert Given() == run(scheduler, patient)
+
+
+def test_exit_fails_the_job_and_not_the_worker(scheduler):
+    def leaves(job):
+        raise SystemExit(3)
+
+    assert isinstance(run(scheduler, leaves), Failed)
+
+
+def test_a_result_that_json_has_no_form_for_fails_the_job(scheduler):
+    ending = run(scheduler, lambda job: object())
+
+    assert "JSON" in ending.error
+
+
+# Refusals over HTTP are the library's own
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("stale_dispatch", 409, StaleDispatch),
+        ("illegal_move", 409, IllegalMove),
+        ("queue_full", 429, QueueFull),
+        ("bad_intent", 422, BadIntent),
+        ("store_failed", 503, Unavailable),
+        ("a_code_of_tomorrow", 418, Refused),
+        ("a_code_of_tomorrow", 503, Unavailable),
+    ],
+)
+def test_a_problem_is_raised_as_the_error_of_the_library(code, status, kind):
+    body = (
+        b'{"type": "", "title": "No", "status": %d, "detail": "it may not", "code": "%s", "hint": "Do this.",'
+        b' "problems": [{"field": "cost_units", "message": "must be 1..100"}], "retry_after_sec": 2.5, "data": {"state": "DONE"}}'
+    ) % (status, code.encode())
+
+    error = from_answer(status, body)
+
+    assert isinstance(error, kind)
+    assert (code, status, 2.5, "DONE") == (error.code, error.status, error.retry_after_sec, error.state)
+    assert [{"field": "cost_units", "message": "must be 1..100"}] == error.problems
+    assert "it may not" == str(error)
+    assert ["Do this."] == error.__notes__
+
+
+def test_an_answer_that_is_not_ours_says_so():
+    error = from_answer(502, b"<html>Bad Gateway</html>")
+
+    assert isinstance(error, Unavailable)
+    assert "not the scheduler's" in str(error)
