@@ -241,7 +241,13 @@ def test_a_clock_does_not_go_back_and_takes_only_spans(clock):
 # the plugin
 
 
-def test_the_fixtures_are_there_for_anybody_who_has_penstock(pytester):
+@pytest.fixture
+def alone(monkeypatch):
+    """Without the plugins of this environment, which take longer to load than the test to run."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def test_the_fixtures_are_there_for_anybody_who_has_penstock(pytester, alone):
     pytester.makepyfile(
         """
         def test_it(scheduler, clock):
@@ -258,7 +264,7 @@ def test_the_fixtures_are_there_for_anybody_who_has_penstock(pytester):
     result.assert_outcomes(passed=1)
 
 
-def test_the_plugin_loads_nothing_of_penstock_before_a_test_asks(pytester):
+def test_the_plugin_loads_nothing_of_penstock_before_a_test_asks(pytester, alone):
     pytester.makepyfile(
         """
         import sys

@@ -29,10 +29,10 @@ PROGRESS_SEC: Final = 1.0
 
 class Beats:
     def __init__(self, store: Store, crew: Crew, lease_for: Span) -> None:
-        self._store, self._crew = store, crew
-        self._every_sec = lease_for / SECOND / 3
+        self._store, self._crew, self._lease_for = store, crew, lease_for
+        self._pause_sec = min(PROGRESS_SEC, lease_for / SECOND / 6)
         self._bell, self._stopping = Event(), Event()
-        self._renewed: dict[Attempt, float] = {}
+        self._changed = False  # since somebody last looked for runs that were told to stop
         self._thread = Thread(target=self._loop, name="penstock-beats", daemon=True)
 
     def start(self) -> None:
@@ -48,21 +48,27 @@ class Beats:
         self._thread.join()
 
     def _loop(self) -> None:
-        pause = min(PROGRESS_SEC, self._every_sec)
+        quick = min(QUICK_SEC, self._pause_sec)
         while not self._stopping.is_set():
-            rung = self._bell.wait(pause)
+            self._changed |= self._bell.wait(quick if self._changed else self._pause_sec)
             self._bell.clear()
-            long = [a for a in list(self._crew.running.values()) if a.began < time.monotonic() - QUICK_SEC]
-            self._renewed = {a: at for a, at in self._renewed.items() if a in long}
             try:
-                if long and rung:
-                    self._look(long)
-                for attempt in long:
-                    self._renew(attempt)
+                self._round()
             except Unavailable as error:
                 log.warning("leases cannot be renewed now: %s", error)
             # However many notices come, a look every so often is enough.
-            self._stopping.wait(QUICK_SEC)
+            self._stopping.wait(quick)
+
+    def _round(self) -> None:
+        running = list(self._crew.running.values())
+        since = time.monotonic() - QUICK_SEC
+        long = [attempt for attempt in running if attempt.began < since]
+        if self._changed and long:
+            self._look(long)
+        # Those that have just begun may have been told as well: they are looked at next time.
+        self._changed = self._changed and len(long) < len(running)
+        for attempt in long:
+            self._renew(attempt)
 
     def _look(self, attempts: list[Attempt]) -> None:
         told = {d.dispatch_id: d.reason for d in self._store.live(phases=[Phase.ENDING])}
@@ -73,12 +79,12 @@ class Beats:
                 self._crew.hands.end(attempt)
 
     def _renew(self, attempt: Attempt) -> None:
-        now = time.monotonic()
-        due = now - self._renewed.setdefault(attempt, attempt.began)
-        fresh = attempt.fresh_progress is not None and due >= PROGRESS_SEC
-        if attempt.lost or (due < self._every_sec and not fresh):
+        left = attempt.expires_at - self._store.now()
+        due = left < self._lease_for * 2 // 3
+        fresh = attempt.fresh_progress is not None and left <= self._lease_for - PROGRESS_SEC * SECOND
+        # One that was told to stop is not prolonged: it is asked about only when its time is over.
+        if attempt.lost or not (left <= 0 if attempt.stop is not None else due or fresh):
             return
-        self._renewed[attempt] = now
         told = attempt.stop
         if not attempt.beat():
             log.warning("%s of job %s has lost its lease", attempt.function.name, attempt.facts.job_id)

@@ -30,6 +30,8 @@ def _to_text(value: Any) -> Any:
 
 
 def from_text(kind: type, value: Any) -> Any:
-    if issubclass(kind, PurePath) and isinstance(value, str):
+    if issubclass(kind, PurePath):
+        if not isinstance(value, str):
+            raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
         return kind(value)
     raise NotImplementedError(f"{kind.__qualname__} cannot be made from JSON")

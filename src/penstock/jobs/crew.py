@@ -8,17 +8,19 @@ else the threads would stand still during every commit. What then waits too long
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Condition
 from typing import Any, Final
 
 from penstock.core.landing import End
-from penstock.core.refusals import NotFound, StaleDispatch
+from penstock.core.refusals import Refused
+from penstock.core.states import State
 from penstock.core.words import SECOND, DispatchId, Moment, Span
-from penstock.engine.desk import Desk
+from penstock.engine.desk import Claimed, Desk, Report
 from penstock.engine.dispatcher import Kinds
 from penstock.jobs.attempt import Attempt
 from penstock.jobs.function import JobFunction
@@ -32,7 +34,8 @@ log = logging.getLogger("penstock.jobs")
 #: So much work may wait for a thread; longer than a commit takes, shorter than anybody notices.
 AHEAD_SEC: Final = 0.02
 MOST_AHEAD: Final = 200
-STALE_SEC: Final = 1.0
+MOST_AT_ONCE: Final = 500
+STALE: Final[Span] = 1 * SECOND
 
 
 class Crew:
@@ -53,8 +56,6 @@ class Crew:
             now,
             tick,
         )
-        self._desk: Desk | None = None
-        self._ring: Callable[[], None] = lambda: None
         #: Claimed, and not begun. Whoever pops one has it: the thread that runs it, or the one that gives it back.
         self._waiting: dict[DispatchId, Attempt] = {}
         self.running: dict[DispatchId, Attempt] = {}
@@ -66,54 +67,56 @@ class Crew:
         self.hands = hands(self._begin, self._finish)
 
     def join(self, desk: Desk, ring: Callable[[], None]) -> None:
+        """The desk is made with its parts, of which this is one: so it comes after."""
         self._desk, self._ring = desk, ring
 
     # what the driver asks
 
     def step(self, now: Moment) -> Moment:
         self._rung = False
-        self.settle()
         self._give_back_stale()
-        if not self._closing:
-            self._claim()
-        return now + self._tick
+        self._exchange()
+        return now + (min(self._tick, STALE) if self._waiting else self._tick)
+
+    def _exchange(self) -> None:
+        """What has ended for what may start. If the store fails, what has ended stays, and is told with the next step."""
+        over = self._ended()
+        kinds = Kinds(job_types=frozenset(self._functions))
+        room = self._workers - (len(self.running) - len(over)) - len(self._waiting) + self._ahead()
+        claimed: list[Claimed] = []
+        if room > 0 and kinds.job_types and not self._closing:
+            answers, claimed = self._desk.exchange([_report(*each) for each in over], kinds, room, self._name)
+        else:
+            answers = self._desk.end_many([_report(*each) for each in over]) if over else []
+        self._settled(over, answers)
+        for each in claimed:
+            attempt = Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
+            self._waiting[attempt.facts.dispatch_id] = attempt
+            self.hands.start(attempt)
 
     def settle(self) -> None:
-        """All that has ended. If the store fails they stay, and are told with the next step."""
-        assert self._desk is not None
-        while self._over:
-            attempt, outcome = self._over[0]
-            try:
-                self._desk.end(
-                    attempt.facts.dispatch_id, outcome.end, result=outcome.result, error=outcome.error
-                )
-            except (StaleDispatch, NotFound) as error:
-                log.warning(
-                    "what %s of job %s came to is refused: %s",
-                    attempt.function.name,
-                    attempt.facts.job_id,
-                    error,
-                )
-            self._over.popleft()
-            self._gone(attempt)
+        while over := self._ended():
+            self._settled(over, self._desk.end_many([_report(*each) for each in over]))
 
-    def _gone(self, attempt: Attempt) -> None:
-        self.running.pop(attempt.facts.dispatch_id, None)
+    def _ended(self) -> list[tuple[Attempt, Outcome]]:
+        return list(itertools.islice(self._over, MOST_AT_ONCE))
+
+    def _settled(
+        self, over: list[tuple[Attempt, Outcome]], answers: Sequence[State | Refused | None]
+    ) -> None:
+        for (attempt, _), answer in zip(over, answers, strict=True):
+            self._over.popleft()
+            self.running.pop(attempt.facts.dispatch_id, None)
+            if isinstance(answer, Refused) and not attempt.lost:
+                log.warning(
+                    "what %s came to is refused: %s; job %s",
+                    attempt.function.name,
+                    answer,
+                    attempt.facts.job_id,
+                )
         if self._closing:
             with self._idle:
                 self._idle.notify_all()
-
-    def _claim(self) -> None:
-        assert self._desk is not None
-        kinds = Kinds(job_types=frozenset(self._functions))
-        room = self._workers - len(self.running) - len(self._waiting) + self._ahead()
-        if room <= 0 or not kinds.job_types:
-            return
-        for claimed in self._desk.claim(kinds, room, self._name):
-            function = self._functions[claimed.job.intent.job_type]
-            attempt = Attempt(claimed, function, self._desk, self._now)
-            self._waiting[attempt.facts.dispatch_id] = attempt
-            self.hands.start(attempt)
 
     def _ahead(self) -> int:
         if self._mean_sec >= AHEAD_SEC:
@@ -122,17 +125,13 @@ class Crew:
 
     def _give_back_stale(self) -> None:
         if self._waiting:
-            since = self._now() - int(STALE_SEC * SECOND)
+            since = self._now() - STALE
             self._give_back([a for a in list(self._waiting.values()) if a.claimed_at < since])
 
     def _give_back(self, attempts: list[Attempt]) -> None:
-        assert self._desk is not None
-        for attempt in attempts:
-            if self._waiting.pop(attempt.facts.dispatch_id, None) is not None:
-                try:
-                    self._desk.end(attempt.facts.dispatch_id, End.RELEASED)
-                except (StaleDispatch, NotFound):
-                    continue
+        mine = [a for a in attempts if self._waiting.pop(a.facts.dispatch_id, None) is not None]
+        if mine:
+            self._desk.end_many([Report(a.facts.dispatch_id, End.RELEASED) for a in mine])
 
     # what the hands tell, from their own threads
 
@@ -177,20 +176,21 @@ class Crew:
 
     def close(self, wait: float) -> None:
         """With the driver gone. What has ended is settled; what has not is ended where that is possible, and put back in any case."""
-        assert self._desk is not None
         self._give_back(list(self._waiting.values()))
         self.settle()
         for attempt in list(self.running.values()):
             attempt.lost = True
         self.hands.close(wait=wait)
         self.settle()
-        for attempt in list(self.running.values()):
-            try:
-                self._desk.end(attempt.facts.dispatch_id, End.GRACEFUL_SHUTDOWN)
-            except (StaleDispatch, NotFound):
-                continue
+        left = list(self.running.values())
+        self._desk.end_many([Report(a.facts.dispatch_id, End.GRACEFUL_SHUTDOWN) for a in left])
+        for attempt in left:
             log.warning(
                 "%s did not stop in time; job %s is back in the queue",
                 attempt.function.name,
                 attempt.facts.job_id,
             )
+
+
+def _report(attempt: Attempt, outcome: Outcome) -> Report:
+    return Report(attempt.facts.dispatch_id, outcome.end, outcome.result, outcome.error)

@@ -48,9 +48,11 @@ class Outcome(NamedTuple):
 
 def failure(error: BaseException, end: End = End.JOB_ERROR) -> Outcome:
     """The first line says what it was; then the traceback, its middle cut out when it is long."""
-    # The first frame is ours, and says nothing about the job.
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
+    frames = error.__traceback__
+    # Ours come first, and say nothing about the job.
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("penstock."):
+        frames = frames.tb_next
+    lines = traceback.format_exception(type(error), error, frames)
     summary = traceback.format_exception_only(error)[-1].strip()
     text = f"{summary}\n{''.join(lines)}"
     if len(text) > MAX_ERROR:

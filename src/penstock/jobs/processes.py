@@ -27,13 +27,14 @@ from penstock.jobs.attempt import Attempt, perform, perform_async
 from penstock.jobs.context import Facts
 from penstock.jobs.hands import Began, Finished
 from penstock.jobs.outcomes import JobStopped, Outcome, failure
+from penstock.jobs.place import place_of
 from penstock.local.context import current_call
 from penstock.local.pool import WorkerPool
 
 if TYPE_CHECKING:
     from penstock.jobs.function import JobFunction
 
-__all__ = ["ProcessHands", "place_of"]
+__all__ = ["ProcessHands"]
 
 #: Told to stop, it has so long to see it before its process is ended.
 GRACE_SEC: Final = 5.0
@@ -58,7 +59,7 @@ class ProcessHands:
     def start(self, attempt: Attempt) -> None:
         if not self._began(attempt):
             return
-        place = place_of(attempt.function)
+        place = place_of(attempt.function.fn)
         call = self._pool.submit(_run, place, attempt.facts, str(self._yield_file))
         attempt.ended_by = call
         call.add_done_callback(lambda done: self._over(attempt, done))
@@ -97,16 +98,6 @@ class ProcessHands:
         while attempt.ended_by.running():
             time.sleep(0.02)
         self._finished(attempt, Outcome(End.CANCELED))
-
-
-def place_of(function: JobFunction[..., Any, Any]) -> tuple[str, str]:
-    """Where another process finds it. Refused where it could not."""
-    module, name = function.fn.__module__, function.fn.__qualname__
-    if "<locals>" in name:
-        raise ValueError(
-            f'{name} is defined inside a function, where no worker process can find it; define it at the top of a module, or use kind="thread"'
-        )
-    return module, name
 
 
 def _run(place: tuple[str, str], facts: Facts, yield_file: str) -> Outcome:

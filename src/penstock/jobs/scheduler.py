@@ -42,6 +42,7 @@ from penstock.jobs.context import JobContext
 from penstock.jobs.function import JobFunction
 from penstock.jobs.handle import JobHandle
 from penstock.jobs.options import JobOptions, Options, Seconds, moment, span_sec
+from penstock.jobs.place import place_of
 from penstock.jobs.settings import Settings, make_rules
 from penstock.jobs.waits import Waits
 from penstock.jobs.work import Running, Work
@@ -120,6 +121,8 @@ class Scheduler:
         options = dataclasses.replace(options, like=dataclasses.replace(options.like, job_type=name))
         function: JobFunction[..., Any, Any] = JobFunction(self, fn, options, Arguments(fn, name))
         self._check(options)
+        if self._kind == "process":
+            place_of(fn)
         with self._lock:
             known = self._functions.get(name)
             if known is not None and _home(known.fn) != _home(fn):

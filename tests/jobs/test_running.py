@@ -1,0 +1,558 @@
+"""The real thing on a real file: threads, an event loop, waiting, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+import penstock
+
+
+def until(true, seconds=20):
+    """For what has no event to wait for."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def kinds(job):
+    return [str(event.kind) for event in job.events()]
+
+
+# results
+
+
+def test_a_job_is_on_disk_when_enqueue_returns_and_runs_when_somebody_starts(make):
+    first = make()
+    job = first.job(name="add")(lambda a, b: a + b).enqueue(1, 2)
+    first.close()
+    second = make()
+    second.job(name="add")(lambda a, b: a + b)
+
+    with second:
+        assert 3 == second.get(job.id).result(20)
+
+
+def test_what_the_function_raised_reaches_whoever_waits_with_its_traceback(real):
+    @real.job
+    def boom() -> None:
+        raise ValueError("no such thing")
+
+    with real, pytest.raises(penstock.JobFailed) as failed:
+        boom.enqueue().result(20)
+
+    assert "ValueError: no such thing" in str(failed.value)
+    assert 'raise ValueError("no such thing")' in failed.value.traceback
+    assert "attempt.py" not in failed.value.traceback
+    assert ("FAILED", "job_error") == (failed.value.state, failed.value.reason)
+
+
+def test_a_job_that_exits_or_interrupts_fails_like_any_other(real):
+    leave = real.job(name="leave")(lambda: exit(3))
+
+    @real.job
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with real:
+        for job in (leave.enqueue(), interrupt.enqueue()):
+            with pytest.raises(penstock.JobFailed, match="SystemExit|KeyboardInterrupt"):
+                job.result(20)
+        assert "ok" == real.job(name="after")(lambda: "ok").enqueue().result(20)
+
+
+def test_what_a_job_needs_being_away_is_not_its_error(make):
+    scheduler = make(unavailable_retries=())
+
+    @scheduler.job
+    def call() -> None:
+        raise penstock.Unavailable("the service is down")
+
+    with scheduler, pytest.raises(penstock.JobFailed, match="BLOCKED: .*the service is down"):
+        call.enqueue().result(20)
+
+
+def test_waiting_has_a_limit_and_says_what_it_waited_for(real):
+    job = real.job(name="f")(lambda: 1).options(not_before=3600).enqueue()
+
+    with pytest.raises(TimeoutError, match=r"has not ended after 0.01 s: not in line yet"):
+        job.result(0.01)
+
+
+def test_a_canceled_job_raises_for_whoever_waits(real):
+    job = real.job(name="f")(lambda: 1).enqueue()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(job.result, 20)
+        until(lambda: real._waits._waiting)
+
+        assert "CANCELED" == job.cancel()
+
+        assert isinstance(waiting.exception(20), penstock.JobCanceled)
+    with pytest.raises(penstock.JobCanceled):
+        job.result(0)
+
+
+def test_a_failed_job_can_be_tried_again(real):
+    broken = True
+
+    @real.job
+    def flaky() -> str:
+        if broken:
+            raise OSError("down")
+        return "up"
+
+    with real:
+        job = flaky.enqueue()
+        with pytest.raises(penstock.JobFailed):
+            job.result(20)
+        broken = False
+        job.retry()
+        assert "up" == job.result(20)
+    assert 2 == len(job.attempts())
+
+
+def test_enqueueing_and_waiting_from_a_loop_does_not_hold_it_up(real):
+    release = threading.Event()
+    hold = real.job(name="hold")(lambda: release.wait(20))
+
+    async def main():
+        jobs = await asyncio.gather(*(hold.enqueue_async() for _ in range(20)))
+        waiting = [asyncio.create_task(job.wait()) for job in jobs]
+        before = threading.active_count()
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in waiting)
+        assert threading.active_count() <= before + 1  # one looks for all of them
+        release.set()
+        return await asyncio.gather(*waiting)
+
+    with real:
+        assert [True] * 20 == asyncio.run(main())
+
+
+def test_a_wait_that_is_given_up_is_forgotten(real):
+    job = real.job(name="f")(lambda: 1).options(not_before=3600).enqueue()
+
+    async def main():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await job.wait()
+
+    asyncio.run(main())
+    assert {} == real._waits._waiting
+
+
+# running
+
+
+def test_coroutines_run_side_by_side_and_not_one_thread_each(real):
+    here = []
+
+    @real.job(cost=1)
+    async def meet() -> str:
+        here.append(threading.current_thread().name)
+        while len(here) < 3:
+            await asyncio.sleep(0.001)
+        return penstock.current_job().id
+
+    with real:
+        jobs = meet.enqueue_many([()] * 3)
+        assert [job.id for job in jobs] == [job.result(20) for job in jobs]
+    assert 1 == len(set(here))
+
+
+def test_the_cost_of_what_runs_never_exceeds_the_capacity(make):
+    scheduler = make(capacity=30, workers=8)
+    running, most, lock = 0, 0, threading.Lock()
+
+    @scheduler.job(cost=10)
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+
+    with scheduler:
+        for job in work.enqueue_many([()] * 40):
+            job.result(20)
+
+    assert 3 == most
+
+
+def test_a_higher_priority_goes_first(make):
+    scheduler = make(workers=1, capacity=10)
+    seen = []
+    note = scheduler.job(name="note")(lambda word: seen.append(word))
+    jobs = [note.options(priority=p).enqueue(p) for p in (20, 90, 50)]
+
+    with scheduler:
+        for job in jobs:
+            job.result(20)
+
+    assert [90, 50, 20] == seen
+
+
+def test_jobs_that_waited_too_long_for_a_thread_go_back_to_the_queue(make):
+    scheduler = make(workers=1)
+    release = threading.Event()
+    quick = scheduler.job(name="quick", cost=1)(lambda: None)
+    slow = scheduler.job(name="slow", cost=1)(lambda: release.wait(30))
+
+    with scheduler:
+        for job in quick.enqueue_many([()] * 100):
+            job.result(20)  # by now it claims ahead
+        slow.enqueue_many([()] * 5)
+        until(lambda: scheduler.counts()["RUNNING"] == 1)
+        states = scheduler.counts()
+        release.set()
+        until(lambda: scheduler.counts()["DONE"] == 105)
+
+    assert 4 == states["QUEUED"]
+
+
+def test_a_job_whose_function_is_not_known_waits_and_says_why(make):
+    other = make()
+    job = other.job(name="elsewhere")(lambda: 1).enqueue()
+    scheduler = make()
+    known = scheduler.job(name="known")(lambda: 2)
+
+    with scheduler:
+        assert 2 == known.enqueue().result(20)
+        told = scheduler.get(job.id).explain()
+        assert "no function is registered here for 'elsewhere'" in str(told)
+        assert "no_function" == told.reason
+        assert "QUEUED" == job.state
+
+        scheduler.job(name="elsewhere")(lambda: 3)
+        assert 3 == job.result(20)
+
+
+def test_a_cancel_reaches_the_function_that_runs(real):
+    began = threading.Event()
+
+    @real.job
+    def endless(ctx: penstock.JobContext) -> None:
+        began.set()
+        while True:
+            time.sleep(0.005)
+            ctx.check()
+
+    with real:
+        job = endless.enqueue()
+        began.wait(20)
+        job.cancel()
+        with pytest.raises(penstock.JobCanceled):
+            job.result(20)
+    assert ["STOP_REQUESTED", "CANCELED"] == kinds(job)[-2:]
+
+
+def test_a_coroutine_is_canceled_as_coroutines_are(real):
+    began, left = threading.Event(), threading.Event()
+
+    @real.job
+    async def endless() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            left.set()
+
+    with real:
+        job = endless.enqueue()
+        began.wait(20)
+        job.cancel()
+        assert left.wait(20)
+        with pytest.raises(penstock.JobCanceled):
+            job.result(20)
+
+
+def test_a_run_past_its_limit_is_told_and_tried_again_later(make):
+    scheduler = make(crash_retries=(0.01,))
+    runs = []
+
+    @scheduler.job(max_runtime=1)
+    def first_slow(ctx: penstock.JobContext) -> str:
+        runs.append(ctx.attempt)
+        while len(runs) == 1:
+            time.sleep(0.01)
+            ctx.check()
+        return "quick"
+
+    with scheduler:
+        job = first_slow.enqueue()
+        assert "quick" == job.result(20)
+    assert [1, 2] == runs
+    assert "TIMEOUT" in kinds(job)
+
+
+def test_a_long_function_that_never_looks_up_keeps_its_lease(make):
+    scheduler = make(lease=0.6)
+
+    @scheduler.job
+    def busy() -> str:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            pass
+        return "done"
+
+    with scheduler:
+        job = busy.enqueue()
+        assert "done" == job.result(20)
+    assert 1 == len(job.attempts())
+
+
+def test_a_function_that_lost_its_lease_is_told_and_its_result_refused(make, monkeypatch):
+    scheduler = make(lease=0.3, crash_retries=(0.01,), workers=1)
+    runs = []
+
+    @scheduler.job
+    def first_cut_off(ctx: penstock.JobContext) -> str:
+        runs.append(ctx.fence)
+        if len(runs) > 1:
+            return "second"
+        until(lambda: ctx.cancelled)
+        until(lambda: len(runs) == 2)  # the place of the lost one was not lost with it
+        return "first"
+
+    with scheduler:
+        beats = scheduler._work._beats
+        monkeypatch.setattr(beats, "_renew", lambda attempt: None)  # as if the network were gone
+        job = first_cut_off.enqueue()
+        until(lambda: runs)
+        until(lambda: job.state == "QUEUED" or len(job.attempts()) > 1)
+        monkeypatch.undo()
+        assert "second" == job.result(20)
+    assert sorted(set(runs)) == runs
+    assert ["lease_expired", "completed"] == [str(attempt.end) for attempt in job.attempts()]
+
+
+# what a function can say
+
+
+def test_progress_and_checkpoints_and_spending_are_on_record(real):
+    @real.job(cost_limit="0.50", retries=(0,))
+    def talkative(ctx: penstock.JobContext) -> list:
+        if ctx.attempt == 1:
+            ctx.progress(0.25)
+            ctx.save_checkpoint({"page": 3})
+            ctx.spend("0.10")
+            raise OSError("again")
+        return [ctx.load_checkpoint(), ctx.load_checkpoint("nothing")["page"]]
+
+    with real:
+        job = talkative.enqueue()
+        assert [{"page": 3}, 3] == job.result(20)
+    assert 0.25 == job.progress
+    assert 100_000 == job.job.spent
+    assert "CHECKPOINT" in kinds(job)
+
+
+def test_a_job_that_spends_its_limit_is_stopped_and_blocked(real):
+    @real.job(cost_limit=1)
+    def dear(ctx: penstock.JobContext) -> None:
+        for _ in range(100):
+            ctx.spend(0.6)
+            ctx.check()
+
+    with real, pytest.raises(penstock.JobFailed, match="BLOCKED"):
+        dear.enqueue().result(20)
+
+
+def test_outside_of_a_job_there_is_no_current_one_and_a_direct_call_needs_none(real):
+    @real.job
+    def index(ctx: penstock.JobContext, path: str) -> str:
+        ctx.progress(0.5)
+        ctx.save_checkpoint(1)
+        ctx.spend(1)
+        ctx.check()
+        return f"{path} {ctx.load_checkpoint()} {ctx.attempt}"
+
+    assert penstock.current_job() is None
+    assert "/a 1 1" == index("/a")
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.1, True, "half", float("nan")])
+def test_progress_is_a_number_from_0_to_1(real, wrong):
+    @real.job
+    def tell(ctx: penstock.JobContext) -> None:
+        with pytest.raises(ValueError, match="progress is"):
+            ctx.progress(wrong)
+
+    tell()
+
+
+# stopping
+
+
+def test_stop_waits_for_what_runs_and_loses_no_result(real):
+    began = threading.Event()
+
+    @real.job
+    def work() -> str:
+        began.set()
+        time.sleep(0.2)
+        return "done"
+
+    with real:
+        job = work.enqueue()
+        began.wait(20)
+
+    assert "done" == job.result(0)
+
+
+def test_a_function_that_yields_goes_back_to_the_queue_with_its_checkpoint(real):
+    began = threading.Event()
+
+    @real.job
+    def pages(ctx: penstock.JobContext) -> int:
+        page = ctx.load_checkpoint(0)
+        while page < 1_000_000 and not (page > 10 and resumed):
+            began.set()
+            page += 1
+            if ctx.should_yield():
+                ctx.save_checkpoint(page)
+                ctx.check()
+            time.sleep(0.001)
+        return page
+
+    resumed = False
+    with real:
+        job = pages.enqueue()
+        began.wait(20)
+        time.sleep(0.05)
+    assert "QUEUED" == job.state
+    assert "graceful_shutdown" == job.attempts()[-1].end
+
+    resumed = True
+    with real:
+        assert job.result(20) > 10
+    assert job.job.counters.crash == 0
+
+
+def test_stop_is_bounded_whatever_the_functions_do(make):
+    scheduler = make(workers=3, stop_timeout=0.2)
+    began, release = threading.Semaphore(0), threading.Event()
+
+    @scheduler.job(cost=1)
+    def deaf() -> None:
+        began.release()
+        while not release.is_set():
+            time.sleep(0.01)
+
+    @scheduler.job(cost=1)
+    async def deaf_coroutine() -> None:
+        began.release()
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    scheduler.start()
+    jobs = [deaf.enqueue(), deaf.enqueue(), deaf_coroutine.enqueue(), deaf.enqueue()]
+    for _ in range(3):
+        began.acquire()
+    before = time.monotonic()
+
+    scheduler.stop()
+
+    assert time.monotonic() - before < 5
+    assert ["QUEUED"] * 4 == [job.state for job in jobs]
+    assert {"graceful_shutdown"} == {str(job.attempts()[-1].end) for job in jobs[:3]}
+    release.set()
+    time.sleep(0.05)
+    assert ["QUEUED"] * 4 == [job.state for job in jobs]
+
+
+def test_a_scheduler_can_be_started_again_and_enqueue_between(real):
+    add = real.job(name="add")(lambda a: a + 1)
+    with real:
+        assert 2 == add.enqueue(1).result(20)
+    job = add.enqueue(2)
+    assert "QUEUED" == job.state
+    with real:
+        assert 3 == job.result(20)
+    real.stop()
+
+
+def test_a_second_scheduler_on_the_file_is_refused_by_name_and_can_still_enqueue(make):
+    first, second = make(), make()
+    first.job(name="f")(lambda: 1)
+    job = second.job(name="f")(lambda: 2)
+
+    with first:
+        with pytest.raises(penstock.DispatcherHeld, match=r"jobs\.db is dispatched by .*process \d+"):
+            second.start()
+        assert 1 == job.enqueue().result(20)
+    with second:
+        assert 2 == job.enqueue().result(20)
+
+
+def test_in_memory_everything_works_alike():
+    scheduler = penstock.Scheduler(":memory:", workers=2)
+    add = scheduler.job(name="add")(lambda a: a + 1)
+    with scheduler:
+        assert [1, 2, 3] == [job.result(20) for job in add.enqueue_many([0, 1, 2])]
+    scheduler.close()
+
+
+def test_nothing_of_a_stopped_scheduler_is_left_running(make):
+    before = set(threading.enumerate())
+    scheduler = make("other.db")
+    with scheduler:
+        scheduler.job(name="f")(lambda: 1).enqueue().result(20)
+    scheduler.close()
+
+    assert set() == set(threading.enumerate()) - before
+
+
+def test_max_per_job_and_depth_are_kept(make):
+    scheduler = make(max_queued=2, max_per_job={"one": 1})
+    one = scheduler.job(name="one", cost=1)(lambda: 1)
+    one.enqueue_many([(), ()])
+
+    with pytest.raises(penstock.QueueFull, match="the limit is 2"):
+        one.enqueue()
+
+
+def test_unique_calls_are_one_job(real):
+    @real.job(unique=True, deadline=timedelta(hours=1))
+    def sync(user: int) -> None:
+        pass
+
+    first = sync.enqueue(7)
+    again = sync.options(priority="HIGH").enqueue(7)
+
+    assert first == again
+    assert (True, False) == (first.created, again.created)
+    assert first != sync.enqueue(8)
+    by_key = sync.options(unique_key="nightly")
+    assert by_key.enqueue(9) == by_key.enqueue(9)
+    with pytest.raises(penstock.KeyConflict):
+        by_key.enqueue(10)
+
+
+def test_what_was_enqueued_can_be_found_and_edited(real):
+    f = real.job(name="f")(lambda: 1)
+    g = real.job(name="g")(lambda: 1)
+    first, second = f.enqueue(), f.enqueue()
+    g.options(tags=["x"]).enqueue()
+
+    assert [second, first] == real.find("QUEUED", name="f")
+    first.edit(priority="URGENT", not_before=60)
+    assert 95 == first.job.intent.priority
+    assert "not in line yet" in str(first.explain())
+    assert 3 == real.counts()["QUEUED"]
+    with pytest.raises(TypeError, match="'cost' cannot be edited; priority, not_before, deadline can"):
+        first.edit(cost=3)
+    with pytest.raises(ValueError, match="state is 'LOST'"):
+        real.find("LOST")
+    with pytest.raises(penstock.NotFound):
+        real.get("nowhere")
