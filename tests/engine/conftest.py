@@ -29,12 +29,13 @@ class Works:
         from penstock.engine.dispatcher import Dispatcher, Fetchers
         from penstock.engine.keeper import Keeper
         from penstock.engine.machine import Machine
+        from penstock.engine.purse import Purse
         from penstock.engine.room import Room
 
         self.store, self.clock, self.rules = store, clock, rules
         self.machine, self.fetchers = Machine(rules), Fetchers()
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
-        self.keeper = Keeper(store, rules)
+        self.keeper, self.purse = Keeper(store, rules), Purse(store, rules)
         self.woken = Event()  # somebody waits for room
         self.room = Room(store, rules.depth, self.woken.set)
         self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room)
@@ -49,6 +50,7 @@ class Works:
     def step(self):
         self.room.step(self.now)
         self.keeper.step(self.now)
+        self.purse.step(self.now)
         return self.dispatcher.step(self.now)
 
     def under(self, **rules):

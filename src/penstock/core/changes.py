@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from penstock.core.alerts import Alert
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind, Place, place
 from penstock.core.landing import End, Landed, Phase, land
@@ -27,6 +28,7 @@ __all__ = [
     "DispatchStep",
     "JobStep",
     "Note",
+    "alert_note",
     "cancel",
     "completed",
     "edit",
@@ -76,9 +78,16 @@ class DispatchStep:
 
 @dataclass(frozen=True, slots=True)
 class Note:
+    """`of_job`: False for what stands in no job's trail, though a job was the occasion."""
+
     kind: Kind
     reason: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+    of_job: bool = True
+
+
+def alert_note(alert: Alert) -> Note:
+    return Note(Kind.ALERT, alert.kind, alert.as_json(), of_job=alert.job_id is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +175,7 @@ def end(
     )
     return Change(
         at=now,
-        notes=_landing_notes(landed, now, error),
+        notes=_landing_notes(landed, job, now, error),
         job=_step(
             job,
             landed.move,
@@ -217,18 +226,33 @@ def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -
     )
 
 
-def _landing_notes(landed: Landed, now: Moment, error: str | None) -> tuple[Note, ...]:
+def _landing_notes(landed: Landed, job: Job, now: Moment, error: str | None) -> tuple[Note, ...]:
     data: dict[str, Any] = {}
     if landed.delay:
         data["not_before"] = now + landed.delay
     if error is not None:
         data["error"] = error[:1_000]
+    if landed.end is End.COST_LIMIT_REACHED:
+        spent, limit = job.spent - job.spent_before, job.intent.cost_limit
+        data |= {"spent": spent} | (
+            {} if limit is None else {"limit": limit, "overshoot": max(0, spent - limit)}
+        )
     notes = [Note(_KINDS[landed.move], str(landed.end), data)]
     if landed.mark is not None:
         notes.insert(0, Note(Kind(landed.mark), str(landed.end)))
     if landed.alert:
-        notes.append(Note(Kind.ALERT, str(landed.end)))
+        notes.append(alert_note(_landing_alert(landed, job)))
     return tuple(notes)
+
+
+def _landing_alert(landed: Landed, job: Job) -> Alert:
+    return Alert(
+        kind=str(landed.end),
+        addon_id=job.intent.addon_id,
+        job_id=job.job_id,
+        key=f"{landed.end}/{job.job_id}/{job.fence}",
+        text=f"job {job.job_id[-8:]} is {landed.target}: {landed.end}",
+    )
 
 
 def _requeued(job: Job, delay: Span, now: Moment, ordering: Ordering) -> Place:
@@ -238,7 +262,15 @@ def _requeued(job: Job, delay: Span, now: Moment, ordering: Ordering) -> Place:
     return place(job.intent, job.ready_at, job.not_before, ordering)
 
 
-def stop(dispatch: Dispatch, job: Job | None, reason: End, now: Moment, *, grace: Span) -> Change | None:
+def stop(
+    dispatch: Dispatch,
+    job: Job | None,
+    reason: End,
+    now: Moment,
+    *,
+    grace: Span,
+    because: Mapping[str, Any] | None = None,
+) -> Change | None:
     """
     Tell a leased dispatch to end. Its units stay held until it is gone, or until its lease and `grace` are over: heartbeats
     renew it no longer. Never before the lease is, for until then a worker that hears nothing may rightly go on.
@@ -250,7 +282,7 @@ def stop(dispatch: Dispatch, job: Job | None, reason: End, now: Moment, *, grace
         raise IllegalMove(f"a {dispatch.phase} dispatch has nothing to stop", phase=str(dispatch.phase))
     return Change(
         at=now,
-        notes=(Note(Kind.STOP_REQUESTED, str(reason)),),
+        notes=(Note(Kind.STOP_REQUESTED, str(reason), because or {}),),
         job=None if job is None else _same(job),
         dispatch=DispatchStep(
             dispatch_id=dispatch.dispatch_id,

@@ -79,7 +79,8 @@ LANDINGS: Final[dict[End, tuple[Landing | None, Landing]]] = {
     End.RELEASED: (_BACK, _BACK),
     End.MAX_RUNTIME_EXCEEDED: (_BACK, Landing(Move.FAIL, retry=Category.CRASH, mark="TIMEOUT")),
     End.HARD_CAP_EXCEEDED: (Landing(Move.FAIL, alert=True), Landing(Move.FAIL, alert=True)),
-    End.COST_LIMIT_REACHED: (_BACK, Landing(Move.BLOCK, alert=True)),
+    # Its owner was told when the limit was reached; a budget that ends many runs must not tell of each.
+    End.COST_LIMIT_REACHED: (_BACK, Landing(Move.BLOCK)),
     End.COOPERATIVE_PREEMPTION: (_BACK, _BACK),
     End.PREEMPTION_TIMEOUT: (_BACK, _BACK),
     End.GRACEFUL_SHUTDOWN: (_BACK, _BACK),

@@ -6,16 +6,27 @@ Spending is told after the fact, so a limit can be overshot; it is then recorded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from penstock.core.words import HOUR, SECOND, Moment, Money
+from penstock.core.alerts import Alert
+from penstock.core.words import HOUR, SECOND, AddonId, JobId, Moment, Money
 
-__all__ = ["WARN_AT", "Budget", "Mark", "Window", "judge", "windows"]
+__all__ = [
+    "WARN_AT",
+    "Budget",
+    "Mark",
+    "Spending",
+    "Window",
+    "judge",
+    "over",
+    "spending_alerts",
+    "windows",
+]
 
 WARN_AT: Final = 0.80
 
@@ -37,6 +48,11 @@ def judge(before: Money, added: Money, limit: Money | None) -> Mark | None:
     if before < limit * WARN_AT <= after < limit:
         return Mark.WARNED
     return None
+
+
+def over(spent: Money, limit: Money | None) -> bool:
+    """Whether it has been reached, by whatever amount: for who was away when it was."""
+    return limit is not None and spent >= limit
 
 
 class Window(NamedTuple):
@@ -65,10 +81,57 @@ class Budget:
     day: Money | None = None
     month: Money | None = None
 
+    def named(self, now: Moment) -> Iterator[tuple[str, Money, str]]:
+        """Kind, limit and name of each window that has a limit."""
+        for window, limit in zip(windows(now), (self.day, self.month), strict=True):
+            if limit is not None:
+                yield window.kind, limit, window.name
+
     def windows(self, now: Moment) -> Iterator[tuple[str, Money, Moment]]:
         for window, limit in zip(windows(now), (self.day, self.month), strict=True):
             if limit is not None:
                 yield window.kind, limit, window.ends_at
+
+
+class Spending(NamedTuple):
+    """One amount, told by a run: what its job had spent before it, and what its addon has spent with it, by window."""
+
+    addon_id: AddonId
+    job_id: JobId | None
+    before: Money
+    added: Money
+    limit: Money | None
+    addon_spent: Mapping[str, Money]
+
+
+def spending_alerts(spending: Spending, budget: Budget | None, now: Moment) -> list[Alert]:
+    """Each mark is told once: by the amount that crossed it. A job that was retried by hand has its marks before it again."""
+    addon_id, job_id, before, added, limit, addon_spent = spending
+    alerts = []
+    if (mark := judge(before, added, limit)) and limit is not None:
+        whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
+        told = _told(whose, mark, before + added, limit)
+        key = f"{_COST[mark]}/{job_id}/{now}"
+        alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **told))
+    for window, most, name in () if budget is None else budget.named(now):
+        after = addon_spent.get(window, 0)
+        if mark := judge(after - added, added, most):
+            told = _told(f"addon {addon_id} in this {window}", mark, after, most)
+            key = f"{_BUDGET[mark]}/{addon_id}/{name}"
+            alerts.append(Alert(kind=_BUDGET[mark], addon_id=addon_id, key=key, **told))
+    return alerts
+
+
+_COST: Final = {Mark.WARNED: "cost_warning", Mark.REACHED: "cost_limit_reached"}
+_BUDGET: Final = {Mark.WARNED: "budget_warning", Mark.REACHED: "budget_spent"}
+
+
+def _told(whose: str, mark: Mark, spent: Money, limit: Money) -> dict[str, Any]:
+    stopped = "; what runs on it is stopped" if mark is Mark.REACHED else ""
+    return {
+        "text": f"{whose} has spent {spent / 1e6:.2f} of {limit / 1e6:.2f}{stopped}",
+        "data": {"spent": spent, "limit": limit, "overshoot": max(0, spent - limit)},
+    }
 
 
 def _moment(at: datetime) -> Moment:

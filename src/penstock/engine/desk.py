@@ -26,11 +26,11 @@ from penstock.core.order import Floor, Verdict
 from penstock.core.outlook import likely_starts, outlook, reachable
 from penstock.core.reasons import AwaitsWorker, NoRoom
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
-from penstock.core.spend import Mark, judge
 from penstock.core.states import State
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Moment, Money
 from penstock.engine.dispatcher import Dispatcher, Kinds
 from penstock.engine.machine import Machine
+from penstock.engine.purse import Purse
 from penstock.engine.room import Room, then
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Receipt, Store
@@ -72,7 +72,7 @@ class Desk:
         self, store: Store, rules: Rules, machine: Machine, dispatcher: Dispatcher, room: Room | None = None
     ) -> None:
         self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
-        self._room = room or Room(store, rules.depth)
+        self._room, self._purse = room or Room(store, rules.depth), Purse(store, rules)
 
     # submitters and people
 
@@ -277,14 +277,13 @@ class Desk:
         beat = Beat(
             dispatch_id=dispatch_id, expires_at=until, progress=progress, spent=spent, checkpoint=checkpoint
         )
-        [standing] = self._store.renew([beat])
+        [standing] = self._store.renew([beat], self._purse.tell)
         if standing is None:
             self._dispatch(dispatch_id)
             raise StaleDispatch(
                 "this lease has expired, ended or been replaced: stop the run", dispatch_id=dispatch_id
             )
-        reached = judge(standing.spent_before, standing.spent - standing.spent_before, standing.cost_limit)
-        if reached is Mark.REACHED and standing.phase is Phase.LEASED:
+        if not self._purse.allows(standing) and standing.phase is Phase.LEASED:
             told = self.stop(dispatch_id, End.COST_LIMIT_REACHED)
             return Answer(told.expires_at, told.reason)
         return Answer(standing.expires_at, standing.reason if standing.phase is Phase.ENDING else None)

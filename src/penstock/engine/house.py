@@ -18,6 +18,7 @@ from penstock.engine.driver import Driver, Part
 from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
 from penstock.engine.probe import Pids, Probe
+from penstock.engine.purse import Purse
 from penstock.engine.recovery import Survivors, recover
 from penstock.engine.room import Room
 from penstock.engine.rules import Rules
@@ -54,7 +55,7 @@ class House:
         self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room)
         self.keeper = Keeper(store, rules, clock)
         # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
-        parts: list[Part] = [*more, self.room, self.keeper, self.dispatcher]
+        parts: list[Part] = [*more, self.room, self.keeper, Purse(store, rules), self.dispatcher]
         if rules.capacity.fixed is None:
             parts.insert(0, Signals(self.machine, Probe(pids), every=rules.sense_every))
         self.driver = Driver(store.now, parts)

@@ -27,7 +27,7 @@ from penstock.core.states import IN_FLIGHT, PRUNABLE, SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.ids import uuid7
 from penstock.stores.memory_tables import MemoryTables
-from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
+from penstock.stores.protocol import NOTHING_SPENT, Clock, Depth, Receipt, Standing, Tell, Terms, say_nothing
 from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["MemoryStore"]
@@ -289,14 +289,19 @@ class MemoryStore(MemoryTables):
 
     # renew
 
-    def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
+    def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         with self._lock:
-            return [self._renew(beat) for beat in beats]
+            before = self._seq
+            standings = [self._renew(beat, tell) for beat in beats]
+            told = self._seq != before
+        if told:
+            self._ring()
+        return standings
 
-    def renew_soon(self, beats: Sequence[Beat]) -> Future[list[Standing | None]]:
-        return _at_once(lambda: self.renew(beats))
+    def renew_soon(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
+        return _at_once(lambda: self.renew(beats, tell))
 
-    def _renew(self, beat: Beat) -> Standing | None:
+    def _renew(self, beat: Beat, tell: Tell) -> Standing | None:
         now = self._clock()
         dispatch = self._live.get(beat.dispatch_id)
         if dispatch is None or dispatch.phase is Phase.RESERVED or dispatch.expires_at <= now:
@@ -319,7 +324,7 @@ class MemoryStore(MemoryTables):
             if beat.checkpoint is not None:
                 self._checkpoints[job.job_id] = beat.checkpoint
                 self._note(now, Note(Kind.CHECKPOINT), job, beat.dispatch_id)
-        return Standing(
+        standing = Standing(
             dispatch.job_id,
             dispatch.addon_id,
             dispatch.phase,
@@ -328,7 +333,11 @@ class MemoryStore(MemoryTables):
             before,
             before + more,
             None if job is None else job.intent.cost_limit,
+            {w.kind: self._spent[dispatch.addon_id, w.name] for w in windows(now)} if more else NOTHING_SPENT,
         )
+        for note in tell(standing):
+            self._note(now, note, job if note.of_job else None, beat.dispatch_id)
+        return standing
 
     def _note(self, at: Moment, note: Note, job: Job | None, dispatch_id: DispatchId | None = None) -> None:
         self._seq += 1

@@ -18,7 +18,7 @@ from penstock.core.order import Floor, Ordering, Verdict
 from penstock.core.words import AddonId, HostId, Moment, Span
 from penstock.stores.ids import uuid7
 from penstock.stores.postgres_admit import Admitting
-from penstock.stores.postgres_apply import Applying, Renewing
+from penstock.stores.postgres_apply import Applying, Beats, Renewing
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed
 from penstock.stores.postgres_link import Link, Manners, Session, array, columns
@@ -26,7 +26,7 @@ from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from
 from penstock.stores.postgres_reads import PostgresReads
 from penstock.stores.postgres_schema import migrate
 from penstock.stores.postgres_submit import Submission, Submitting
-from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
+from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Tell, Terms, say_nothing
 from penstock.stores.writer import Writer
 
 __all__ = ["PostgresStore"]
@@ -109,12 +109,12 @@ class PostgresStore(PostgresReads):
         self._last_change = changed = self._changes.soon(lambda group: group.add(changes))
         return changed
 
-    def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
-        return self.renew_soon(beats).result()
+    def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
+        return self.renew_soon(beats, tell).result()
 
-    def renew_soon(self, beats: Sequence[Beat]) -> Future[list[Standing | None]]:
+    def renew_soon(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
         """A heartbeat behind the end of its run must find it ended."""
-        told = _Beats(beats, self._last_change)
+        told = _Beats(Beats(beats, tell), self._last_change)
         return self._beats.soon(lambda group: group.add(told)) if beats else _nothing()
 
     def _apply_all(self, batches: list[Sequence[Change]]) -> list[list[bool]]:
@@ -213,7 +213,7 @@ class PostgresStore(PostgresReads):
 
 
 class _Beats(NamedTuple):
-    beats: Sequence[Beat]
+    beats: Beats
     after: Future[list[bool]]
 
 

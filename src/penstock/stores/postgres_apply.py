@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.books import keys_of
 from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note
@@ -18,12 +18,12 @@ from penstock.core.landing import End, Phase
 from penstock.core.order import Ordering
 from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money
 from penstock.stores.postgres_link import Link, Session, array, columns
 from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, accounts_from, lock_ledger
-from penstock.stores.protocol import Standing
+from penstock.stores.protocol import Standing, Tell
 
-__all__ = ["Applying", "Renewing"]
+__all__ = ["Applying", "Beats", "Renewing"]
 
 
 @dataclass(slots=True)
@@ -251,20 +251,33 @@ class _Run:
     told: bool = False  # its job's row changes too
 
 
+class Beats(NamedTuple):
+    """What one caller asked for."""
+
+    beats: Sequence[Beat]
+    tell: Tell
+
+
 class Renewing:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def run(
-        self, session: Session, batches: Sequence[Sequence[Beat]]
-    ) -> tuple[list[list[Standing | None]], bool]:
-        beats = [beat for batch in batches for beat in batch]
+    def run(self, session: Session, batches: Sequence[Beats]) -> tuple[list[list[Standing | None]], bool]:
+        beats = [beat for batch in batches for beat in batch.beats]
         telling = sorted({beat.dispatch_id for beat in beats if _tells(beat)})
         ids = {"ids": array(sorted({beat.dispatch_id for beat in beats}))}
         locks = [("lock_jobs_of", {"ids": array(telling)})] if telling else []
         now, answers = self._link.opening(session, *locks, ("dispatches_for_beats", ids))
         beating = _Beating(now, {row[0]: _Run(*row) for row in answers[-1]})
-        standings = [[beating.renew(beat) for beat in batch] for batch in batches]
+        renewed = [[beating.renew(beat) for beat in batch.beats] for batch in batches]
+        beating.spend(session)
+        standings = [
+            [
+                beating.told(beat, standing, batch.tell)
+                for beat, standing in zip(batch.beats, row, strict=True)
+            ]
+            for batch, row in zip(batches, renewed, strict=True)
+        ]
         beating.leave(session)
         return standings, beating.pages.leave(session)
 
@@ -278,6 +291,7 @@ class _Beating:
         self._now, self._runs = now, runs
         self._checkpoints: dict[int, tuple[Any, ...]] = {}
         self._spent: Counter[tuple[str, str]] = Counter()
+        self._before: dict[tuple[str, str], Money] = {}
         self.pages = Pages()
 
     def renew(self, beat: Beat) -> Standing | None:
@@ -318,6 +332,32 @@ class _Beating:
             told = (no, run.events, State(run.state))
             self.pages.note(self._now, Note(Kind.CHECKPOINT), told, beat.dispatch_id)
 
+    def spend(self, session: Session) -> None:
+        if self._spent:  # in one order for all, so that nobody waits in a circle
+            rows = [(*key, more) for key, more in sorted(self._spent.items())]
+            for addon_id, period, spent in session.ask("spend", columns(rows)):
+                self._before[addon_id, period] = spent - self._spent[addon_id, period]
+
+    def told(self, beat: Beat, standing: Standing | None, tell: Tell) -> Standing | None:
+        """With what its addon has spent by then: the amounts of one transaction count one after the other."""
+        if standing is None:
+            return None
+        more = standing.spent - standing.spent_before
+        if more:
+            spent: dict[str, Money] = {}
+            for window in windows(self._now):
+                self._before[standing.addon_id, window.name] += more
+                spent[window.kind] = self._before[standing.addon_id, window.name]
+            standing = standing._replace(addon_spent=spent)
+        run = self._runs[beat.dispatch_id]
+        for note in tell(standing):
+            whose = NO_JOB
+            if note.of_job and run.no is not None:
+                run.told, run.events = True, run.events + 1
+                whose = (run.no, run.events, State(run.state))
+            self.pages.note(self._now, note, whose, beat.dispatch_id)
+        return standing
+
     def leave(self, session: Session) -> None:
         renewed = [run for run in self._runs.values() if run.renewed]
         if renewed:
@@ -328,5 +368,3 @@ class _Beating:
             session.leave("beat_jobs", columns(jobs))
         if self._checkpoints:
             session.leave("set_checkpoints", columns(list(self._checkpoints.values())))
-        if self._spent:  # in one order for all, so that nobody waits in a circle
-            session.leave("spend", columns([(*key, more) for key, more in sorted(self._spent.items())]))

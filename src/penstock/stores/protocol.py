@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from penstock.core.books import Books
-from penstock.core.changes import Beat, Change
+from penstock.core.changes import Beat, Change, Note
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job
 from penstock.core.landing import End, Phase
@@ -22,7 +23,21 @@ from penstock.core.order import Floor, Verdict
 from penstock.core.states import State
 from penstock.core.words import SECOND, AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
-__all__ = ["Addon", "Clock", "Depth", "Due", "Overdue", "Query", "Receipt", "Standing", "Store", "Terms"]
+__all__ = [
+    "NOTHING_SPENT",
+    "Addon",
+    "Clock",
+    "Depth",
+    "Due",
+    "Overdue",
+    "Query",
+    "Receipt",
+    "Standing",
+    "Store",
+    "Tell",
+    "Terms",
+    "say_nothing",
+]
 
 Clock: TypeAlias = Callable[[], Moment]
 T = TypeVar("T")
@@ -58,6 +73,9 @@ class Terms:
     worker: str = ""
 
 
+NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
+
+
 class Standing(NamedTuple):
     """Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the desk can judge its spending."""
 
@@ -69,6 +87,16 @@ class Standing(NamedTuple):
     spent_before: Money
     spent: Money
     cost_limit: Money | None
+    #: What its addon has spent with it, by window (day, month); only when this heartbeat added something.
+    addon_spent: Mapping[str, Money] = NOTHING_SPENT
+
+
+#: What a heartbeat gives occasion to tell, written in its transaction. Pure, and perhaps called twice.
+Tell: TypeAlias = Callable[[Standing], Sequence[Note]]
+
+
+def say_nothing(_: Standing) -> Sequence[Note]:
+    return ()
 
 
 class Due(StrEnum):
@@ -134,11 +162,13 @@ class Store(Protocol):
         """Before whatever the same thread asks for next; perhaps in one commit with it."""
         ...
 
-    def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
+    def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         """None: stale, ended or expired; nothing was changed. A dispatch that is ending is not prolonged."""
         ...
 
-    def renew_soon(self, beats: Sequence[Beat]) -> Future[list[Standing | None]]: ...
+    def renew_soon(
+        self, beats: Sequence[Beat], tell: Tell = say_nothing
+    ) -> Future[list[Standing | None]]: ...
 
     def overdue(self, limit: int) -> list[Overdue]: ...
 

@@ -30,7 +30,19 @@ from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.audit import audit
 from penstock.stores.bell import Bell, Ear, ring
 from penstock.stores.ids import uuid7
-from penstock.stores.protocol import Addon, Clock, Depth, Due, Overdue, Query, Receipt, Standing, Terms
+from penstock.stores.protocol import (
+    Addon,
+    Clock,
+    Depth,
+    Due,
+    Overdue,
+    Query,
+    Receipt,
+    Standing,
+    Tell,
+    Terms,
+    say_nothing,
+)
 from penstock.stores.rows import DEMAND, dispatch_from, event_from, job_from
 from penstock.stores.sqlite_file import (
     DispatchLock,
@@ -97,11 +109,11 @@ class SqliteStore:
     def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
         return self._writer.soon(lambda tx: tx.apply(changes)) if changes else _nothing()
 
-    def renew(self, beats: Sequence[Beat]) -> list[Standing | None]:
-        return self.renew_soon(beats).result()
+    def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
+        return self.renew_soon(beats, tell).result()
 
-    def renew_soon(self, beats: Sequence[Beat]) -> Future[list[Standing | None]]:
-        return self._writer.soon(lambda tx: tx.renew(beats)) if beats else _nothing()
+    def renew_soon(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
+        return self._writer.soon(lambda tx: tx.renew(beats, tell)) if beats else _nothing()
 
     def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
         self._write(lambda tx: tx.set_addon(addon_id, weight, paused))

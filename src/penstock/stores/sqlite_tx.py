@@ -17,9 +17,9 @@ from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.stores.dispatches import dispatch_row, new_dispatch
-from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Terms
+from penstock.stores.protocol import NOTHING_SPENT, Clock, Depth, Receipt, Standing, Tell, Terms
 from penstock.stores.rows import body_hash, encode, intent_row, job_row
 from penstock.stores.sqlite_file import WriteLock, one, query, statements
 from penstock.stores.sqlite_floor import Demands, TableFloor
@@ -290,11 +290,11 @@ class Transaction:
 
     # renew
 
-    def renew(self, beats: Iterable[Beat]) -> list[Standing | None]:
+    def renew(self, beats: Iterable[Beat], tell: Tell) -> list[Standing | None]:
         self._pages.flush_rows()
-        return [self._renew(beat) for beat in beats]
+        return [self._renew(beat, tell) for beat in beats]
 
-    def _renew(self, beat: Beat) -> Standing | None:
+    def _renew(self, beat: Beat, tell: Tell) -> Standing | None:
         now = self._clock()
         row = one(self._con, "dispatch_for_beat", {"dispatch_id": beat.dispatch_id})
         if row is None:
@@ -319,16 +319,10 @@ class Transaction:
         until = beat.expires_at if phase == Phase.LEASED else expires_at
         more = max(0, (beat.spent or 0) - spent)
         self._con.execute(self._sql["renew"], (until, beat.progress, spent + more, beat.dispatch_id))
-        if no is not None and (more or beat.progress is not None or beat.checkpoint is not None):
-            if beat.checkpoint is not None:
-                n += 1
-                self._con.execute(self._sql["set_checkpoint"], (no, now, fence, beat.checkpoint))
-                self._pages.note(now, Note(Kind.CHECKPOINT), (no, n, State(state)), beat.dispatch_id)
-            self._con.execute(self._sql["beat_job"], (beat.progress, more, n, no))
         if more:
             self._con.executemany(self._sql["spend"], [(addon_id, w.name, more) for w in windows(now)])
         before = 0 if no is None else job_spent - spent_before
-        return Standing(
+        standing = Standing(
             None if job_id is None else JobId(job_id),
             AddonId(addon_id),
             Phase(phase),
@@ -337,7 +331,29 @@ class Transaction:
             before,
             before + more,
             limit,
+            self._addon_spent(addon_id, now) if more else NOTHING_SPENT,
         )
+        told = list(tell(standing))
+        if no is not None and (more or told or beat.progress is not None or beat.checkpoint is not None):
+            if beat.checkpoint is not None:
+                self._con.execute(self._sql["set_checkpoint"], (no, now, fence, beat.checkpoint))
+                told.insert(0, Note(Kind.CHECKPOINT))
+            self._con.execute(
+                self._sql["beat_job"], (beat.progress, more, n + sum(t.of_job for t in told), no)
+            )
+        for note in told:
+            whose = NO_JOB
+            if note.of_job and no is not None:
+                n += 1
+                whose = (no, n, State(state))
+            self._pages.note(now, note, whose, beat.dispatch_id)
+        return standing
+
+    def _addon_spent(self, addon_id: str, now: Moment) -> dict[str, Money]:
+        return {
+            window.kind: one(self._con, "spent_in", {"addon_id": addon_id, "period": window.name})[0]
+            for window in windows(now)
+        }
 
     # upkeep
 

@@ -217,7 +217,7 @@ ON CONFLICT (job_no) DO UPDATE SET at = excluded.at, fence = excluded.fence, dat
 
 -- name: spend
 INSERT INTO penstock.budget (addon_id, period, spent) SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])
-ON CONFLICT (addon_id, period) DO UPDATE SET spent = budget.spent + excluded.spent;
+ON CONFLICT (addon_id, period) DO UPDATE SET spent = budget.spent + excluded.spent RETURNING addon_id, period, spent;
 
 -- name: old_jobs
 SELECT no, job_id, addon_id, state FROM penstock.job

@@ -125,6 +125,9 @@ ON CONFLICT (job_no) DO UPDATE SET at = excluded.at, fence = excluded.fence, dat
 INSERT INTO budget (addon_id, period, spent) VALUES (?, ?, ?)
 ON CONFLICT (addon_id, period) DO UPDATE SET spent = spent + excluded.spent;
 
+-- name: spent_in
+SELECT spent FROM budget WHERE addon_id = :addon_id AND period = :period;
+
 -- name: spent
 SELECT addon_id, period, spent FROM budget WHERE period IN (:day, :month);
 
