@@ -22,7 +22,7 @@ _MOST_KINDS: Final = 1_000
 
 
 class ClaimLine:
-    def __init__(self, desk: Desk, trail: Trail, run: Run[list[Claimed]]) -> None:
+    def __init__(self, desk: Desk, trail: Trail, run: Run) -> None:
         self._desk, self._trail, self._run = desk, trail, run
         self._locks: dict[Kinds, asyncio.Lock] = {}
         self._empty: dict[Kinds, tuple[int, float]] = {}

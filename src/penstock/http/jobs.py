@@ -8,21 +8,21 @@ from typing import Any, Final
 
 from msgspec import UnsetType
 
-from penstock.core.intent import Intent
-from penstock.core.job import Event, Job, dispatch_id_of
-from penstock.core.refusals import BadIntent, QueueFull
+from penstock.core.intent import Intent, check
+from penstock.core.job import Job, dispatch_id_of
+from penstock.core.refusals import BadIntent
 from penstock.core.states import SETTLED, State
 from penstock.core.words import priority_of
 from penstock.http import wire
 from penstock.http.office import Call
-from penstock.http.problems import OverLimit
+from penstock.http.problems import OverLimit, TooSlow
 from penstock.http.redact import redacted
 from penstock.http.views import explained_view, intent_from, job_view, moment, said, summary_view
 from penstock.stores.protocol import Query, Receipt
 
 __all__ = ["cancel", "edit", "explain", "find", "get", "listing", "retry", "submit", "submit_bulk"]
 
-#: How often a submit that waits for room looks again even though nothing was heard.
+#: Behind the wake-ups, for what rings no bell here.
 _LOOK_AGAIN: Final = 2.0
 
 
@@ -39,8 +39,23 @@ async def submit_bulk(call: Call[None, wire.SubmitMany]) -> wire.BulkSubmitted:
     for i, intent in enumerate(intents):
         _may_submit(call, intent, f"jobs[{i}].")
     wait_sec = max(call.body.wait_sec, *(asked.wait_sec for asked in call.body.jobs), 0)
-    receipts = await _submit(call, intents, wait_sec)
+    try:
+        receipts = await _submit(call, intents, wait_sec)
+    except BadIntent:
+        raise _every_problem(call, intents) from None
     return wire.BulkSubmitted([_submitted(receipt) for receipt in receipts])
+
+
+def _every_problem(call: Call[Any, Any], intents: list[Intent]) -> BadIntent:
+    """Of all the jobs, each with its place in the list."""
+    now, most = call.store.now(), call.office.house.rules.capacity.most
+    problems: list[dict[str, str]] = []
+    for i, intent in enumerate(intents):
+        try:
+            check(intent, now, most_units=most)
+        except BadIntent as bad:
+            problems += [{**problem, "field": f"jobs[{i}].{problem['field']}"} for problem in bad.problems]
+    return BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems[:100])
 
 
 def _may_submit(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
@@ -51,31 +66,18 @@ def _may_submit(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
 
 
 async def _submit(call: Call[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
-    """At the depth limit it is the coroutine that waits for room, first for a place to appear and then to try again."""
+    """
+    The writer answers, and no thread waits for it: sixty-four submits at once share a commit. One that waits for room leaves
+    the line when its client goes away.
+    """
     office = call.office
-    try:
-        if len(intents) == 1:
-            return await asyncio.wrap_future(office.desk.submit_soon(intents), loop=office.loop)
-        return await office.run(office.desk.submit, intents)
-    except QueueFull:
-        if not wait_sec:
-            raise
-    until = office.loop.time() + wait_sec
-    gone = call.watch()
-    async with office.trail as trail:
-        while True:
-            seen = trail.position
-            try:
-                return await office.run(office.desk.submit, intents)
-            except QueueFull:
-                left = until - office.loop.time()
-                if left <= 0 or gone.done() or trail.closed:
-                    raise
-                await trail.wait(seen, min(left, _LOOK_AGAIN), _makes_room)
-
-
-def _makes_room(event: Event) -> bool:
-    return event.state is not None and event.state is not State.QUEUED
+    answer = asyncio.wrap_future(office.desk.submit_soon(intents, wait_sec), loop=office.loop)
+    if wait_sec:
+        await asyncio.wait((answer, call.watch()), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            raise TooSlow("the client went away")
+    return await answer
 
 
 def _submitted(receipt: Receipt) -> wire.Submitted:

@@ -107,6 +107,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("queue/jobs/{job_id}/ack", _LEASE, workers.ack, wire.Beaten, "The worker has started", body=wire.Ack),
     _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, wire.Completed, "The outcome of a job: DONE or FAILED", body=wire.Complete),
     _post("queue/complete/bulk", _LEASE, workers.complete_bulk, wire.Settled, "The outcomes of many jobs, each on its own merits", body=wire.Outcomes),
+    _post("queue/exchange", _LEASE, workers.exchange, wire.Exchanged, "Outcomes and a claim in one commit", body=wire.Exchange),
     _post("lease/request", _LEASE, workers.lease_request, wire.LeaseGranted, "A lease for a job, or for work without one", body=wire.LeaseRequest),
     _post("lease/heartbeat", _LEASE, workers.heartbeat, wire.Beaten, "Renew a lease; hear whether to stop", body=wire.Heartbeat),
     _post("lease/report", _LEASE, workers.report, wire.Reported, "Progress, spending and perhaps the outcome, in one call", body=wire.Report),

@@ -132,7 +132,8 @@ def resume(call: Call[None, wire.Scoped]) -> wire.Done:
 def _set_paused(call: Call[None, wire.Scoped], *, paused: bool) -> wire.Done:
     if call.body.addon_id is None and call.principal.addon_id is not None:
         raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: name that one")
-    call.store.set_addon(call.addon(call.body.addon_id) or EVERYTHING, paused=paused)
+    desk, addon_id = call.office.desk, call.addon(call.body.addon_id) or EVERYTHING
+    desk.pause(addon_id) if paused else desk.resume(addon_id)
     return wire.Done()
 
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import islice
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from penstock.core.job import Event, Kind
 from penstock.stores.protocol import Store
@@ -23,8 +23,13 @@ __all__ = ["STARTABLE", "Run", "Trail"]
 log = logging.getLogger("penstock.http")
 
 T = TypeVar("T")
-#: Calls something that may block, beside the event loop.
-Run = Callable[..., Awaitable[T]]
+
+
+class Run(Protocol):
+    """Calls something that may block, beside the event loop."""
+
+    def __call__(self, function: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
+
 
 _KEPT: Final = 5_000
 _PAGE: Final = 500
@@ -42,7 +47,7 @@ class _Waiter:
 class Trail:
     """Lives on one event loop; only `ring` may be called from elsewhere."""
 
-    def __init__(self, store: Store, run: Run[list[Event]], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: Store, run: Run, loop: asyncio.AbstractEventLoop) -> None:
         self._store, self._run, self._loop = store, run, loop
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._from = 0  # everything after this number, up to `position`, is in `_events`
@@ -91,7 +96,7 @@ class Trail:
                 waiter.future.set_result(None)
 
     async def __aenter__(self) -> Self:
-        """To be a reader. The first one finds out where the end of the trail is; nobody else enters meanwhile."""
+        """To be a reader. The first one asks where the trail ends; nobody else enters meanwhile."""
         async with self._entry:
             if not self._readers:
                 await self._find_end()
@@ -104,19 +109,10 @@ class Trail:
         self._readers -= 1
 
     async def _find_end(self) -> None:
-        """By doubling steps and then halving them: the store is asked for a number's successor, never to count."""
-        low, step = self.position, 1_024
-        while found := await self._run(self._store.events, low + step, 1):
-            low, step = found[0].seq, step * 2
-        while step > _PAGE:
-            step //= 2
-            if found := await self._run(self._store.events, low + step, 1):
-                low = found[0].seq
-        while batch := await self._run(self._store.events, low, _PAGE):
-            low = batch[-1].seq
-        if low > self.position:
+        end = await self._run(self._store.newest)
+        if end > self.position:
             self._events.clear()
-            self._from = self.position = low
+            self._from = self.position = end
 
     async def page(self, after: int, limit: int) -> list[Event]:
         """As the store's `events`, from memory where that reaches back far enough."""

@@ -50,6 +50,8 @@ __all__ = [
     "Event",
     "Events",
     "EventsQuery",
+    "Exchange",
+    "Exchanged",
     "Explained",
     "Failure",
     "FieldProblem",
@@ -524,6 +526,20 @@ class ClaimedJob(Told):
 class Claimed(Told):
     jobs: list[ClaimedJob]
     ttl_sec: float
+
+
+class Exchange(Asked):
+    """Outcomes of what was claimed before, and a claim, in one call. It does not wait."""
+
+    outcomes: Annotated[list[Outcome], Meta(max_length=MAX_BULK)]
+    addon_id: AddonName | None = None
+    job_types: Annotated[tuple[TypeName, ...], Meta(max_length=100)] = ()
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 1
+    worker: Line = ""
+
+
+class Exchanged(Claimed):
+    outcomes: list[Ended]
 
 
 # looking at it all

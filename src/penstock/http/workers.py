@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import UNSET, UnsetType, structs
@@ -16,7 +17,7 @@ from penstock.core.reasons import as_json, words
 from penstock.core.refusals import BadIntent, Refused, StaleDispatch
 from penstock.core.states import State
 from penstock.core.words import DispatchId, JobId, seconds
-from penstock.engine.desk import Claimed
+from penstock.engine.desk import Claimed, Report
 from penstock.engine.dispatcher import Kinds
 from penstock.http import wire
 from penstock.http.office import Call, Office
@@ -40,6 +41,7 @@ __all__ = [
     "complete",
     "complete_bulk",
     "dispatchable",
+    "exchange",
     "heartbeat",
     "lease_request",
     "release",
@@ -191,70 +193,111 @@ def _granted(call: Call[Any, Any], lease: Dispatch) -> wire.LeaseGranted:
 
 def ack(call: Call[None, wire.Ack]) -> wire.Beaten:
     """Started. A worker that comes with its reservation gets the lease for it here: one round trip less than asking first."""
-    lease = _lease_for_job(call, call.body.lease_id)
+    _check_pair(call, call.body.lease_id)
+    lease = call.own_lease(call.body.lease_id)
     if lease.phase is Phase.RESERVED:
         call.office.desk.lease(call.job_id, call.body.worker)
     return _beat(call, wire.Heartbeat(lease_id=call.body.lease_id))
 
 
-def _lease_for_job(call: Call[Any, Any], lease_id: str) -> Dispatch:
-    call.own_job(call.job_id)
-    lease = call.own_lease(lease_id)
-    if lease.job_id != call.job_id:
+def _check_pair(call: Call[Any, Any], lease_id: str) -> None:
+    if _job_of(lease_id) != call.job_id:
+        call.own_job(call.job_id)
         raise StaleDispatch("this lease belongs to another job", lease_id=lease_id)
-    return lease
+
+
+def _job_of(lease_id: str) -> JobId | None:
+    """The name of a lease is its job's and the fence (`dispatch_id_of`); 0 is the fence of a lease without a job."""
+    job_id, _, fence = lease_id.rpartition(".")
+    return None if fence == "0" else JobId(job_id)
 
 
 def heartbeat(call: Call[None, wire.Heartbeat]) -> wire.Beaten:
-    call.own_lease(call.body.lease_id)
+    _check_lease(call, call.body.lease_id)
     return _beat(call, call.body)
 
 
+def _check_lease(call: Call[Any, Any], lease_id: str) -> None:
+    """Only a token that is bound can meet somebody else's lease; nobody else pays for the look."""
+    if call.principal.addon_id is not None:
+        call.own_lease(lease_id)
+
+
 def _beat(call: Call[Any, Any], beat: wire.Heartbeat) -> wire.Beaten:
-    rules = call.office.house.rules
     answer = call.office.desk.heartbeat(
         DispatchId(beat.lease_id),
         progress=beat.progress,
         spent=None if beat.spent is None else money(beat.spent),
         checkpoint=None if isinstance(beat.checkpoint, UnsetType) else text_of(beat.checkpoint),
     )
-    return beaten_view(beat.lease_id, answer.expires_at, rules.lease_for, answer.stop)
+    return beaten_view(beat.lease_id, answer.expires_at, call.office.house.rules.lease_for, answer.stop)
 
 
 def complete(call: Call[None, wire.Complete]) -> wire.Completed:
-    return _end(call, _lease_for_job(call, call.body.lease_id), call.body)
+    _check_pair(call, call.body.lease_id)
+    return _end(call, call.body)
+
+
+def _end(call: Call[Any, Any], outcome: wire.Outcome | wire.Report) -> wire.Completed:
+    _check_lease(call, outcome.lease_id)
+    report = _report(outcome)
+    [answer] = call.office.desk.end_many([report])
+    return _landed(call, report, answer)
 
 
 def complete_bulk(call: Call[None, wire.Outcomes]) -> wire.Settled:
-    """Each on its own merits: one that comes too late takes nobody else's result away."""
-    return wire.Settled([_ended(call, outcome) for outcome in call.body.outcomes])
+    """One commit, each on its own merits: one that comes too late takes nobody else's result away."""
+    reports = [_report(outcome) for outcome in call.body.outcomes]
+    for report in reports:
+        _check_lease(call, report.dispatch_id)
+    return wire.Settled(_all_landed(call, reports, call.office.desk.end_many(reports)))
 
 
-def _ended(call: Call[Any, Any], outcome: wire.Outcome) -> wire.Ended:
-    try:
-        done = _end(call, call.own_lease(outcome.lease_id), outcome)
-    except Refused as refused:
-        return wire.Ended(outcome.lease_id, problem=problem_of(refused))
-    return wire.Ended(outcome.lease_id, done.job_id, done.state)
+def exchange(call: Call[None, wire.Exchange]) -> wire.Exchanged:
+    """What has ended makes room for what is claimed: the usual turn of a worker, in one round trip and one commit."""
+    office, asked = call.office, call.body
+    kinds = Kinds(call.addon(asked.addon_id), frozenset(asked.job_types))
+    reports = [_report(outcome) for outcome in asked.outcomes]
+    for report in reports:
+        _check_lease(call, report.dispatch_id)
+    answers, claimed = office.desk.exchange(reports, kinds, asked.limit, asked.worker)
+    told = _claimed(office, claimed)
+    return wire.Exchanged(told.jobs, told.ttl_sec, _all_landed(call, reports, answers))
 
 
-def _end(call: Call[Any, Any], lease: Dispatch, outcome: wire.Outcome | wire.Report) -> wire.Completed:
-    how, result, error = _said(outcome)
-    if _told_before(lease, how, result, error):
-        return _where_it_is(call, lease)
-    state = call.office.desk.end(lease.dispatch_id, how, result=result, error=error)
-    return wire.Completed(lease.job_id, state)
-
-
-def _said(outcome: wire.Outcome | wire.Report) -> tuple[End, str | None, str | None]:
+def _report(outcome: wire.Outcome | wire.Report) -> Report:
+    lease_id = DispatchId(outcome.lease_id)
     if outcome.state == "FAILED":
-        return _ENDS[outcome.failure], None, outcome.error or "no reason was given"
-    return End.COMPLETED, text_of(outcome.result), None
+        return Report(lease_id, _ENDS[outcome.failure], error=outcome.error or "no reason was given")
+    return Report(lease_id, result=text_of(outcome.result))
 
 
-def _told_before(lease: Dispatch, how: End, result: str | None, error: str | None) -> bool:
+def _all_landed(
+    call: Call[Any, Any], reports: Sequence[Report], answers: Sequence[State | Refused | None]
+) -> list[wire.Ended]:
+    ended = []
+    for report, answer in zip(reports, answers, strict=True):
+        try:
+            landed = _landed(call, report, answer)
+            ended.append(wire.Ended(report.dispatch_id, landed.job_id, landed.state))
+        except Refused as refused:
+            ended.append(wire.Ended(report.dispatch_id, problem=problem_of(refused)))
+    return ended
+
+
+def _landed(call: Call[Any, Any], report: Report, answer: State | Refused | None) -> wire.Completed:
+    if not isinstance(answer, Refused):
+        return wire.Completed(_job_of(report.dispatch_id), answer)
+    if isinstance(answer, StaleDispatch):
+        lease = call.own_lease(report.dispatch_id)
+        if _told_before(lease, report):
+            return _where_it_is(call, lease)
+    raise answer
+
+
+def _told_before(lease: Dispatch, report: Report) -> bool:
     """The same outcome of the same lease: its answer was lost on the way, and the worker asks again. Nothing changes."""
-    return lease.phase is Phase.ENDED and (lease.end, lease.result, lease.error) == (how, result, error)
+    return (lease.end, lease.result, lease.error) == (report.how, report.result, report.error)
 
 
 def _where_it_is(call: Call[Any, Any], lease: Dispatch) -> wire.Completed:
@@ -268,7 +311,7 @@ _OWN_ENDS: Final = frozenset({End.COMPLETED, End.RELEASED, *_ENDS.values()})
 
 def release(call: Call[None, wire.Release]) -> wire.Completed:
     lease = call.own_lease(call.body.lease_id)
-    if lease.phase is Phase.ENDED and lease.end in _OWN_ENDS:
+    if lease.end in _OWN_ENDS:
         return _where_it_is(call, lease)
     return wire.Completed(lease.job_id, call.office.desk.release(lease.dispatch_id))
 
@@ -279,13 +322,10 @@ def report(call: Call[None, wire.Report]) -> wire.Reported:
     lease = call.own_lease(asked.lease_id)
     told = wire.Reported(asked.lease_id, when(lease.expires_at), 0.0)
     if asked.state is None or lease.phase is not Phase.ENDED:
-        told = wire.Reported(**structs.asdict(_beat(call, _beat_of(asked))))
+        beat = wire.Heartbeat(
+            lease_id=asked.lease_id, progress=asked.progress, spent=asked.spent, checkpoint=asked.checkpoint
+        )
+        told = wire.Reported(**structs.asdict(_beat(call, beat)))
     if asked.state is not None:
-        told.state = _end(call, lease, asked).state
+        told.state = _end(call, asked).state
     return told
-
-
-def _beat_of(asked: wire.Report) -> wire.Heartbeat:
-    return wire.Heartbeat(
-        lease_id=asked.lease_id, progress=asked.progress, spent=asked.spent, checkpoint=asked.checkpoint
-    )
