@@ -25,6 +25,7 @@ from penstock.runner.trees import RUNNER_MARK, marked
 from penstock.stores.sqlite import SqliteStore
 
 HERE = Path(__file__).parent
+SRC = str(HERE.parents[1] / "src")
 TREE = str(HERE / "tree.py")
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 QUICK = Graces(cancel=SECOND // 2, term=SECOND // 4, kill=5 * SECOND)
@@ -48,7 +49,9 @@ def alive(pid):
 
 
 class Plant:
-    def __init__(self, data, *, start=True, rules=None, **settings):
+    """`dispatch=False`: to submit and to look, beside a scheduler in another process."""
+
+    def __init__(self, data, *, dispatch=True, rules=None, **settings):
         self.data = data
         clock = SteadyClock()
         self.store = SqliteStore(data / "jobs.db", clock)
@@ -60,11 +63,12 @@ class Plant:
             }
             | (rules or {})
         )
-        self.house = House(self.store, self.rules, clock=clock, survivors=RunsFolder(data).survivors())
+        runs = RunsFolder(data)
+        self.house = House(self.store, self.rules, clock=clock, survivors=runs.survivors())
         functions = Functions(names={"add": "work_for_tests:add"}, paths=["work_for_tests:*"])
         self.runner = Runner(
             self.house,
-            data,
+            runs,
             RunnerSettings(
                 **{
                     "graces": QUICK,
@@ -77,8 +81,8 @@ class Plant:
             ),
         )
         self.desk = self.house.desk
-        self.house.start()
-        if start:
+        if dispatch:
+            self.house.start()
             self.runner.start()
 
     def stop(self, timeout=5):
@@ -123,7 +127,9 @@ class Plant:
         return attempts[-1] if attempts else None
 
     def events(self, job_id):
-        return [(str(e.kind), e.reason) for e in self.store.events(0, 1_000, job_id)]
+        """Without the denials: whether a round comes by in between is a matter of time."""
+        told = [(str(e.kind), e.reason) for e in self.store.events(0, 1_000, job_id)]
+        return [(kind, reason) for kind, reason in told if kind != "DENIED"]
 
     def output(self, job_id):
         pieces = list(self.runner.output(self.last(job_id).dispatch_id).read())

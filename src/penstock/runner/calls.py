@@ -37,6 +37,9 @@ class Calls:
         self._desk, self._tracker, self._note, self._told = desk, tracker, note, told
 
     def answer(self, run: Run, call: Frame) -> Frame:
+        # A function that talks to us at all will look; a command may only tell, and never ask.
+        if run.worker is not None or call.get("op") == "should_yield":
+            self._tracker.hears(run.dispatch_id)
         try:
             return self._answer(run, call)
         except _Wrong as error:
@@ -59,7 +62,6 @@ class Calls:
                     raise _Wrong("message must be a text")
                 self._note(run, message[:_MOST_MESSAGE])
             case "hears" | "should_yield":
-                self._tracker.hears(run.dispatch_id)
                 return {"yield": self._tracker.should_yield(run.dispatch_id)}
             case "yield":
                 run.yielded = True

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from threading import Thread
 from typing import Final, Self
 
@@ -53,14 +52,14 @@ _TOLD_WITHIN: Final = 1.0
 
 class Runner:
     """
-    Made beside its house; `start` after the house's, `stop` before it. A house that is given `RunsFolder(data).survivors()`
-    ends what a runner before this one left, before anything is dispatched.
+    Made beside its house; `start` after the house's, `stop` before it. The house should be given `runs.survivors()`, so that what a
+    runner before this one left is ended before anything is dispatched.
     """
 
-    def __init__(self, house: House, data: Path | str, settings: RunnerSettings | None = None) -> None:
+    def __init__(self, house: House, runs: RunsFolder, settings: RunnerSettings | None = None) -> None:
         self._house, self._store, self._rules = house, house.store, house.rules
         self._settings = settings or RunnerSettings()
-        self._folder = RunsFolder(Path(data))
+        self._folder = runs
         self._tracker = Tracker(self._settings.graces)
         self._settling = Settling(house)
         self._runs: dict[DispatchId, Run] = {}
@@ -138,7 +137,7 @@ class Runner:
             if run is None:
                 answer.set_exception(NotFound("this token belongs to no run"))
             else:
-                answer.set_result(self._calls.answer(run, call))
+                answer.set_result(self._answer(run, call))
 
         self._post(reply)
         return answer.result(30)
@@ -255,10 +254,13 @@ class Runner:
 
     def _visited(self, token: str, call: Frame) -> Frame:
         run = self._tokens.get(token)
-        return {"error": "this token belongs to no run"} if run is None else self._calls.answer(run, call)
+        return {"error": "this token belongs to no run"} if run is None else self._answer(run, call)
 
     def _answer(self, run: Run, call: Frame) -> Frame:
-        return self._calls.answer(run, call)
+        answer = self._calls.answer(run, call)
+        if run.untold:
+            self._beat_at = min(self._beat_at, boot_time() + _TOLD_WITHIN)
+        return answer
 
     def _told(self, run: Run, answer: Answer) -> None:
         if answer.stop is not None:
@@ -281,15 +283,15 @@ class Runner:
 
     def _beat(self) -> None:
         sent = boot_time()
-        untold = any(run.untold for run in self._runs.values())
-        self._beat_at = sent + (_TOLD_WITHIN if untold else seconds(self._rules.lease_for) / 3)
+        self._beat_at = sent + seconds(self._rules.lease_for) / 3
         until = self._store.now() + self._rules.lease_for
         runs = list(self._runs.values())
         beats = [Beat(dispatch_id=run.dispatch_id, expires_at=until, progress=run.progress) for run in runs]
         beats += [Beat(dispatch_id=held, expires_at=until) for held in self._lost.values()]
         standings = self._store.renew(beats) if beats else []
-        for run, standing in zip(runs, standings, strict=False):
+        for run in runs:
             run.untold = False
+        for run, standing in zip(runs, standings, strict=False):
             if standing is None:
                 # It has been given up, and may run elsewhere any moment: nothing is gained by being polite.
                 self._carry_out(

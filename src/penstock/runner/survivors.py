@@ -36,8 +36,8 @@ _PATIENCE: Final = 10.0
 class RunsFolder:
     """Where outputs and working folders of all runs lie, and who owns the processes that belong to them."""
 
-    def __init__(self, data: Path) -> None:
-        self.path = data.resolve() / "runs"
+    def __init__(self, data: Path | str) -> None:
+        self.path = Path(data).resolve() / "runs"
         self.mark = blake2b(str(self.path).encode(), digest_size=12).hexdigest()
         self._lock = -1
 

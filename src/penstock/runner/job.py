@@ -1,0 +1,94 @@
+"""
+What a running command says about itself: `python -m penstock.runner.job ...`
+
+    checkpoint              print what was saved last, as JSON; nothing if nothing was
+    checkpoint JSON         save it; the next attempt finds it
+    progress 0.5            how far it has come, 0..1
+    spend 0.25              it has cost so much more, in the job's unit
+    log WORDS...            into the job's output
+    should-yield            exit code 0: stop at the next safe place; 1: go on
+    yield                   it has stopped at a safe place: when it exits with code 0 it goes back to the queue
+
+It finds the scheduler by PENSTOCK_SOCKET and PENSTOCK_JOB_TOKEN, which every command of a job has in its environment. Exit codes:
+0 done, 1 no (should-yield), 2 it was said wrongly, 69 the scheduler cannot be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["main", "say"]
+
+_WRONG, _UNREACHABLE = 2, 69
+
+
+def main(argv: Sequence[str]) -> int:
+    match list(argv):
+        case ["checkpoint"]:
+            call: dict[str, Any] = {"op": "checkpoint"}
+        case ["checkpoint", text]:
+            call = {"op": "checkpoint", "checkpoint": text}
+        case ["progress", number]:
+            call = {"op": "progress", "progress": _number(number)}
+        case ["spend", amount]:
+            call = {"op": "spend", "amount": amount}
+        case ["log", *words] if words:
+            call = {"op": "log", "message": " ".join(words)}
+        case ["should-yield"]:
+            call = {"op": "should_yield"}
+        case ["yield"]:
+            call = {"op": "yield"}
+        case _:
+            sys.stderr.write(f"{(__doc__ or '').strip()}\n")
+            return _WRONG
+    return _carry_out(call)
+
+
+def _carry_out(call: dict[str, Any]) -> int:
+    try:
+        answer = say(call)
+    except (OSError, LookupError) as error:
+        sys.stderr.write(f"penstock: the scheduler cannot be reached: {error}\n")
+        return _UNREACHABLE
+    if "error" in answer:
+        sys.stderr.write(f"penstock: {answer['error']}\n")
+        return _WRONG
+    if answer.get("checkpoint") is not None:
+        sys.stdout.write(f"{answer['checkpoint']}\n")
+    return int(not answer["yield"]) if "yield" in answer else 0
+
+
+def say(call: dict[str, Any]) -> dict[str, Any]:
+    """One question, one answer. LookupError: this is no command of a job."""
+    try:
+        address, token = os.environ["PENSTOCK_SOCKET"], os.environ["PENSTOCK_JOB_TOKEN"]
+    except KeyError as missing:
+        raise LookupError(
+            f"{missing.args[0]} is not set: this is for commands that the scheduler runs"
+        ) from None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(30)
+        sock.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+        sock.sendall(json.dumps(call | {"token": token}).encode() + b"\n")
+        with sock.makefile("rb") as lines:
+            answer = lines.readline()
+    if not answer:
+        raise ConnectionError("it hung up without an answer")
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # the scheduler says what is wrong with it
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

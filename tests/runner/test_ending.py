@@ -1,0 +1,271 @@
+"""A tree of processes that ignores everything is gone in time, whatever ended it; and each end lands where SPEC TR-5 says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from penstock.core.landing import End
+from penstock.core.retry import Schedules
+from penstock.core.tracker import Graces
+from penstock.core.words import SECOND
+from penstock.runner import RunsFolder
+from penstock.runner.trees import RUNNER_MARK, children, look, marked
+
+from .conftest import HERE, SRC, TREE, Plant, alive, pids_in, wait_until
+
+
+@pytest.fixture
+def bystanders():
+    """Processes that look much like ours and are not: one with another runner's mark, one with none."""
+    started = [
+        subprocess.Popen(
+            ["sleep", "60"], env={"PENSTOCK_RUNNER": "another", "PENSTOCK_DISPATCH": "another.1"}
+        ),
+        subprocess.Popen(["sleep", "60"], start_new_session=True),
+    ]
+    yield
+    try:
+        assert [process.poll() for process in started] == [None, None]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def reached(plant, job, pids, state, seconds=5):
+    """The state, with all of the tree gone by then and its units back."""
+    plant.until(job, state, seconds=seconds)
+    left = [pid for pid in pids if alive(pid)]
+    assert left == []
+
+
+def test_after_a_cancel(plant, tmp_path, bystanders):
+    job, path = plant.tree(tmp_path)
+    pids = pids_in(path)
+    plant.desk.cancel(job)
+
+    reached(plant, job, pids, "CANCELED")
+    assert plant.units() == 0
+    assert [e for e in plant.events(job) if e[0] in ("STOP_REQUESTED", "SIGNALED", "CANCELED")] == [
+        ("STOP_REQUESTED", "canceled"),
+        ("SIGNALED", "cancel"),
+        ("SIGNALED", "term"),
+        ("SIGNALED", "kill"),
+        ("CANCELED", "canceled"),
+    ]
+
+
+def test_after_a_cancel_that_cannot_wait(plants, tmp_path):
+    plant = plants(graces=Graces(cancel=60 * SECOND, term=60 * SECOND))
+    job, path = plant.tree(tmp_path, listens=True)
+    pids = pids_in(path)
+    plant.desk.cancel(job)
+    plant.runner.kill(plant.store.job(job).dispatch_id)
+
+    reached(plant, job, pids, "CANCELED")
+
+
+@pytest.mark.parametrize(
+    "reason", [End.PREEMPTION_TIMEOUT, End.COOPERATIVE_PREEMPTION, End.GRACEFUL_SHUTDOWN]
+)
+def test_after_preemption(plant, tmp_path, reason, bystanders):
+    job, path = plant.tree(tmp_path)
+    pids = pids_in(path)
+    plant.store.set_addon("a", paused=True)
+    plant.desk.stop(plant.store.job(job).dispatch_id, reason)
+
+    reached(plant, job, pids, "QUEUED")
+    assert plant.events(job)[-1] == ("REQUEUED", str(reason))
+    assert plant.store.job(job).counters.crash == 0
+
+
+def test_at_the_hard_cap(plant, tmp_path, bystanders):
+    job, path = plant.tree(tmp_path, fields={"max_active_sec": 1})
+
+    reached(plant, job, pids_in(path), "FAILED")
+    assert plant.events(job)[-2:] == [("FAILED", "hard_cap_exceeded"), ("ALERT", "hard_cap_exceeded")]
+
+
+def test_at_the_runtime_limit_it_is_tried_again_and_then_fails(plants, tmp_path):
+    plant = plants(rules={"schedules": Schedules(crash=(0,))})
+    job, path = plant.tree(tmp_path, fields={"max_runtime_sec": 1})
+
+    reached(plant, job, pids_in(path, 10), "FAILED", 10)
+    ends = [e for e in plant.events(job) if e[0] in ("TIMEOUT", "REQUEUED", "FAILED")]
+    assert [kind for kind, _ in ends] == ["TIMEOUT", "REQUEUED", "TIMEOUT", "FAILED"]
+
+
+def test_at_the_spending_limit(plant, tmp_path, bystanders):
+    path = tmp_path / "pids"
+    spend = f"PYTHONPATH={SRC} {sys.executable} -m penstock.runner.job spend 2"
+    script = f"{sys.executable} {TREE} {path} & until [ $(wc -l < {path}) = 5 ]; do sleep 0.05; done; {spend}; wait"
+    job = plant.submit("shell", {"script": script}, cost_limit=1_000_000)
+    pids = pids_in(path)
+
+    reached(plant, job, pids, "BLOCKED")
+    attempt = plant.last(job)
+    assert (str(attempt.end), attempt.spent) == ("cost_limit_reached", 2_000_000)
+    assert ("ALERT", "cost_limit_reached") in plant.events(job)
+
+
+def test_when_a_lease_cannot_be_renewed_the_warden_ends_the_tree_by_itself(plants, tmp_path):
+    """The runner's thread is stuck, as if the whole scheduler were stopped: nobody renews, and nobody says so."""
+    plant = plants(rules={"lease_for": 2 * SECOND})
+    job, path = plant.tree(tmp_path)
+    pids = pids_in(path)
+    stuck = time.monotonic() + 3
+    plant.runner._post(lambda: time.sleep(3))
+
+    wait_until(lambda: not any(map(alive, pids)), 5)
+    assert time.monotonic() < stuck
+    plant.until(job, "RUNNING", "FAILED")
+    plant.desk.cancel(job)
+
+
+def test_with_the_runner(plants, tmp_path, bystanders):
+    plant = plants()
+    job, path = plant.tree(tmp_path)
+    pids = pids_in(path)
+    began = time.monotonic()
+    plant.runner.stop(2)
+
+    assert time.monotonic() - began < 3
+    assert [pid for pid in pids if alive(pid)] == []
+    assert plant.state(job) == "QUEUED"
+    assert plant.events(job)[-1] == ("REQUEUED", "graceful_shutdown")
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    """A scheduler as a program of its own."""
+    data = tmp_path / "data"
+    data.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "daemon_for_tests.py"), str(data)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    yield process, data
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_when_the_scheduler_is_killed(daemon, tmp_path, bystanders):
+    process, data = daemon
+    submitter = Plant(data, dispatch=False)
+    job, path = submitter.tree(tmp_path)
+    pids = pids_in(path)
+    process.kill()
+    process.wait()
+
+    wait_until(lambda: not any(map(alive, pids)), 10, "the end of the tree")
+    wait_until(lambda: not submitter.ours(), 10, "the end of the launcher and the warden")
+    assert submitter.state(job) == "RUNNING"
+    submitter.store.close()
+    again = Plant(data, rules={"schedules": Schedules(crash=(SECOND // 10,))})
+    again.until(job, "RUNNING")
+    assert [e for e in again.events(job) if e[0] == "REQUEUED"] == [("REQUEUED", "scheduler_restarted")]
+    assert again.store.job(job).counters.crash == 1
+    again.stop(2)
+
+
+def test_a_new_scheduler_first_ends_what_the_killed_one_left(daemon, tmp_path, bystanders):
+    """With the launcher and the warden killed too there is nobody to do it but the next one."""
+    process, data = daemon
+    submitter = Plant(data, dispatch=False)
+    job, path = submitter.tree(tmp_path)
+    pids = pids_in(path)
+    launcher = [p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}) if p.parent == process.pid]
+    for pid in (process.pid, *launcher, *children(launcher[0])):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    submitter.store.close()
+
+    again = Plant(data, rules={"schedules": Schedules(crash=(60 * SECOND,))})
+    # The root dies with its warden; the one without an environment is known to nobody any more.
+    bare = [pid for pid in pids if alive(pid)]
+    assert len(bare) <= 1
+    assert again.state(job) == "QUEUED"
+    for pid in bare:
+        os.kill(pid, signal.SIGKILL)
+    again.stop(2)
+
+
+@pytest.mark.parametrize("victim", ["warden", "launcher", "root"])
+def test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands(
+    plant, tmp_path, victim, bystanders
+):
+    job, path = plant.tree(tmp_path)
+    pids = pids_in(path)
+    [root] = plant.runner.pids()
+    [launcher] = [
+        p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(plant.data).mark}) if p.parent == os.getpid()
+    ]
+    [warden] = [child for child in children(launcher) if root in children(child)]
+    plant.store.set_addon("a", paused=True)
+    os.kill({"warden": warden, "launcher": launcher, "root": root}[victim], signal.SIGKILL)
+
+    if victim == "launcher":
+        # What runs goes on, and the next one starts.
+        plant.store.set_addon("a", paused=False)
+        assert plant.settled(plant.command("true")).end == "completed"
+        assert plant.state(job) == "RUNNING"
+        plant.desk.cancel(job)
+        reached(plant, job, pids, "CANCELED")
+    else:
+        reached(plant, job, pids, "QUEUED")
+        assert plant.events(job)[-1] == ("REQUEUED", "worker_crashed")
+    assert plant.units() == 0
+
+
+def test_a_warden_that_is_stopped_does_not_save_its_tree(plant, tmp_path):
+    job, path = plant.tree(tmp_path)
+    pids = pids_in(path)
+    [root] = plant.runner.pids()
+    os.kill(look(root).parent, signal.SIGSTOP)
+    plant.desk.cancel(job)
+
+    reached(plant, job, pids, "CANCELED", 10)
+
+
+def test_a_function_that_listens_yields_and_its_worker_stays_warm(plant, tmp_path):
+    job = plant.function("listen", str(tmp_path / "n"))
+    wait_until(lambda: (tmp_path / "n").exists())
+    [pid] = plant.runner.pids()
+    plant.desk.cancel(job)
+
+    plant.until(job, "CANCELED")
+    assert ("SIGNALED", "term") not in plant.events(job)
+    assert plant.settled(plant.function("pid")).result == str(pid)
+
+
+def test_a_function_that_does_not_listen_is_ended_with_its_worker(plant, tmp_path):
+    job = plant.function("sleep", str(tmp_path / "pid"))
+    pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    plant.desk.cancel(job)
+
+    reached(plant, job, [pid], "CANCELED")
+    assert plant.settled(plant.function("add", 1, 1)).result == "2"
+
+
+@pytest.mark.parametrize("round_", range(10))
+def test_forty_jobs_that_ignore_everything_delay_a_shutdown_by_no_more_than_its_timeout(plants, round_):
+    plant = plants()
+    script = "trap '' TERM INT HUP; echo up; exec sleep 60"
+    jobs = [plant.submit("shell", {"script": script}) for _ in range(40)]
+    wait_until(lambda: all(plant.last(j) and plant.output(j)["stdout"] for j in jobs), 20, "forty jobs")
+    pids = plant.runner.pids()
+    began = time.monotonic()
+    plant.runner.stop(2)
+
+    assert time.monotonic() - began <= 3
+    assert [pid for pid in pids if alive(pid)] == []
+    assert {plant.state(job) for job in jobs} == {"QUEUED"}
+    assert {plant.events(job)[-1] for job in jobs} == {("REQUEUED", "graceful_shutdown")}
+    assert plant.units() == 0
