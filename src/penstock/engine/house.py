@@ -19,7 +19,7 @@ from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
 from penstock.engine.probe import Pids, Probe
 from penstock.engine.purse import Purse
-from penstock.engine.recovery import Survivors, recover
+from penstock.engine.recovery import Survivors, put_in_order, recover
 from penstock.engine.room import Room
 from penstock.engine.rules import Rules
 from penstock.engine.signals import Signals
@@ -65,6 +65,7 @@ class House:
     def start(self, holder: str = "") -> Self:
         holder = holder or f"process {os.getpid()}"
         self.store.hold_dispatch(holder)
+        put_in_order(self.store, self.rules.ordering.aging)
         recover(self.store, self.rules, self._survivors, holder)
         self.store.on_change(self.driver.ring)
         self.driver.start()
@@ -82,6 +83,15 @@ class House:
             usher, self._usher = self._usher, None
         if usher is not None:
             usher.stop()
+
+    def kick(self) -> None:
+        """Look now for what may start."""
+        self.driver.ring()
+
+    def drain(self, on: bool = True) -> None:
+        """Nothing more starts on this host; what runs goes on. For a host that is to be stopped, so it ends with the process."""
+        self.machine.draining = on
+        self.driver.ring()
 
     def _somebody_waits(self) -> None:
         """For room. A house that dispatches lets them in as it ticks; in any other process a driver of their own does."""

@@ -25,11 +25,12 @@ from penstock.core import changes
 from penstock.core.changes import Change, Note
 from penstock.core.job import Dispatch, Job, Kind
 from penstock.core.landing import End, Phase
+from penstock.core.order import Aging
 from penstock.core.words import DispatchId, JobId, Moment
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Store
 
-__all__ = ["Recovered", "Survivors", "recover", "workers_named"]
+__all__ = ["Recovered", "Survivors", "put_in_order", "recover", "workers_named"]
 
 log = logging.getLogger("penstock.recovery")
 
@@ -40,6 +41,7 @@ Survivors: TypeAlias = Callable[[Sequence[Dispatch]], Collection[DispatchId]]
 #: One transaction each: a start with ten thousand leases must not hold the write lock in one piece.
 _BATCH: Final = 500
 _ALL: Final = 1_000_000
+_STEP: Final = 5_000
 
 
 class Recovered(NamedTuple):
@@ -68,6 +70,16 @@ def recover(store: Store, rules: Rules, survivors: Survivors | None = None, hold
     if here:
         log.info("found %d in flight: %d put back, %d given time", len(here), *done)
     return done
+
+
+def put_in_order(store: Store, aging: Aging) -> None:
+    """
+    Where jobs stand was reckoned under the aging that was set when they became ready. When it has been changed since, new ones and old ones
+    could not be compared. All of them are looked at, in steps between which others write; where nothing has changed nothing is written.
+    """
+    last = store.reorder(aging, 0, _STEP)
+    while last:
+        last = store.reorder(aging, last, _STEP)
 
 
 def _settle(

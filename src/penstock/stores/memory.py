@@ -19,7 +19,7 @@ from penstock.core.demand import Demand
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind, dispatch_id_of, place
 from penstock.core.landing import Phase
-from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
+from penstock.core.order import Aging, Floor, Offer, Ordering, Pick, Verdict, turn
 from penstock.core.refusals import DispatcherHeld
 from penstock.core.share import Account
 from penstock.core.spend import windows
@@ -400,6 +400,14 @@ class MemoryStore(MemoryTables):
                 self._live[dispatch_id] = self._dispatches[dispatch_id] = moved
             self._note(self._clock(), Note(Kind.CLOCK_SHIFTED, data={"by": by}), None)
             return len(self._live)
+
+    def reorder(self, aging: Aging, after: int, limit: int) -> int:
+        with self._lock:
+            queued = sorted((self._jobs[job_id] for job_id in self._lines.queued()), key=lambda job: job.no)
+            looked_at = [job for job in queued if job.no > after][:limit]
+            for job in looked_at:
+                self._lines.set_turn(job.job_id, turn(job.intent.priority, job.ready_at, aging))
+            return looked_at[-1].no if looked_at else 0
 
     def hold_dispatch(self, holder: str) -> None:
         with self._lock:

@@ -63,6 +63,11 @@ class MemoryLines:
                 self._leave(job_id)
                 self._enter(job_id, place, no, place.line(now))
 
+    def set_turn(self, job_id: JobId, turn: Moment) -> None:
+        line, place, no = self._places[job_id]
+        self._leave(job_id)
+        self._enter(job_id, replace(place, turn=turn), no, line)
+
     def active(self) -> list[tuple[Demand, int]]:
         return list(self._sorted)
 

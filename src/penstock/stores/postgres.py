@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 from penstock.core.changes import Beat, Change, Note
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind
-from penstock.core.order import Floor, Ordering, Verdict
+from penstock.core.order import Aging, Floor, Ordering, Verdict
 from penstock.core.words import AddonId, HostId, Moment, Span
 from penstock.stores.ids import uuid7
 from penstock.stores.postgres_admit import Admitting
@@ -170,6 +170,11 @@ class PostgresStore(PostgresReads):
         pages.note(now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
         pages.leave(session)
         return len(old)
+
+    def reorder(self, aging: Aging, after: int, limit: int) -> int:
+        values = {"after": after, "most": limit, "per_point": aging.per_point}
+        [(last,)] = self._link.transact(lambda session: session.ask("reorder", values))
+        return int(last)
 
     def shift(self, by: Span) -> int:  # noqa: ARG002 - the protocol's
         """Nothing to do: the clock is the server's, and a jump of ours moves no lease."""

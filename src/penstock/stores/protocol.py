@@ -19,7 +19,7 @@ from penstock.core.changes import Beat, Change, Note
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job
 from penstock.core.landing import End, Phase
-from penstock.core.order import Floor, Verdict
+from penstock.core.order import Aging, Floor, Verdict
 from penstock.core.states import State
 from penstock.core.words import SECOND, AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
@@ -218,6 +218,13 @@ class Store(Protocol):
 
     def shift(self, by: Span) -> int:
         """The clock was set: move the expiry of every live dispatch along, so that no lease grows or shrinks."""
+        ...
+
+    def reorder(self, aging: Aging, after: int, limit: int) -> int:
+        """
+        The turns of queued jobs are fixed when they become ready, under the aging of that day. Looks at so many behind the number
+        `after`, sets them by this one, and answers with the last number it looked at; 0: there are no more.
+        """
         ...
 
     def audit(self) -> list[str]:

@@ -24,7 +24,7 @@ from penstock.core.changes import Beat, Change
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job
 from penstock.core.landing import Phase
-from penstock.core.order import Floor, Ordering, Verdict
+from penstock.core.order import Aging, Floor, Ordering, Verdict
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.audit import audit
@@ -120,6 +120,9 @@ class SqliteStore:
 
     def prune(self, before: Moment, limit: int) -> int:
         return self._write(lambda tx: tx.prune(before, limit))
+
+    def reorder(self, aging: Aging, after: int, limit: int) -> int:
+        return self._write(lambda tx: tx.reorder(aging, after, limit))
 
     def shift(self, by: Span) -> int:
         return self._write(lambda tx: tx.shift(by))

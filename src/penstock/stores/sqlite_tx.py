@@ -13,7 +13,7 @@ from penstock.core.demand import Demand
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind, dispatch_id_of, place
 from penstock.core.landing import End, Phase
-from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
+from penstock.core.order import Aging, Floor, Offer, Ordering, Pick, Verdict
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
@@ -378,6 +378,14 @@ class Transaction:
                 self._clock(), Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB
             )
         return len(old)
+
+    def reorder(self, aging: Aging, after: int, limit: int) -> int:
+        self._pages.flush_rows()
+        (last,) = one(self._con, "last_to_reorder", {"after": after, "most": limit})
+        if last is not None:
+            values = {"after": after, "last": last, "per_point": aging.per_point}
+            self._con.execute(self._sql["reorder"], values)
+        return last or 0
 
     def shift(self, by: Span) -> int:
         self._pages.flush_rows()

@@ -219,6 +219,13 @@ ON CONFLICT (job_no) DO UPDATE SET at = excluded.at, fence = excluded.fence, dat
 INSERT INTO penstock.budget (addon_id, period, spent) SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])
 ON CONFLICT (addon_id, period) DO UPDATE SET spent = budget.spent + excluded.spent RETURNING addon_id, period, spent;
 
+-- name: reorder
+-- In the order of their numbers, as everybody locks jobs. One that is being moved right now is placed by whoever moves it.
+WITH looked_at AS (SELECT no FROM penstock.job WHERE line IS NOT NULL AND no > %(after)s ORDER BY no LIMIT %(most)s FOR UPDATE SKIP LOCKED),
+     changed AS (UPDATE penstock.job SET turn = ready_at - priority * %(per_point)s::bigint
+                 WHERE no IN (SELECT no FROM looked_at) AND turn <> ready_at - priority * %(per_point)s::bigint)
+SELECT coalesce(max(no), 0) FROM looked_at;
+
 -- name: old_jobs
 SELECT no, job_id, addon_id, state FROM penstock.job
 WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < %(before)s ORDER BY ended_at, no LIMIT %(most)s FOR UPDATE SKIP LOCKED;

@@ -185,6 +185,13 @@ SELECT min(moment) FROM (
 -- name: shift
 UPDATE dispatch SET expires_at = expires_at + :by, stop_at = stop_at + :by, ends_at = ends_at + :by WHERE phase <> 'ended';
 
+-- name: last_to_reorder
+SELECT max(no) FROM (SELECT no FROM job WHERE line IS NOT NULL AND no > :after ORDER BY no LIMIT :most);
+
+-- name: reorder
+UPDATE job SET turn = ready_at - priority * :per_point
+WHERE line IS NOT NULL AND no > :after AND no <= :last AND turn <> ready_at - priority * :per_point;
+
 -- name: old_jobs
 SELECT no, job_id, addon_id, state FROM job
 WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < :before ORDER BY ended_at, no LIMIT :most;

@@ -1,0 +1,112 @@
+"""One scheduler as a whole: what it remembers from the last start, and the verbs of whoever minds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Event
+
+import pytest
+
+from penstock.core.intent import Intent
+from penstock.core.order import Aging, Ordering
+from penstock.core.quiet import Capacity
+from penstock.core.words import MINUTE, SECOND
+from penstock.engine.clock import SteadyClock
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.stores.memory import MemoryStore
+from penstock.stores.sqlite import SqliteStore
+
+RULES = Rules(capacity=Capacity(fixed=90))
+
+
+def job(**fields):
+    return Intent(**{"addon_id": "a", "job_type": "t"} | fields)
+
+
+@pytest.fixture
+def reopened(tmp_path):
+    """Opens the same file again and again, as programs do."""
+    open_now = []
+
+    def again(clock=None):
+        if open_now:
+            open_now.pop().close()
+        open_now.append(SqliteStore(tmp_path / "jobs.db", clock or SteadyClock()))
+        return open_now[0]
+
+    yield again
+    open_now.pop().close()
+
+
+def test_what_was_paused_is_paused_after_a_restart(reopened):
+    desk = House(reopened(), RULES).desk
+    desk.pause()
+    [job_id] = [receipt.job_id for receipt in desk.submit([job()])]
+    house = House(reopened(), RULES)
+    house.dispatcher.step(house.store.now())
+    assert house.desk.explain(job_id).reason == "paused"
+
+    house.desk.resume()
+    house.dispatcher.step(house.store.now())
+    assert str(house.store.job(job_id).state) == "DISPATCHING"
+
+
+def test_an_addon_paused_by_its_name_stays_so_when_everything_is_resumed(reopened):
+    house = House(reopened(), RULES)
+    house.desk.pause("a")
+    house.desk.pause()
+    house.desk.resume()
+    mine, others = [r.job_id for r in house.desk.submit([job(), job(addon_id="b")])]
+    house.dispatcher.step(house.store.now())
+
+    assert str(house.store.job(mine).state) == "QUEUED"
+    assert str(house.store.job(others).state) == "DISPATCHING"
+
+
+def test_a_changed_aging_setting_holds_for_those_who_wait_already(reopened):
+    now = [1_900_000_000 * SECOND]
+    clock = lambda: now[0]  # noqa: E731 - a clock that stands
+    first = House(reopened(clock), RULES)
+    [old] = [r.job_id for r in first.desk.submit([job(priority=50, cost_units=90)])]
+    now[0] += MINUTE
+    [new] = [r.job_id for r in first.desk.submit([job(priority=55, cost_units=90)])]
+    rules = replace(RULES, ordering=Ordering(aging=Aging(1 * SECOND)))
+    house = House(reopened(clock), rules).start()
+    house.stop()
+    house.dispatcher.step(now[0])
+
+    assert [str(house.store.job(i).state) for i in (old, new)] == ["DISPATCHING", "QUEUED"]
+
+
+class Ticks:
+    def __init__(self):
+        self.heard = Event()
+
+    def step(self, now):
+        self.heard.set()
+        return now + 3_600 * SECOND
+
+
+def test_a_kick_looks_at_once():
+    ticks = Ticks()
+    house = House(MemoryStore(SteadyClock()), replace(RULES, tick=3_600 * SECOND), more=[ticks]).start()
+    assert ticks.heard.wait(10)
+    ticks.heard.clear()
+    house.kick()
+    came = ticks.heard.wait(10)
+    house.stop()
+
+    assert came
+
+
+def test_a_host_that_drains_takes_nothing_until_it_is_told_to():
+    house = House(MemoryStore(SteadyClock()), RULES)
+    house.drain()
+    [receipt] = house.desk.submit([job()])
+    house.dispatcher.step(house.store.now())
+    assert house.desk.explain(receipt.job_id).reason == "draining"
+
+    house.drain(on=False)
+    house.dispatcher.step(house.store.now())
+    assert str(house.store.job(receipt.job_id).state) == "DISPATCHING"
