@@ -17,7 +17,8 @@ from penstock.http import wire
 from penstock.http.office import Call
 from penstock.http.problems import OverLimit, TooSlow
 from penstock.http.redact import redacted
-from penstock.http.views import explained_view, intent_from, job_view, moment, said, summary_view
+from penstock.http.runs import check_runner
+from penstock.http.views import explained_view, intent_from, job_view, moment, said, summary_view, when
 from penstock.stores.protocol import Query, Receipt
 
 __all__ = ["cancel", "edit", "explain", "find", "get", "listing", "retry", "submit", "submit_bulk"]
@@ -59,6 +60,7 @@ def _every_problem(call: Call[Any, Any], intents: list[Intent]) -> BadIntent:
 
 
 def _may_submit(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
+    check_runner(call, intent, at)
     if not call.owns(intent.addon_id):
         problem = {"field": f"{at}addon_id", "message": f"must be {call.principal.addon_id} with this token"}
         raise OverLimit(f"{problem['field']} {problem['message']}", problems=[problem])
@@ -81,7 +83,14 @@ async def _submit(call: Call[Any, Any], intents: list[Intent], wait_sec: float) 
 
 
 def _submitted(receipt: Receipt) -> wire.Submitted:
-    return wire.Submitted(job_id=receipt.job_id, state=receipt.state, created=receipt.created)
+    start = receipt.likely_start_at
+    return wire.Submitted(
+        job_id=receipt.job_id,
+        state=receipt.state,
+        created=receipt.created,
+        deadline_reachable=receipt.deadline_reachable,
+        likely_start_at=None if start is None else when(start),
+    )
 
 
 async def get(call: Call[wire.WaitQuery, None]) -> wire.Job:
@@ -139,7 +148,7 @@ def cancel(call: Call[None, None]) -> wire.Job:
 
 
 def retry(call: Call[None, None]) -> wire.Job:
-    call.own_job(call.job_id)
+    check_runner(call, call.own_job(call.job_id).intent)
     return _view(call, call.office.desk.retry(call.job_id))
 
 

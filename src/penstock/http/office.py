@@ -22,6 +22,8 @@ from penstock.http.claims import ClaimLine
 from penstock.http.problems import OverLimit
 from penstock.http.tokens import Principal, TokenFile
 from penstock.http.trail import Trail
+from penstock.runner.output import Output
+from penstock.runner.payload import Functions
 from penstock.stores.protocol import Store
 
 __all__ = ["Call", "Office", "Owners"]
@@ -42,6 +44,9 @@ class Office:
         self.trail = Trail(house.store, self.run, loop)
         self.claims = ClaimLine(house.desk, self.trail, self.run)
         self.owners = Owners(house.store)
+        #: Of the runner beside the house, if there is one.
+        self.output: Callable[[DispatchId], Output] | None = None
+        self.functions = Functions()
         house.store.on_change(self.trail.ring)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:

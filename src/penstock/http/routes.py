@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.http import admin, jobs, sight, stream, wire, workers
+from penstock.http import admin, jobs, runs, sight, stream, wire, workers
 from penstock.http.body import Decoder
 from penstock.http.problems import NoRoute, WrongVerb
 from penstock.http.wire import PREFIX, Scope
@@ -98,6 +98,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("queue/find", _READ, jobs.find, wire.Found, "Find jobs by a part of their id", query=wire.FindQuery),
     _get("queue/jobs/{job_id}", _READ, jobs.get, wire.Job, "A job, at once or when it is settled", query=wire.WaitQuery),
     _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, wire.Explained, "Why the job is where it is"),
+    _get("queue/jobs/{job_id}/logs", _READ, runs.logs, wire.Logs, "What a command or function printed", query=wire.LogsQuery),
     _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.Job, "Cancel a job; one that runs is told to stop"),
     _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, wire.Job, "Queue a FAILED or BLOCKED job again"),
     _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, wire.Job, "Change priority or times of a QUEUED job", body=wire.Edit),

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -22,12 +22,15 @@ import uvloop
 from uvicorn.server import ServerState
 
 from penstock.core.refusals import Unavailable
+from penstock.core.words import DispatchId
 from penstock.engine.house import House
 from penstock.http.app import Api, AsgiApp, Limits
 from penstock.http.connection import Connection, Doors
 from penstock.http.guard import LOOPBACK, Exposure, Unsafe, check_exposure, private_directory
 from penstock.http.office import Office
 from penstock.http.tokens import FIRST_FILE, TokenFile
+from penstock.runner.output import Output
+from penstock.runner.payload import Functions
 
 __all__ = ["Config", "Server", "serve"]
 
@@ -55,6 +58,9 @@ class Config:
     #: How long a request that is being served may take to end when the server stops.
     stop_sec: float = 5.0
     more: Mapping[str, AsgiApp] = field(default_factory=dict)
+    #: Of a house with a runner: where the output of its runs is, and which functions may be submitted to it.
+    output: Callable[[DispatchId], Output] | None = None
+    functions: Functions = field(default_factory=Functions)
 
 
 def serve(house: House, config: Config) -> Server:
@@ -118,6 +124,7 @@ class Server:
     async def _serve(self) -> None:
         config = self._config
         office = Office(self._house, self.tokens, threads=config.threads, loop=self._loop)
+        office.output, office.functions = config.output, config.functions
         exposure = Exposure(
             LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)
         )

@@ -69,6 +69,9 @@ __all__ = [
     "LeaseRequest",
     "Leases",
     "LeasesQuery",
+    "LogPiece",
+    "Logs",
+    "LogsQuery",
     "NewToken",
     "Nothing",
     "Outcome",
@@ -205,6 +208,7 @@ class Submitted(Told):
     created: bool
     #: Whether the deadline looks reachable as things stand; null when there is none.
     deadline_reachable: bool | None = None
+    likely_start_at: datetime | None = None
 
 
 class SubmitMany(Asked):
@@ -289,6 +293,33 @@ class Edit(Asked):
     priority: PriorityWord | UnsetType = UNSET
     earliest_start_at: When | UnsetType | None = UNSET
     deadline_at: When | UnsetType | None = UNSET
+
+
+class LogsQuery(Asked):
+    """`offset`: the `next` of the answer before. `attempt`: its number; left out: the last. With `wait_sec` it waits for more."""
+
+    attempt: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | UnsetType = UNSET
+    offset: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+    wait_sec: Wait = 0
+
+
+class LogPiece(Told):
+    """`stream`: stdout, stderr, or log for what the job noted. `skipped`: so many bytes before it are no longer kept."""
+
+    stream: str
+    at: datetime
+    text: str
+    skipped: int
+
+
+class Logs(Told):
+    """`over`: nothing more will come of this attempt."""
+
+    job_id: str
+    attempt: int
+    pieces: list[LogPiece]
+    next: int
+    over: bool
 
 
 class Ahead(Told):
@@ -717,6 +748,9 @@ class Scope(StrEnum):
 
     JOBS_READ = "jobs:read"
     JOBS_SUBMIT = "jobs:submit:registered"
+    #: Besides: a job that is a command, or a shell script. Whoever may submit one has a shell on the host.
+    JOBS_SUBMIT_COMMAND = "jobs:submit:command"
+    JOBS_SUBMIT_SHELL = "jobs:submit:shell"
     JOBS_CANCEL = "jobs:cancel"
     WORKER_LEASE = "worker:lease"
     SIGNALS_REPORT = "signals:report"

@@ -13,7 +13,7 @@ export function Addons() {
   const active = addons.filter((a) => a.average > 0.01 || a.jobs.QUEUED || a.jobs.RUNNING);
   const weights = active.reduce((all, a) => all + a.weight, 0) || 1, got = active.reduce((all, a) => all + a.average, 0);
   const edit = async (addon_id, what) => {
-    try { await post("addons", { addon_id, ...what }); toast(`${addon_id} changed.`); } catch (error) { toast(error.message, "bad"); }
+    try { await post("addons/edit", { addon_id, ...what }); toast(`${addon_id} changed.`); } catch (error) { toast(error.message, "bad"); }
   };
   return html`<${Failed} problem=${problem} /><${Card} title="Addons" wide>
     <p class="muted">Owed: the share that its weight gives it among those that have work. Got: what it held of late. Whoever is furthest below goes first.</p>

@@ -17,7 +17,7 @@ export function Job({ id }) {
         setEvents(c);
         setProblem(null);
       } catch (error) { if (error.name !== "AbortError") setProblem(error); return; }
-      try { setLog(await get(`queue/jobs/${id}/logs`, { signal })); } catch { setLog(null); }
+      try { setLog({ text: (await get(`queue/jobs/${id}/logs`, { signal })).pieces.map((piece) => piece.text).join("") }); } catch { setLog(null); }
     };
     const quit = watching(load);
     return () => { quit(); aborter.abort(); };

@@ -99,7 +99,7 @@ function Search({ value, onSearch }) {
 
 async function find(filter, limit, signal) {
   if (filter.q) {
-    const { job_ids: ids } = await get(`queue/find?id=${encodeURIComponent(filter.q)}`, { signal });
+    const { job_ids: ids } = await get(`queue/find?part=${encodeURIComponent(filter.q)}`, { signal });
     const found = await Promise.allSettled(ids.slice(0, 50).map((id) => get(`queue/jobs/${id}`, { signal })));
     return { jobs: found.filter((one) => one.status === "fulfilled").map((one) => one.value), next: null };
   }

@@ -1,0 +1,98 @@
+"""
+Jobs that the scheduler runs itself: who may submit one, and what it printed.
+
+To submit a command is to have a shell on the host, so it takes a scope of its own, and a script for the shell another. A payload that the runner
+would refuse is refused here, while somebody is there to hear it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+from msgspec import UnsetType
+
+from penstock.core.intent import Intent
+from penstock.core.job import Job, dispatch_id_of
+from penstock.core.landing import Phase
+from penstock.core.refusals import BadIntent, NotFound
+from penstock.core.states import SETTLED
+from penstock.http import wire
+from penstock.http.office import Call
+from penstock.http.problems import Forbidden
+from penstock.http.views import when
+from penstock.http.wire import Scope
+from penstock.runner.output import Piece
+from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read
+
+__all__ = ["check_runner", "logs"]
+
+_SCOPES: Final = {
+    COMMAND: Scope.JOBS_SUBMIT_COMMAND,
+    SHELL: Scope.JOBS_SUBMIT_SHELL,
+    FUNCTION: Scope.JOBS_SUBMIT,
+}
+_MOST_BYTES: Final = 262_144
+#: Output is written by another process, and rings no bell.
+_LOOK_AGAIN: Final = 0.1
+
+
+def check_runner(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
+    if intent.job_type not in JOB_TYPES:
+        return
+    scope = _SCOPES[intent.job_type]
+    if scope not in call.principal.scopes:
+        raise Forbidden(
+            f"{at}job_type {intent.job_type} needs a token with the scope {scope}", scope=str(scope)
+        )
+    try:
+        read(intent.job_type, intent.payload, call.office.functions)
+    except BadIntent as bad:
+        problems = [{**problem, "field": f"{at}{problem['field']}"} for problem in bad.problems]
+        raise BadIntent(f"{at}{bad}", problems=problems) from None
+
+
+async def logs(call: Call[wire.LogsQuery, None]) -> wire.Logs:
+    office, asked = call.office, call.query
+    until = office.loop.time() + asked.wait_sec
+    gone = call.watch() if asked.wait_sec else None
+    while True:
+        told = await office.run(_logs, call)
+        left = until - office.loop.time()
+        if told.pieces or told.over or left <= 0 or office.trail.closed or (gone is not None and gone.done()):
+            return told
+        await asyncio.sleep(min(left, _LOOK_AGAIN))
+
+
+def _logs(call: Call[wire.LogsQuery, None]) -> wire.Logs:
+    asked, job = call.query, call.own_job(call.job_id)
+    attempt = job.fence if isinstance(asked.attempt, UnsetType) else asked.attempt
+    if attempt > job.fence:
+        raise NotFound(f"there is no attempt {attempt} of job {job.job_id}", job_id=job.job_id)
+    # Before the last look at the output: whatever was written by the end of the run is then in it.
+    over = _is_over(call, job, attempt)
+    pieces = [] if not attempt else list(_pieces(call, job, attempt))
+    return wire.Logs(
+        job_id=job.job_id,
+        attempt=attempt,
+        pieces=[
+            wire.LogPiece(p.stream, when(p.at), p.data.decode(errors="replace"), p.skipped) for p in pieces
+        ],
+        next=pieces[-1].end if pieces else asked.offset,
+        over=over,
+    )
+
+
+def _is_over(call: Call[Any, Any], job: Job, attempt: int) -> bool:
+    if not attempt:
+        return job.state in SETTLED
+    lease = call.store.dispatch(dispatch_id_of(job.job_id, attempt))
+    return lease is None or lease.phase is Phase.ENDED
+
+
+def _pieces(call: Call[wire.LogsQuery, None], job: Job, attempt: int) -> Iterable[Piece]:
+    if call.office.output is None:
+        return ()
+    output = call.office.output(dispatch_id_of(job.job_id, attempt))
+    return output.read(call.query.offset, _MOST_BYTES)

@@ -1,0 +1,264 @@
+"""What must hold before there is a request: deadlines, sizes, and what arrives broken. Raw sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from http_kit import Place
+
+from penstock.core.refusals import Unavailable
+from penstock.http.app import Limits
+from penstock.http.connection import Doors
+from penstock.http.guard import Unsafe
+from penstock.http.server import Config, serve
+from penstock.http.wire import PREFIX
+
+
+@pytest.fixture
+def hasty(tmp_path):
+    """Deadlines short enough to be waited for."""
+    made = Place(
+        tmp_path, start=False, doors=Doors(head_sec=0.4, connections=30), limits=Limits(body_sec=0.4)
+    )
+    yield made
+    made.close()
+
+
+def call(place):
+    return socket.create_connection(("127.0.0.1", place.server.port), timeout=10)
+
+
+def rest(line):
+    """Until the server closes. A reset is an end too."""
+    parts = []
+    try:
+        while part := line.recv(65_536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    line.close()
+    return b"".join(parts)
+
+
+def head(place, verb="GET", path="/stats", **headers):
+    lines = [
+        f"{verb} {PREFIX}{path} HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {place.client.token}",
+    ]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode() + b"\r\n"
+
+
+def status(answer):
+    return int(answer.split(b" ", 2)[1]) if answer else None
+
+
+def drip(line, data, seconds):
+    """One byte now and then, as somebody does who wants to hold a place for ever."""
+    end = time.monotonic() + seconds
+    for byte in data:
+        if time.monotonic() > end:
+            break
+        try:
+            line.send(bytes([byte]))
+        except OSError:
+            break
+        time.sleep(0.03)
+
+
+def test_a_head_that_only_trickles_in_is_cut_off(hasty):
+    line = call(hasty)
+    began = time.monotonic()
+    drip(line, head(hasty) * 10, seconds=5)
+
+    assert status(rest(line)) in {408, None}
+    assert time.monotonic() - began < 4
+
+
+def test_a_connection_that_says_nothing_is_cut_off(hasty):
+    line = call(hasty)
+
+    assert status(rest(line)) == 408
+
+
+def test_a_body_that_only_trickles_in_is_cut_off(hasty):
+    line = call(hasty)
+    line.sendall(
+        head(hasty, "POST", "/pause", Content_Type="application/json", Content_Length=1_000) + b"\r\n"
+    )
+    began = time.monotonic()
+    drip(line, b" " * 1_000, seconds=5)
+
+    assert status(rest(line)) in {408, None}
+    assert time.monotonic() - began < 4
+
+
+def test_what_dribbles_on_after_the_answer_is_cut_off(hasty):
+    line = call(hasty)
+    line.sendall(head(hasty, "GET", "/stats", Content_Length=10_000) + b"\r\n")
+    began = time.monotonic()
+    drip(line, b"x" * 10_000, seconds=8)
+
+    assert status(rest(line)) == 200
+    assert time.monotonic() - began < 7
+
+
+def test_slow_callers_harm_nobody(hasty):
+    slow = [call(hasty) for _ in range(20)]
+    for line in slow:
+        line.send(b"GET ")
+
+    assert hasty.client.get("/stats").status == 200
+    assert {status(rest(line)) for line in slow} == {408}
+    assert hasty.client.get("/stats").status == 200
+
+
+def test_more_connections_than_there_is_room_for_are_turned_away(hasty):
+    held = [call(hasty) for _ in range(30)]
+    turned_away = call(hasty)
+
+    assert status(rest(turned_away)) == 503
+    for line in held:
+        line.close()
+    deadline = time.monotonic() + 5
+    while status_or_none(hasty) != 200:
+        assert time.monotonic() < deadline
+
+
+def status_or_none(place):
+    try:
+        return place.client.get("/stats").status
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [b"X: " + b"a" * 100_000 + b"\r\n", b"X: a\r\n" * 5_000, b"X" * 200_000],
+    ids=["a long header", "many headers", "a header without end"],
+)
+def test_a_head_that_is_too_large_is_refused(place, flood):
+    line = call(place)
+    with contextlib.suppress(OSError):
+        line.sendall(head(place) + flood)
+
+    assert status(rest(line)) in {431, None}
+    assert place.client.get("/stats").status == 200
+
+
+def test_a_hundred_headers_are_too_many(place):
+    line = call(place)
+    line.sendall(head(place) + b"".join(b"X-%d: a\r\n" % i for i in range(120)) + b"\r\n")
+
+    assert status(rest(line)) == 431
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+        b"BREW /x HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_refused_and_the_line_cut(place, request_line):
+    line = call(place)
+    line.sendall(request_line)
+    answer = rest(line)
+
+    assert status(answer) in {400, 401, 403}
+    assert b"Traceback" not in answer
+    assert place.client.get("/stats").status == 200
+
+
+def test_requests_in_one_go_are_answered_in_order(place):
+    line = call(place)
+    line.sendall((head(place) + b"\r\n") * 2 + head(place, path="/capacity", Connection="close") + b"\r\n")
+    answers = rest(line)
+
+    assert answers.count(b"HTTP/1.1 200") == 3
+    assert answers.rindex(b'"quiet_sec"') > answers.rindex(b'"oldest_queued_sec"')
+
+
+def test_the_socket_is_private_and_goes_with_the_server(tmp_path):
+    place = Place(tmp_path, start=False)
+    path = place.server.socket_path
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert place.local.get("/stats").status == 200
+
+    place.close()
+    assert not path.exists()
+
+
+def test_a_socket_left_by_a_killed_server_is_taken_over_and_a_live_one_is_not(tmp_path):
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "penstock.sock"))
+    place = Place(tmp_path, start=False)
+    try:
+        assert place.local.get("/stats").status == 200
+        with pytest.raises(Unavailable, match="is a daemon running"):
+            serve(place.house, Config(directory=tmp_path, bind=None, socket=tmp_path / "penstock.sock"))
+        assert place.local.get("/stats").status == 200
+    finally:
+        place.close()
+
+
+def test_a_visitor_of_another_user_is_not_let_in(place, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    monkeypatch.setattr("penstock.http.connection._peer_uid", lambda _: 54_321)
+
+    with pytest.raises(OSError):
+        place.local.get("/stats")
+
+
+def test_a_port_in_use_is_told_in_words(place):
+    with pytest.raises(Unavailable, match="choose another port"):
+        serve(place.house, Config(directory=place.server.token_file.parent, port=place.server.port))
+
+
+def test_an_address_that_others_can_reach_is_refused(place):
+    with pytest.raises(Unsafe, match="in the clear"):
+        serve(place.house, Config(directory=place.server.token_file.parent, bind="0.0.0.0"))
+
+
+def test_every_socket_listens_on_loopback_alone(place):
+    table = Path("/proc/net/tcp").read_text("ascii").splitlines()
+    listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
+
+    assert [a for a in listening if a.endswith(f":{place.server.port:04X}")] == [
+        f"0100007F:{place.server.port:04X}"
+    ]
+
+
+def test_a_server_that_stops_leaves_nothing_behind(tmp_path):
+    import threading
+
+    before = threading.active_count()
+    handles = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        place = Place(tmp_path, start=False)
+        place.client.submit()
+        place.close()
+
+    assert threading.active_count() == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= handles + 1
+
+
+def test_an_idle_server_uses_no_time(place):
+    place.client.get("/stats")
+    began = time.process_time()
+    time.sleep(0.5)
+
+    assert time.process_time() - began < 0.05

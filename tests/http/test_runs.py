@@ -1,0 +1,88 @@
+"""Jobs that the scheduler runs itself, over HTTP: who may submit one, and what it printed."""
+
+from __future__ import annotations
+
+import pytest
+from http_kit import Place
+
+from penstock.core.quiet import Capacity
+from penstock.runner import Runner
+from penstock.runner.output import Output
+
+
+def command(*argv, **more):
+    return {"addon_id": "a", "job_type": "penstock.command", "payload": {"argv": list(argv)} | more}
+
+
+SCRIPT = {"addon_id": "a", "job_type": "penstock.shell", "payload": {"script": "echo hello"}}
+
+
+@pytest.mark.parametrize(
+    ("job", "scope"), [(command("/bin/true"), "jobs:submit:command"), (SCRIPT, "jobs:submit:shell")]
+)
+def test_a_command_needs_a_scope_of_its_own_and_a_script_another(place, job, scope):
+    others = ["jobs:submit:registered", "jobs:submit:command", "jobs:submit:shell", "jobs:read"]
+    weak = place.client.mint(scopes=[other for other in others if other != scope])
+    before = place.store.newest()
+
+    for path, body in [("/queue/jobs/submit", job), ("/queue/jobs/submit/bulk", {"jobs": [job]})]:
+        answer = weak.post(path, body)
+        assert (answer.status, scope in answer.json["detail"]) == (403, True)
+    assert place.store.newest() == before
+    assert place.client.mint(scopes=others).post("/queue/jobs/submit", job).status == 200
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        (command(), "payload.argv"),
+        (command("/bin/true", shell=True), "payload.shell"),
+        (command("/bin/true", env={"PENSTOCK_TOKEN": "x"}), "payload.env"),
+        (command("/bin/true", cwd="relative"), "payload.cwd"),
+        (SCRIPT | {"payload": {"script": " "}}, "payload.script"),
+        (SCRIPT | {"payload": None}, "payload"),
+        ({"addon_id": "a", "job_type": "penstock.function", "payload": {"function": "os:system"}}, "payload.function"),
+    ],
+)  # fmt: skip
+def test_what_the_runner_would_refuse_is_refused_at_submit(client, job, field):
+    answer = client.post("/queue/jobs/submit", job)
+    assert (answer.status, answer.fields) == (422, [field])
+
+    bulk = client.post("/queue/jobs/submit/bulk", {"jobs": [{"addon_id": "a", "job_type": "t"}, job]})
+    assert (bulk.status, bulk.fields) == (422, [f"jobs[1].{field}"])
+
+
+def test_a_job_that_never_ran_has_printed_nothing(client):
+    job_id = client.submit()
+
+    told = client.get(f"/queue/jobs/{job_id}/logs").json
+    assert (told["pieces"], told["attempt"], told["over"]) == ([], 0, False)
+    assert client.get(f"/queue/jobs/{job_id}/logs?attempt=1").status == 404
+    client.post(f"/queue/jobs/{job_id}/cancel")
+    assert client.get(f"/queue/jobs/{job_id}/logs").json["over"] is True
+
+
+def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):
+    def output(dispatch_id):
+        job, _, fence = dispatch_id.rpartition(".")
+        return Output(tmp_path / "runs" / job / fence)
+
+    place = Place(tmp_path, output=output, rules={"capacity": Capacity(fixed=90)})
+    runner = Runner(place.house, tmp_path).start()
+    try:
+        client = place.client
+        script = "echo one; sleep 0.3; echo two >&2; echo h\\303\\251"
+        job = SCRIPT | {"payload": {"script": script}}
+        job_id = client.post("/queue/jobs/submit", job).json["job_id"]
+        pieces, offset, over = [], 0, False
+        while not over:
+            told = client.get(f"/queue/jobs/{job_id}/logs?offset={offset}&wait_sec=10").json
+            pieces += [(piece["stream"], piece["text"]) for piece in told["pieces"]]
+            offset, over = told["next"], told["over"] and not told["pieces"]
+
+        assert "".join(text for stream, text in pieces if stream == "stdout").splitlines()[0] == "one"
+        assert "".join(text for stream, text in pieces if stream == "stderr") == "two\n"
+        assert client.get(f"/queue/jobs/{job_id}?wait_sec=10").json["state"] == "DONE"
+    finally:
+        runner.stop(5)
+        place.close()
