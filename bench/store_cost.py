@@ -37,7 +37,8 @@ def main(depths: list[int]) -> None:
             store = SqliteStore(Path(folder) / f"{depth}.db", SteadyClock())
             fill(store, depth + 20_000)
             print(f"{depth:,} queued")
-            claim_and_complete(store, 20_000)
+            claim_and_complete(store, 10_000)
+            exchange(store, 10_000)
             submit_one_by_one(store, 1_000)
             submit_in_bulk(store, 20_000)
             store.close()
@@ -65,6 +66,17 @@ def claim_and_complete(store: SqliteStore, jobs: int) -> None:
             claimed = desk.claim(Kinds(), BATCH)
             desk.end_many([Report(item.dispatch.dispatch_id) for item in claimed])
             left -= len(claimed)
+
+
+def exchange(store: SqliteStore, jobs: int) -> None:
+    desk, done = House(store, Rules(capacity=Capacity(fixed=100))).desk, list[Report]()
+    with measured(f"exchange, {BATCH} at a time", jobs):
+        left = jobs
+        while left > 0:
+            _, claimed = desk.exchange(done, Kinds(), BATCH)
+            done = [Report(item.dispatch.dispatch_id) for item in claimed]
+            left -= len(claimed)
+        desk.end_many(done)
 
 
 def submit_one_by_one(store: SqliteStore, jobs: int) -> None:

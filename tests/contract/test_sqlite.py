@@ -332,10 +332,10 @@ def test_a_final_state_cannot_be_left_even_by_hand(path, store):
 
 def test_a_move_that_finds_another_state_than_it_was_decided_on_is_rolled_back(store):
     """Our own statements name the state they leave: were the check before them broken, nothing would be committed."""
-    [receipt] = store.submit([JOB], Depth())
+    store.submit([JOB], Depth())
 
     def wrong(tx):
-        tx._pages.update("move_job", receipt.job_id, ("DONE", 2, T0, 0, 0, 0, 0, 0, 1, "RUNNING"))
+        tx._pages.update("move_job", ("DONE", 2, T0, 0, 0, 0, 0, 0, 1, "RUNNING"))
 
     with pytest.raises(AssertionError, match="move_job"):
         store._writer.write(wrong)
@@ -370,16 +370,17 @@ def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, 
     [
         "in_line",
         "ahead_in_line",
-        "step_into_line",
-        "step_into_urgent_line",
+        "whose_time_has_come",
+        "who_is_urgent",
+        "next_line",
         "expired",
         "to_stop",
         "past_deadline",
         "alarm",
         "old_jobs",
         "job_by_key",
-        "job_for_step",
-        "dispatch_for_step",
+        "jobs_for_steps",
+        "dispatches_for_steps",
         "dispatch_for_beat",
         "events",
         "events_of_job",
@@ -391,9 +392,8 @@ def test_no_statement_of_the_hot_path_scans_a_table(store, name):
     values = (1,) * sql.count("?") if "?" in sql else Anything()
     plan = [row[3] for row in store._con.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
 
-    assert not [
-        step for step in plan if step.startswith("SCAN") and "(subquery" not in step and "USING" not in step
-    ]
+    fine = ("(subquery", "USING", "VIRTUAL TABLE")  # an index, or the list of what was asked for
+    assert not [step for step in plan if step.startswith("SCAN") and not any(word in step for word in fine)]
 
 
 class Anything(dict):

@@ -63,8 +63,8 @@ MUTANTS = [
     Mutant(
         "units credited twice",
         "stores/sqlite_tx.py",
-        "        self._pages.hold(host, demand, -1)\n",
-        "        self._pages.hold(host, demand, -1)\n        self._pages.hold(host, demand, -1)\n",
+        "        self._pages.hold(host, demand_no, -1)\n",
+        "        self._pages.hold(host, demand_no, -2)\n",
         CONTRACT,
     ),
     Mutant(

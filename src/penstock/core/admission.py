@@ -30,7 +30,7 @@ from penstock.core.reasons import (
 from penstock.core.spend import Budget
 from penstock.core.words import AddonId, JobId, Moment, RunWhen, Span, seconds
 
-__all__ = ["Admitted", "Caps", "Conditions", "Decision", "Denied", "Kept", "Limits", "decide"]
+__all__ = ["Admitted", "Caps", "Conditions", "Decision", "Denied", "Gates", "Kept", "Limits", "decide"]
 
 
 UNMEASURED = Busy(0.0, "fixed capacity")
@@ -117,16 +117,55 @@ def decide(
     ends_at: Moment | None = None,
 ) -> Decision:
     """`urgent`: time-sensitive and near its deadline. `ends_at`: when it is expected to end if it starts now."""
-    reason = (
-        _gate(demand, books, conditions, now, ready_at)
-        or _machine(demand, conditions, urgent)
-        or _cap(demand, books, limits.caps)
-        or _budget(demand, books, limits, now)
-        or _room(demand, books, conditions, kept, ends_at)
-    )
+    gates = Gates(demand, books, conditions, limits, now, ready_at=ready_at, urgent=urgent)
+    reason = gates.refusal(kept, ends_at)
     if reason is not None:
         return Denied(reason, retry_after_sec(reason, now))
     return Admitted(conditions.capacity - books.units - demand.cost_units)
+
+
+class Gates:
+    """The gates before one demand. What stays as it is for a whole round is looked at once, and the rest at every job."""
+
+    __slots__ = ("_books", "_budget", "_capacity", "_caps", "_concurrent", "_cost", "_shut", "keys")
+
+    def __init__(
+        self,
+        demand: Demand,
+        books: Books,
+        conditions: Conditions,
+        limits: Limits,
+        now: Moment,
+        *,
+        ready_at: Moment = 0,
+        urgent: bool = False,
+    ) -> None:
+        self._books, self._capacity, self._cost = books, conditions.capacity, demand.cost_units
+        self._shut = _gate(demand, books, conditions, now, ready_at) or _machine(demand, conditions, urgent)
+        self._concurrent = limits.caps.concurrent
+        self.keys = keys_of(demand)
+        self._caps = [(key, limit) for key in self.keys if (limit := limits.caps.limit(*key)) is not None]
+        self._budget = _budget(demand, books, limits, now)
+
+    def refusal(self, kept: Kept | None = None, ends_at: Moment | None = None) -> Reason | None:
+        """None: it may start."""
+        return self._shut or self._cap() or self._budget or self._room(kept, ends_at)
+
+    def _cap(self) -> Reason | None:
+        if self._concurrent is not None and self._books.running >= self._concurrent:
+            return CapReached("concurrent", "", self._concurrent)
+        for key, limit in self._caps:
+            if self._books.counts.get(key, 0) >= limit:
+                return CapReached(*key, limit)
+        return None
+
+    def _room(self, kept: Kept | None, ends_at: Moment | None) -> Reason | None:
+        free = max(0, self._capacity - self._books.units)
+        if self._cost > free:
+            return NoRoom(self._cost, free, self._capacity)
+        if kept is not None and not kept.lets_past(self._cost, ends_at):
+            return RoomKept(kept.job_id, kept.needs, kept.starts_at)
+        return None
 
 
 def _gate(
@@ -161,16 +200,6 @@ def _worst_allowed(demand: Demand, urgent: bool) -> QuietState:
     return QuietState.BUSY if demand.high else QuietState.NORMAL
 
 
-def _cap(demand: Demand, books: Books, caps: Caps) -> Reason | None:
-    if caps.concurrent is not None and books.running >= caps.concurrent:
-        return CapReached("concurrent", "", caps.concurrent)
-    for scope, name in keys_of(demand):
-        limit = caps.limit(scope, name)
-        if limit is not None and books.counts.get((scope, name), 0) >= limit:
-            return CapReached(scope, name, limit)
-    return None
-
-
 def _budget(demand: Demand, books: Books, limits: Limits, now: Moment) -> Reason | None:
     budget = limits.budgets.get(demand.addon_id)
     if budget is None:
@@ -179,15 +208,4 @@ def _budget(demand: Demand, books: Books, limits: Limits, now: Moment) -> Reason
     for window, limit, until in budget.windows(now):
         if spent.get(window, 0) >= limit:
             return BudgetSpent(window, spent.get(window, 0), limit, until)
-    return None
-
-
-def _room(
-    demand: Demand, books: Books, conditions: Conditions, kept: Kept | None, ends_at: Moment | None
-) -> Reason | None:
-    free = max(0, conditions.capacity - books.units)
-    if demand.cost_units > free:
-        return NoRoom(demand.cost_units, free, conditions.capacity)
-    if kept is not None and not kept.lets_past(demand.cost_units, ends_at):
-        return RoomKept(kept.job_id, kept.needs, kept.starts_at)
     return None

@@ -7,7 +7,7 @@ Units and counts are sums over the dispatches that live, which is how `audit` ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.demand import Demand
@@ -39,11 +39,14 @@ class Books:
                 return scope
         return None
 
-    def take(self, demand: Demand, now: Moment, sharing: Sharing) -> None:
+    def take(
+        self, demand: Demand, now: Moment, sharing: Sharing, keys: Sequence[tuple[str, str]] | None = None
+    ) -> None:
+        """`keys`: those of this demand, where somebody has them at hand."""
         self.accounts.setdefault(demand.addon_id, Account()).hold(demand.cost_units, now, sharing)
         self.units += demand.cost_units
         self.running += 1
-        for name in keys_of(demand):
+        for name in keys_of(demand) if keys is None else keys:
             self.counts[name] = self.counts.get(name, 0) + 1
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.alerts import Alert
 from penstock.core.intent import Intent
@@ -44,8 +44,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStep:
+class JobStep(NamedTuple):
     """Only if the job is still in `source` under the same `fence`."""
 
     job_id: JobId
@@ -57,8 +56,7 @@ class JobStep:
     fresh: bool = False  # the hard-cap clock and the spending limit count from here
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchStep:
+class DispatchStep(NamedTuple):
     """Only if the dispatch is still in `source`. What is None stays as it is."""
 
     dispatch_id: DispatchId
@@ -90,8 +88,7 @@ def alert_note(alert: Alert) -> Note:
     return Note(Kind.ALERT, alert.kind, alert.as_json(), of_job=alert.job_id is not None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     at: Moment
     notes: tuple[Note, ...]
     job: JobStep | None = None
@@ -144,6 +141,8 @@ def stop_moment(
     max_runtime_sec: int | None, max_active_sec: int | None, active: Span, now: Moment
 ) -> tuple[Moment | None, End | None]:
     """When an attempt that starts now must be stopped, and why: the runtime limit or the hard cap, whichever is first."""
+    if max_runtime_sec is None and max_active_sec is None:
+        return None, None
     limits: list[tuple[Moment, End]] = []
     if max_active_sec is not None:
         limits.append((now + max(0, max_active_sec * SECOND - active), End.HARD_CAP_EXCEEDED))

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heapreplace
 from typing import Any, Final, NamedTuple, Protocol
 
-from penstock.core.admission import Conditions, Denied, Kept, Limits, decide
+from penstock.core.admission import Conditions, Gates, Kept, Limits
 from penstock.core.books import Books
 from penstock.core.demand import Demand
 from penstock.core.quiet import QuietState
@@ -144,8 +144,7 @@ class Offer(Enum):
     NOBODY = "nobody"  # such jobs are fetched, and nobody is here to fetch one now
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     waiting: Waiting
     demand: Demand
     offer: Offer
@@ -201,8 +200,16 @@ class _Head(NamedTuple):
     share: float
     turn: Moment
     no: int
-    line: Line
+    lane: _Lane
     waiting: Waiting
+
+
+class _Lane(NamedTuple):
+    """A line, and what holds for all jobs in it for as long as the round lasts."""
+
+    line: Line
+    offer: Offer
+    gates: Gates
 
 
 class _Round:
@@ -219,64 +226,74 @@ class _Round:
         self.verdict = Verdict()
         self.refused_for_room: list[Waiting] = []
         self.closed: set[str] = set()  # addons that are shut for the rest of this round
+        self.shares: dict[str, float] = {}
 
     def run(self, most_leases: int | None, most_picks: int) -> Verdict:
-        heads = [head for line in self.floor.lines() if (head := self._head(line)) is not None]
+        heads = [head for lane in self._lanes() if (head := self._head(lane)) is not None]
         heapify(heads)
         leases = 0
         while heads and len(self.verdict.picks) < most_picks and leases != most_leases:
-            head = heappop(heads)
-            demand = head.line.demand
-            offer = self.offer(demand)
-            if demand.addon_id in self.closed or offer is Offer.NOBODY:
+            head = heads[0]
+            lane, demand = head.lane, head.lane.line.demand
+            if demand.addon_id in self.closed:
+                heappop(heads)
                 continue
             share = self._share(demand)
             if share != head.share:
                 # Its addon has started something since it was put here. Shares only grow, so it can only sink.
-                heappush(heads, head._replace(share=share))
+                heapreplace(heads, head._replace(share=share))
                 continue
-            reason = self._try(head, offer)
+            reason = self._try(lane, head.waiting)
+            following = self._head(lane) if reason is None else None
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, following)
             if reason is None:
-                leases += offer is Offer.LEASE
-                if following := self._head(head.line):
-                    heappush(heads, following)
+                leases += lane.offer is Offer.LEASE
             elif self._shuts_everything(reason):
                 break
         return self.verdict
 
-    def _head(self, line: Line) -> _Head | None:
+    def _lanes(self) -> Iterator[_Lane]:
+        for line in self.floor.lines():
+            offer = self.offer(line.demand)
+            if offer is not Offer.NOBODY:
+                gates = Gates(
+                    line.demand, self.books, self.conditions, self.limits, self.now, urgent=line.urgent
+                )
+                yield _Lane(line, offer, gates)
+
+    def _head(self, lane: _Lane) -> _Head | None:
+        line = lane.line
         waiting = next(line.jobs, None)
         if waiting is None:
             return None
         its_band = band(waiting.turn, self.now, self.ordering.aging)
         share = self._share(line.demand)
-        return _Head(-its_band, not line.urgent, share, waiting.turn, waiting.no, line, waiting)
+        return _Head(-its_band, not line.urgent, share, waiting.turn, waiting.no, lane, waiting)
 
     def _share(self, demand: Demand) -> float:
-        return self.books.share(demand.addon_id, self.now, self.ordering.sharing)
+        share = self.shares.get(demand.addon_id)
+        if share is None:
+            share = self.books.share(demand.addon_id, self.now, self.ordering.sharing)
+            self.shares[demand.addon_id] = share
+        return share
 
-    def _try(self, head: _Head, offer: Offer) -> Reason | None:
-        demand, waiting = head.line.demand, head.waiting
+    def _try(self, lane: _Lane, waiting: Waiting) -> Reason | None:
+        demand = lane.line.demand
         self.verdict.weighed += 1
         ends_at = None if waiting.expected_sec is None else self.now + int(waiting.expected_sec * SECOND)
         kept = self.verdict.kept
-        decision = decide(
-            demand,
-            self.books,
-            self.conditions,
-            self.limits,
-            self.now,
-            urgent=head.line.urgent,
-            kept=kept,
-            ends_at=ends_at,
-        )
-        if isinstance(decision, Denied):
-            self._denied(demand, waiting, decision.reason)
-            return decision.reason
+        reason = lane.gates.refusal(kept, ends_at)
+        if reason is not None:
+            self._denied(demand, waiting, reason)
+            return reason
         if kept is not None and not kept.ends_before(ends_at):
             kept.spare -= demand.cost_units
-        self.books.take(demand, self.now, self.ordering.sharing)
-        self.verdict.picks.append(Pick(waiting, demand, offer, ends_at))
+        self.books.take(demand, self.now, self.ordering.sharing, lane.gates.keys)
+        self.shares.pop(demand.addon_id, None)
+        self.verdict.picks.append(Pick(waiting, demand, lane.offer, ends_at))
         self.verdict.passed += self.refused_for_room
         self.refused_for_room.clear()
         return None

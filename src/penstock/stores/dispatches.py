@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from penstock.core.demand import Demand
 from penstock.core.job import Dispatch
@@ -10,6 +10,7 @@ from penstock.core.landing import End, Phase
 from penstock.core.order import Offer, Waiting
 from penstock.core.words import DispatchId, HostId, Moment
 from penstock.stores.protocol import Terms
+from penstock.stores.rows import make_dispatch
 
 __all__ = ["dispatch_row", "new_dispatch"]
 
@@ -28,22 +29,27 @@ def new_dispatch(
 ) -> Dispatch:
     """`waiting`: None for a lease without a job."""
     leased = offer is Offer.LEASE
-    return Dispatch(
-        dispatch_id=dispatch_id,
-        job_id=None if waiting is None else waiting.job_id,
-        addon_id=demand.addon_id,
-        host=host,
-        demand=demand,
-        fence=0 if waiting is None else waiting.fence + 1,
-        phase=Phase.LEASED if leased else Phase.RESERVED,
-        admitted_at=now,
-        started_at=now if leased else None,
-        expires_at=now + (terms.lease_for if leased else terms.reserve_for),
-        ends_at=ends_at,
-        stop_at=limits[0] if leased else None,
-        stop_for=limits[1] if leased else None,
-        worker=terms.worker if leased else "",
+    return make_dispatch(
+        dispatch_id,
+        None if waiting is None else waiting.job_id,
+        demand.addon_id,
+        host,
+        demand,
+        0 if waiting is None else waiting.fence + 1,
+        Phase.LEASED if leased else Phase.RESERVED,
+        now,
+        now + (terms.lease_for if leased else terms.reserve_for),
+        now if leased else None,
+        ends_at,
+        *(limits if leased else (None, None)),
+        None,
+        terms.worker if leased else "",
+        *_NOTHING_YET,
     )
+
+
+#: Spent, progress, and how it ended.
+_NOTHING_YET: Final = (0, None, None, None, None, None)
 
 
 def dispatch_row(made: Dispatch, no: int | None, demand_no: int) -> tuple[Any, ...]:

@@ -78,6 +78,7 @@ class Accounts(dict[AddonId, Account]):
 class Standby(NamedTuple):
     """What the store itself must know of a job in line when it is picked."""
 
+    demand_no: int
     events: int
     max_runtime_sec: int | None
     max_active_sec: int | None
@@ -110,14 +111,16 @@ class TableFloor:
         self._open: list[apsw.Cursor] = []
 
     def lines(self) -> Iterator[Line]:
-        for demand_no, line in list(query(self._con, "lines")):
+        demand_no, line = 0, 0
+        while row := one(self._con, "next_line", {"demand": demand_no, "line": line}):
+            demand_no, line = row
             cursor = self._con.execute(statements()["in_line"], {"demand": demand_no, "line": line})
             self._open.append(cursor)
-            yield Line(self._demands.demand(self._con, demand_no), line == 2, self._pull(cursor))
+            yield Line(self._demands.demand(self._con, demand_no), line == 2, self._pull(demand_no, cursor))
 
-    def _pull(self, cursor: Iterable[Any]) -> Iterator[Waiting]:
+    def _pull(self, demand_no: int, cursor: Iterable[Any]) -> Iterator[Waiting]:
         for row in cursor:
-            self.standby[row[0]] = Standby(*row[8:])
+            self.standby[row[0]] = Standby(demand_no, *row[8:])
             yield Waiting(*row[:8])
 
     def running(self) -> Sequence[Running]:

@@ -12,12 +12,11 @@ import apsw
 
 from penstock.core.books import keys_of
 from penstock.core.changes import Note
-from penstock.core.demand import Demand
 from penstock.core.states import State
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.core.words import AddonId, DispatchId, HostId, Moment
 from penstock.stores.rows import encode
 from penstock.stores.sqlite_file import one, query, statements
-from penstock.stores.sqlite_floor import Accounts
+from penstock.stores.sqlite_floor import Accounts, Demands
 
 __all__ = ["NO_JOB", "Pages", "Told"]
 
@@ -27,17 +26,17 @@ NO_JOB: Final[Told] = (None, 0, None)
 
 
 class Pages:
-    def __init__(self, con: apsw.Connection) -> None:
-        self._con, self._sql = con, statements()
+    def __init__(self, con: apsw.Connection, demands: Demands) -> None:
+        self._con, self._sql, self._demands = con, statements(), demands
         marks = dict(query(con, "marks"))
         self._no, self._seq = int(marks["job"]), int(marks["event"])
         self._jobs: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
         self._dispatches: list[tuple[Any, ...]] = []
         self._updates: dict[str, list[tuple[Any, ...]]] = {}
-        self._pending: set[str] = set()
         self._events: list[tuple[Any, ...]] = []
-        self._held: dict[tuple[HostId, Demand], int] = {}
+        self._held: Counter[tuple[HostId, int]] = Counter()
+        self._moves: Counter[tuple[AddonId, State, State]] = Counter()
         self.tally: Counter[tuple[str, str]] = Counter()
         self.accounts = Accounts(con)
         self.touched: set[AddonId] = set()
@@ -54,14 +53,8 @@ class Pages:
     def add_dispatch(self, row: tuple[Any, ...]) -> None:
         self._dispatches.append(row)
 
-    def update(self, statement: str, key: JobId | DispatchId, row: tuple[Any, ...]) -> None:
+    def update(self, statement: str, row: tuple[Any, ...]) -> None:
         self._updates.setdefault(statement, []).append(row)
-        self._pending.add(key)
-
-    def settle(self, key: JobId | DispatchId) -> None:
-        """Before this row is read: what is pending must be in it."""
-        if key in self._pending:
-            self.flush_rows()
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
         """The number is taken under the write lock, so numbers follow commits and a reader's cursor skips nothing."""
@@ -82,12 +75,10 @@ class Pages:
         )
 
     def moved(self, addon_id: AddonId, source: State, target: State) -> None:
-        if source is not target:
-            self.tally[addon_id, source] -= 1
-            self.tally[addon_id, target] += 1
+        self._moves[addon_id, source, target] += 1
 
-    def hold(self, host: HostId, demand: Demand, sign: int) -> None:
-        self._held[host, demand] = self._held.get((host, demand), 0) + sign
+    def hold(self, host: HostId, demand_no: int, sign: int) -> None:
+        self._held[host, demand_no] += sign
 
     def flush_rows(self) -> None:
         """Before anything reads jobs or dispatches."""
@@ -105,7 +96,6 @@ class Pages:
     def _update(self) -> None:
         """Each names the state it leaves. One that finds another would be a bug of ours, and must not be committed."""
         updates, self._updates = self._updates, {}
-        self._pending.clear()
         for statement, rows in updates.items():
             before = self._con.total_changes()
             self._con.executemany(self._sql[statement], rows)
@@ -118,6 +108,10 @@ class Pages:
             self._con.executemany(self._sql["add_event"], self._events)
             self._con.execute(self._sql["set_mark"], {"name": "event", "value": self._seq})
             self._events, self.told = [], True
+        for (addon_id, source, target), n in self._moves.items():
+            self.tally[addon_id, source] -= n
+            self.tally[addon_id, target] += n
+        self._moves.clear()
         counts = [(addon_id, state, n) for (addon_id, state), n in self.tally.items() if n]
         self._con.executemany(self._sql["count_jobs"], counts)
         self._con.executemany(self._sql["set_ledger"], self._ledger())
@@ -132,7 +126,8 @@ class Pages:
     def _ledger(self) -> list[tuple[str, str, int, int]]:
         """Units and counts, as they shall be: what the rows say and what was taken or given back since."""
         rows: dict[tuple[str, str], list[int]] = {}
-        for (host, demand), n in self._held.items():
+        for (host, demand_no), n in self._held.items():
+            demand = self._demands.demand(self._con, demand_no)
             for key in [("host", host), *keys_of(demand)]:
                 row = rows.setdefault(key, [0, 0])
                 row[0] += n * demand.cost_units

@@ -36,24 +36,22 @@ INSERT INTO event (seq, at, kind, job_no, n, state, reason, dispatch_id, data) V
 SELECT j.job_id, j.state, i.body_hash FROM job j JOIN intent i USING (no)
 WHERE j.addon_id = :addon_id AND j.idempotency_key = :key;
 
+-- name: whose_time_has_come
+-- Bounded: the next round takes the rest.
+SELECT no FROM job WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most;
+
+-- name: who_is_urgent
+SELECT no FROM job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= :now ORDER BY urgent_at LIMIT :most;
+
 -- name: step_into_line
--- A job whose time has come. Bounded: the next round takes the rest.
-UPDATE job SET line = 1 WHERE no IN (SELECT no FROM job WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most);
+UPDATE job SET line = ? WHERE no = ?;
 
--- name: step_into_urgent_line
-UPDATE job SET line = 2
-WHERE no IN (SELECT no FROM job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= :now ORDER BY urgent_at LIMIT :most);
-
--- name: lines
--- Skips from demand to demand through the index: as many steps as there are lines, however long they are.
-WITH RECURSIVE active (demand) AS (
-    SELECT * FROM (SELECT demand FROM job WHERE line > 0 ORDER BY demand LIMIT 1)
-    UNION ALL
-    SELECT (SELECT demand FROM job WHERE line > 0 AND demand > active.demand ORDER BY demand LIMIT 1)
-    FROM active WHERE active.demand IS NOT NULL
-)
-SELECT demand, standing FROM active JOIN (SELECT 1 AS standing UNION ALL SELECT 2)
-WHERE demand IS NOT NULL AND EXISTS (SELECT 1 FROM job WHERE job.demand = active.demand AND job.line = standing AND job.line > 0);
+-- name: next_line
+-- From line to line through the index: as many of these as there are lines, however long they are.
+SELECT * FROM (SELECT demand, line FROM job WHERE line > 0 AND demand = :demand AND line = :line + 1 LIMIT 1)
+UNION ALL
+SELECT * FROM (SELECT demand, line FROM job WHERE line > 0 AND demand > :demand ORDER BY demand, line LIMIT 1)
+LIMIT 1;
 
 -- name: in_line
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
@@ -76,11 +74,13 @@ UPDATE job SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no =
 -- name: pass_job
 UPDATE job SET passed_at = ? WHERE no = ?;
 
--- name: job_for_step
-SELECT no, state, fence, events, addon_id FROM job WHERE job_id = ?;
+-- name: jobs_for_steps
+SELECT job.no, job.state, job.fence, job.events, job.addon_id, job.job_id
+FROM json_each(:ids) AS asked CROSS JOIN job ON job.job_id = asked.value;
 
--- name: dispatch_for_step
-SELECT phase, expires_at, demand, host, started_at FROM dispatch WHERE dispatch_id = ?;
+-- name: dispatches_for_steps
+SELECT dispatch.phase, dispatch.expires_at, dispatch.demand, dispatch.host, dispatch.started_at, dispatch.dispatch_id
+FROM json_each(:ids) AS asked CROSS JOIN dispatch ON dispatch.dispatch_id = asked.value;
 
 -- name: move_job
 UPDATE job SET state = ?, events = ?, line = NULL, ended_at = ?, active = active + ?,
