@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from threading import Lock
-from typing import Self
+from typing import Final, Self
 
+from penstock.core.words import Moment
 from penstock.engine.clock import SteadyClock
 from penstock.engine.desk import Desk
-from penstock.engine.dispatcher import Dispatcher, Fetchers
+from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
 from penstock.engine.driver import Driver, Part
 from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
@@ -27,13 +28,16 @@ from penstock.stores.protocol import Store
 
 __all__ = ["House"]
 
+_FOR_EVER: Final[Moment] = 1 << 62
+
 
 class House:
     """
     `desk` serves from the beginning, in any number of processes. `start` takes the right to dispatch (DispatcherHeld says who
     has it), deals with what a scheduler before it left in flight, and begins to tick. `survivors` ends what our own runner
     left running: `recovery` says what becomes of whose runs. `pids`: the roots of what our runner has running now, whose load
-    is not somebody else's.
+    is not somebody else's. `reserves`: False where a part of this process fetches all that is run: a round that starts nothing would
+    only cost, and a job that nobody here can run waits in line instead of holding units.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class House:
         more: Sequence[Part] = (),
         survivors: Survivors | None = None,
         pids: Pids = tuple,
+        reserves: bool = True,
     ) -> None:
         self.store, self.rules = store, rules
         self._survivors = survivors
@@ -55,7 +60,11 @@ class House:
         self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room)
         self.keeper = Keeper(store, rules, clock)
         # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
-        parts: list[Part] = [*more, self.room, self.keeper, Purse(store, rules), self.dispatcher]
+        parts: list[Part] = [*more, self.room, self.keeper, Purse(store, rules)]
+        if reserves:
+            parts.append(self.dispatcher)
+        else:
+            self.fetchers.came(Kinds(), _FOR_EVER)
         if rules.capacity.fixed is None:
             parts.insert(0, Signals(self.machine, Probe(pids), every=rules.sense_every))
         self.driver = Driver(store.now, parts)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from penstock.core.landing import End
 from penstock.core.refusals import Refused
 from penstock.core.states import State
-from penstock.core.words import SECOND, DispatchId, Moment, Span
+from penstock.core.words import MILLISECOND, SECOND, DispatchId, Moment, Span
 from penstock.engine.desk import Claimed, Desk, Report
 from penstock.engine.dispatcher import Kinds
 from penstock.jobs.attempt import Attempt
@@ -36,6 +36,8 @@ AHEAD_SEC: Final = 0.02
 MOST_AHEAD: Final = 200
 MOST_AT_ONCE: Final = 500
 STALE: Final[Span] = 1 * SECOND
+#: The longest that something that has ended waits for the other half of its batch.
+SOON: Final[Span] = 5 * MILLISECOND
 
 
 class Crew:
@@ -76,7 +78,7 @@ class Crew:
         self._rung = False
         self._give_back_stale()
         self._exchange()
-        return now + (min(self._tick, STALE) if self._waiting else self._tick)
+        return now + (SOON if self._waiting else self._tick)
 
     def _exchange(self) -> None:
         """What has ended for what may start. If the store fails, what has ended stays, and is told with the next step."""
@@ -152,7 +154,8 @@ class Crew:
         ran = time.monotonic() - attempt.began
         self._mean_sec += (ran - self._mean_sec) / 16
         self._over.append((attempt, outcome))
-        if not self._rung:
+        # Half a batch at a time: one half runs while the other is written. Where nothing waits behind it, at once.
+        if not self._rung and len(self._over) >= len(self._waiting):
             self._rung = True
             self._ring()
 

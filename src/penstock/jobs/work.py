@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock.engine.clock import SteadyClock
-from penstock.engine.dispatcher import Kinds
 from penstock.engine.house import House
 from penstock.engine.recovery import workers_named
 from penstock.engine.rules import Rules
@@ -23,7 +22,6 @@ __all__ = ["Running", "Work"]
 
 #: Threads end with their process, and so do its worker processes: what such a worker held when a scheduler starts is nobody's.
 WORKER: Final = "library:"
-_FOR_EVER: Final = 1 << 62
 #: For what will not stop, beyond the time that it was given.
 _CLOSING_SEC: Final = 0.5
 
@@ -65,10 +63,9 @@ class Work:
             more=[self.crew],
             survivors=workers_named(WORKER),
             pids=lambda: [os.getpid()],
+            reserves=False,
         )
         self.crew.join(self.house.desk, self.house.driver.ring)
-        # Nobody else comes for jobs here: one whose function is not known waits in line instead of holding units.
-        self.house.fetchers.came(Kinds(), _FOR_EVER)
         self._beats = Beats(store, self.crew, rules.lease_for)
         try:
             self.house.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")

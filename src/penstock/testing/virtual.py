@@ -200,8 +200,7 @@ class VirtualScheduler(Scheduler):
     @property
     def _the_house(self) -> House:
         if self._house is None:
-            self._house = House(self._store, self.rules)
-            self._house.fetchers.came(Kinds(), _FOR_EVER)
+            self._house = House(self._store, self.rules, reserves=False)
             self.clock._passing.append(self._pass)
         return self._house
 
