@@ -105,6 +105,13 @@ def test_the_initializer_runs_in_each_worker_before_its_calls():
         assert "ready" == pool.submit(calls.read_initialized).result(30)
 
 
+def test_what_is_too_much_for_a_pipe_reaches_the_worker_in_parts():
+    much = "x" * 3_000_000
+
+    with penstock.WorkerPool(1, initializer=calls.initialize, initargs=(much,)) as pool:
+        assert much == pool.submit(calls.read_initialized).result(30)
+
+
 def test_shutdown_runs_what_was_accepted_and_refuses_the_rest(kind, gate):
     with full_pool(gate, kind) as (pool, running, pending):
         pool.shutdown(wait=False)

@@ -109,6 +109,13 @@ MUTANTS = [
         (f"{CALLS}::test_a_long_call_after_many_brief_ones_holds_nobody_up",),
     ),
     (
+        "pool: what did not fit into a pipe before its worker came is forgotten",
+        "penstock/local/crew.py",
+        "            else:\n                self._watch.wait_for_room(worker)\n",
+        "",
+        (f"{EXECUTOR}::test_what_is_too_much_for_a_pipe_reaches_the_worker_in_parts",),
+    ),
+    (
         "pool: a map that nobody reads is forgotten",
         "penstock/local/pool.py",
         "                unread.finish()\n",

@@ -3,7 +3,7 @@ The worker process.
 
 One thread reads, runs and replies; there is no second one to hand work to or to contend with. It still hears of a
 cancel while a function runs: the pool raises a counter in a shared page, which costs nothing to look at before each
-call and whenever the function asks `current_call().cancelled`, and only if it moved is the socket read.
+call and whenever the function asks `current_call().cancelled`, and only if it moved is the pipe read.
 
 The same page says which call runs now. It survives the process, so the pool knows which of the calls in the pipe of a
 dead worker had begun.
@@ -21,7 +21,6 @@ import os
 import pickle
 import select
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -41,14 +40,13 @@ PAGE_CANCELS, PAGE_RUNNING = 0, 1
 PAGE_SIZE = 4096
 
 
-def main(sock_fd: int, page_fd: int, lifeline_fd: int, parent: int) -> None:
-    sock = socket.socket(fileno=sock_fd)
+def main(inlet: int, outlet: int, page_fd: int, lifeline_fd: int, parent: int) -> None:
     die_with_the_parent(lifeline_fd, parent)
     page = memoryview(mmap.mmap(page_fd, PAGE_SIZE)).cast("Q")
     os.close(page_fd)
     try:
-        Worker(sock, page).run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+        Worker(inlet, outlet, page).run()
+    except (EOFError, BrokenPipeError):
         os._exit(0)  # the pool is gone; whatever the function left running is not worth waiting for
 
 
@@ -83,9 +81,12 @@ def _end_group() -> NoReturn:
 
 
 class Worker:
-    def __init__(self, sock: socket.socket, page: memoryview) -> None:
-        self._sock = sock
+    def __init__(self, inlet: int, outlet: int, page: memoryview) -> None:
+        self._inlet = inlet
+        self._outlet = outlet
         self._page = page
+        self._peek = select.poll()
+        self._peek.register(inlet, select.POLLIN)
         self._cancels = 0
         self._frames = wire.Frames()
         self._inbox: deque[tuple[Any, ...]] = deque()
@@ -108,8 +109,8 @@ class Worker:
 
     # Hearing
 
-    def _receive(self, flags: int = 0) -> None:
-        data = self._sock.recv(65536, flags)
+    def _receive(self) -> None:
+        data = os.read(self._inlet, 65536)
         if not data:
             raise EOFError
         for message in self._frames.feed(data):
@@ -119,12 +120,9 @@ class Worker:
                 self._control(*message)
 
     def _look(self) -> None:
-        """Read what lies in the socket, if the page says that it is worth it."""
-        while self._page[PAGE_CANCELS] != self._cancels:
-            try:
-                self._receive(socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
+        """Read what lies in the pipe, if the page says that it is worth it."""
+        while self._page[PAGE_CANCELS] != self._cancels and self._peek.poll(0):
+            self._receive()
 
     def _control(self, what: int, *args: Any) -> None:
         match what:
@@ -206,7 +204,7 @@ class Worker:
         done = self._borrower.done
         while done:
             messages.append((wire.FREE, done.popleft()))
-        self._sock.sendall(wire.frame(messages))
+        self._send(messages)
         page[PAGE_RUNNING] = 0
         self._canceled.discard(dispatch)
 
@@ -265,7 +263,10 @@ class Worker:
         return wire.PICKLED, data
 
     def _send(self, messages: list[tuple[Any, ...]]) -> None:
-        self._sock.sendall(wire.frame(messages))
+        data = wire.frame(messages)
+        sent = os.write(self._outlet, data)
+        while sent < len(data):  # a signal came, and its handler ran
+            sent += os.write(self._outlet, data[sent:])
 
 
 def _unsendable(value: Any, error: Exception) -> NotPicklable:

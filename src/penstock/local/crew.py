@@ -1,7 +1,7 @@
 """
 The process workers of one pool: who gets the next call, and what happens when one of them dies.
 
-The thread that submits writes straight into a worker's socket; there is no thread in between. What a worker may hold
+The thread that submits writes straight into a worker's pipe; there is no thread in between. What a worker may hold
 beyond the call that it runs is bounded (`max_in_flight` over all workers), and a well filled pipe is topped up in
 batches. Settled calls are handed to their callers only after the next ones are on their way.
 """
@@ -162,9 +162,12 @@ class ProcessCrew:
         if not worker.flush():
             self._watch.wait_for_room(worker)
 
-    def push(self, worker: WorkerProcess) -> bool:
-        with self._gate.lock:
-            return worker.push()
+    def push(self, worker: WorkerProcess) -> None:
+        with self._gate.lock:  # or somebody could fill the pipe between our look at it and what we make of it
+            if worker.push():
+                self._watch.has_room(worker)
+            else:
+                self._watch.wait_for_room(worker)
 
     def is_quiet(self) -> bool:
         return self._gate.queue.in_flight == 0
@@ -357,6 +360,7 @@ class ProcessCrew:
                 self._requeue(lost, [], now)
             else:
                 failed = self._crash(worker, lost, begun, cause, now)
+            self._watch.has_room(worker)
             worker.close()
             self._offer(now)
             if self.halted is None:
@@ -494,7 +498,7 @@ class ProcessCrew:
         """In a forked child: these workers are not ours. Close our copies, so that the parent's death is noticed."""
         for worker in self.workers:
             if worker.opened:
-                for fd in (worker.sock.detach(), worker.lifeline, worker.pidfd):
+                for fd in (worker.inlet, worker.outlet, worker.lifeline, worker.pidfd):
                     if fd is not None:
                         os.close(fd)
                 worker.opened = False

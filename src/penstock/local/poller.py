@@ -1,8 +1,8 @@
 """
 Waiting for many workers at once.
 
-Two epolls, one inside the other: the inner one has the workers' sockets, the outer one has the inner, the pidfds and a
-bell. The watch waits on the outer one. A thread that has to wait anyway may take the sockets over (`mute` takes the
+Two epolls, one inside the other: the inner one has the workers' pipes, the outer one has the inner, the pidfds and a
+bell. The watch waits on the outer one. A thread that has to wait anyway may take the pipes over (`mute` takes the
 inner out of the outer, with one system call for any number of workers) and wait on the inner one itself.
 
 Elsewhere than on Linux there is one selector and no taking over.
@@ -20,17 +20,17 @@ from typing import Protocol
 
 class Poller(Protocol):
     can_mute: bool
-    fd: int  # readable when a socket is, for an event loop that takes the sockets over
+    fd: int  # readable when a pipe is, for an event loop that takes the pipes over
 
     def watch(self, fd: int, *, write: bool = False) -> None:
-        """A worker's socket."""
+        """A worker's pipe: until there is something in it, or room."""
 
     def watch_death(self, fd: int) -> None: ...
     def forget(self, fd: int) -> None: ...
     def wait(self, timeout: float | None = None) -> list[int]:
-        """For deaths and the bell; and, unless muted, until a socket is ready (then `sockets` says which)."""
+        """For deaths and the bell; and, unless muted, until a pipe is ready (then `pipes` says which)."""
 
-    def sockets(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+    def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
         """As epoll gives them, (descriptor, events): this is called for every answer of a worker."""
 
     def calm(self, fd: int) -> None:
@@ -42,12 +42,12 @@ class Poller(Protocol):
         """The thread in `wait`."""
 
     def nudge(self) -> None:
-        """The thread in `sockets`."""
+        """The thread in `pipes`."""
 
     def close(self) -> None:
         """Everything but `fd`: an event loop may have to let go of that first."""
 
-    def close_sockets(self) -> None: ...
+    def close_pipes(self) -> None: ...
 
 
 class EpollPoller:
@@ -61,23 +61,19 @@ class EpollPoller:
         self._inner.register(self._elbow, select.EPOLLIN)
         self.fd = self._inner.fileno()
         self._outer.register(self.fd, select.EPOLLIN)
-        self._sockets: set[int] = set()
+        self._pipes: set[int] = set()
         self._ringing = threading.Lock()
 
     def watch(self, fd: int, *, write: bool = False) -> None:
-        mask = select.EPOLLIN | (select.EPOLLOUT if write else 0)
-        if fd in self._sockets:
-            self._inner.modify(fd, mask)
-        else:
-            self._sockets.add(fd)
-            self._inner.register(fd, mask)
+        self._pipes.add(fd)
+        self._inner.register(fd, select.EPOLLOUT if write else select.EPOLLIN)
 
     def watch_death(self, fd: int) -> None:
         self._outer.register(fd, select.EPOLLIN)
 
     def forget(self, fd: int) -> None:
-        if fd in self._sockets:
-            self._sockets.discard(fd)
+        if fd in self._pipes:
+            self._pipes.discard(fd)
             self._inner.unregister(fd)
         else:
             self._outer.unregister(fd)
@@ -89,7 +85,7 @@ class EpollPoller:
             os.eventfd_read(self._bell)
         return ready
 
-    def sockets(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+    def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
         return self._inner.poll(timeout)
 
     def calm(self, fd: int) -> None:
@@ -119,7 +115,7 @@ class EpollPoller:
             os.close(self._bell)
             os.close(self._elbow)
 
-    def close_sockets(self) -> None:
+    def close_pipes(self) -> None:
         self._inner.close()
 
 
@@ -136,11 +132,7 @@ class SelectorPoller:
         self._ready: list[int] = []
 
     def watch(self, fd: int, *, write: bool = False) -> None:
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0)
-        try:
-            self._selector.modify(fd, mask)
-        except KeyError:
-            self._selector.register(fd, mask)
+        self._selector.register(fd, selectors.EVENT_WRITE if write else selectors.EVENT_READ)
 
     def watch_death(self, fd: int) -> None:
         self.watch(fd)
@@ -155,7 +147,7 @@ class SelectorPoller:
             self._bell.recv(4096)
         return self._ready
 
-    def sockets(self, timeout: float | None = 0) -> list[tuple[int, int]]:  # noqa: ARG002  # `wait` has waited
+    def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:  # noqa: ARG002  # `wait` has waited
         ready, self._ready = self._ready, []
         return [(fd, 0) for fd in ready]
 
@@ -178,7 +170,7 @@ class SelectorPoller:
         self._bell.close()
         self._clapper.close()
 
-    def close_sockets(self) -> None:
+    def close_pipes(self) -> None:
         """`close` did."""
 
 

@@ -3,7 +3,7 @@ Who listens to the workers.
 
 There is a thread for it, the watch. But waking a thread costs more than all the rest of a small call, and somebody is
 often waiting anyway: a thread in `result()` or in a `submit` that found the queue full, or an event loop with calls
-outstanding. So whoever waits may *lead*: it takes the sockets over from the watch, reads whatever comes and settles it
+outstanding. So whoever waits may *lead*: it takes the pipes over from the watch, reads whatever comes and settles it
 for everybody. Then a small call is one trip to the worker and back, with no thread in between.
 
 - One reads at a time: whoever holds `_reading`.
@@ -53,8 +53,8 @@ class Listener(Protocol):
     def bury(self, worker: WorkerProcess) -> None:
         """Its process is dead, and it said all that it will say."""
 
-    def push(self, worker: WorkerProcess) -> bool:
-        """Write what did not fit before; False if it still does not."""
+    def push(self, worker: WorkerProcess) -> None:
+        """There may be room now for what did not fit before."""
 
     def pipes_are_deep(self) -> bool: ...
     def is_quiet(self) -> bool:
@@ -68,7 +68,7 @@ class Watch:
         self._poller = make_poller()
         self._thread: threading.Thread | None = None
         self._reading = threading.Lock()
-        self._wanted: bool = False  # the watch itself needs the sockets
+        self._wanted: bool = False  # the watch itself needs the pipes
         self._muted = False
         self._turns = 0  # how often somebody led
         self._left_at = 0.0
@@ -77,6 +77,7 @@ class Watch:
         self._loop: Mailbox | None = None  # the event loop that leads
         self._loop_read_at = 0.0
         self._workers: dict[int, WorkerProcess] = {}
+        self._full: dict[int, WorkerProcess] = {}
         self._deaths: dict[int, WorkerProcess] = {}
         self._to_spawn: list[WorkerProcess] = []
         self._closing = False
@@ -93,17 +94,21 @@ class Watch:
         self._poller.wake()
 
     def wait_for_room(self, worker: WorkerProcess) -> None:
-        """Its socket is full; push again when it is not. (A worker that is not spawned yet is looked at then.)"""
-        fd = worker.sock.fileno()
-        if fd in self._workers:
-            self._poller.watch(fd, write=True)
+        """Its pipe is full; push again when it is not. (A worker that is not spawned yet is looked at then.)"""
+        if worker.outlet in self._workers and worker.inlet not in self._full:
+            self._full[worker.inlet] = worker
+            self._poller.watch(worker.inlet, write=True)
+
+    def has_room(self, worker: WorkerProcess) -> None:
+        """Both with the gate's lock held, so that they come in the order of what they tell."""
+        self._forget(self._full, worker.inlet)
 
     def close(self) -> None:
         """Leave when the last worker is gone."""
         self._closing = True
         if self._thread is None and not self.gone.is_set():
             self._poller.close()
-            self._poller.close_sockets()
+            self._poller.close_pipes()
             self.gone.set()
         else:
             self._poller.wake()
@@ -139,7 +144,7 @@ class Watch:
                     remaining = now + timeout - clock()
                     if remaining <= 0:
                         break
-                ready = self._poller.sockets(remaining)
+                ready = self._poller.pipes(remaining)
                 if ready:
                     self._read(ready)
             return True
@@ -167,7 +172,7 @@ class Watch:
             return
         self._loop_read_at = clock()
         try:
-            self._read(self._poller.sockets())
+            self._read(self._poller.pipes())
         finally:
             self._reading.release()
 
@@ -202,15 +207,16 @@ class Watch:
             for fd, _ in ready:
                 worker = self._workers.get(fd)
                 if worker is None:
-                    self._poller.calm(fd)
+                    if fd in self._full:
+                        self._crew.push(self._full[fd])
+                    else:
+                        self._poller.calm(fd)
                     continue
                 messages = worker.receive()
                 if messages is None:
                     self._hung_up(worker)
-                    continue
-                if worker.outbuf:
-                    self._poller.watch(fd, write=not self._crew.push(worker))
-                self._crew.settle(worker, messages)
+                else:
+                    self._crew.settle(worker, messages)
         finally:
             if noted is not None:
                 _signal.signal(_SIGINT, _signal.default_int_handler)
@@ -218,7 +224,7 @@ class Watch:
                     raise KeyboardInterrupt
 
     def _hung_up(self, worker: WorkerProcess) -> None:
-        self._forget(self._workers, worker.sock.fileno())
+        self._forget(self._workers, worker.outlet)
         if worker.pidfd is None:
             self._crew.bury(worker)
 
@@ -242,8 +248,8 @@ class Watch:
         with self._reading:
             self._led_out = True
             self._poller.close()
-            if not self._depose(then=self._poller.close_sockets):
-                self._poller.close_sockets()
+            if not self._depose(then=self._poller.close_pipes):
+                self._poller.close_pipes()
         self.gone.set()
 
     def _turn(self, patience: float | None) -> None:
@@ -256,7 +262,7 @@ class Watch:
             self._spawn(self._to_spawn.pop())
         if ready and not self._muted and self._reading.acquire(blocking=False):
             try:
-                self._read(self._poller.sockets())
+                self._read(self._poller.pipes())
             finally:
                 self._reading.release()
             if self._crew.pipes_are_deep():
@@ -267,9 +273,9 @@ class Watch:
         if self._loop is not None and clock() - self._loop_read_at < _STUCK:
             return _LOOK
         if not self._reading.acquire(blocking=False):
-            return _LOOK_SELDOM  # it waits for the sockets right now
+            return _LOOK_SELDOM  # it waits for the pipes right now
         try:
-            unread = self._poller.sockets()
+            unread = self._poller.pipes()
             self._read(unread)
             if self._turns != seen and not unread:
                 return _LOOK
@@ -287,9 +293,9 @@ class Watch:
             worker.last_words = (f"it could not be started: {error}", "")
             self._crew.bury(worker)
             return
-        fd = worker.sock.fileno()
-        self._workers[fd] = worker
-        self._poller.watch(fd, write=bool(worker.outbuf))
+        self._workers[worker.outlet] = worker
+        self._poller.watch(worker.outlet)
+        self._crew.push(worker)
         if worker.pidfd is not None:
             self._deaths[worker.pidfd] = worker
             self._poller.watch_death(worker.pidfd)
@@ -303,7 +309,7 @@ class Watch:
             self._wanted = False
             while messages := worker.receive():
                 self._crew.settle(worker, messages)
-            self._forget(self._workers, worker.sock.fileno())
+            self._forget(self._workers, worker.outlet)
             assert worker.pidfd is not None
             self._forget(self._deaths, worker.pidfd)
             self._crew.bury(worker)

@@ -23,7 +23,7 @@ from typing import Any, Final
 from penstock.core.errors import NotPicklable
 from penstock.local.segments import AVAILABLE as SHARED_MEMORY
 
-#: Copied into shared memory from this many bytes on; below it, a trip through the socket is quicker.
+#: Copied into shared memory from this many bytes on; below it, a trip through the pipe is quicker.
 LARGE: Final = 128 * 1024
 #: A string longer than this is pickled on its own even where a plain value could ride in the message.
 SHORT: Final = 4096
