@@ -7,12 +7,15 @@ SOAK ?= 10
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types check soak mutants bench bench-pools bench-graphs lock format
+.PHONY: help run demo test lint types check soak mutants bench bench-pools bench-graphs lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-run: .venv  ## the demo: a bounded pipeline under load, live in the terminal
+run: .venv  ## the scheduler with its HTTP API and two add-ons at work on sample jobs; Ctrl-C ends it
+	$(BIN)/python -m penstock.demo.scheduler
+
+demo: .venv  ## worker pools: a bounded pipeline under load, live in the terminal
 	$(BIN)/python -m penstock.demo
 
 test: .venv  ## the tests

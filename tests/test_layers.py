@@ -40,11 +40,11 @@ MAY_IMPORT = {
     },
     "cli": {"core", "client", "cli", "settings", "daemon"},
     "web": {"web"},
-    "demo": {"penstock", "core", "local", "demo"},
+    "demo": {"penstock", "core", "local", "client", "demo"},
     "penstock": {"core", "local", "stores", "engine", "jobs", "client"},
 }
 # Types that two parts share without either building on the other.
-ALSO = {"client": ("penstock.http.wire",)}
+ALSO = {"client": ("penstock.http.wire",), "demo": ("penstock.http.wire",)}
 IMPURE = {
     "asyncio", "contextvars", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib",
     "platform", "psutil", "queue", "random", "resource", "sched", "secrets", "select", "selectors", "shelve", "shutil",

@@ -29,6 +29,14 @@ def problem(code, status):
 class Scheduler:
     def __init__(self):
         self.answers, self.batches, self.released, self.now = [], [], [], 1_000.0
+        self.spent, self.deaf = [], 0
+
+    def tell(self, hold):
+        if self.deaf:
+            self.deaf -= 1
+            return False
+        self.spent.append((len(self.batches), hold.take_news().spent))
+        return True
 
     def complete_many(self, outcomes):
         self.batches.append(outcomes)
@@ -57,7 +65,7 @@ def hold_of(scheduler, lease_id, payload=b"null"):
 def report(scheduler, *pairs):
     """All of them, told by a reporter to its end; what it had to say of each."""
     told = []
-    reporter = Reporter(scheduler, lambda hold, ending: told.append((hold.lease_id, ending)))
+    reporter = Reporter(scheduler, lambda hold, ending: told.append((hold.lease_id, ending)), scheduler.tell)
     for hold, ending in pairs:
         reporter.put(hold, ending)
     reporter.close()
@@ -142,6 +150,17 @@ def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
     assert ("a", "FAILED") == (last.lease_id, last.state)
     assert "too large" in last.error
     assert [["a", "b"], ["a"], ["b"], ["a"]] == [[o.lease_id for o in batch] for batch in scheduler.batches]
+
+
+def test_what_was_spent_last_is_told_before_the_end(scheduler):
+    hold = hold_of(scheduler, "a")
+    JobContext(hold.facts, hold).spend(0.5)
+    scheduler.deaf = 2
+
+    told = report(scheduler, (hold, Done(b"1")))
+
+    assert [(0, 0.5)] == scheduler.spent
+    assert [("a", Done(b"1"))] == told
 
 
 def test_what_never_began_is_given_back(scheduler):

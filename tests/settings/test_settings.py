@@ -229,6 +229,12 @@ WRONG = {
     "retention.keep": ["1s"],
     "retention.every": ["0s"],
     "retention.step": [0],
+    "runner.enabled": ["perhaps", 1],
+    "runner.slots": [-1],
+    "runner.workers": [0],
+    "runner.functions": ["module.name", "a b:c"],
+    "runner.path": ["relative"],
+    "runner.pass_on": ["A-B"],
 }
 
 

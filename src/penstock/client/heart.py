@@ -61,9 +61,9 @@ class Heart:
         if not hold.cancelled:
             self._beat(hold)
 
-    def confirm(self, hold: Hold) -> None:
-        """Before anything runs under it: is this lease still ours? If nobody answers it is too old to begin with."""
-        self._beat(hold)
+    def confirm(self, hold: Hold) -> bool:
+        """Out of turn: before anything runs under a lease that is not quite new, and after the end, for what was not told yet."""
+        return self._beat(hold)
 
     def _due_at(self, hold: Hold) -> float:
         due = hold.tenure.beat_at

@@ -104,6 +104,11 @@ class Hold:
     def has_news(self) -> bool:
         return bool(self._news)
 
+    @property
+    def owes_news(self) -> bool:
+        """What must be told even if the run is over. How far it came is of no interest then."""
+        return self.stop is None and (self._news.spent is not None or self._news.checkpoint is not None)
+
     def heard(self, answer: Beaten, sent_at: float) -> None:
         self.tenure = self.tenure.renewed(sent_at, answer.ttl_sec)
         if answer.yield_:

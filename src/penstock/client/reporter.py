@@ -40,10 +40,15 @@ class Report(NamedTuple):
 
 
 class Reporter:
-    """`reported` is told of each hold that nothing more will be said about."""
+    """`reported` is told of each hold that nothing more will be said about. `tell_news`: False if nobody answered."""
 
-    def __init__(self, client: Reports, reported: Callable[[Hold, Ending | None], None]) -> None:
-        self._client, self._reported = client, reported
+    def __init__(
+        self,
+        client: Reports,
+        reported: Callable[[Hold, Ending | None], None],
+        tell_news: Callable[[Hold], bool],
+    ) -> None:
+        self._client, self._reported, self._tell_news = client, reported, tell_news
         self._out: deque[Report] = deque()
         self._changed = Condition()
         self._closing = False
@@ -97,6 +102,10 @@ class Reporter:
         given = [report for report in batch if isinstance(report.ending, Given)]
         told = [report for report in batch if not isinstance(report.ending, Given)]
         try:
+            for hold, _ in batch:
+                # What a run spent belongs to it, and after its end nobody takes it any more.
+                if hold.owes_news and not self._tell_news(hold):
+                    raise Unreachable("what a run spent could not be told", sent=True)
             if told:
                 self._settle(told)
                 told = []

@@ -152,7 +152,7 @@ class _Shift:
         self.ran = 0
         self._heart = Heart(self._client, self._holds, monotonic)
         self._heart_stop = threading.Event()
-        self._reporter = Reporter(self._client, self._reported)
+        self._reporter = Reporter(self._client, self._reported, self._heart.confirm)
         self._processes = processes
         self._hands = [self._thread(f"hand-{n}", self._hand) for n in range(concurrency)]
         self._keepers = [self._thread("heart", self._beat), self._thread("reporter", self._reporter.run)]

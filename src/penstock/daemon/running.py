@@ -29,6 +29,7 @@ from penstock.engine.clock import SteadyClock
 from penstock.engine.house import House
 from penstock.http.guard import private_directory
 from penstock.http.server import Config, Server, serve
+from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
 from penstock.settings import Settings
 from penstock.stores.sqlite import SqliteStore
 
@@ -40,6 +41,11 @@ EXIT_SETTINGS: Final = 2
 EXIT_LATE: Final = 3  # the stop took longer than it may; what it left undone the next start mends
 EXIT_BUG: Final = 70
 EXIT_UNAVAILABLE: Final = 75  # another daemon, a port in use, a database that cannot be opened
+
+
+#: Of the time that a stop may take: for runs to yield or be ended, and then for requests that are being served.
+_RUNS: Final = 0.75
+_REQUESTS: Final = 0.2
 
 
 def run(settings: Settings, *, on_ready: Callable[[Server], None] | None = None) -> int:
@@ -76,16 +82,29 @@ def _up(settings: Settings, down: ExitStack) -> Server:
     rules, clock = settings.rules(), SteadyClock()
     store = SqliteStore(settings.database, clock, ordering=rules.ordering)
     down.callback(store.close)
-    house = House(store, rules, clock=clock)
+    runs, runner = RunsFolder(settings.data_dir), list[Runner]()
+    house = House(
+        store,
+        rules,
+        clock=clock,
+        survivors=runs.survivors(),
+        pids=lambda: [pid for one in runner for pid in one.pids()],
+    )
     house.start(f"the daemon in {settings.data_dir}")
     down.callback(house.stop)
     for name, addon in settings.addons.items():
         if addon.weight is not None:
             store.set_addon(AddonId(name), weight=addon.weight)
-    server = serve(house, _config(settings))
+    config = _config(settings)
+    server = serve(house, config)
     down.callback(server.stop)
-    down.callback(setattr, house.machine, "draining", True)  # first of all: nothing more is granted
-    _tell(settings, server, down)
+    if settings.runner.enabled:
+        runner.append(Runner(house, runs, _runner_settings(settings, server)).start())
+        down.callback(runner[0].stop, _RUNS * seconds(settings.server.shutdown_timeout))
+    down.callback(
+        setattr, house.machine, "draining", True
+    )  # before anything else goes: nothing more is granted
+    _tell(settings, server, config.socket, down)
     return server
 
 
@@ -95,31 +114,56 @@ def _config(settings: Settings) -> Config:
         directory=settings.data_dir,
         bind=None if address is None else address.host,
         port=0 if address is None else address.port,
-        socket=settings.socket,
+        socket=_socket(settings),
         token_file=server.token_file,
         tls_cert=server.tls_cert,
         tls_key=server.tls_key,
         trusted_proxies=server.trusted_proxies,
         allowed_hosts=server.allowed_hosts,
-        # Beside what else must end within the timeout; a request that is being served has seldom more to do.
-        stop_sec=min(5.0, seconds(server.shutdown_timeout) / 2),
+        stop_sec=min(5.0, _REQUESTS * seconds(server.shutdown_timeout)),
     )
 
 
-def _tell(settings: Settings, server: Server, down: ExitStack) -> None:
+def _socket(settings: Settings) -> Path | None:
+    """The kernel has room for 107 characters. Somebody deep in a tree of directories still gets a scheduler."""
+    if len(bytes(settings.socket)) <= _MAX_SOCKET_PATH:
+        return settings.socket
+    log.warning(
+        "no Unix socket: %s is longer than the kernel takes; clients need PENSTOCK_URL", settings.socket
+    )
+    return None
+
+
+_MAX_SOCKET_PATH: Final = 107
+
+
+def _runner_settings(settings: Settings, server: Server) -> RunnerSettings:
+    told, usual = settings.runner, RunnerSettings()
+    return RunnerSettings(
+        slots=told.slots,
+        workers=usual.workers if told.workers is None else told.workers,
+        functions=Functions(paths=told.functions),
+        path=tuple(str(path) for path in told.path),
+        passed_on=told.pass_on,
+        url=server.url if settings.server.listen is not None else None,
+    )
+
+
+def _tell(settings: Settings, server: Server, socket: Path | None, down: ExitStack) -> None:
     """Into the log, and into `daemon.json` for whoever looks for us: with port 0 nobody else knows."""
     url = server.url if settings.server.listen is not None else None
     told = {
         "pid": os.getpid(),
         "url": url,
-        "socket": str(settings.socket),
+        "socket": None if socket is None else str(socket),
         "token_file": str(server.token_file),
         "version": penstock.__version__,
         "started_at": datetime.now(UTC).isoformat(),
     }
     _whoami(settings).write_text(json.dumps(told, indent=2) + "\n")
     down.callback(_whoami(settings).unlink, missing_ok=True)
-    log.info("listening on %s and %s; token in %s", url or "no port", settings.socket, server.token_file)
+    places = [place for place in (url, told["socket"]) if place]
+    log.info("listening on %s; token in %s", " and ".join(map(str, places)), server.token_file)
 
 
 def _whoami(settings: Settings) -> Path:
@@ -129,7 +173,7 @@ def _whoami(settings: Settings) -> Path:
 def _where(settings: Settings) -> str:
     with suppress(OSError, ValueError):
         told = json.loads(_whoami(settings).read_text())
-        return f". It listens on {told['url']} and {told['socket']}"
+        return f". It listens on {' and '.join(place for place in (told['url'], told['socket']) if place)}"
     return ""
 
 
@@ -138,7 +182,7 @@ class _Stop:
 
     def __init__(self, within: float) -> None:
         self._within, self._told = within, threading.Event()
-        self._timer = threading.Timer(within + 0.5, self._leave)
+        self._timer = threading.Timer(within + 0.8, self._leave)
         self._timer.daemon = True
 
     def hear(self, number: signal.Signals) -> None:

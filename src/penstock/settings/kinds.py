@@ -32,6 +32,7 @@ __all__ = [
     "points",
     "show_span",
     "span",
+    "switch",
     "text",
     "unit_count",
 ]
@@ -112,6 +113,17 @@ def _float(value: object) -> float:
     if not math.isfinite(found):
         raise ValueError
     return found
+
+
+def switch() -> Kind[bool]:
+    def read(value: object) -> bool:
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value.lower())
+        if not isinstance(value, bool):
+            raise ValueError  # noqa: TRY004  # one refusal for all: the words of the kind
+        return value
+
+    return Kind("true or false", read, lambda value: str(value).lower())
 
 
 def money() -> Kind[Money]:

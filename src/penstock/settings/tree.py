@@ -35,6 +35,7 @@ from penstock.settings.kinds import (
     optional,
     points,
     span,
+    switch,
     text,
     unit_count,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Quiet",
     "Retention",
     "Retry",
+    "Runner",
     "Server",
     "Tree",
 ]
@@ -249,6 +251,32 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Commands and functions that the scheduler runs itself."""
+
+    enabled: bool = key(
+        switch(), True, "false: nothing is run here, and such jobs wait for a worker that claims them"
+    )
+    slots: int = key(integer(0, 10_000), 64, "how many commands may run at once, whatever the units say")
+    workers: int | None = key(
+        optional(integer(1, 1_000)), None, "how many functions may run at once; none: two for each processor"
+    )
+    functions: tuple[str, ...] = key(
+        many(text("module:name, or module:* for all of a module", r"[A-Za-z_][\w.]*:(\*|[A-Za-z_]\w*)")),
+        (),
+        "which Python functions may be run; no others are",
+    )
+    path: tuple[Path, ...] = key(
+        many(folder("an absolute path")), (), "where modules of functions are looked for first"
+    )
+    pass_on: tuple[str, ...] = key(
+        many(text("the name of a variable; a trailing * stands for any ending", r"[A-Za-z_]\w*\*?")),
+        ("LC_*",),
+        "variables of the scheduler's environment that jobs may see, besides PATH, HOME and the like",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
     data_dir: Path = key(
         folder("an absolute path, or one that begins with ~"),
@@ -265,6 +293,7 @@ class Tree:
     order: Order = section(Order)
     retry: Retry = section(Retry)
     retention: Retention = section(Retention)
+    runner: Runner = section(Runner)
     addons: Mapping[str, Addon] = each(Addon)
 
     @property

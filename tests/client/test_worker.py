@@ -1,0 +1,466 @@
+"""The SDK worker against the scheduler over HTTP: what a function sees, and where its job lands."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+from tests.client.conftest import LONG, until
+
+from penstock.client import Denied, JobStopped, JobUnavailable, Worker
+from penstock.core.refusals import StaleDispatch
+
+
+class Crew:
+    """A worker that runs in a thread of the test."""
+
+    def __init__(self, scheduler):
+        self.worker = Worker(scheduler.url, addon="photos", token=scheduler.secret)
+        self._thread = None
+
+    def start(self, concurrency=2, **options):
+        self._thread = threading.Thread(
+            target=self.worker.run, args=(concurrency,), kwargs={"stop_within": LONG, **options}, daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def stop(self):
+        self.worker.stop()
+        if self._thread is not None:
+            self._thread.join(LONG)
+            assert not self._thread.is_alive()
+
+    def close(self):
+        self.stop()
+        self.worker.client.close()
+        self.worker.fetcher.close()
+
+
+@pytest.fixture
+def crew(scheduler):
+    made = []
+
+    def make():
+        made.append(Crew(scheduler))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def submit(client, job_type="work", payload=None, **fields):
+    return client.submit("photos", job_type, payload, **{"cost_units": 1, **fields}).job_id
+
+
+def result_of(job):
+    return bytes(job.result).decode()
+
+
+def test_a_job_is_run_and_its_result_kept(client, crew):
+    one = crew()
+    seen = []
+
+    @one.worker.job("thumbnail")
+    def thumbnail(job, path, size=128):
+        seen.append((job.addon_id, job.job_type, job.fence, job.tags, job.resumed))
+        return {"path": path, "size": size}
+
+    job_id = submit(client, "thumbnail", {"path": "a.jpg"}, tags=("new",))
+    one.start()
+
+    job = client.wait(job_id, LONG)
+
+    assert ("DONE", '{"path":"a.jpg","size":128}') == (job.state, result_of(job))
+    assert [("photos", "thumbnail", 1, ("new",), None)] == seen
+
+
+def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(client, crew):
+    one = crew()
+    one.worker.job("work")(lambda job: time.monotonic())
+    one.start()
+    time.sleep(0.3)
+
+    began = time.monotonic()
+    job = client.wait(submit(client), LONG)
+
+    assert "DONE" == job.state
+    assert time.monotonic() - began < 5  # a poll would take the worker's twenty seconds
+
+
+def test_many_jobs_take_few_requests(client, crew, scheduler):
+    one = crew()
+    one.worker.job("work")(lambda job: None)
+    ids = [submit(client) for _ in range(150)]
+    asked = []
+    ask = one.worker.fetcher.claim
+    one.worker.fetcher.claim = lambda **options: asked.append(1) or ask(**options)
+
+    one.worker.run(4, prefetch=50, until_idle=True)
+
+    assert ["DONE"] * 150 == [client.job(job_id).state for job_id in ids]
+    assert len(asked) < 20
+
+
+def test_no_more_run_at_once_than_there_are_hands(client, crew):
+    one = crew()
+    running, most = [], []
+    lock = threading.Lock()
+
+    @one.worker.job("work")
+    def work(job):
+        with lock:
+            running.append(1)
+            most.append(len(running))
+        time.sleep(0.02)
+        with lock:
+            running.pop()
+
+    for _ in range(20):
+        submit(client)
+    one.worker.run(3, prefetch=5, until_idle=True)
+
+    assert 20 == len(most)
+    assert max(most) <= 3
+
+
+def test_a_busy_function_keeps_its_lease(client, crew):
+    one = crew()
+
+    @one.worker.job("work")
+    def work(job):
+        ends = time.monotonic() + 5  # the lease is two seconds
+        while time.monotonic() < ends:
+            sum(range(1_000))
+        return job.fence
+
+    one.start()
+
+    job = client.wait(submit(client), LONG)
+
+    assert ("DONE", "1", 1) == (job.state, result_of(job), job.attempts)
+
+
+def test_progress_spending_and_checkpoints_are_seen_while_it_runs(client, crew):
+    one = crew()
+    go = threading.Event()
+
+    @one.worker.job("work")
+    def work(job):
+        job.progress(0.5)
+        job.spend(0.25)
+        job.spend(0.25)
+        job.checkpoint({"page": 3})
+        go.wait(LONG)
+
+    job_id = submit(client)
+    one.start()
+
+    until(lambda: client.job(job_id).spent == 0.5)
+    job = client.job(job_id)
+    go.set()
+
+    assert (0.5, b'{"page":3}') == (job.progress, bytes(job.checkpoint))
+
+
+def test_a_cancel_is_seen_by_the_function_and_the_job_is_canceled_whatever_it_returns(client, crew):
+    one = crew()
+    begun = threading.Event()
+
+    @one.worker.job("work")
+    def work(job):
+        begun.set()
+        until(lambda: job.cancelled)
+        return "too late"
+
+    job_id = submit(client)
+    one.start()
+    begun.wait(LONG)
+    client.cancel(job_id)
+
+    assert "CANCELED" == client.wait(job_id, LONG).state
+
+
+def test_a_spending_limit_stops_the_function(client, crew):
+    one = crew()
+
+    @one.worker.job("work")
+    def work(job):
+        while True:
+            job.spend(1)
+            time.sleep(0.1)
+            job.check()
+
+    job_id = submit(client, cost_limit=2.0)
+    one.start()
+
+    assert "BLOCKED" == client.wait(job_id, LONG).state
+
+
+def test_errors_land_where_they_belong(client, crew):
+    one = crew()
+
+    @one.worker.job("broken")
+    def broken(job):
+        raise KeyError("colour")
+
+    @one.worker.job("away")
+    def away(job):
+        raise JobUnavailable("the disk is not mounted")
+
+    @one.worker.job("again")
+    def again(job):
+        if job.fence == 1:
+            raise OSError("once")
+        return "twice"
+
+    ids = [submit(client, "broken"), submit(client, "away"), submit(client, "again", retry_delays_sec=(0,))]
+    one.start()
+    done = [client.wait(job_id, LONG) for job_id in ids]
+
+    assert ["FAILED", "BLOCKED", "DONE"] == [job.state for job in done]
+    assert "KeyError: 'colour'" in done[0].error
+    assert 3 == done[1].attempts
+
+
+def test_a_stop_lets_functions_yield_and_the_next_worker_goes_on_from_the_checkpoint(client, crew):
+    first, second = crew(), crew()
+    begun = threading.Event()
+
+    def pages(job):
+        for page in range(job.resumed or 0, 5):
+            job.checkpoint(page + 1)
+            begun.set()
+            if job.fence == 1:
+                until(lambda: job.should_yield)
+            job.check()
+        return job.resumed
+
+    for one in (first, second):
+        one.worker.job("work")(pages)
+    job_id = submit(client)
+    first.start()
+    begun.wait(LONG)
+    first.stop()
+    given_back = client.job(job_id)
+    second.start()
+
+    job = client.wait(job_id, LONG)
+
+    assert given_back.state in ("QUEUED", "DISPATCHING")
+    assert ("DONE", "1", 2) == (job.state, result_of(job), job.attempts)
+
+
+def test_what_was_fetched_ahead_and_not_begun_is_given_back_on_a_stop(client, crew):
+    one = crew()
+    begun, go = threading.Event(), threading.Event()
+    ran = []
+
+    @one.worker.job("work")
+    def work(job):
+        ran.append(job.job_id)
+        begun.set()
+        go.wait(LONG)
+
+    ids = [submit(client) for _ in range(5)]
+    one.start(1, prefetch=10)
+    begun.wait(LONG)
+    until(lambda: [client.job(job_id).state for job_id in ids] == ["RUNNING"] * 5)
+    one.worker.stop()
+    go.set()
+    one.stop()
+
+    states = [client.job(job_id).state for job_id in ids]
+    assert 1 == len(ran) == states.count("DONE")
+    assert "RUNNING" not in states
+
+
+def test_an_idle_worker_stops_at_once(client, crew):
+    one = crew()
+    one.worker.job("work")(lambda job: None)
+    one.start()
+    time.sleep(0.2)
+
+    began = time.monotonic()
+    one.stop()
+
+    assert time.monotonic() - began < 5
+
+
+def test_when_nobody_answers_the_function_is_told_in_time_and_its_result_is_not_told(client, crew, scheduler):
+    one = crew()
+    told = []
+
+    @one.worker.job("work")
+    def work(job):
+        if job.fence == 1:
+            began = time.monotonic()
+            until(lambda: job.cancelled)
+            told.append(time.monotonic() - began)
+            return "of the first"
+        return "of the second"
+
+    beat = one.worker.client.heartbeat
+    one.worker.client._transport = _Deaf(one.worker.client._transport)
+    job_id = submit(client)
+    one.start(1)
+    until(lambda: told)
+    one.worker.client._transport = one.worker.client._transport.inner
+
+    job = client.wait(job_id, LONG)
+
+    assert beat is not None
+    assert told[0] < 2.0  # the lease
+    assert ("DONE", '"of the second"') == (job.state, result_of(job))
+
+
+class _Deaf:
+    """A network on which nothing comes through."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def request(self, *_, **__):
+        from penstock.client import Unreachable
+
+        raise Unreachable("the cable is out", sent=True)
+
+
+def test_a_late_completion_is_refused_and_changes_nothing(client):
+    job_id = submit(client)
+    [mine] = client.claim(addon_id="photos").jobs
+    [others] = until(lambda: client.claim(addon_id="photos", wait_sec=5).jobs)
+
+    with pytest.raises(StaleDispatch):
+        client.complete(job_id, mine.lease_id, "mine")
+
+    client.complete(job_id, others.lease_id, "theirs")
+    assert '"theirs"' == result_of(client.job(job_id))
+    assert others.fence > mine.fence
+
+
+def test_a_wrong_token_ends_the_worker_with_the_reason(scheduler):
+    worker = Worker(scheduler.url, addon="photos", token="pst_wrong_token")
+    worker.job("work")(lambda job: None)
+
+    with pytest.raises(Denied):
+        worker.run()
+    worker.client.close()
+    worker.fetcher.close()
+
+
+def test_a_worker_of_one_addon_gets_no_job_of_another(client, crew):
+    one = crew()
+    one.worker.job("work")(lambda job: None)
+    client.submit("mail", "work", None, cost_units=1)
+
+    assert 0 == one.worker.run(1, until_idle=True)
+
+
+def test_two_functions_for_one_type_and_none_at_all_are_mistakes(scheduler):
+    worker = Worker(scheduler.url, token=scheduler.secret)
+    with pytest.raises(ValueError, match="no functions"):
+        worker.run()
+    worker.job("work")(lambda job: None)
+    with pytest.raises(ValueError, match="has a function already"):
+        worker.job("work")(lambda job: None)
+    with pytest.raises(ValueError, match="at least 1"):
+        worker.run(0)
+
+
+# Functions in processes of their own
+
+
+def stuck(job):
+    while True:
+        time.sleep(1)
+
+
+def dies(job):
+    if job.fence == 1:
+        os.abort()
+    return job.fence
+
+
+def who(job):
+    job.progress(1.0)
+    job.spend(0.5)
+    job.checkpoint("saved")
+    return os.getpid()
+
+
+def holds_the_interpreter(job):
+    """One call into C that does not let go: no thread of its process runs meanwhile."""
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(5)
+    return job.fence
+
+
+def looks(job):
+    until(lambda: job.should_yield)
+    raise JobStopped("as asked")
+
+
+def test_a_function_in_a_process_can_say_what_one_in_a_thread_can(client, crew):
+    one = crew()
+    one.worker.job("work")(who)
+    job_id = submit(client)
+
+    one.worker.run(1, processes=True, until_idle=True)
+
+    job = client.job(job_id)
+    assert "DONE" == job.state
+    assert result_of(job) != str(os.getpid())
+    assert (0.5, b'"saved"') == (job.spent, bytes(job.checkpoint))
+
+
+def test_a_stuck_function_in_a_process_is_ended_and_the_next_job_runs(client, crew):
+    one = crew()
+    one.worker.job("stuck")(stuck)
+    one.worker.job("work")(who)
+    job_id = submit(client, "stuck")
+    one.start(1, processes=True)
+    until(lambda: client.job(job_id).state == "RUNNING")
+    client.cancel(job_id)
+    next_id = submit(client)
+
+    assert "CANCELED" == client.wait(job_id, LONG).state
+    assert "DONE" == client.wait(next_id, LONG).state
+
+
+def test_a_process_that_dies_is_a_crash_of_its_job_alone(client, crew):
+    one = crew()
+    one.worker.job("work")(dies)
+    job_id = submit(client)
+    one.start(1, processes=True)
+
+    job = client.wait(job_id, LONG)
+
+    assert ("DONE", "2") == (job.state, result_of(job))
+
+
+def test_a_process_that_holds_its_interpreter_for_longer_than_the_lease_keeps_it(client, crew):
+    one = crew()
+    one.worker.job("work")(holds_the_interpreter)
+    job_id = submit(client)
+    one.start(1, processes=True)
+
+    job = client.wait(job_id, LONG)
+
+    assert ("DONE", "1") == (job.state, result_of(job))
+
+
+def test_a_stop_reaches_a_function_in_a_process(client, crew):
+    one = crew()
+    one.worker.job("work")(looks)
+    job_id = submit(client)
+    one.start(1, processes=True)
+    until(lambda: client.job(job_id).state == "RUNNING")
+
+    one.stop()
+
+    assert client.job(job_id).state in ("QUEUED", "DISPATCHING")

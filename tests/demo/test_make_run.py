@@ -1,0 +1,101 @@
+"""What `make run` starts: the scheduler, two add-ons, and an end in good order."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pexpect
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "penstock.demo.scheduler"]
+LONG = 110
+
+
+@pytest.fixture
+def folder():
+    """Short: the path of a Unix socket may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="pst") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def env():
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+
+
+def running_in(folder):
+    """Whatever still has our directory in its command line or environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            about = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(folder) in about and int(process.name) != os.getpid():
+            found.append(about)
+    return found
+
+
+def test_without_a_terminal_it_ends_by_itself_when_the_samples_are_done(folder, env):
+    run = subprocess.run(
+        [*COMMAND, "--data-dir", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        env=env,
+        check=False,
+    )
+
+    assert 0 == run.returncode, run.stdout + run.stderr
+    total, done = re.search(r"Of (\d+) sample jobs: (\d+) DONE\.", run.stdout).groups()
+    assert total == done
+    assert f"its data in {folder}" in run.stdout
+    assert re.search(r"mail digest \w+ +REQUEUED \(job_error\)", run.stdout)
+    assert {"photos", "mail"} <= set(run.stdout.split())
+    assert [] == running_in(folder)
+
+
+def test_in_a_terminal_it_stays_until_ctrl_c_and_leaves_nothing_behind(folder, env):
+    seen = pexpect.spawn(
+        COMMAND[0], [*COMMAND[1:], "--data-dir", str(folder)], timeout=LONG, env=env, encoding="utf-8"
+    )
+    seen.expect("curl -H")
+    seen.expect(r"running: \d+ of 40 units")
+
+    seen.sendintr()
+    seen.expect("Stopped in good order")
+    seen.expect(pexpect.EOF)
+    seen.close()
+
+    assert 0 == seen.exitstatus
+    assert [] == running_in(folder)
+
+
+def test_a_second_one_on_the_same_data_says_who_has_it(folder, env):
+    first = subprocess.Popen(
+        [*COMMAND, "--data-dir", str(folder)], stdout=subprocess.PIPE, text=True, env=env
+    )
+    try:
+        first.stdout.readline()
+        second = subprocess.run(
+            [*COMMAND, "--data-dir", str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            env=env,
+            check=False,
+        )
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=LONG)
+
+    assert 1 == second.returncode
+    assert "is dispatched by the daemon in" in second.stderr
+    assert 0 == first.returncode
