@@ -1,0 +1,124 @@
+"""
+A scheduler with submitters and workers, made to be killed: `python scheduler_program.py DATABASE JOURNAL`.
+
+The process itself has no threads and no database. It forks what it is told to ("house SEED", "hand SEED"), so that a new life costs a fork
+and not an interpreter, and reaps it ("reap PID"). The journal is written by one `write` per line: what was written before a
+SIGKILL is there after it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from threading import Thread
+
+from penstock.core.errors import PenstockError
+from penstock.core.intent import Intent
+from penstock.core.landing import End
+from penstock.core.quiet import Capacity
+from penstock.core.retry import Schedules
+from penstock.core.words import SECOND
+from penstock.engine.clock import SteadyClock
+from penstock.engine.desk import Report
+from penstock.engine.dispatcher import Kinds
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.stores.sqlite import SqliteStore
+
+MS = SECOND // 1_000
+SOON = (MS,) * 100_000  # a run that was killed is tried again at once, and for ever
+RULES = Rules(
+    capacity=Capacity(fixed=100),
+    schedules=Schedules(crash=SOON, start=SOON),
+    lease_for=400 * MS,
+    reserve_for=200 * MS,
+    grace=50 * MS,
+    tick=50 * MS,
+)
+
+
+def main(database: str, journal: str) -> None:
+    for line in sys.stdin:
+        order, number = line.split()
+        if order == "reap":
+            os.waitpid(int(number), 0)
+            say("gone")
+            continue
+        pid = os.fork()
+        if pid == 0:
+            try:
+                Life(database, journal, int(number)).lead(house=order == "house", calm=order == "calm")
+            finally:
+                os._exit(1)
+        say(pid)
+
+
+def say(word: object) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+class Life:
+    def __init__(self, database: str, journal: str, seed: int) -> None:
+        self.seed = seed
+        self.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self.store = SqliteStore(database, SteadyClock())
+        self.house = House(self.store, RULES)
+        self.desk = self.house.desk
+
+    def lead(self, *, house: bool, calm: bool) -> None:
+        """`calm`: a house that takes no more jobs, in which the rest comes to its end."""
+        if house or calm:
+            self.house.start(f"life {self.seed}")
+        parts = [self.work, self.work] if calm else [self.submit, self.work, self.work]
+        threads = [
+            Thread(target=part, args=(random.Random(f"{self.seed}-{i}"),)) for i, part in enumerate(parts)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def note(self, *words: object) -> None:
+        os.write(self.journal, (" ".join(map(str, words)) + "\n").encode())
+
+    def submit(self, chance: random.Random) -> None:
+        while True:
+            intents = [
+                Intent(addon_id=chance.choice("ab"), job_type="t", cost_units=chance.choice([5, 20, 60]))
+                for _ in range(chance.randint(1, 3))
+            ]
+            for receipt in self.desk.submit(intents):
+                self.note("accepted", receipt.job_id)
+            time.sleep(chance.random() * 0.004)
+
+    def work(self, chance: random.Random) -> None:
+        over: list[Report] = []
+        while True:
+            answers, claimed = self.desk.exchange(over, Kinds(), chance.randint(1, 4), f"life-{self.seed}")
+            for report, answer in zip(over, answers, strict=True):
+                self.note(
+                    "ended",
+                    report.dispatch_id,
+                    type(answer).__name__ if isinstance(answer, PenstockError) else answer,
+                )
+            for item in claimed:
+                self.note("runs", item.dispatch.dispatch_id)
+            over = [self.run(item.dispatch.dispatch_id, chance) for item in claimed]
+            if not claimed:
+                time.sleep(0.003)
+
+    def run(self, dispatch_id: str, chance: random.Random) -> Report:
+        if chance.random() < 0.2:
+            try:
+                self.desk.heartbeat(dispatch_id, progress=0.5)
+            except PenstockError as refusal:
+                self.note("refused", dispatch_id, type(refusal).__name__)
+        how = End.RELEASED if chance.random() < 0.1 else End.COMPLETED
+        return Report(dispatch_id, how)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,160 @@
+"""
+kill -9, a hundred times: the house, or a second process beside it that submits and works, or both, at instants that chance chooses.
+
+What they were told is in a journal outside the database; what the database says afterwards must agree with it. `PENSTOCK_SOAK=20`: two thousand times.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+apsw = pytest.importorskip("apsw")
+
+from penstock.engine.clock import SteadyClock  # noqa: E402 - after importorskip
+from penstock.stores.protocol import Query  # noqa: E402
+from penstock.stores.sqlite import SqliteStore  # noqa: E402
+
+KILLS = int(100 * float(os.environ.get("PENSTOCK_SOAK", "1")))
+PROGRAM = Path(__file__).with_name("scheduler_program.py")
+CAPACITY = 100
+
+
+class Stage:
+    """The program, told what to fork, and its journal."""
+
+    def __init__(self, folder):
+        self.database, self.journal = folder / "jobs.db", folder / "journal"
+        self.journal.touch()
+        with (folder / "errors").open("wb") as errors:
+            self._program = subprocess.Popen(
+                [sys.executable, PROGRAM, self.database, self.journal],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def _tell(self, *words):
+        self._program.stdin.write(" ".join(map(str, words)) + "\n")
+        self._program.stdin.flush()
+        return self._program.stdout.readline().strip()
+
+    def begin(self, role, seed):
+        return int(self._tell(role, seed))
+
+    def kill(self, pid):
+        os.kill(pid, signal.SIGKILL)
+        assert self._tell("reap", pid) == "gone"
+
+    def written(self):
+        return self.journal.stat().st_size
+
+    def lines(self):
+        return [line.split() for line in self.journal.read_text().splitlines()]
+
+    def close(self):
+        self._program.stdin.close()
+        self._program.wait(30)
+        self._program.stdout.close()
+
+
+@pytest.fixture
+def stage(tmp_path):
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+    assert (tmp_path / "errors").read_text() == ""
+
+
+@pytest.mark.timeout(60 + KILLS * 3)
+def test_whatever_is_killed_at_whatever_instant_nothing_accepted_is_lost_or_run_twice_at_once(stage):
+    chance = random.Random(20_240_229)
+    house, hand = stage.begin("house", 1), stage.begin("hand", 2)
+    for seed in range(3, 3 + KILLS):
+        wait_for(stage, chance.randint(0, 1_200), chance.random() * 0.004)
+        which = chance.choice(["house", "house", "hand", "both"])
+        if which != "hand":
+            stage.kill(house)
+        if which != "house":
+            stage.kill(hand)
+            hand = stage.begin("hand", -seed)
+        if which != "hand":
+            house = stage.begin("house", seed)
+    stage.kill(hand)
+    stage.kill(house)
+    calm = stage.begin("calm", 0)
+    store = SqliteStore(stage.database, SteadyClock())
+    try:
+        wait_until(lambda: unsettled(store) == 0)
+        stage.kill(calm)
+        check(store, stage.lines())
+    finally:
+        store.close()
+    assert apsw.Connection(str(stage.database)).pragma("integrity_check") == "ok"
+
+
+def wait_for(stage, more, then):
+    """By what was done and not by the clock, so that a slow machine is killed as deep in its work as a fast one."""
+    goal, last = stage.written() + more, time.monotonic() + 2
+    while stage.written() < goal and time.monotonic() < last:
+        time.sleep(0.001)
+    time.sleep(then)
+
+
+def wait_until(true, limit=60):
+    last = time.monotonic() + limit
+    while not true():
+        assert time.monotonic() < last, "what was accepted does not come to its end"
+        time.sleep(0.05)
+
+
+def unsettled(store):
+    return sum(
+        n for addon in store.addons() for state, n in addon.jobs.items() if state not in {"DONE", "FAILED"}
+    )
+
+
+def check(store, journal):
+    told = {}
+    for kind, *words in journal:
+        told.setdefault(kind, []).append(words)
+    jobs = {job.job_id: job for job in store.find(Query(limit=1_000_000))}
+
+    assert len(told["accepted"]) > KILLS
+    assert len(told["runs"]) > KILLS
+    assert {job_id for [job_id] in told["accepted"]} <= jobs.keys()
+    assert Counter(str(job.state) for job in jobs.values()) == {"DONE": len(jobs)}
+    assert store.audit() == []
+    replay(store, jobs)
+    for dispatch_id, answer in told["ended"]:
+        if answer == "DONE":
+            attempt = store.dispatch(dispatch_id)
+            assert (str(attempt.end), attempt.fence) == ("completed", jobs[attempt.job_id].fence)
+    assert max(Counter(dispatch_id for [dispatch_id] in told["runs"]).values()) == 1
+
+
+def replay(store, jobs):
+    """The trail alone: who held what, when. A job is held by one at a time, and never by more than there is room for."""
+    held, fences, seq = {}, Counter(), 0
+    while events := store.events(seq, 10_000):
+        for event in events:
+            assert event.seq == seq + 1
+            seq, job_id = event.seq, event.job_id
+            if event.kind == "DISPATCHING":
+                assert job_id not in held, f"{job_id} was dispatched while it was in flight"
+                fence = int(event.dispatch_id.rpartition(".")[2])
+                assert fence == fences[job_id] + 1
+                fences[job_id], held[job_id] = fence, jobs[job_id].intent.cost_units
+                assert sum(held.values()) <= CAPACITY
+            elif event.kind in {"DONE", "REQUEUED", "FAILED", "CANCELED"}:
+                assert held.pop(job_id, None) is not None, f"{job_id} ended without having been dispatched"
+    assert held == {}
