@@ -55,7 +55,12 @@ class PostgresStore(PostgresReads):
         manners = manners or Manners()
         self._ordering = ordering or Ordering()
         link = Link(dsn, schema, manners, clock)
-        migrate(link)
+        try:
+            migrate(link)
+            link.now()  # once known, the time is known while the server is away
+        except BaseException:
+            link.close()
+            raise
         super().__init__(link, Demands(link))
         self._submitting = Submitting(link, self._demands, self._ordering, new_id)
         self._admitting = Admitting(link, self._demands, new_id)

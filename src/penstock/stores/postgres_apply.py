@@ -140,7 +140,7 @@ class Applying:
         answers = [[batch.apply(change) for change in changes] for changes in batches]
         if batch.ended:
             keys: list[Key] = []
-            for host, demand in batch.ended:
+            for host, demand in set(batch.ended):
                 keys += [("host", host), *keys_of(demand)]
             addons = array(sorted({demand.addon_id for _, demand in batch.ended}))
             _, accounts = session.together(lock_ledger(keys), ("accounts", {"addons": addons}))

@@ -96,7 +96,7 @@ class Bell:
         return any(notice.payload != self._me for notice in con.notifies(timeout=POLL_SEC, stop_after=1))
 
     def _something_new(self) -> bool:
-        """Whether a batch of events was begun since the last look."""
+        """Whether anything was told since the last look."""
         before = self._seen
-        self._seen = int(self._link.glance("last_batch")[0][0])
+        self._seen = int(self._link.glance("told")[0][0])
         return before != self._seen

@@ -9,6 +9,7 @@ cannot be found out is the caller told so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,19 +132,18 @@ class Link:
         return self._latest
 
     def _set_clock(self) -> None:
-        known = self._asked > float("-inf")
-        self._asked = (
-            monotonic()
-        )  # before asking: while the server is away, one caller a second is enough to find out
+        known, self._asked = (
+            self._asked > float("-inf"),
+            monotonic(),
+        )  # while it is away, asking once a second is enough
         try:
-            with self.connection() as con:
+            with self.failures(), self.connection() as con:
                 sent = _monotonic()
                 row = con.execute(self.sql["now"]).fetchone()
                 assert row is not None
                 self._offset = int(row[0]) - (sent + _monotonic()) // 2
-        except (psycopg.Error, StoreFailed):
+        except StoreFailed:
             if not known:
-                self._asked = float("-inf")
                 raise
 
     def handed(self) -> Moment | None:
@@ -217,9 +217,12 @@ class Link:
             return result
 
     def _was_committed(self, xid: str | None) -> bool:
+        """Without an id: what a second time does no harm, so it may as well not have been."""
         self._drop_idle()
+        if xid is None:
+            return False
         until = monotonic() + FIND_OUT_SEC
-        while xid is not None and monotonic() < until:
+        while monotonic() < until:
             try:
                 with self.connection() as con:
                     row = con.execute(self.sql["fate"], {"xid": xid}).fetchone()
@@ -327,21 +330,28 @@ def _monotonic() -> Moment:
     return int(monotonic() * 1_000_000)
 
 
+_encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+
+
 def columns(rows: Sequence[Sequence[Any]]) -> list[str]:
     """Rows as one array per column, for `unnest`: one statement and one round trip, however many rows."""
     return [array(column) for column in zip(*rows, strict=True)]
 
 
 def array(values: Sequence[Any]) -> str:
-    """An array as PostgreSQL writes it. By hand: psycopg's own way costs ten times as much per element."""
-    return "{" + ",".join([_element(value) for value in values]) + "}"
+    """
+    An array as PostgreSQL writes it, which is nearly how JSON does: an element costs a thirtieth of what psycopg's own way does.
+    They part at what JSON escapes.
+    """
+    text = _encode(values)
+    if "\\" in text:
+        text = f"[{','.join([_element(value) for value in values])}]"
+    return f"{{{text[1:-1]}}}"
 
 
 def _element(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        # Text in PostgreSQL cannot hold the character NUL.
-        text = value.replace("\\", "\\\\").replace('"', '\\"').replace("\0", "\N{SYMBOL FOR NULL}")
-        return f'"{text}"'
-    return str(value)
+    if not isinstance(value, str):
+        return _encode(value)
+    # Text in PostgreSQL cannot hold the character NUL.
+    text = value.replace("\\", "\\\\").replace('"', '\\"').replace("\0", "\N{SYMBOL FOR NULL}")
+    return f'"{text}"'

@@ -81,7 +81,7 @@ class Pages:
         self.tally: Counter[tuple[str, str]] = Counter()
         self.accounts: dict[AddonId, Account] = {}
         self._touched: set[AddonId] = set()
-        self._held: dict[Key, list[int]] = {}
+        self._held: Counter[tuple[HostId, Demand]] = Counter()
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
         no, n, state = told
@@ -94,11 +94,8 @@ class Pages:
             self.tally[addon_id, target] += 1
 
     def hold(self, host: HostId, demand: Demand, sign: int) -> None:
-        """The rows of these keys are locked by now."""
-        for key in (("host", host), *keys_of(demand)):
-            row = self._held.setdefault(key, [0, 0])
-            row[0] += sign * demand.cost_units
-            row[1] += sign
+        """The rows of its keys are locked by now."""
+        self._held[host, demand] += sign
         self._touched.add(demand.addon_id)
 
     def account(self, addon_id: AddonId) -> Account:
@@ -109,7 +106,7 @@ class Pages:
     def leave(self, session: Session) -> bool:
         """True: there is something to tell."""
         if self._held:
-            session.leave("hold_units", columns([(*key, *row) for key, row in self._held.items()]))
+            session.leave("hold_units", columns(self._ledger()))
         if self._touched:
             accounts = [(addon_id, self.accounts[addon_id]) for addon_id in sorted(self._touched)]
             rows = [(name, a.weight, int(a.paused), a.average, a.units, a.at) for name, a in accounts]
@@ -120,3 +117,12 @@ class Pages:
             # Last: the number of the batch is drawn after every lock has been waited for.
             session.leave("add_events", [len(self.events), *columns(self.events)])
         return bool(self.events)
+
+    def _ledger(self) -> list[tuple[str, str, int, int]]:
+        rows: dict[Key, list[int]] = {}
+        for (host, demand), n in self._held.items():
+            for key in (("host", host), *keys_of(demand)):
+                row = rows.setdefault(key, [0, 0])
+                row[0] += n * demand.cost_units
+                row[1] += n
+        return [(scope, name, units, running) for (scope, name), (units, running) in rows.items()]

@@ -27,6 +27,8 @@ def migrate(link: Link) -> None:
             return
         with con.transaction():
             con.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+            if con.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [link.schema]).fetchone() is None:
+                con.execute(f"CREATE SCHEMA {link.quoted}".encode())
             for number in range(_version(con, link, len(steps)) + 1, len(steps) + 1):
                 con.execute(link.in_schema(steps[number - 1]))
                 con.execute(
@@ -35,21 +37,16 @@ def migrate(link: Link) -> None:
 
 
 def _version(con: Connection, link: Link, known: int) -> int:
-    """0: there is nothing yet, and the schema is made."""
-    row = con.execute("SELECT to_regnamespace(%s) IS NOT NULL", [link.quoted]).fetchone()
-    if row is None or not row[0]:
-        con.execute(f"CREATE SCHEMA IF NOT EXISTS {link.quoted}".encode())
+    """0: there is nothing yet."""
+    # Asked of the catalogue itself: `to_regclass` may answer from before the lock that we have waited for.
+    tables = con.execute(
+        "SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s",
+        [link.schema],
+    ).fetchall()
+    if not tables:
         return 0
-    marked = con.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{link.quoted}.mark"]).fetchone()
-    if marked is None or not marked[0]:
-        others = con.execute(
-            "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace(%s)", [link.quoted]
-        )
-        if others.fetchone() != (0,):
-            raise StoreFailed(
-                f"the schema {link.schema} has tables of another program; choose another schema"
-            )
-        return 0
+    if ("mark",) not in tables:
+        raise StoreFailed(f"the schema {link.schema} has tables of another program; choose another schema")
     marks: dict[str, int] = dict(
         con.execute(link.in_schema("SELECT name, value FROM penstock.mark")).fetchall()
     )

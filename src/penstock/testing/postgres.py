@@ -69,7 +69,7 @@ class PostgresServer:
             "unix_socket_directories": str(self._folder),
         }
         if not fsync:
-            self._settings |= {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+            self._settings |= {"fsync": "off", "full_page_writes": "off"}
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._owner = _owner()

@@ -15,8 +15,10 @@ SELECT pg_xact_status(%(xid)s::xid8);
 -- name: ring
 SELECT pg_notify(%(channel)s, %(by)s);
 
--- name: last_batch
-SELECT last_value FROM penstock.batch;
+-- name: told
+-- How many events have ever been committed, numbered or not.
+SELECT (SELECT value FROM penstock.mark WHERE name = 'event')
+       + (SELECT coalesce(sum(size), 0) FROM penstock.trail WHERE until IS NULL);
 
 -- name: demand_by_key
 SELECT no FROM penstock.demand WHERE key = %(key)s;

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.intent import Intent
+from penstock.core.order import Offer, Ordering, weigh
+from penstock.stores.postgres import PostgresStore
+from penstock.stores.protocol import Terms
+
+JOB = Intent(addon_id="a", job_type="t")
+
+
+def tick(store, capacity=90, *, offer=Offer.LEASE, host="here", caps=None, limit=None, terms=None):
+    def decide(floor):
+        limits = Limits(caps or Caps())
+        return weigh(floor, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit)
+
+    return store.admit(host, decide, terms or Terms())
+
+
+@pytest.fixture
+def opened(postgres_emptied):
+    """A function that opens one more store at the same place: another process, as far as the server can tell."""
+    place = postgres_emptied()
+    stores = []
+
+    def one_more(clock=None, **options):
+        stores.append(PostgresStore(place.dsn, clock, schema=place.schema, **options))
+        return stores[-1]
+
+    yield one_more
+    problems = stores[-1].audit() if stores else []
+    for store in stores:
+        store.close()
+    assert problems == []
+
+
+@pytest.fixture
+def store(opened):
+    return opened()

@@ -1,0 +1,149 @@
+"""Jobs that are part of the caller's own transaction: there with its commit, gone with its rollback."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from tests.postgres.conftest import JOB, tick
+
+from penstock.core.intent import Intent
+from penstock.core.refusals import KeyConflict, QueueFull
+from penstock.stores.protocol import Depth, Query
+
+
+@pytest.fixture
+def con(postgres_server, store):
+    with psycopg.connect(postgres_server.dsn) as con:
+        con.execute("CREATE TABLE IF NOT EXISTS orders (id INT)")
+        con.commit()
+        yield con
+        con.rollback()
+        con.execute("DROP TABLE orders")
+
+
+def known(store):
+    return {job.job_id for job in store.find(Query())}
+
+
+def test_a_job_is_there_after_the_callers_commit_and_not_before(store, con):
+    con.execute("INSERT INTO orders VALUES (1)")
+    [receipt] = store.submit([JOB], Depth(), connection=con)
+
+    assert set() == known(store)
+    assert [] == tick(store)
+    con.commit()
+    assert {receipt.job_id} == known(store)
+    assert [receipt.job_id] == [dispatch.job_id for dispatch in tick(store)]
+
+
+def test_it_is_gone_after_the_callers_rollback_with_what_the_caller_wrote(store, con):
+    con.execute("INSERT INTO orders VALUES (1)")
+    store.submit([JOB], Depth(), connection=con)
+    con.rollback()
+
+    assert set() == known(store)
+    assert [] == store.events(0, 10)
+    assert [(0,)] == con.execute("SELECT count(*) FROM orders").fetchall()
+
+
+def test_a_connection_without_a_transaction_gets_one_that_the_caller_ends(store, con):
+    store.submit([JOB], Depth(), connection=con)
+
+    assert set() == known(store)
+    con.rollback()
+    assert set() == known(store)
+
+
+def test_in_autocommit_it_is_there_at_once(store, con):
+    con.autocommit = True
+    [receipt] = store.submit([JOB], Depth(), connection=con)
+
+    assert {receipt.job_id} == known(store)
+
+
+def test_a_refusal_takes_back_ours_and_leaves_the_callers(store, con):
+    store.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+    con.execute("INSERT INTO orders VALUES (1)")
+
+    with pytest.raises(KeyConflict):
+        other = Intent(addon_id="a", job_type="other", idempotency_key="k")
+        store.submit([JOB, other], Depth(), connection=con)
+    with pytest.raises(QueueFull):
+        store.submit([JOB] * 2, Depth(total=2), connection=con)
+    con.commit()
+    assert [(1,)] == con.execute("SELECT count(*) FROM orders").fetchall()
+    assert 1 == len(known(store))
+
+
+def test_the_callers_ways_of_reading_rows_and_of_finding_tables_do_not_matter(store, con):
+    con.row_factory = dict_row
+    con.execute("SET LOCAL search_path = nowhere")
+    [receipt] = store.submit([JOB], Depth(total=10), connection=con)
+
+    assert {"search_path": "nowhere"} == con.execute("SHOW search_path").fetchone()
+    con.commit()
+    assert {receipt.job_id} == known(store)
+
+
+def test_a_transaction_that_stays_open_holds_up_nobody(store, con):
+    """Not submits of the same kind, not a round, not an end: the caller may be slow."""
+    store.submit([JOB], Depth(total=100), connection=con)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(lambda: (store.submit([JOB], Depth(total=100)), tick(store), store.events(0, 10)))
+        [receipt], [dispatch], events = done.result(20)
+
+    assert receipt.job_id == dispatch.job_id
+    assert 3 == len(events)
+
+
+def test_what_it_told_comes_behind_what_was_seen_meanwhile(store, con):
+    """A cursor is one number: what becomes visible late must not have an early one."""
+    [late] = store.submit([JOB], Depth(), connection=con)
+    store.submit([JOB] * 3, Depth())
+    seen = store.events(0, 10)
+    con.commit()
+    rest = store.events(seen[-1].seq, 10)
+
+    assert [1, 2, 3] == [event.seq for event in seen]
+    assert [(4, late.job_id)] == [(event.seq, event.job_id) for event in rest]
+
+
+def test_workers_are_told_after_the_commit(store, con):
+    told = Event()
+    store.on_change(told.set)
+    store.listen()
+    assert told.wait(20)  # that it listens is the first it hears
+    told.clear()
+    store.submit([JOB], Depth(), connection=con)
+    early = told.wait(0.3)
+    con.commit()
+
+    assert not early
+    assert told.wait(20)
+
+
+def test_what_is_no_connection_is_refused_by_its_name(store):
+    with pytest.raises(TypeError, match="psycopg Connection.*builtins.str"):
+        store.submit([JOB], Depth(), connection="postgresql://")
+
+
+def test_a_session_of_sqlalchemy_will_do(store, postgres_server):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.orm import Session
+
+    engine = sqlalchemy.create_engine(postgres_server.dsn.replace("postgresql://", "postgresql+psycopg://"))
+    with Session(engine) as session:
+        store.submit([JOB], Depth(), connection=session)
+        session.rollback()
+        [kept] = store.submit([JOB], Depth(), connection=session)
+        session.commit()
+    with engine.connect() as connection:
+        store.submit([JOB], Depth(), connection=connection)
+        connection.rollback()
+    engine.dispose()
+
+    assert {kept.job_id} == known(store)

@@ -1,0 +1,235 @@
+"""Many at once on one database: what the locks are for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event, Thread
+
+import psycopg
+import pytest
+from tests.postgres.conftest import JOB, tick
+
+from penstock.core import changes
+from penstock.core.admission import Caps
+from penstock.core.intent import Intent
+from penstock.core.landing import End
+from penstock.core.order import Ordering, Verdict
+from penstock.core.refusals import KeyConflict, QueueFull
+from penstock.core.retry import Schedules
+from penstock.core.words import SECOND
+from penstock.stores.protocol import Depth, Query, Terms
+
+RULES = {"schedules": Schedules(), "ordering": Ordering()}
+
+
+def test_a_cap_holds_across_hosts_that_start_the_first_job_of_a_kind_at_once(opened):
+    """There is no row to count in before the first: it must be made before it can be locked."""
+    stores = [opened() for _ in range(4)]
+    for round_ in range(5):
+        stores[0].submit([Intent(addon_id=f"new-{round_}", job_type="t")] * 8, Depth())
+        with ThreadPoolExecutor(4) as pool:
+            granted = pool.map(
+                lambda pair: tick(pair[1], host=f"host-{pair[0]}", caps=Caps(per_addon=1)), enumerate(stores)
+            )
+            assert 1 == sum(len(dispatches) for dispatches in granted)
+
+
+def test_units_that_one_host_gives_back_are_not_lost_beside_another_that_takes(opened):
+    one, other = opened(), opened()
+    one.submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 200, Depth())
+
+    def churn(store, host):
+        for _ in range(10):
+            ended = [
+                changes.completed(d.dispatch_id, store.now()) for d in tick(store, capacity=10, host=host)
+            ]
+            assert all(store.apply(ended))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(churn, (one, other), ("one", "other")))
+
+    assert [] == one.audit()
+    assert 200 == sum(job.state == "DONE" for job in one.find(Query(limit=1_000)))
+
+
+def test_one_key_submitted_by_many_at_once_is_one_job(opened):
+    stores = [opened() for _ in range(4)]
+    keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
+
+    with ThreadPoolExecutor(8) as pool:
+        receipts = [r for [r] in pool.map(lambda i: stores[i % 4].submit([keyed], Depth()), range(16))]
+
+    assert 1 == len({receipt.job_id for receipt in receipts})
+    assert 1 == sum(receipt.created for receipt in receipts)
+
+
+def test_one_key_with_two_bodies_at_once_is_one_job_and_one_conflict(opened):
+    stores = [opened() for _ in range(2)]
+
+    def submit(i):
+        intent = Intent(addon_id="a", job_type=f"t{i}", idempotency_key="k")
+        try:
+            return stores[i].submit([intent], Depth())[0].job_id
+        except KeyConflict as conflict:
+            return conflict.data["job_id"]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert 1 == len(set(pool.map(submit, range(2))))
+
+
+def test_a_depth_limit_is_exact_however_many_submit(opened):
+    stores = [opened() for _ in range(4)]
+
+    def submit(i):
+        try:
+            return len(stores[i % 4].submit([JOB], Depth(total=25)))
+        except QueueFull:
+            return 0
+
+    with ThreadPoolExecutor(16) as pool:
+        assert 25 == sum(pool.map(submit, range(60)))
+
+
+def test_a_round_does_not_wait_for_a_job_that_somebody_is_at(opened, postgres_server):
+    store = opened()
+    [first, second] = store.submit([JOB] * 2, Depth())
+    with psycopg.connect(postgres_server.dsn) as other:
+        other.execute("SELECT 1 FROM emptied.job WHERE job_id = %s FOR UPDATE", [first.job_id])
+
+        assert [second.job_id] == [dispatch.job_id for dispatch in tick(store)]
+
+
+def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(opened):
+    store, other = opened(), opened()
+    [first, second] = store.submit([JOB] * 2, Depth())
+    weighed = []
+
+    def decide(floor):
+        if not weighed:
+            job = other.job(first.job_id)
+            other.apply([changes.cancel(job, None, other.now(), grace=SECOND, **RULES)])
+        lines = [waiting.job_id for line in floor.lines() for waiting in line.jobs]
+        weighed.append(lines)
+        from penstock.core.admission import Conditions, Limits
+        from penstock.core.order import Offer, weigh
+
+        return weigh(floor, Conditions(90), Limits(), Ordering(), lambda _: Offer.LEASE)
+
+    granted = store.admit("here", decide, Terms())
+
+    assert [second.job_id] == [dispatch.job_id for dispatch in granted]
+
+
+def test_who_waits_for_the_ledger_in_a_circle_is_tried_again(opened, postgres_server):
+    """We lock in one order, but a person at a prompt may not."""
+    store = opened()
+    store.submit([JOB], Depth())
+    [dispatch] = tick(store)
+    job = store.job(dispatch.job_id)
+    change = changes.end(job, dispatch, End.COMPLETED, store.now(), **RULES)
+    with psycopg.connect(postgres_server.dsn) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("SELECT 1 FROM emptied.ledger FOR UPDATE")
+        answer = pool.submit(store.apply, [change])
+        until_somebody_waits(postgres_server)
+        with suppress(psycopg.errors.DeadlockDetected):  # one of the two is shot
+            other.execute("SELECT 1 FROM emptied.job FOR UPDATE")
+        other.rollback()
+
+        assert [True] == answer.result(30)
+
+
+def until_somebody_waits(server):
+    while server.run("SELECT count(*) FROM pg_locks WHERE NOT granted") == "0":
+        pass
+
+
+def test_numbers_of_events_never_appear_behind_a_reader(opened):
+    """Writers overlap and finish in any order; what the reader collects with its cursor is everything, once."""
+    stores = [opened() for _ in range(3)]
+    reader, stop = opened(), Event()
+    collected = []
+
+    def read():
+        after = 0
+        while True:
+            last = stop.is_set()
+            events = reader.events(after, 50)
+            collected.extend(events)
+            after = events[-1].seq if events else after
+            if last and not events:
+                return
+
+    thread = Thread(target=read)
+    thread.start()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda i: stores[i % 3].submit([JOB] * (1 + i % 3), Depth()), range(90)))
+    stop.set()
+    thread.join()
+
+    assert list(range(1, 181)) == [event.seq for event in collected]
+    assert 180 == len({event.job_id for event in collected})
+
+
+def test_the_tally_is_right_while_it_is_added_up(opened):
+    store, other = opened(), opened()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: (store.submit([JOB], Depth()), other.events(0, 1)), range(260)))
+
+    assert [] == store.audit()
+    assert 260 == store.addons()[0].jobs["QUEUED"]
+    with store._link.connection() as con:
+        assert con.execute("SELECT count(*) FROM emptied.tally").fetchone()[0] < 260
+
+
+def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
+    from penstock.core.admission import Conditions, Limits
+    from penstock.core.demand import Demand
+    from penstock.core.loan import weigh_loan
+
+    stores = [opened() for _ in range(4)]
+
+    def borrow(pair):
+        i, store = pair
+
+        def decide(floor):
+            limits = Limits(Caps(per_addon=1))
+            return weigh_loan(
+                floor, Conditions(90), limits, Ordering(), demand=Demand("guest", "t", 10), priority=50
+            )[0]
+
+        return store.admit(f"host-{i}", decide, Terms())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert 1 == sum(map(len, pool.map(borrow, enumerate(stores))))
+
+
+def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opened, postgres_server):
+    store = opened()
+    store.submit([Intent(addon_id="a", job_type="t", cost_units=50)], Depth())
+    tick(store, capacity=40)
+
+    def written(session):
+        return session.plain(b"SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_xact_user_tables")
+
+    def before_and_after(session):
+        before = written(session)
+        store._admitting._round(session, "here", lambda floor: Verdict(), Terms(), set())
+        return before, written(session)
+
+    before, after = store._link.transact(before_and_after)
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", 'quo"te', "back\\slash", "new\nline\ttab", "{brace},NULL", "nul\0", "é😀", ""]
+)
+def test_text_comes_back_as_it_was_given(opened, text):
+    store = opened()
+    store.submit([JOB], Depth())
+    [dispatch] = tick(store)
+    job = store.job(dispatch.job_id)
+    end = changes.end(job, dispatch, End.JOB_ERROR, store.now(), error=text, **RULES)
+    store.apply([end])
+
+    assert text.replace("\0", "\N{SYMBOL FOR NULL}") == store.dispatch(dispatch.dispatch_id).error

@@ -1,0 +1,61 @@
+"""Being told of what another process did; and finding out without being told."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+from tests.postgres.conftest import JOB
+
+from penstock.stores.postgres_link import Manners
+from penstock.stores.protocol import Depth
+
+
+def ear(store):
+    heard = Event()
+    store.on_change(heard.set)
+    store.hold_dispatch("somebody")
+    assert heard.wait(20)  # that it listens is the first it hears
+    heard.clear()
+    return heard
+
+
+def test_one_process_hears_of_the_commits_of_another(opened):
+    heard = ear(opened())
+    opened().submit([JOB], Depth())
+
+    assert heard.wait(20)
+
+
+@pytest.mark.parametrize("writes_behind_pooler", [True, False])
+def test_behind_a_pooler_it_finds_out_by_looking(opened, writes_behind_pooler):
+    heard = ear(opened(manners=Manners(pooler=True)))
+    opened(manners=Manners(pooler=writes_behind_pooler)).submit([JOB], Depth())
+
+    assert heard.wait(20)
+
+
+def test_while_nothing_happens_nothing_is_heard(opened):
+    quiet = ear(opened())
+
+    assert not quiet.wait(2.5)
+
+
+def test_any_number_may_dispatch_and_the_database_knows_them(opened):
+    first, second = opened(), opened()
+    first.hold_dispatch("the first")
+    second.hold_dispatch("the second")
+    first.release_dispatch()
+    first.release_dispatch()
+
+    with second._link.connection() as con:
+        assert [("the second",)] == con.execute("SELECT holder FROM emptied.dispatcher").fetchall()
+
+
+def test_the_ear_hears_again_after_the_server_cut_it_off(opened, postgres_server):
+    store = opened()
+    heard = ear(store)
+    postgres_server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+    opened().submit([JOB], Depth())
+
+    assert heard.wait(20)

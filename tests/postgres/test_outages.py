@@ -1,0 +1,190 @@
+"""A server that goes away: what is said meanwhile, and that all comes back by itself."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+from time import monotonic, sleep
+
+import pytest
+from tests.postgres.conftest import JOB, tick
+
+from penstock.core import changes
+from penstock.core.intent import Intent
+from penstock.core.refusals import StoreFailed
+from penstock.stores.postgres import PostgresStore
+from penstock.stores.postgres_link import Manners
+from penstock.stores.protocol import Depth, Query
+from penstock.testing.postgres import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Of our own: it is going to be stopped."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def store(server):
+    store = PostgresStore(server.dsn)
+    yield store
+    assert [] == store.audit()
+    store.close()
+    server.run("DROP SCHEMA penstock CASCADE", "penstock")
+
+
+def test_while_the_server_is_away_everything_says_so_and_afterwards_goes_on(server, store):
+    [receipt] = store.submit([JOB], Depth())
+    server.stop()
+
+    for ask in (lambda: store.submit([JOB], Depth()), lambda: tick(store), lambda: store.job(receipt.job_id)):
+        with pytest.raises(StoreFailed, match="cannot be reached") as refusal:
+            ask()
+        assert "unreachable" == refusal.value.data["kind"]
+    assert store.now() > 0
+    server.start()
+    assert [receipt.job_id] == [dispatch.job_id for dispatch in tick(store)]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+def test_a_restart_between_two_calls_is_not_noticed(server, store, how):
+    store.submit([JOB], Depth())
+    server.restart(how)
+    store.submit([JOB], Depth())
+
+    assert 2 == len(tick(store))
+
+
+def test_sessions_that_are_ended_under_us_are_begun_anew(server, store):
+    for _ in range(5):
+        store.submit([JOB], Depth())
+        server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'penstock'")
+
+    assert 5 == len(store.find(Query()))
+
+
+def test_under_sessions_that_keep_ending_every_answer_is_true(server, store):
+    """Submitted or not: a receipt means a job, and a job that nobody got a receipt for was reported as unknown."""
+    stop = monotonic() + 1.5
+
+    def cut():
+        while monotonic() < stop:
+            server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'penstock'")
+
+    def submit(name):
+        receipts, unknown = [], 0
+        while monotonic() < stop:
+            try:
+                receipts += store.submit([Intent(addon_id=name, job_type="t")], Depth())
+            except StoreFailed as failure:
+                unknown += failure.data["kind"] == "unknown"
+        return receipts, unknown
+
+    Thread(target=cut).start()
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(submit, "abcd"))
+    sleep(0.2)
+    told = {receipt.job_id for receipts, _ in answers for receipt in receipts}
+    kept = {job.job_id for job in store.find(Query(limit=100_000))}
+
+    assert told <= kept
+    assert len(kept - told) <= sum(unknown for _, unknown in answers)
+    assert told
+
+
+def test_a_commit_whose_answer_was_lost_is_found_out(server, store, monkeypatch):
+    """The connection breaks after the server has committed: the jobs are there, and the caller is told so."""
+    broken = []
+
+    def break_after_commit(session):
+        finish(session)
+        if not broken:
+            broken.append(session)
+            session._con.close()
+            import psycopg
+
+            raise psycopg.OperationalError("the connection is lost")
+
+    from penstock.stores.postgres_link import Session
+
+    finish = Session.finish
+    monkeypatch.setattr(Session, "finish", break_after_commit)
+    [receipt] = store.submit([JOB], Depth())
+
+    assert broken
+    assert [receipt.job_id] == [job.job_id for job in store.find(Query())]
+
+
+def test_a_lease_is_judged_by_the_servers_clock(server, store):
+    store.submit([JOB], Depth())
+    [dispatch] = tick(store)
+    [standing] = store.renew(
+        [changes.Beat(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 100_000)]
+    )
+    assert standing is not None
+    sleep(0.15)
+
+    assert store.renew([changes.Beat(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 10**9)]) == [
+        None
+    ]
+    assert [False] == store.apply([changes.completed(dispatch.dispatch_id, store.now())])
+    assert [dispatch.dispatch_id] == [item.dispatch.dispatch_id for item in store.overdue(10)]
+
+
+def test_the_clock_is_the_servers_and_never_goes_back(server, store):
+    moments = [store.now() for _ in range(2_000)]
+    asked = int(server.run("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"))
+
+    assert sorted(moments) == moments
+    assert abs(asked - moments[-1]) < 5_000_000
+
+
+def test_a_lock_that_is_not_let_go_ends_in_a_clear_refusal(server, store):
+    import psycopg
+
+    impatient = PostgresStore(server.dsn, manners=Manners(lock_timeout_ms=200))
+    impatient.submit([JOB], Depth())
+    tick(impatient, capacity=0)
+    with psycopg.connect(server.dsn) as other:
+        other.execute("SELECT 1 FROM penstock.ledger FOR UPDATE")
+        with pytest.raises(StoreFailed, match="busy"):
+            tick(impatient)
+    assert 1 == len(tick(impatient))
+    impatient.close()
+
+
+def test_a_server_that_was_never_there_is_named_without_its_password():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    with pytest.raises(StoreFailed, match="cannot be reached") as refusal:
+        PostgresStore(f"postgresql://me:secret@127.0.0.1:{port}/x")
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_role_that_may_only_read_is_told_so(server, store):
+    server.run("CREATE ROLE reader LOGIN")
+    server.run(
+        "GRANT USAGE ON SCHEMA penstock TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA penstock TO reader",
+        "penstock",
+    )
+    reader = PostgresStore(server.address("reader"))
+
+    with pytest.raises(StoreFailed, match="does not let us write"):
+        reader.submit([JOB], Depth())
+    assert [] == reader.find(Query())
+    reader.close()
+
+
+def test_a_closed_store_says_so(server, store):
+    other = PostgresStore(server.dsn)
+    other.close()
+
+    with pytest.raises(StoreFailed, match="closed"):
+        other.submit([JOB], Depth())
+    with pytest.raises(StoreFailed, match="closed"):
+        other.job("x")

@@ -1,0 +1,187 @@
+"""The schema: made by whoever comes first, brought forward beside those who run, and refused when it is not ours to use."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from tests.postgres.conftest import JOB, tick
+
+from penstock.core.refusals import SchemaNewer, StoreFailed
+from penstock.stores import postgres_schema
+from penstock.stores.postgres import PostgresStore
+from penstock.stores.postgres_link import Manners
+from penstock.stores.protocol import Depth
+from penstock.stores.statements import migrations, statements
+
+
+@pytest.fixture
+def con(postgres):
+    with psycopg.connect(postgres.dsn, autocommit=True) as con:
+        yield con
+
+
+def opened(place, **options):
+    return PostgresStore(place.dsn, schema=place.schema, **options)
+
+
+def marks(con, place):
+    return dict(con.execute(f"SELECT name, value FROM {place.schema}.mark").fetchall())
+
+
+def test_many_who_come_at_once_make_it_once(postgres, con):
+    with ThreadPoolExecutor(6) as pool:
+        stores = list(pool.map(lambda _: opened(postgres), range(6)))
+
+    for store in stores:
+        store.close()
+    assert len(migrations("postgres")) == marks(con, postgres)["schema"]
+
+
+def test_a_schema_that_needs_a_newer_penstock_is_refused(postgres, con):
+    opened(postgres).close()
+    con.execute(f"UPDATE {postgres.schema}.mark SET value = 99")
+
+    with pytest.raises(SchemaNewer, match="upgrade Penstock"):
+        opened(postgres)
+
+
+def test_a_schema_that_was_only_added_to_is_still_good_for_an_older_penstock(postgres, con):
+    opened(postgres).close()
+    con.execute(f"UPDATE {postgres.schema}.mark SET value = 99 WHERE name = 'schema'")
+    con.execute(f"ALTER TABLE {postgres.schema}.job ADD COLUMN hue TEXT NOT NULL DEFAULT 'red'")
+    store = opened(postgres)
+    store.submit([JOB], Depth())
+
+    assert 1 == len(tick(store))
+    store.close()
+
+
+def test_old_daemons_go_on_while_a_new_one_brings_the_schema_forward(postgres, con, monkeypatch):
+    old = opened(postgres)
+    old.submit([JOB] * 2, Depth())
+    steps = (*migrations("postgres"), "ALTER TABLE penstock.job ADD COLUMN hue TEXT NOT NULL DEFAULT 'red'")
+    monkeypatch.setattr(postgres_schema, "migrations", lambda _: steps)
+    new = opened(postgres)
+
+    assert len(steps) == marks(con, postgres)["schema"]
+    assert 1 == len(tick(old, capacity=10))
+    assert 1 == len(tick(new, capacity=20))
+    old.close()
+    new.close()
+
+
+def test_a_step_that_fails_leaves_the_schema_as_it_was(postgres, con, monkeypatch):
+    opened(postgres).close()
+    steps = (*migrations("postgres"), "CREATE TABLE penstock.half (a INT); SELECT 1 / 0")
+    monkeypatch.setattr(postgres_schema, "migrations", lambda _: steps)
+
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        opened(postgres)
+    assert 1 == marks(con, postgres)["schema"]
+    assert (None,) == con.execute(f"SELECT to_regclass('{postgres.schema}.half')").fetchone()
+
+
+def test_the_tables_of_another_program_are_left_alone(postgres, con):
+    con.execute(f"CREATE SCHEMA {postgres.schema}")
+    con.execute(f"CREATE TABLE {postgres.schema}.job (theirs INT)")
+
+    with pytest.raises(StoreFailed, match="another program"):
+        opened(postgres)
+
+
+def test_a_schema_may_have_any_name(postgres, con):
+    name = 'we"ird name'
+    store = PostgresStore(postgres.dsn, schema=name)
+    store.submit([JOB], Depth())
+
+    assert 1 == len(tick(store))
+    assert [] == store.audit()
+    store.close()
+    con.execute('DROP SCHEMA "we""ird name" CASCADE')
+
+
+def test_every_connection_is_bounded_in_time_and_looks_for_nothing_by_path(postgres):
+    store = opened(
+        postgres, manners=Manners(statement_timeout_ms=7_000, lock_timeout_ms=3_000, idle_timeout_ms=9_000)
+    )
+
+    with store._link.connection() as con:
+        shown = [
+            con.execute(f"SHOW {name}").fetchone()[0]
+            for name in (
+                "statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "search_path",
+            )
+        ]  # fmt: skip
+    store.close()
+    assert ["7s", "3s", "9s", "pg_catalog"] == shown
+
+
+def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared(postgres):
+    store = opened(postgres, manners=Manners(statement_timeout_ms=7_000, pooler=True))
+    for _ in range(8):
+        store.submit([JOB], Depth())
+    shown = store._link.snapshot(lambda session: session.plain(b"SHOW statement_timeout"))
+
+    with store._link.connection() as con:
+        assert [(0,)] == con.execute("SELECT count(*) FROM pg_prepared_statements").fetchall()
+        assert ("30s",) != con.execute("SHOW statement_timeout").fetchone()
+    assert [("7s",)] == shown
+    store.close()
+
+
+def test_names_are_qualified_wherever_they_stand():
+    """Some statements run with the caller's search_path."""
+    tables = (
+        "job",
+        "intent",
+        "demand",
+        "dispatch",
+        "ledger",
+        "addon",
+        "tally",
+        "budget",
+        "checkpoint",
+        "trail",
+        "event",
+        "mark",
+    )
+    for name, sql in statements("postgres").items():
+        for table in tables:
+            for word in ("FROM", "JOIN", "INTO", "UPDATE"):
+                assert f"{word} {table} " not in sql, name
+
+
+TWIN = """INSERT INTO {0}.dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, expires_at)
+          SELECT 'twin', job_no, demand, addon_id, host, 9, cost_units, phase, admitted_at, expires_at FROM {0}.dispatch"""
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("UPDATE {}.job SET line = NULL", "job"),
+        ("UPDATE {}.job SET state = 'NOWHERE'", "job"),
+        ("UPDATE {}.ledger SET units = -1", "ledger"),
+        ("UPDATE {}.event SET kind = 'OTHER'", "only ever added"),
+        ("UPDATE {}.dispatch SET phase = 'ended'", "dispatch"),
+        (TWIN, "dispatch_live"),
+    ],
+)
+def test_the_database_itself_refuses_what_would_break_an_invariant(opened, postgres_emptied, sql, why):
+    store = opened()
+    store.submit([JOB] * 2, Depth())
+    tick(store, capacity=10)
+
+    with store._link.connection() as con, pytest.raises(psycopg.Error, match=why):
+        con.execute(sql.format("emptied").encode())
+
+
+def test_a_final_state_cannot_be_left_even_by_hand(opened):
+    store = opened()
+    store.submit([JOB], Depth())
+
+    with store._link.connection() as con, con.transaction(force_rollback=True):
+        con.execute("UPDATE emptied.job SET state = 'CANCELED', line = NULL, ended_at = 1")
+        with pytest.raises(psycopg.errors.RaiseException, match="final"):
+            con.execute("UPDATE emptied.job SET state = 'QUEUED', line = 1, ended_at = NULL")
