@@ -83,14 +83,23 @@ def sqlite(path, clock):
 STORES = {"memory": memory, "sqlite": sqlite}
 
 
-@pytest.fixture(params=STORES)
-def works(request, tmp_path):
+def make(kind, path):
     from penstock.engine.rules import Rules
 
-    rules = Rules(capacity=Capacity(fixed=90), ordering=Ordering())
     clock = Hands()
-    store = STORES[request.param](tmp_path, clock)
-    yield Works(store, clock, rules)
-    problems = store.audit()
-    store.close()
+    return Works(STORES[kind](path, clock), clock, Rules(capacity=Capacity(fixed=90), ordering=Ordering()))
+
+
+@pytest.fixture(params=STORES)
+def works(request, tmp_path):
+    works = make(request.param, tmp_path)
+    yield works
+    problems = works.store.audit()
+    works.store.close()
     assert problems == []
+
+
+@pytest.fixture
+def works_in_memory(tmp_path):
+    """For what takes so many steps that one store must be enough."""
+    return make("memory", tmp_path)

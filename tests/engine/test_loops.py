@@ -90,50 +90,6 @@ def test_a_week_of_crashes_takes_milliseconds(works):
     assert len(works.store.attempts(job_id)) == 6
 
 
-def test_the_lowest_job_starts_within_ninety_minutes_under_endless_urgent_load(works):
-    [lowest] = works.submit(addon_id="patient", priority=1, cost_units=90)
-    began = works.now
-    while works.state(lowest) == "QUEUED":
-        works.submit(addon_id="pushy", priority=100, cost_units=90)
-        works.step()
-        lease_all(works)
-        works.later(20)
-        end_all(works)
-
-    assert works.now - began <= 90 * MINUTE + 20 * SECOND
-
-
-def test_a_large_job_behind_an_endless_stream_of_small_ones_gets_its_room(works):
-    works.submit(n=9, addon_id="stream", cost_units=10, expected_duration_sec=10)
-    works.step()
-    lease_all(works)
-    [large] = works.submit(addon_id="large", cost_units=90)
-    began, turns = works.now, 0
-    while works.state(large) == "QUEUED" and turns < 200:
-        works.submit(addon_id="stream", cost_units=10, expected_duration_sec=10)
-        works.later(1)
-        turns += 1
-        ended = [d for d in works.store.live() if works.now - d.admitted_at >= 10 * SECOND]
-        for dispatch in ended[:1] if turns <= 9 else ended:
-            works.desk.complete(dispatch.dispatch_id)
-        works.step()
-        lease_all(works)
-
-    assert works.state(large) != "QUEUED"
-    assert works.now - began <= 42 * SECOND
-
-
-def test_ten_thousand_jobs_of_one_addon_do_not_hold_up_another(works):
-    works.submit(n=2_000, cost_units=45)
-    works.step()
-    lease_all(works)
-    [lonely] = works.submit(addon_id="b", cost_units=45)
-    works.desk.complete(works.store.live()[0].dispatch_id)
-    works.step()
-
-    assert works.state(lonely) == "DISPATCHING"
-
-
 def test_a_denial_says_how_often_the_reason_before_it_had_held(works):
     works.submit(cost_units=90)
     works.step()
