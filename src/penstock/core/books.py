@@ -7,8 +7,8 @@ Units and counts are sums over the dispatches that live, which is how `audit` ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from penstock.core.demand import Demand
 from penstock.core.share import Account, Sharing
@@ -48,6 +48,16 @@ class Books:
         self.running += 1
         for name in keys_of(demand) if keys is None else keys:
             self.counts[name] = self.counts.get(name, 0) + 1
+
+    def without(self, ended: Iterable[Demand]) -> Books:
+        """As if these had ended: to try out what would be admitted then. Shares are left as they are."""
+        books = replace(self, counts=dict(self.counts))
+        for demand in ended:
+            books.units -= demand.cost_units
+            books.running -= 1
+            for name in keys_of(demand):
+                books.counts[name] -= 1
+        return books
 
 
 def keys_of(demand: Demand) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
+from penstock.core.intent import MAX_PAYLOAD
 from penstock.core.landing import End
 from penstock.core.tracker import end_of_exit
 from penstock.runner.frames import Frame
@@ -24,6 +25,7 @@ from penstock.runner.links import LauncherLink, WardenLink, WorkerLink, python_c
 from penstock.runner.options import RunnerSettings
 from penstock.runner.payload import Command, Function
 from penstock.runner.runs import Outcome, Run
+from penstock.runner.survivors import RunsFolder
 from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked, send
 from penstock.runner.watch import Watch
 
@@ -41,24 +43,26 @@ class Crew:
 
     def __init__(
         self,
-        runs: str,
-        mark: str,
+        runs: RunsFolder,
         settings: RunnerSettings,
         watch: Watch,
         *,
         asked: Callable[[Run, Frame], Frame],
         over: Callable[[Run, Outcome], None],
     ) -> None:
-        self._runs, self._mark, self._settings, self._watch = runs, mark, settings, watch
+        self._runs, self._mark, self._settings, self._watch = str(runs.path), runs.mark, settings, watch
         self._asked, self._over = asked, over
-        self._environment = settings.environment() | {RUNNER_MARK: mark}
+        self._environment = settings.environment() | {RUNNER_MARK: runs.mark}
         self._tenants: dict[WardenLink, Run | None] = {}
         self._workers: dict[WardenLink, WorkerLink] = {}
         self._idle: list[WorkerLink] = []
         self._fallen: dict[str, WardenLink] = {}  # wardens that were killed, by the mark of what they leave
         self._sweep_at = 0.0
-        self._launcher = LauncherLink(mark)
-        watch.add(self._launcher, self._launcher_ended)
+        self._launcher: LauncherLink
+
+    def open(self) -> None:
+        self._launcher = LauncherLink(self._mark)
+        self._watch.add(self._launcher, self._launcher_ended)
 
     # starting
 
@@ -250,8 +254,7 @@ class Crew:
         log.warning("the launcher was killed; another one takes its place")
         self._watch.drop(self._launcher)
         self._launcher.close(None)
-        self._launcher = LauncherLink(self._mark)
-        self._watch.add(self._launcher, self._launcher_ended)
+        self.open()
 
     # upkeep
 
@@ -294,9 +297,9 @@ class Crew:
 def _told(frame: Frame) -> Outcome | None:
     """What a function's end is, in the words of its worker; None: it has not ended."""
     error = str(frame.get("error", ""))
-    match frame["op"]:
+    match frame.get("op"):
         case "done":
-            return Outcome(End.COMPLETED, result=str(frame.get("result")))
+            return _checked(frame.get("result"))
         case "failed":
             return Outcome(End.JOB_ERROR, error=error)
         case "unavailable":
@@ -305,6 +308,17 @@ def _told(frame: Frame) -> Outcome | None:
             return Outcome(End.COOPERATIVE_PREEMPTION)
         case _:
             return None
+
+
+def _checked(result: Any) -> Outcome:
+    """A worker is not believed: what is stored as JSON is JSON, and no longer than it may be."""
+    try:
+        if not isinstance(result, str) or len(result) > MAX_PAYLOAD:
+            raise ValueError(f"at most {MAX_PAYLOAD} characters")
+        json.loads(result)
+    except (ValueError, RecursionError) as error:
+        return Outcome(End.JOB_ERROR, error=f"the result cannot be kept: {error}")
+    return Outcome(End.COMPLETED, result=result)
 
 
 def _judge(run: Run, warden: WardenLink) -> Outcome:

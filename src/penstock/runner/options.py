@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 
+from penstock.core.preempt import Preemption
 from penstock.core.tracker import Graces
 from penstock.runner.output import Room
 from penstock.runner.payload import Functions
@@ -22,6 +23,7 @@ class RunnerSettings:
     slots: int = 64
     workers: int = field(default_factory=lambda: 2 * (os.cpu_count() or 1))
     graces: Graces = field(default_factory=Graces)
+    preemption: Preemption = field(default_factory=Preemption)
     #: For what a job leaves running when it has ended by itself: from SIGTERM to SIGKILL.
     stragglers_sec: float = 1.0
     output: Room = field(default_factory=Room)

@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from threading import Thread
 from typing import Final, Self
 
@@ -21,7 +20,7 @@ from penstock.core.landing import End, Phase
 from penstock.core.refusals import NotFound, Refused, Unavailable
 from penstock.core.tracker import Effect, Step, Tracker
 from penstock.core.words import SECOND, DispatchId, Moment, seconds
-from penstock.engine.desk import Answer, Claimed
+from penstock.engine.desk import Answer, Claimed, Report
 from penstock.engine.dispatcher import Kinds
 from penstock.engine.house import House
 from penstock.runner.calls import Calls
@@ -31,9 +30,10 @@ from penstock.runner.frames import Frame
 from penstock.runner.options import RunnerSettings
 from penstock.runner.output import Output
 from penstock.runner.payload import FUNCTION, JOB_TYPES, Command, read
+from penstock.runner.preempter import Preempter
 from penstock.runner.runs import Outcome, Run
-from penstock.runner.settling import Settling
 from penstock.runner.survivors import WORKER, RunsFolder
+from penstock.runner.trail import hold_units, write_notes
 from penstock.runner.warden import boot_time
 from penstock.runner.watch import Watch
 
@@ -41,11 +41,14 @@ __all__ = ["Runner"]
 
 log = logging.getLogger("penstock.runner")
 
+_ALL: Final = Kinds(job_types=JOB_TYPES)
 _FUNCTIONS: Final = Kinds(job_types=frozenset({FUNCTION}))
 _COMMANDS: Final = Kinds(job_types=JOB_TYPES - {FUNCTION})
 #: After a claim that brought nothing, and after one that failed.
 _BREATH: Final = 0.02
 _AFTER_FAILURE: Final = 1.0
+#: What a stop may take beyond its timeout.
+_AFTER_STOP: Final = 0.8
 #: Progress is told at least so often.
 _TOLD_WITHIN: Final = 1.0
 
@@ -61,18 +64,23 @@ class Runner:
         self._settings = settings or RunnerSettings()
         self._folder = runs
         self._tracker = Tracker(self._settings.graces)
-        self._settling = Settling(house)
         self._runs: dict[DispatchId, Run] = {}
         self._tokens: dict[str, Run] = {}
         self._ended: list[tuple[Run, Outcome]] = []
         self._notes: list[tuple[Run, Note]] = []
-        self._lost: dict[
-            Run, DispatchId
-        ] = {}  # trees that survived SIGKILL, and the lease that holds their units
+        #: Trees that survived SIGKILL, and the leases that hold their units.
+        self._lost: dict[Run, DispatchId] = {}
         self._asked: deque[Callable[[], None]] = deque()
         self._rung = True
-        self._claim_at = self._look_at = self._beat_at = self._write_at = 0.0
-        self._draining = self._over = False
+        self._turn_at = self._look_at = self._beat_at = self._note_at = self._preempt_at = 0.0
+        self._give_up_at: float | None = (
+            None  # when a stop is over, whatever has not ended or cannot be written
+        )
+        self._over = False
+        self._preempter = Preempter(house, self._settings.preemption, self._ask)
+        self._watch = Watch()
+        self._crew = Crew(runs, self._settings, self._watch, asked=self._answer, over=self._run_over)
+        self._calls = Calls(house.desk, self._tracker, self._crew.note, self._told)
         self._thread = Thread(target=self._loop, name="penstock-runner", daemon=True)
 
     # for others, from any thread
@@ -80,16 +88,8 @@ class Runner:
     def start(self) -> Self:
         self._folder.take()
         self._folder.end_leftovers()
-        self._watch = Watch()
-        self._crew = Crew(
-            str(self._folder.path),
-            self._folder.mark,
-            self._settings,
-            self._watch,
-            asked=self._answer,
-            over=self._run_over,
-        )
-        self._calls = Calls(self._house.desk, self._tracker, self._crew.note, self._told)
+        self._watch.open()
+        self._crew.open()
         self._door = Door(f"penstock-job-{self._folder.mark}", self._watch, self._visited)
         self._store.on_change(self._ring)
         self._thread.start()
@@ -100,10 +100,10 @@ class Runner:
         Nothing more is fetched; what runs is asked to yield and then made to end, all within one timeout. What has not ended by then is
         put back as if it had. A second call, from another thread, with a shorter timeout hurries the first.
         """
-        if not self._thread.is_alive():
-            return
-        self._post(lambda: self._drain(timeout_sec))
-        self._thread.join()
+        if self._thread.is_alive():
+            self._post(lambda: self._drain(timeout_sec))
+            # A store that hangs may hold the thread; who stops us is not held by it.
+            self._thread.join(timeout_sec + _AFTER_STOP)
 
     def pids(self) -> list[int]:
         """Of what runs for us, the topmost process of each tree."""
@@ -111,7 +111,7 @@ class Runner:
 
     def ask_to_yield(self, dispatch_id: DispatchId) -> None:
         """At its next safe place, if it looks. It may end as it likes; nothing is forced."""
-        self._post(lambda: self._carry_out(self._tracker.ask(dispatch_id)))
+        self._post(lambda: self._ask(dispatch_id))
 
     def kill(self, dispatch_id: DispatchId) -> None:
         """A run that has been told to stop is not waited for any longer."""
@@ -139,6 +139,8 @@ class Runner:
             else:
                 answer.set_result(self._answer(run, call))
 
+        if not self._thread.is_alive():
+            raise NotFound("this token belongs to no run")
         self._post(reply)
         return answer.result(30)
 
@@ -160,25 +162,24 @@ class Runner:
     # the loop
 
     def _loop(self) -> None:
-        try:
-            while not self._over:
-                self._watch.wait(self._patience())
-                while self._asked:
-                    self._guarded("what was asked", self._asked.popleft())
-                self._guarded("the ladder", lambda: self._carry_out(self._tracker.advance(_now())))
-                now = boot_time()
-                self._when(now >= self._write_at, "writing down", self._write)
-                self._when(now >= self._beat_at, "the heartbeat", self._beat)
-                self._when(self._rung and now >= self._look_at, "looking for stops", self._look)
-                self._when(now >= self._claim_at and not self._draining, "fetching", self._claim)
-                self._guarded("the crew", self._crew.step)
-                self._over = self._draining and not self._runs and not self._ended
-        finally:
-            self._leave()
-
-    def _when(self, due: bool, what: str, do: Callable[[], object]) -> None:
-        if due:
-            self._guarded(what, do)
+        while not self._over:
+            self._guarded("hearing", lambda: self._watch.wait(self._patience()))
+            while self._asked:
+                self._guarded("what was asked", self._asked.popleft())
+            self._guarded("the ladder", lambda: self._carry_out(self._tracker.advance(_now())))
+            now = boot_time()
+            for due, what, do in (
+                (now >= self._note_at and self._notes, "the trail", self._write_notes),
+                (now >= self._beat_at, "the heartbeat", self._beat),
+                (now >= self._look_at and self._rung, "looking for stops", self._look),
+                (now >= self._turn_at, "ending and fetching", self._turn),
+                (now >= self._preempt_at, "preemption", self._preempt),
+            ):
+                if due:
+                    self._guarded(what, do)
+            if (last := self._give_up_at) is not None:
+                self._over = not (self._runs or self._ended) or boot_time() >= last
+        self._leave()
 
     def _guarded(self, what: str, do: Callable[[], object]) -> None:
         """The loop outlives what it trips over: a store that is full or locked, or a mistake of ours."""
@@ -191,50 +192,67 @@ class Runner:
 
     def _patience(self) -> float:
         now = boot_time()
-        wishes = [self._beat_at, self._claim_at]
-        if self._rung and not self._draining:
+        wishes = [self._beat_at, self._turn_at, self._preempt_at]
+        if self._rung:
             wishes.append(self._look_at)
-        if self._ended or self._notes:
-            wishes.append(self._write_at)
+        if self._notes:
+            wishes.append(self._note_at)
         if (alarm := self._tracker.alarm()) is not None:
             wishes.append(alarm / SECOND)
         if (crew := self._crew.step()) is not None:
             wishes.append(now + crew)
+        if self._give_up_at is not None:
+            wishes.append(self._give_up_at)
         return 0.0 if self._asked else min(wishes) - now
 
-    # fetching and starting
+    # ending and fetching
 
-    def _claim(self) -> None:
-        self._claim_at = boot_time() + seconds(self._rules.tick)
-        functions = sum(run.worker is not None for run in self._runs.values())
-        self._fetch(_FUNCTIONS, self._settings.workers - functions)
-        self._fetch(_COMMANDS, self._settings.slots - (len(self._runs) - functions))
-
-    def _fetch(self, kinds: Kinds, free: int) -> None:
-        if free > 0:
-            for claimed in self._house.desk.claim(kinds, free, WORKER):
-                self._begin(claimed)
+    def _turn(self) -> None:
+        """What has ended is written down, and what may start in its place is fetched: one commit, if nobody comes between."""
+        desk, ended = self._house.desk, list(self._ended)
+        reports = [Report(run.dispatch_id, *outcome) for run, outcome in ended]
+        kinds, free = self._free()
+        self._turn_at = boot_time() + _AFTER_FAILURE
+        if free:
+            answers, claimed = desk.exchange(reports, kinds, free, WORKER)
         else:
-            # Said anyway, or nobody would seem to come for such jobs and they would be reserved for a stranger.
-            self._house.dispatcher.fetch(kinds, 0, WORKER, self._store.now())
+            answers, claimed = desk.end_many(reports), []
+        # As many as there was room for: there may be more, and room of the other kind.
+        full = free and len(claimed) == free
+        self._turn_at = 0.0 if full else boot_time() + seconds(self._rules.tick)
+        del self._ended[: len(ended)]
+        for report, answer in zip(reports, answers, strict=True):
+            if isinstance(answer, Refused):
+                log.warning("%s ended too late to count: %s", report.dispatch_id, answer)
+        for each in claimed:
+            self._begin(each)
+
+    def _free(self) -> tuple[Kinds, int]:
+        if self._give_up_at is not None:
+            return _ALL, 0
+        # Said even when there is no room, or nobody would seem to come for such jobs and they would be reserved for a stranger.
+        self._house.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
+        busy = sum(run.worker is not None for run in self._runs.values())
+        workers, slots = self._settings.workers - busy, self._settings.slots - (len(self._runs) - busy)
+        if workers > 0 and slots > 0:
+            return _ALL, min(workers, slots)
+        return (_FUNCTIONS, workers) if workers > 0 else (_COMMANDS, max(0, slots))
 
     def _begin(self, claimed: Claimed) -> None:
         job, dispatch, checkpoint = claimed
         try:
             work = read(job.intent.job_type, job.intent.payload, self._settings.functions)
         except Refused as error:
-            self._ended.append(
-                (Run(job, dispatch, Command(argv=()), None), Outcome(End.JOB_ERROR, error=str(error)))
-            )
+            self._end(Run(job, dispatch, Command(argv=()), None), Outcome(End.JOB_ERROR, error=str(error)))
             return
         run = Run(job, dispatch, work, checkpoint)
         if any(lost.job.job_id == job.job_id for lost in self._lost):
             why = "processes of its last attempt survive on this host"
-            self._ended.append((run, Outcome(End.START_TIMEOUT, error=why)))
+            self._end(run, Outcome(End.START_TIMEOUT, error=why))
             return
         self._runs[run.dispatch_id] = self._tokens[run.token] = run
         self._tracker.register(run.dispatch_id, listens=isinstance(work, Command) and work.listens)
-        self._crew.start(run, self._lease_until(boot_time()), self._told_to(run))
+        self._crew.start(run, boot_time() + self._unheard, self._told_to(run))
 
     def _told_to(self, run: Run) -> dict[str, str]:
         """The environment of a command: who it is, and where and as whom it can talk to us."""
@@ -246,9 +264,10 @@ class Runner:
         }
         return told if self._settings.url is None else told | {"PENSTOCK_URL": self._settings.url}
 
-    def _lease_until(self, sent: float) -> float:
-        """Well before others may take the job for lost, whoever runs it without having heard from us has ended it."""
-        return sent + seconds(self._rules.lease_for) * 2 / 3
+    @property
+    def _unheard(self) -> float:
+        """Who runs a job without having heard from us for so long ends it: well before others may take it for lost."""
+        return seconds(self._rules.lease_for) * 2 / 3
 
     # hearing
 
@@ -266,41 +285,46 @@ class Runner:
         if answer.stop is not None:
             self._stop_run(run, answer.stop)
 
-    def _stop_run(self, run: Run, reason: End) -> None:
-        run.dispatch = replace(run.dispatch, phase=Phase.ENDING, reason=reason)
-        self._carry_out(self._tracker.terminate(run.dispatch_id, reason, _now()))
+    def _stop_run(self, run: Run, reason: End, *, at_once: bool = False) -> None:
+        self._carry_out(self._tracker.terminate(run.dispatch_id, reason, _now(), at_once=at_once))
+
+    def _ask(self, dispatch_id: DispatchId) -> None:
+        self._carry_out(self._tracker.ask(dispatch_id))
 
     def _look(self) -> None:
         """Who has been told to stop: by a person, by the keeper, by preemption."""
         self._rung = False
         self._look_at = boot_time() + _BREATH
-        self._claim_at = min(self._claim_at, self._look_at)
+        self._turn_at = min(self._turn_at, self._look_at)
         for dispatch in self._store.live(phases=[Phase.ENDING]) if self._runs else ():
             run = self._runs.get(dispatch.dispatch_id)
             if run is not None and dispatch.reason is not None:
-                run.dispatch = dispatch
-                self._carry_out(self._tracker.terminate(dispatch.dispatch_id, dispatch.reason, _now()))
+                self._stop_run(run, dispatch.reason)
 
     def _beat(self) -> None:
         sent = boot_time()
         self._beat_at = sent + seconds(self._rules.lease_for) / 3
-        until = self._store.now() + self._rules.lease_for
+        now = self._store.now()
+        until = now + self._rules.lease_for
         runs = list(self._runs.values())
         beats = [Beat(dispatch_id=run.dispatch_id, expires_at=until, progress=run.progress) for run in runs]
         beats += [Beat(dispatch_id=held, expires_at=until) for held in self._lost.values()]
         standings = self._store.renew(beats) if beats else []
-        for run in runs:
-            run.untold = False
         for run, standing in zip(runs, standings, strict=False):
+            run.untold = False
             if standing is None:
                 # It has been given up, and may run elsewhere any moment: nothing is gained by being polite.
-                self._carry_out(
-                    self._tracker.terminate(run.dispatch_id, End.LEASE_EXPIRED, _now(), at_once=True)
-                )
-            elif standing.phase is Phase.ENDING and standing.reason is not None:
+                self._stop_run(run, End.LEASE_EXPIRED, at_once=True)
+                continue
+            if standing.phase is Phase.ENDING and standing.reason is not None:
                 self._stop_run(run, standing.reason)
-            if standing is not None:
-                self._crew.renew(run, self._lease_until(sent))
+            left = seconds(standing.expires_at - now)
+            self._crew.renew(run, sent + min(left, self._unheard))
+
+    def _preempt(self) -> None:
+        self._preempt_at = boot_time() + _AFTER_FAILURE
+        now = self._store.now()
+        self._preempt_at = boot_time() + seconds(self._preempter.step(now) - now)
 
     # ending
 
@@ -326,9 +350,9 @@ class Runner:
     def _give_up(self, run: Run) -> None:
         """Its tree outlived SIGKILL. The job moves on; the units stay taken until the tree is gone."""
         self._notes.append((run, Note(Kind.SIGNALED, str(Step.LOST), {})))
-        if not self._draining:
+        if self._give_up_at is None:
             log.error("%s survives SIGKILL; its units stay taken until it is gone", run.dispatch_id)
-            self._lost[run] = self._settling.quarantine(run)
+            self._lost[run] = hold_units(self._house, run)
         self._settle(run, Outcome(End.WORKER_CRASHED, error="its processes survived SIGKILL"))
 
     def _run_over(self, run: Run, outcome: Outcome) -> None:
@@ -339,43 +363,35 @@ class Runner:
 
     def _settle(self, run: Run, outcome: Outcome) -> None:
         how = self._tracker.settle(run.dispatch_id, outcome.how)
-        if how is None:
-            return
-        del self._runs[run.dispatch_id], self._tokens[run.token]
-        self._ended.append((run, outcome._replace(how=how)))
+        if how is not None:
+            del self._runs[run.dispatch_id], self._tokens[run.token]
+            self._end(run, outcome._replace(how=how))
 
-    def _write(self) -> None:
-        """Steps before ends, as they happened. What cannot be written now is kept and written later."""
-        self._write_at = boot_time() + _AFTER_FAILURE
-        if self._notes:
-            self._settling.notes(self._notes)
-            self._notes.clear()
-        if self._ended:
-            self._settling.ends(self._ended)
-            self._ended.clear()
-            self._claim_at = 0.0
-        self._write_at = 0.0
+    def _end(self, run: Run, outcome: Outcome) -> None:
+        self._ended.append((run, outcome))
+        self._turn_at = 0.0
+
+    def _write_notes(self) -> None:
+        """Kept until they are written; what comes meanwhile is for the next time."""
+        notes = list(self._notes)
+        self._note_at = boot_time() + _AFTER_FAILURE
+        write_notes(self._house, notes)
+        del self._notes[: len(notes)]
+        self._note_at = 0.0
 
     def _drain(self, timeout_sec: float) -> None:
-        """What runs is marked as stopping for this reason in one transaction, so that a crash on the way lands it alike."""
-        self._draining = True
-        self._claim_at = float("inf")
+        self._give_up_at = boot_time() + timeout_sec + _AFTER_STOP / 2
+        self._preempt_at = float("inf")
         self._carry_out(self._tracker.drain(_now(), int(timeout_sec * SECOND)))
-        now = self._store.now()
-        told = [
-            change
-            for run in self._runs.values()
-            if run.dispatch.phase is Phase.LEASED
-            and (change := stop(run.dispatch, run.job, End.GRACEFUL_SHUTDOWN, now, grace=self._rules.grace))
-        ]
-        self._store.apply(told)
-        for run in self._runs.values():
-            if (dispatch := self._store.dispatch(run.dispatch_id)) is not None:
-                run.dispatch = dispatch
+        # Written down in one transaction, so that a crash on the way lands it alike. Who has been told before keeps the first reason.
+        now, grace = self._store.now(), self._rules.grace
+        leased = [run for run in self._runs.values() if run.dispatch.phase is Phase.LEASED]
+        told = [stop(run.dispatch, run.job, End.GRACEFUL_SHUTDOWN, now, grace=grace) for run in leased]
+        self._store.apply([change for change in told if change is not None])
 
     def _leave(self) -> None:
         self._door.close()
-        self._crew.close(wait_sec=0.5)
+        self._crew.close(wait_sec=_AFTER_STOP / 2)
         self._watch.close()
         self._folder.give_back()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 from collections.abc import Callable
+from threading import Lock
 from typing import Protocol
 
 __all__ = ["Watch"]
@@ -25,10 +27,15 @@ class Mouth(Protocol):
 
 class Watch:
     def __init__(self) -> None:
+        self._selector: selectors.BaseSelector
+        self._reader = self._writer = -1
+        self._unsent: set[Mouth] = set()
+        self._lock = Lock()
+
+    def open(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._reader, selectors.EVENT_READ, self._woken)
-        self._unsent: set[Mouth] = set()
 
     def add(self, ear: Ear, heard: Callable[[], None]) -> None:
         self._selector.register(ear, selectors.EVENT_READ, heard)
@@ -55,10 +62,9 @@ class Watch:
 
     def wake(self) -> None:
         """From any thread."""
-        try:
-            os.write(self._writer, b"1")
-        except BlockingIOError:
-            return  # it is awake
+        with self._lock, contextlib.suppress(BlockingIOError):  # it is awake
+            if self._writer >= 0:
+                os.write(self._writer, b"1")
 
     def _woken(self) -> None:
         try:
@@ -67,6 +73,8 @@ class Watch:
             return
 
     def close(self) -> None:
+        with self._lock:  # a wake that comes late must not write into what has this number next
+            os.close(self._writer)
+            self._writer = -1
         self._selector.close()
         os.close(self._reader)
-        os.close(self._writer)

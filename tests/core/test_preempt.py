@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.books import Books
+from penstock.core.demand import Demand
+from penstock.core.order import Line, Offer, Ordering, Waiting
+from penstock.core.outlook import View
+from penstock.core.preempt import Act, Cycle, InFlight, Preemption, advance, begin, choose, wanted
+from penstock.core.share import Account, Sharing
+from penstock.core.words import SECOND
+
+NOW = 10_000 * SECOND
+RULES = Preemption()
+
+
+def demand(cost=10, addon="a", job_type="t"):
+    return Demand(addon, job_type, cost)
+
+
+def flight(name, priority, started=0, cost=10, *, ending=False):
+    return InFlight(f"{name}.1", name, priority, NOW - started * SECOND, demand(cost), ending)
+
+
+class Room:
+    """A floor with a given line and given runs."""
+
+    def __init__(self, waiting, running, *, capacity=90, caps=None, paused=()):
+        self.now, self.books = NOW, Books()
+        self.running_ = running
+        for run in running:
+            self.books.take(run.demand, NOW, Sharing())
+        for addon in paused:
+            self.books.accounts[addon] = Account(paused=True)
+        self.waiting = waiting
+        self.view = View(
+            self, Conditions(capacity), Limits(caps or Caps()), Ordering(), lambda _: Offer.NOBODY
+        )
+
+    def lines(self):
+        for no, (name, priority, cost, addon) in enumerate(self.waiting):
+            head = Waiting(no, name, priority, NOW - priority, 0)
+            yield Line(demand(cost, addon), False, iter([head]))
+
+    def victim(self, preemption=RULES):
+        for want in wanted(self.view):
+            if found := choose(want, self.running_, preemption):
+                return want.job_id, found.job_id
+        return None
+
+
+def room(priority=70, cost=10, addon="a", *, running, **more):
+    return Room([("w", priority, cost, addon)], running, **more)
+
+
+def test_the_lowest_priority_goes_and_of_these_the_latest_started():
+    running = [flight("x", 40, 5), flight("y", 30, 900), flight("z", 30, 60), flight("v", 50)]
+
+    assert room(running=running, capacity=40).victim() == ("w", "z")
+
+
+@pytest.mark.parametrize(("priority", "victim"), [(69, None), (70, ("w", "x"))])
+def test_only_a_priority_that_is_higher_by_the_threshold_counts(priority, victim):
+    assert room(priority, running=[flight("x", 50)], capacity=10).victim() == victim
+
+
+def test_nothing_is_evicted_while_there_is_room():
+    assert room(running=[flight("x", 10)], capacity=20).victim() is None
+
+
+def test_nothing_is_evicted_for_who_could_not_start_then():
+    running = [flight("x", 10)]
+
+    assert room(running=running, capacity=10, addon="b", paused=["b"]).victim() is None
+    assert room(cost=30, running=running, capacity=20).victim() is None
+    assert room(addon="b", running=running, capacity=10, caps=Caps(addons={"b": 0})).victim() is None
+
+
+def test_a_slot_counts_as_much_as_room():
+    assert room(running=[flight("x", 10)], caps=Caps(concurrent=1)).victim() == ("w", "x")
+
+
+def test_who_frees_too_little_is_spared_for_one_that_frees_enough():
+    running = [flight("small", 10, cost=5), flight("big", 40, cost=20)]
+
+    assert room(cost=20, running=running, capacity=25).victim() == ("w", "big")
+
+
+def test_room_that_comes_back_by_itself_is_waited_for():
+    running = [flight("x", 10), flight("going", 90, ending=True)]
+
+    assert room(running=running, capacity=20).victim() is None
+
+
+def test_the_highest_of_those_that_wait_is_served_first():
+    waiting = [("w1", 70, 10, "a"), ("w2", 90, 10, "a")]
+
+    assert Room(waiting, [flight("x", 10)], capacity=10).victim() == ("w2", "x")
+
+
+def test_it_can_be_switched_off():
+    assert room(running=[flight("x", 10)], capacity=10).victim(Preemption(threshold=None)) is None
+
+
+def go_on(cycle, seconds, *, victim_runs=True, still_wanted=True):
+    return advance(
+        cycle,
+        victim_runs=victim_runs,
+        still_wanted=still_wanted,
+        now=NOW + int(seconds * SECOND),
+        preemption=RULES,
+    )
+
+
+def test_a_victim_is_asked_twice_and_then_made_to():
+    cycle = begin("x.1", "w", NOW, RULES)
+
+    assert go_on(cycle, 59.9) == (cycle, None)
+    again, act = go_on(cycle, 60)
+    assert (again, act) == (Cycle("x.1", "w", 2, NOW + 120 * SECOND), Act.ASK)
+    assert go_on(again, 119.9) == (again, None)
+    assert go_on(again, 120) == (None, Act.FORCE)
+
+
+@pytest.mark.parametrize("how", [{"victim_runs": False}, {"still_wanted": False}])
+@pytest.mark.parametrize("seconds", [1, 60, 300])
+def test_a_victim_that_ended_or_a_job_that_found_room_closes_the_cycle(how, seconds):
+    assert go_on(begin("x.1", "w", NOW, RULES), seconds, **how) == (None, None)
