@@ -20,18 +20,21 @@ if __name__ == "__main__":
     classify()
     asyncio.run(report(["a.jpg", "b.jpg"]))
     greet()
+    work()
 """
     script = tmp_path / "five_minutes.py"
     script.write_text("\n\n".join(blocks) + run_them)
 
     run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
 
     assert 0 == run.returncode, run.stderr
     assert ["99.small.jpg", "a.small.jpg", "3 bytes by weights.bin"] == run.stdout.splitlines()[:3]
     assert {"a.small.jpg", "b.small.jpg"} == set(run.stdout.splitlines()[3:5])
     assert "Hello, user 7!" == run.stdout.splitlines()[5]
+    assert "no process runs the jobs of jobs.db now" in run.stdout.splitlines()[6]
+    assert "5" == run.stdout.splitlines()[7]
 
 
 def test_every_command_that_the_readme_promises_is_a_target():

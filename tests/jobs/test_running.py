@@ -82,8 +82,18 @@ def test_what_a_job_needs_being_away_is_not_its_error(make):
 def test_waiting_has_a_limit_and_says_what_it_waited_for(real):
     job = real.job(name="f")(lambda: 1).options(not_before=3600).enqueue()
 
-    with pytest.raises(TimeoutError, match=r"has not ended after 0.01 s: not in line yet"):
+    with real, pytest.raises(TimeoutError, match=r"has not ended after 0.01 s: not in line yet"):
         job.result(0.01)
+
+
+def test_a_job_that_nobody_runs_says_so_until_somebody_does(make):
+    here, there = make(), make()
+    job = here.job(name="f")(lambda: 1).options(not_before=3600).enqueue()
+
+    assert "no process runs the jobs of jobs.db now" in str(job.explain())
+    with there:
+        assert "not in line yet" in str(job.explain())
+    assert "nobody_runs" == job.explain().reason
 
 
 def test_a_canceled_job_raises_for_whoever_waits(real):
@@ -548,7 +558,7 @@ def test_what_was_enqueued_can_be_found_and_edited(real):
     assert [second, first] == real.find("QUEUED", name="f")
     first.edit(priority="URGENT", not_before=60)
     assert 95 == first.job.intent.priority
-    assert "not in line yet" in str(first.explain())
+    assert first.job.intent.earliest_start_at > first.job.created_at
     assert 3 == real.counts()["QUEUED"]
     with pytest.raises(TypeError, match="'cost' cannot be edited; priority, not_before, deadline can"):
         first.edit(cost=3)

@@ -46,6 +46,7 @@ from penstock.jobs.place import place_of
 from penstock.jobs.settings import Settings, make_rules
 from penstock.jobs.waits import Waits
 from penstock.jobs.work import Running, Work
+from penstock.stores.bell import present
 from penstock.stores.protocol import Query, Receipt, Store
 
 __all__ = ["Scheduler"]
@@ -188,19 +189,23 @@ class Scheduler:
         return JobHandle(self, JobId(job_id), None if function is None else function.arguments)
 
     def _explain(self, job_id: JobId) -> Explanation:
+        """As the desk does, and what only a library knows: whether there is anybody to run it."""
         told = self._desk.explain(job_id)
-        job = self._store.job(job_id)
-        if (
-            job is None
-            or job.state is not State.QUEUED
-            or self._work is None
-            or job.intent.job_type in self._functions
-        ):
+        if told.state is not State.QUEUED:
             return told
-        text = f"waiting: no function is registered here for {job.intent.job_type!r}; it starts when one is"
-        return dataclasses.replace(
-            told, text=text, reason="no_function", reason_data=None, likely_start_at=None
-        )
+        job_type = JobHandle(self, job_id).job.intent.job_type
+        if not self._dispatched():
+            text = f"waiting: no process runs the jobs of {Path(self.where).name} now; `with scheduler:` does"
+            reason = "nobody_runs"
+        elif self._work is not None and job_type not in self._functions:
+            text = f"waiting: no function is registered here for {job_type!r}; it starts when one is"
+            reason = "no_function"
+        else:
+            return told
+        return dataclasses.replace(told, text=text, reason=reason, reason_data=None, likely_start_at=None)
+
+    def _dispatched(self) -> bool:
+        return self._work is not None or (self.where != MEMORY and present(Path(self.where)))
 
     def _edit(self, job_id: JobId, given: dict[str, Any]) -> State:
         known = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}

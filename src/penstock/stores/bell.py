@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-__all__ = ["Bell", "Ear", "ring"]
+__all__ = ["Bell", "Ear", "present", "ring"]
 
 #: How long the dispatcher goes on telling an ear that has not asked again.
 EAR_SEC: Final = 5.0
@@ -30,6 +30,16 @@ def _address(path: Path) -> str:
 def ring(path: Path, sender: socket.socket) -> None:
     with contextlib.suppress(OSError):  # nobody listens, or so many rings wait that one more adds nothing
         sender.sendto(b"1", socket.MSG_DONTWAIT, _address(path))
+
+
+def present(path: Path) -> bool:
+    """Whether somebody dispatches from this file now. Nobody is disturbed by the question."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
+        try:
+            caller.connect(_address(path))
+        except OSError:
+            return False
+    return True
 
 
 class Bell:
