@@ -49,6 +49,17 @@ def test_run_times_are_those_of_the_last_minute(works, pulse):
     assert late.run is None
 
 
+def test_wait_times_run_from_when_a_job_was_ready(works, pulse):
+    works.later(7)
+    works.submit(earliest_start_at=works.now + 3 * SECOND)
+    works.later(4)
+    works.desk.claim(Kinds(), 4)
+    frame = beat(works, pulse)
+
+    assert sorted(frame.second.waits) == [1 * SECOND, *[11 * SECOND] * 3]
+    assert frame.wait == (11 * SECOND, 11 * SECOND)
+
+
 def test_a_ring_between_two_seconds_makes_no_second(works, pulse):
     works.later(0.2)
     works.submit()

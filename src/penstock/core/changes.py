@@ -38,6 +38,7 @@ __all__ = [
     "release",
     "remark",
     "retry",
+    "running",
     "start",
     "stop",
     "stop_moment",
@@ -122,7 +123,7 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
     stop_at, stop_for = stop_moment(job.intent.max_runtime_sec, job.intent.max_active_sec, job.active, now)
     return Change(
         at=now,
-        notes=(Note(Kind.RUNNING, data={"worker": worker} if worker else {}),),
+        notes=(running(worker, now - job.ready_at),),
         job=_step(job, Move.START, counters=replace(job.counters, start=0)),
         dispatch=DispatchStep(
             dispatch_id=dispatch.dispatch_id,
@@ -135,6 +136,11 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
             worker=worker,
         ),
     )
+
+
+def running(worker: str, waited: Span) -> Note:
+    """With how long it had been ready, so that whoever reads the trail need not look up the job."""
+    return Note(Kind.RUNNING, data={"waited": max(0, waited)} | ({"worker": worker} if worker else {}))
 
 
 def stop_moment(

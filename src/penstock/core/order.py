@@ -79,6 +79,11 @@ def turn(priority: int, ready_at: Moment, aging: Aging) -> Moment:
     return ready_at - priority * aging.per_point
 
 
+def ready_at(its_turn: Moment, priority: int, aging: Aging) -> Moment:
+    """What `turn` was made from."""
+    return its_turn + priority * aging.per_point
+
+
 def effective(its_turn: Moment, now: Moment, aging: Aging) -> int:
     return (now - its_turn) // aging.per_point
 

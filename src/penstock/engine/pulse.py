@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.core.job import Event, Kind
-from penstock.core.words import SECOND, DispatchId, Moment, Span
+from penstock.core.words import SECOND, HostId, Moment, Span
 from penstock.engine.feed import feed
 from penstock.engine.machine import Machine
+from penstock.engine.tallies import Tallies
 from penstock.stores.protocol import Store
 
-__all__ = ["Frame", "Pulse", "Second"]
+__all__ = ["Frame", "Pulse", "Second", "percentiles"]
 
 _KEPT: Final = 900
 _RECENT: Final = 60  # seconds of samples behind a percentile
@@ -35,7 +36,6 @@ _COUNTED: Final = {
     Kind.BLOCKED: "blocked",
     Kind.DENIED: "denied",
 }
-_ENDS: Final = frozenset({Kind.DONE, Kind.FAILED, Kind.REQUEUED, Kind.CANCELED, Kind.BLOCKED})
 
 
 class Second(NamedTuple):
@@ -65,11 +65,11 @@ class Frame(NamedTuple):
 
 
 class Pulse:
-    def __init__(self, store: Store, machine: Machine, host: Any) -> None:
+    def __init__(self, store: Store, machine: Machine, host: HostId) -> None:
         self._store, self._machine, self._host = store, machine, host
+        self.tallies = Tallies()
         self._seen = store.newest()
         self._seconds: deque[Second] = deque(maxlen=_KEPT)
-        self._began: dict[DispatchId, Moment] = {}
         self._frame: Frame | None = None
         self._next: Moment = 0
         self._lock = Lock()
@@ -81,7 +81,7 @@ class Pulse:
         events = self._unread()
         counts = Counter(_COUNTED[event.kind] for event in events if event.kind in _COUNTED)
         denials = Counter(event.reason for event in events if event.kind is Kind.DENIED)
-        waits, runs = self._times(events)
+        waits, runs = self.tallies.take(events)
         jobs: Counter[str] = Counter()
         for addon in self._store.addons():
             jobs.update({str(state): count for state, count in addon.jobs.items()})
@@ -105,8 +105,8 @@ class Pulse:
                 second,
                 dict(jobs),
                 events[-_SHOWN:],
-                _percentiles(span for one in recent for span in one.waits),
-                _percentiles(span for one in recent for span in one.runs),
+                percentiles(span for one in recent for span in one.waits),
+                percentiles(span for one in recent for span in one.runs),
                 sum((one.denials for one in self._seconds), Counter()),
             )
         return self._next
@@ -128,21 +128,8 @@ class Pulse:
                 break
         return events
 
-    def _times(self, events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
-        waits, runs = [], []
-        for event in events:
-            if event.kind is Kind.RUNNING and event.dispatch_id is not None:
-                self._began[event.dispatch_id] = event.at
-                if "waited" in event.data:
-                    waits.append(event.data["waited"])
-            elif event.kind in _ENDS and event.dispatch_id is not None:
-                began = self._began.pop(event.dispatch_id, None)
-                if began is not None:
-                    runs.append(event.at - began)
-        return waits, runs
 
-
-def _percentiles(spans: Iterable[Span]) -> tuple[Span, Span] | None:
+def percentiles(spans: Iterable[Span]) -> tuple[Span, Span] | None:
     ordered = sorted(spans)
     if not ordered:
         return None

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
-from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, stop_moment
+from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, running, stop_moment
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind, dispatch_id_of, place
@@ -147,12 +147,7 @@ class MemoryStore(MemoryTables):
             intent = job.intent
             stop_at, stop_for = stop_moment(intent.max_runtime_sec, intent.max_active_sec, job.active, now)
             job = replace(job, state=State.RUNNING, counters=replace(job.counters, start=0))
-            self._note(
-                now,
-                Note(Kind.RUNNING, data={"worker": terms.worker} if terms.worker else {}),
-                job,
-                dispatch_id,
-            )
+            self._note(now, running(terms.worker, now - job.ready_at), job, dispatch_id)
         self._moved(job, State.QUEUED)
         dispatch = Dispatch(
             dispatch_id=dispatch_id,

@@ -63,7 +63,7 @@ class PostgresStore(PostgresReads):
             raise
         super().__init__(link, Demands(link))
         self._submitting = Submitting(link, self._demands, self._ordering, new_id)
-        self._admitting = Admitting(link, self._demands, new_id)
+        self._admitting = Admitting(link, self._demands, self._ordering, new_id)
         self._applying, self._renewing = Applying(link, self._demands, self._ordering), Renewing(link)
         self._holder: str | None = None
         self._rings: list[Callable[[], None]] = []

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.core.books import EVERYTHING, Books, keys_of
-from penstock.core.changes import Note, stop_moment
+from penstock.core.changes import Note, running, stop_moment
 from penstock.core.demand import Demand
 from penstock.core.job import Dispatch, Kind, dispatch_id_of
 from penstock.core.landing import End
-from penstock.core.order import Floor, Offer, Pick, Verdict
+from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict, ready_at
 from penstock.core.spend import windows
 from penstock.core.states import State
 from penstock.core.words import DispatchId, HostId, Moment
@@ -44,8 +44,8 @@ class _NotLocked(Exception):
 
 
 class Admitting:
-    def __init__(self, link: Link, demands: Demands, new_id: Callable[[], str]) -> None:
-        self._link, self._demands, self._new_id = link, demands, new_id
+    def __init__(self, link: Link, demands: Demands, ordering: Ordering, new_id: Callable[[], str]) -> None:
+        self._link, self._demands, self._ordering, self._new_id = link, demands, ordering, new_id
         self._appetite = Appetite()
         self._hosts: set[HostId] = set()
 
@@ -99,7 +99,9 @@ class Admitting:
             if not lost:
                 break
             taken |= lost
-        return _Round(session, floor, host, terms, self._demands).write(verdict, self._new_id)
+        return _Round(session, floor, host, terms, self._demands, ordering=self._ordering).write(
+            verdict, self._new_id
+        )
 
 
 class _Locked:
@@ -140,10 +142,17 @@ class _Round:
     """What a verdict becomes."""
 
     def __init__(
-        self, session: Session, floor: RowFloor, host: HostId, terms: Terms, demands: Demands
+        self,
+        session: Session,
+        floor: RowFloor,
+        host: HostId,
+        terms: Terms,
+        demands: Demands,
+        *,
+        ordering: Ordering,
     ) -> None:
         self._session, self._floor, self._host, self._terms = session, floor, host, terms
-        self._demands, self._now = demands, floor.now
+        self._demands, self._aging, self._now = demands, ordering.aging, floor.now
         self._pages = Pages()
         self._pages.accounts = floor.books.accounts
         self._taken: list[tuple[Any, ...]] = []
@@ -181,8 +190,10 @@ class _Round:
         self._pages.note(self._now, DISPATCHING, (waiting.no, n, state), dispatch_id)
         if pick.offer is Offer.LEASE:
             state, n = State.RUNNING, n + 1
-            data = {"worker": self._terms.worker} if self._terms.worker else {}
-            self._pages.note(self._now, Note(Kind.RUNNING, data=data), (waiting.no, n, state), dispatch_id)
+            waited = self._now - ready_at(waiting.turn, waiting.priority, self._aging)
+            self._pages.note(
+                self._now, running(self._terms.worker, waited), (waiting.no, n, state), dispatch_id
+            )
         self._taken.append((state, fence, n, waiting.no))
         self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
         return self._start(dispatch_id, pick, pick.demand, pick.offer)

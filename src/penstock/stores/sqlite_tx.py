@@ -9,12 +9,12 @@ from typing import Any, Final, Self
 
 import apsw
 
-from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, stop_moment
+from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, running, stop_moment
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind, dispatch_id_of, place
 from penstock.core.landing import End, Phase
-from penstock.core.order import Aging, Floor, Offer, Ordering, Pick, Verdict
+from penstock.core.order import Aging, Floor, Offer, Ordering, Pick, Verdict, ready_at
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
@@ -174,8 +174,8 @@ class Transaction:
         limits: tuple[Moment | None, End | None] = (None, None)
         if pick.offer is Offer.LEASE:
             state, n = State.RUNNING, n + 1
-            started = Note(Kind.RUNNING, data={"worker": terms.worker}) if terms.worker else RUNNING
-            self._pages.note(now, started, (waiting.no, n, state), dispatch_id)
+            waited = now - ready_at(waiting.turn, waiting.priority, self._ordering.aging)
+            self._pages.note(now, running(terms.worker, waited), (waiting.no, n, state), dispatch_id)
             limits = stop_moment(max_runtime, max_active, active, now)
         self._pages.update("take_job", (state, fence, n, waiting.no))
         self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
