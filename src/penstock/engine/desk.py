@@ -83,6 +83,11 @@ class Desk:
         self._check(intents)
         return self._foretold(intents, self._room.submit(intents))
 
+    @property
+    def waiting(self) -> int:
+        """How many submits wait for room."""
+        return self._room.waiting
+
     def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
         """Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up its place."""
         self._check(intents)

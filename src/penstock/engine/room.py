@@ -74,6 +74,10 @@ class Room:
         self._numbers = count(1)
         self._lock, self._passing = Lock(), Lock()
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
         """Now or not at all."""
         full = self._before(intents)

@@ -11,18 +11,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
+from penstock.core.refusals import StaleDispatch
 from penstock.http import wire
 from penstock.http.body import MAX_BODY, Decoder, Receive, read_body, read_query
 from penstock.http.guard import Exposure, check_request
+from penstock.http.metrics import CONTENT_TYPE, metrics
 from penstock.http.office import Call, Office
 from penstock.http.openapi import describe
+from penstock.http.page import Page
 from penstock.http.problems import (
     BadToken,
     Forbidden,
@@ -67,7 +70,7 @@ class Limits:
 
 
 class Api:
-    """`more`: other applications by the beginning of their path, such as the page. They do their own checking."""
+    """`page`: what a browser gets at paths of its own. It does its own checking."""
 
     def __init__(
         self,
@@ -75,10 +78,10 @@ class Api:
         *,
         exposure: Exposure = Exposure(),  # noqa: B008 - a frozen value
         limits: Limits = Limits(),  # noqa: B008 - a frozen value
-        more: Mapping[str, AsgiApp] | None = None,
+        page: Page | None = None,
     ) -> None:
         self._office, self._exposure, self._limits = office, exposure, limits
-        self._more = dict(more or {})
+        self._page = page
         self._router = Router((*ROUTES, *self._own_routes()))
         self._open: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
@@ -94,6 +97,15 @@ class Api:
             summary="ok or degraded, and no more",
             handler=self._healthz,
             answer=wire.Health,
+        )
+        yield Route(
+            verb="GET",
+            path="/metrics",
+            scope=Scope.METRICS_READ,
+            summary="For Prometheus",
+            handler=metrics,
+            answer=wire.Exposition,
+            plain=CONTENT_TYPE,
         )
         yield Route(
             verb="GET",
@@ -113,15 +125,19 @@ class Api:
             return
         if scope["type"] != "http":
             raise RuntimeError("only HTTP is served here")
-        for lead, app in self._more.items():
-            if scope["path"].startswith(lead):
-                await app(scope, receive, send)
-                return
+        if self._page is not None and self._page.owns(scope["path"]):
+            try:
+                await self._page(scope, receive, send)
+            except Exception as error:  # noqa: BLE001 - every error becomes an answer
+                await _refuse(scope, send, error)
+            return
         request: _Request | None = None
         try:
             request = _Request(scope, receive, send)
             await self._serve(request)
         except Exception as error:  # noqa: BLE001 - every error becomes an answer
+            if isinstance(error, StaleDispatch):
+                self._office.beats.pulse.tallies.fenced += 1
             await _refuse(scope, send, error)
         finally:
             if request is not None:
@@ -150,6 +166,10 @@ class Api:
             return self._office.tokens.principal(authorization)
         if request.scope.get("penstock.local", False):
             return LOCAL
+        if self._office.sessions is not None:
+            found = self._office.sessions.principal(request.headers)
+            if found is not None:
+                return found
         raise BadToken("a bearer token is needed")
 
     @contextmanager
@@ -196,6 +216,9 @@ class Api:
         if route.streams:
             await self._stream(request, answer)
         else:
+            if route.plain:
+                await request.answer(200, answer, (b"content-type", route.plain))
+                return
             status = 503 if isinstance(answer, wire.Health) and answer.status != "ok" else 200
             await request.answer(status, msgspec.json.encode(answer), _JSON)
 

@@ -18,8 +18,11 @@ from penstock.core.job import Dispatch, Event, Job
 from penstock.core.refusals import NotFound
 from penstock.core.words import AddonId, DispatchId, JobId, Moment
 from penstock.engine.house import House
+from penstock.http.beats import Beats
 from penstock.http.claims import ClaimLine
 from penstock.http.problems import OverLimit
+from penstock.http.programs import Programs
+from penstock.http.sessions import Sessions
 from penstock.http.tokens import Principal, TokenFile
 from penstock.http.trail import Trail
 from penstock.runner.output import Output
@@ -47,6 +50,11 @@ class Office:
         #: Of the runner beside the house, if there is one.
         self.output: Callable[[DispatchId], Output] | None = None
         self.functions = Functions()
+        self.beats = Beats(house, self.run, loop)
+        self.programs = Programs()
+        #: Set by the server when it has a page; there is nothing to log in to otherwise.
+        self.sessions: Sessions | None = None
+        self.page_url = ""
         house.store.on_change(self.trail.ring)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:

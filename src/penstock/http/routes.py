@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.http import admin, jobs, runs, sight, stream, wire, workers
+from penstock.http import admin, gauges, jobs, runs, sight, stream, wire, workers
 from penstock.http.body import Decoder
 from penstock.http.problems import NoRoute, WrongVerb
 from penstock.http.wire import PREFIX, Scope
@@ -47,6 +47,8 @@ class Route:
     body_optional: bool = False
     #: The answer goes on for as long as the client reads.
     streams: bool = False
+    #: The answer is bytes of this type instead of JSON.
+    plain: bytes = b""
     #: It may keep a client waiting, so it counts against the token's long polls.
     waits: bool = False
     #: Made once, here, because they cost more to make than to use.
@@ -120,9 +122,14 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("leases", _READ, sight.leases, wire.Leases, "What holds units now", query=wire.LeasesQuery),
     _get("capacity", _READ, sight.capacity, wire.Capacity, "What may be used now, and why no more"),
     _get("addons", _READ, sight.addons, wire.Addons, "Addons: weight, paused, share, jobs"),
+    _get("pulse", _READ, gauges.pulse, wire.Beat, "A beat a second as server-sent events: all that a page shows", streams=True, waits=True),
+    _get("pulse/history", _READ, gauges.history, wire.History, "The last quarter of an hour, a second at a time"),
+    _get("programs", _READ, gauges.programs, wire.Programs, "Pools and graphs of the programs that attached them"),
     _get("health", _READ, sight.health, wire.Host, "What is wrong, if anything is"),
     # running it
     _post("signals", Scope.SIGNALS_REPORT, sight.signals, wire.Done, "Report an application's own readings", body=wire.Signals),
+    _post("programs/attach", Scope.SIGNALS_REPORT, gauges.attach, wire.Done, "Show a program's pools and graphs here", body=wire.Attach),
+    _post("login", _TOKENS, admin.login, wire.Login, "A link that opens the page, good once"),
     _post("addons/edit", _CONFIG, sight.addon_edit, wire.Addon, "Set an addon's weight, pause or resume it", body=wire.AddonEdit),
     _post("pause", _CONFIG, sight.pause, wire.Done, "Start nothing more, of an addon or at all", body=wire.Scoped, body_optional=True),
     _post("resume", _CONFIG, sight.resume, wire.Done, "Take it up again", body=wire.Scoped, body_optional=True),

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -24,10 +24,12 @@ from uvicorn.server import ServerState
 from penstock.core.refusals import Unavailable
 from penstock.core.words import DispatchId
 from penstock.engine.house import House
-from penstock.http.app import Api, AsgiApp, Limits
+from penstock.http.app import Api, Limits
 from penstock.http.connection import Connection, Doors
 from penstock.http.guard import LOOPBACK, Exposure, Unsafe, check_exposure, private_directory
 from penstock.http.office import Office
+from penstock.http.page import Page
+from penstock.http.sessions import Sessions
 from penstock.http.tokens import FIRST_FILE, TokenFile
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
@@ -57,10 +59,11 @@ class Config:
     doors: Doors = field(default_factory=Doors)
     #: How long a request that is being served may take to end when the server stops.
     stop_sec: float = 5.0
-    more: Mapping[str, AsgiApp] = field(default_factory=dict)
     #: Of a house with a runner: where the output of its runs is, and which functions may be submitted to it.
     output: Callable[[DispatchId], Output] | None = None
     functions: Functions = field(default_factory=Functions)
+    #: The files of the page; None: no page.
+    page: Path | None = None
 
 
 def serve(house: House, config: Config) -> Server:
@@ -128,20 +131,30 @@ class Server:
         exposure = Exposure(
             LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)
         )
-        api = Api(office, exposure=exposure, limits=config.limits, more=config.more)
         state = ServerState()
         with contextlib.ExitStack() as undo:
             undo.callback(office.close)
-            servers = [
-                await self._listen(sock, api, state) for sock in (self._tcp(undo), self._unix(undo)) if sock
-            ]
+            sockets = [sock for sock in (self._tcp(undo), self._unix(undo)) if sock]
+            page = self._page(office, exposure)
+            api = Api(office, exposure=exposure, limits=config.limits, page=page)
+            servers = [await self._listen(sock, api, state) for sock in sockets]
+            office.beats.start()
             self._ready.set()
             await self._stop.wait()
             api.stopping = True
             for server in servers:
                 server.close()
             office.trail.close()
+            await office.beats.close()
             await self._drain(state)
+
+    def _page(self, office: Office, exposure: Exposure) -> Page | None:
+        if self._config.page is None:
+            return None
+        secure = self._config.tls_cert is not None or bool(self._config.trusted_proxies)
+        office.sessions = Sessions(self.tokens, secure=secure, port=self.port)
+        office.page_url = self.url
+        return Page(self._config.page, office.sessions, exposure, self._house.store.now)
 
     async def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> asyncio.AbstractServer:
         settings = uvicorn.Config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.core.words import AddonId, seconds
 from penstock.http import wire
 from penstock.http.office import Call, Office
 from penstock.http.problems import Forbidden
+from penstock.http.tokens import LOCAL
 from penstock.http.version import VERSION
 from penstock.http.views import addon_view, lease_view, said, when
 from penstock.stores.protocol import Addon, Query
@@ -53,6 +55,8 @@ def stats(call: Call[None, None]) -> wire.Stats:
         capacity=conditions.capacity,
         quiet=conditions.quiet,
         paused=_all_paused(store.addons()),
+        waiting=call.office.desk.waiting,
+        newest_event=store.newest(),
         now=when(now),
     )
 
@@ -151,6 +155,7 @@ def health(call: Call[None, None]) -> wire.Host:
         problems=problems,
         version=VERSION,
         host=office.house.rules.host,
+        pid=os.getpid() if call.principal is LOCAL else None,
         started_at=when(office.started_at),
         now=when(office.store.now()),
     )

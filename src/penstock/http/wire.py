@@ -31,6 +31,9 @@ __all__ = [
     "AddonEdit",
     "Addons",
     "Ahead",
+    "Attach",
+    "Beat",
+    "BeatSecond",
     "Beaten",
     "BulkSubmitted",
     "Capacity",
@@ -53,12 +56,14 @@ __all__ = [
     "Exchange",
     "Exchanged",
     "Explained",
+    "Exposition",
     "Failure",
     "FieldProblem",
     "FindQuery",
     "Found",
     "Health",
     "Heartbeat",
+    "History",
     "Host",
     "Job",
     "JobSummary",
@@ -70,6 +75,7 @@ __all__ = [
     "Leases",
     "LeasesQuery",
     "LogPiece",
+    "Login",
     "Logs",
     "LogsQuery",
     "NewToken",
@@ -77,6 +83,8 @@ __all__ = [
     "Outcome",
     "Outcomes",
     "Problem",
+    "Program",
+    "Programs",
     "Reading",
     "Release",
     "Report",
@@ -90,6 +98,7 @@ __all__ = [
     "Submit",
     "SubmitMany",
     "Submitted",
+    "Task",
     "Token",
     "TokenMade",
     "Tokens",
@@ -690,7 +699,113 @@ class Stats(Told):
     capacity: int
     quiet: QuietState
     paused: bool
+    #: How many submits wait for room.
+    waiting: int
+    #: The number of the last event: where to go on from for what is to come.
+    newest_event: int
     now: datetime
+
+
+class BeatSecond(Told):
+    """What happened in one second, `at` (seconds since 1970), and how full the machine was at its end."""
+
+    at: float
+    submitted: int
+    started: int
+    done: int
+    failed: int
+    queued: int
+    in_use: int
+    capacity: int
+    busy: float
+    wait_p50: float | None
+    wait_p95: float | None
+    run_p50: float | None
+    run_p95: float | None
+
+
+class Beat(Told):
+    """The newest second, and all that a page shows beside it. `wait`, `run`: p50 and p95 of the last minute, in seconds."""
+
+    now: datetime
+    second: BeatSecond
+    jobs: dict[str, int]
+    waiting: int
+    quiet: QuietState
+    paused: bool
+    oldest_queued_sec: float | None
+    wait: tuple[float, float] | None
+    run: tuple[float, float] | None
+    #: The newest of this second; a busy one has more.
+    events: list[Event]
+    #: Refusals of the last quarter of an hour, by reason.
+    denials: dict[str, int]
+
+
+class History(Told):
+    """The last quarter of an hour, a list per figure: as charts want it."""
+
+    at: list[float]
+    submitted: list[int]
+    started: list[int]
+    done: list[int]
+    failed: list[int]
+    queued: list[int]
+    in_use: list[int]
+    capacity: list[int]
+    busy: list[float]
+    wait_p50: list[float | None]
+    wait_p95: list[float | None]
+    run_p50: list[float | None]
+    run_p95: list[float | None]
+
+
+class Task(Struct, forbid_unknown_fields=True):
+    """One pool or graph of a program, as its `snapshot()` tells."""
+
+    name: Line
+    kind: Line
+    workers: Annotated[dict[str, int], Meta(max_length=16)]
+    in_flight: int
+    pending_queue_depth: int
+    waiting_queue_depth: int
+    max_in_flight: int
+    #: null: unbounded.
+    max_queue_depth: float | None
+    policy: Line
+    paused: bool
+    load_by_worker: Annotated[tuple[int, ...], Meta(max_length=1_000)]
+    settled_by_worker: Annotated[tuple[int, ...], Meta(max_length=1_000)]
+    totals: Annotated[dict[str, int], Meta(max_length=64)]
+    last_crash: Words | None
+
+
+class Attach(Asked):
+    """A program and its pools and graphs as they are now. Told again about once a second, for as long as they should be shown."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
+    tasks: Annotated[list[Task], Meta(max_length=100)]
+
+
+class Program(Told):
+    name: str
+    at: datetime
+    tasks: list[Task]
+
+
+class Programs(Told):
+    programs: list[Program]
+
+
+class Login(Told):
+    """A link that opens the page, good once until `expires_at`."""
+
+    url: str
+    expires_at: datetime
+
+
+class Exposition(Told):
+    """Prometheus's text format."""
 
 
 class Reading(Told):
@@ -736,6 +851,8 @@ class Host(Told):
     problems: list[str]
     version: str
     host: str
+    #: Of the process, for whoever came by the Unix socket and could stop it.
+    pid: int | None
     started_at: datetime
     now: datetime
 
@@ -754,6 +871,7 @@ class Scope(StrEnum):
     JOBS_CANCEL = "jobs:cancel"
     WORKER_LEASE = "worker:lease"
     SIGNALS_REPORT = "signals:report"
+    METRICS_READ = "metrics:read"
     ADMIN_CONFIG = "admin:config"
     ADMIN_TOKENS = "admin:tokens"
 

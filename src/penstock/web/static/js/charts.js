@@ -4,6 +4,11 @@ import { html, useEffect, useRef } from "./html.js";
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+function hour(at, ticks) {
+  const fine = ticks.length > 1 && ticks[1] - ticks[0] < 60;
+  return new Date(at * 1000).toLocaleTimeString([], { hour12: false, hour: "2-digit", minute: "2-digit", second: fine ? "2-digit" : undefined });
+}
+
 // `lines`: [{ label, tone, values, fill, stepped }], `unit`: how a value reads.
 export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor = 0 }) {
   const box = useRef(null), plot = useRef(null);
@@ -18,7 +23,7 @@ export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor =
         cursor: { y: false, points: { size: 6 } },
         legend: { live: true },
         scales: { y: { range: (_, low, high) => [Math.min(floor, low ?? 0), (high ?? 0) <= floor ? floor + 1 : high * 1.1] } },
-        axes: [{ ...axis, space: 70 }, { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => unit(t)) }],
+        axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((t) => hour(t, ticks)) }, { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => unit(t)) }],
         series: [{ value: (_, t) => (t ? new Date(t * 1000).toLocaleTimeString([], { hour12: false }) : "–") }, ...lines.map((line) => ({
           label: line.label, stroke: color(line.tone), width: 2, fill: line.fill ? `${color(line.tone)}33` : undefined, spanGaps: true,
           points: { show: false }, paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined, value: (_, v) => (v == null ? "–" : unit(v)),

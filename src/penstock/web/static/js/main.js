@@ -88,6 +88,7 @@ addEventListener("keydown", (event) => {
 });
 
 await signIn();
+place.value = read();
 begin();
 const root = document.getElementById("app");
 root.replaceChildren();

@@ -1,0 +1,112 @@
+"""
+The pulse for whoever watches: a frame a second, put into bytes once and sent to all. Ten open pages cost what one costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+import msgspec
+
+from penstock.core.books import EVERYTHING
+from penstock.core.states import State
+from penstock.core.words import seconds
+from penstock.engine.house import House
+from penstock.engine.pulse import Frame, Pulse, Second, percentiles
+from penstock.http import wire
+from penstock.http.trail import Run
+from penstock.http.views import event_view, when
+from penstock.stores.protocol import Query
+
+__all__ = ["Beats", "second_view"]
+
+log = logging.getLogger("penstock.http")
+
+_EVERY: Final = 1.0
+
+
+class Beats:
+    """Beats on the server's loop; the reading is done in the pool."""
+
+    def __init__(self, house: House, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+        self._house, self._run, self._loop = house, run, loop
+        self.pulse = Pulse(house.store, house.machine, house.rules.host)
+        self.line = b""
+        self._beaten = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self.closed = False
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        while not self.closed:
+            try:
+                self.line = await self._run(self._step)
+            except Exception:  # the store is in trouble, which others tell; the next second may be better
+                log.exception("the pulse was missed")
+            async with self._beaten:
+                self._beaten.notify_all()
+            await asyncio.sleep(_EVERY)
+
+    def _step(self) -> bytes:
+        self.pulse.step(self._house.store.now())
+        frame = self.pulse.frame()
+        assert frame is not None
+        return b"id: %d\ndata: %b\n\n" % (frame.number, msgspec.json.encode(_view(self._house, frame)))
+
+    async def next(self) -> bytes:
+        async with self._beaten:
+            await self._beaten.wait()
+        return self.line
+
+    async def close(self) -> None:
+        self.closed = True
+        if self._task is not None:
+            self._task.cancel()
+        async with self._beaten:
+            self._beaten.notify_all()
+
+
+def _view(house: House, frame: Frame) -> wire.Beat:
+    store, now = house.store, frame.second.at
+    conditions = house.machine.conditions(now)
+    oldest = store.find(Query(states=[State.QUEUED], limit=1)) if frame.second.queued else []
+    return wire.Beat(
+        now=when(now),
+        second=second_view(frame.second),
+        jobs=frame.jobs,
+        waiting=house.desk.waiting,
+        quiet=conditions.quiet,
+        paused=any(addon.paused for addon in store.addons() if addon.addon_id == EVERYTHING),
+        oldest_queued_sec=seconds(max(0, now - oldest[0].created_at)) if oldest else None,
+        wait=_pair(frame.wait),
+        run=_pair(frame.run),
+        events=[event_view(event) for event in frame.events],
+        denials=dict(frame.denials),
+    )
+
+
+def _pair(spans: tuple[int, int] | None) -> tuple[float, float] | None:
+    return None if spans is None else (seconds(spans[0]), seconds(spans[1]))
+
+
+def second_view(second: Second) -> wire.BeatSecond:
+    wait, run = _pair(percentiles(second.waits)), _pair(percentiles(second.runs))
+    return wire.BeatSecond(
+        at=second.at / 1e6,
+        submitted=second.counts["submitted"],
+        started=second.counts["started"],
+        done=second.counts["done"],
+        failed=second.counts["failed"],
+        queued=second.queued,
+        in_use=second.in_use,
+        capacity=second.capacity,
+        busy=second.busy,
+        wait_p50=wait and wait[0],
+        wait_p95=wait and wait[1],
+        run_p50=run and run[0],
+        run_p95=run and run[1],
+    )

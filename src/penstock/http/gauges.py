@@ -1,0 +1,52 @@
+"""Handlers for what moves by the second: the pulse, and the pools and graphs of programs that attached them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from penstock.http import wire
+from penstock.http.beats import second_view
+from penstock.http.office import Call
+from penstock.http.problems import Forbidden
+
+__all__ = ["attach", "history", "programs", "pulse"]
+
+
+async def pulse(call: Call[None, None]) -> AsyncIterator[bytes]:
+    """To whoever may see everything: it tells of all addons."""
+    _unbound(call)
+    return _beats(call)
+
+
+async def _beats(call: Call[Any, Any]) -> AsyncIterator[bytes]:
+    beats, gone = call.office.beats, call.watch()
+    if beats.line:
+        yield beats.line
+    while not (gone.done() or beats.closed):
+        line = await beats.next()
+        if not beats.closed:
+            yield line
+
+
+def history(call: Call[None, None]) -> wire.History:
+    _unbound(call)
+    past = call.office.beats.pulse.history()
+    rows = [second_view(second) for second in past]
+    return wire.History(
+        **{name: [getattr(row, name) for row in rows] for name in wire.BeatSecond.__struct_fields__}
+    )
+
+
+def _unbound(call: Call[Any, Any]) -> None:
+    if call.principal.addon_id is not None:
+        raise Forbidden(f"this token is bound to addon {call.principal.addon_id}, and this tells of all")
+
+
+def attach(call: Call[None, wire.Attach]) -> wire.Done:
+    call.office.programs.hear(call.principal.addon_id, call.body, call.store.now())
+    return wire.Done()
+
+
+def programs(call: Call[None, None]) -> wire.Programs:
+    return wire.Programs(call.office.programs.shown(call.principal.addon_id, call.store.now()))

@@ -1,0 +1,153 @@
+"""
+`/metrics` for Prometheus: sums from the trail, and gauges read when they are asked for.
+
+Labels are bounded. Addons are named by users, so only the fifty with most jobs have a name of their own; the rest are `other`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from penstock.core.books import EVERYTHING
+from penstock.core.job import Kind
+from penstock.core.quiet import QuietState
+from penstock.core.states import State
+from penstock.core.words import seconds
+from penstock.engine.tallies import Histogram
+from penstock.http.office import Call, Office
+from penstock.http.problems import Forbidden
+from penstock.stores.protocol import Addon, Query
+
+__all__ = ["CONTENT_TYPE", "expose", "metrics"]
+
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_NAMED_ADDONS: Final = 50
+
+
+def metrics(call: Call[None, None]) -> bytes:
+    if call.principal.addon_id is not None:
+        raise Forbidden(f"this token is bound to addon {call.principal.addon_id}, and metrics tell of all")
+    return expose(call.office)
+
+
+def expose(office: Office) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(office))
+    return generate_latest(registry)
+
+
+class _Collector(Collector):
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._jobs()
+        yield from self._machine()
+        yield from self._sums()
+
+    def _jobs(self) -> Iterator[Metric]:
+        store, now = self._office.store, self._office.store.now()
+        addons = [addon for addon in store.addons() if addon.addon_id != EVERYTHING]
+        jobs = GaugeMetricFamily("penstock_jobs", "Jobs by state.", labels=["state"])
+        for state in State:
+            jobs.add_metric([state], sum(addon.jobs.get(state, 0) for addon in addons))
+        yield jobs
+        per_addon = GaugeMetricFamily(
+            "penstock_addon_jobs", "Jobs of an addon, queued and running.", labels=["addon", "state"]
+        )
+        units = GaugeMetricFamily("penstock_addon_units", "Units an addon holds.", labels=["addon"])
+        for name, shown in _bounded(addons).items():
+            for state in (State.QUEUED, State.RUNNING):
+                per_addon.add_metric([name, state], sum(addon.jobs.get(state, 0) for addon in shown))
+            units.add_metric([name], sum(addon.units for addon in shown))
+        yield per_addon
+        yield units
+        oldest = store.find(Query(states=[State.QUEUED], limit=1))
+        age = seconds(max(0, now - oldest[0].created_at)) if oldest else 0.0
+        yield GaugeMetricFamily(
+            "penstock_oldest_queued_seconds", "Age of the job that has been queued longest.", age
+        )
+        yield GaugeMetricFamily(
+            "penstock_waiting_submits", "Submits that wait for room.", self._office.desk.waiting
+        )
+
+    def _machine(self) -> Iterator[Metric]:
+        house = self._office.house
+        now = house.store.now()
+        conditions, books = house.machine.conditions(now), house.store.books(house.rules.host)
+        yield GaugeMetricFamily("penstock_capacity_units", "Units that may be used now.", conditions.capacity)
+        yield GaugeMetricFamily("penstock_units_in_use", "Units reserved and leased.", books.units)
+        yield GaugeMetricFamily("penstock_leases", "Dispatches that hold units.", books.running)
+        yield GaugeMetricFamily(
+            "penstock_busy_score", "How busy everybody else is, 0 to 10.", conditions.busy.score
+        )
+        quiet = GaugeMetricFamily("penstock_quiet", "1 for the present quiet state.", labels=["state"])
+        for state in QuietState:
+            quiet.add_metric([state], float(conditions.quiet is state))
+        yield quiet
+        spent = GaugeMetricFamily(
+            "penstock_spent",
+            "What an addon's jobs spent in the present day and month.",
+            labels=["addon", "window"],
+        )
+        for addon_id, windows in list(books.spent.items())[:_NAMED_ADDONS]:
+            for window, amount in windows.items():
+                spent.add_metric([addon_id, window], amount / 1e6)
+        yield spent
+
+    def _sums(self) -> Iterator[Metric]:
+        tallies = self._office.beats.pulse.tallies
+        yield _counter(
+            "penstock_events",
+            "Events of the trail, by kind.",
+            "kind",
+            {str(k): n for k, n in tallies.events.items()},
+        )
+        yield _counter(
+            "penstock_denials", "Refusals that were recorded, by reason.", "reason", tallies.denials
+        )
+        yield _counter(
+            "penstock_requeues", "Runs that went back to the queue, by reason.", "reason", tallies.requeues
+        )
+        yield CounterMetricFamily(
+            "penstock_leases_expired", "Leases that nobody renewed.", tallies.leases_expired
+        )
+        yield CounterMetricFamily(
+            "penstock_fenced_calls", "Calls of workers whose dispatch was over.", tallies.fenced
+        )
+        yield CounterMetricFamily(
+            "penstock_preemptions",
+            "Runs that were asked to make room.",
+            tallies.events[Kind.PREEMPT_REQUESTED],
+        )
+        yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", tallies.events[Kind.ALERT])
+        yield _histogram("penstock_wait_seconds", "From ready to running.", tallies.waits)
+        yield _histogram("penstock_run_seconds", "From running to the end of the attempt.", tallies.runs)
+
+
+def _bounded(addons: list[Addon]) -> dict[str, list[Addon]]:
+    ranked = sorted(addons, key=lambda addon: -sum(addon.jobs.values()))
+    named = {str(addon.addon_id): [addon] for addon in ranked[:_NAMED_ADDONS]}
+    return named | ({"other": ranked[_NAMED_ADDONS:]} if len(ranked) > _NAMED_ADDONS else {})
+
+
+def _counter(name: str, doc: str, label: str, counts: Counter[str] | dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, doc, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family
+
+
+def _histogram(name: str, doc: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, doc)
+    family.add_metric([], histogram.cumulative(), histogram.sum)
+    return family
