@@ -160,6 +160,13 @@ def test_a_beat_tells_all_that_the_page_shows(paged):
     assert beat["quiet"] == "QUIET"
 
 
+@pytest.mark.parametrize("path", ["/pulse", "/pulse/history", "/metrics"])
+def test_what_tells_of_all_addons_is_not_told_to_one(paged, path):
+    bound = paged.client.mint(addon_id="a")
+
+    assert bound.send("GET", path, prefix="" if path == "/metrics" else PREFIX).status == 403
+
+
 def test_history_has_a_list_per_figure(paged):
     until = time.monotonic() + 10
     while len((past := paged.client.get("/pulse/history").json)["at"]) < 2 and time.monotonic() < until:
