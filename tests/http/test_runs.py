@@ -68,7 +68,7 @@ def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):
         return Output(tmp_path / "runs" / job / fence)
 
     place = Place(tmp_path, output=output, rules={"capacity": Capacity(fixed=90)})
-    runner = Runner(place.house, tmp_path).start()
+    runner = Runner(place.house, RunsFolder(tmp_path)).start()
     try:
         client = place.client
         script = "echo one; sleep 0.3; echo two >&2; echo h\\303\\251"

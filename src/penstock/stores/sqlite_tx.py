@@ -31,7 +31,6 @@ __all__ = ["Transaction"]
 
 SUBMITTED: Final = Note(Kind.SUBMITTED)
 DISPATCHING: Final = Note(Kind.DISPATCHING, "admitted")
-RUNNING: Final = Note(Kind.RUNNING)
 #: What `apply` reads by.
 JOBS: Final = "jobs_for_steps"
 DISPATCHES: Final = "dispatches_for_steps"
