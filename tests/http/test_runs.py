@@ -8,6 +8,7 @@ from http_kit import Place
 from penstock.core.quiet import Capacity
 from penstock.runner import Runner
 from penstock.runner.output import Output
+from penstock.runner.survivors import RunsFolder
 
 
 def command(*argv, **more):
