@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOAK ?= 10
+FUZZ ?= 100
 
 # Workers are started by the hundred here; let them find compiled code.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint types check soak mutants bench bench-pools bench-graphs lock format
+.PHONY: help run demo test lint types check soak fuzz mutants bench bench-pools bench-graphs lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +32,9 @@ types: .venv  ## mypy, strict
 
 soak: .venv  ## the same tests with numbers SOAK times as big (10): kills, random schedules, simulation seeds
 	PENSTOCK_SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 3600
+
+fuzz: .venv  ## drive the HTTP API by its own description, FUZZ examples per operation (100)
+	$(BIN)/python tests/http/fuzz.py $(FUZZ)
 
 mutants: .venv  ## plant known bugs, one at a time, and see that the tests find each
 	$(BIN)/python tests/mutants/run.py

@@ -391,7 +391,8 @@ def test_an_application_reports_its_own_readings_and_only_those(client):
     assert readings == {("shop", "p95_ms"): 120.0, ("shop", "error_rate"): 0.01}
 
     refused = client.post("/signals", told | {"readings": {"cpu": 0.0}})
-    assert (refused.status, refused.fields) == (422, ["cpu"])
+    assert (refused.status, refused.fields) == (422, ["readings"])
+    assert "error_rate|p95_ms|in_flight" in refused.json["detail"]
 
 
 def test_health_is_open_and_says_no_more_than_it_must(place):

@@ -6,7 +6,7 @@ import pytest
 from http_kit import Place
 
 from penstock.core.quiet import Capacity
-from penstock.runner import Runner
+from penstock.runner import Runner, RunsFolder
 from penstock.runner.output import Output
 from penstock.runner.survivors import RunsFolder
 

@@ -64,6 +64,8 @@ class Limits:
 
     requests: int = 256
     waiting: int = 64
+    #: However long a client asks to be kept waiting. Some proxies cut a silent connection early.
+    longest_wait_sec: float = wire.MAX_WAIT_SEC
     body_sec: float = 30.0
     #: A stream whose client has not taken anything for so long is dropped.
     unread_sec: float = 10.0
@@ -154,11 +156,18 @@ class Api:
             raise Stopping("the scheduler is stopping")
         with self._counted(self._open, who.name, self._limits.requests):
             call = await self._understood(request, route, parameter, who)
-            if not (route.waits or _wait_sec(call.query) or _wait_sec(call.body)):
+            waits = [self._shortened(asked) for asked in (call.query, call.body)]
+            if not (route.waits or any(waits)):
                 await self._answer(request, route, call)
                 return
             with self._counted(self._waiting, who.name, self._limits.waiting):
                 await self._answer(request, route, call)
+
+    def _shortened(self, asked: Any) -> float:
+        seconds: float = getattr(asked, "wait_sec", 0.0)
+        if seconds > self._limits.longest_wait_sec:
+            seconds = asked.wait_sec = self._limits.longest_wait_sec
+        return seconds
 
     def _principal(self, request: _Request) -> Principal:
         authorization = request.headers.get(b"authorization")
@@ -250,11 +259,6 @@ class Api:
 
     async def _openapi(self, _: Call[None, None]) -> msgspec.Raw:
         return msgspec.Raw(self._description)
-
-
-def _wait_sec(asked: Any) -> float:
-    seconds: float = getattr(asked, "wait_sec", 0.0)
-    return seconds
 
 
 _NOBODY: Final = Principal("nobody", frozenset())

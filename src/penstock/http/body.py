@@ -176,13 +176,12 @@ def fields_of(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ..
     return msgspec.structs.fields(kind)
 
 
-_AT: Final = re.compile(r"^(?P<message>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
-_MATCHING: Final = re.compile(r"matching regex .*", re.DOTALL)
+_AT: Final = re.compile(r"^(?P<message>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 
 
 def _from(error: msgspec.ValidationError, field: str = "") -> dict[str, str]:
     found = _AT.match(str(error))
     message, path = (found["message"], found["path"] or "") if found else (str(error), "")
     name = f"{field}{path}" if field else path.lstrip(".") or "body"
-    words = _MATCHING.sub("of another form", message.replace("`", ""))
+    words = message.replace("`", "").replace(r"$(?!\\n)'", "$'")
     return {"field": name, "message": f"is wrong: {words[:1].lower()}{words[1:]}"}

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from penstock.core.intent import MAX_SPAN_SEC
 from penstock.core.landing import End, Phase
-from penstock.core.quiet import QuietState
+from penstock.core.quiet import TOLD, QuietState
 from penstock.core.states import State
 from penstock.core.words import RunWhen
 
@@ -141,6 +141,7 @@ Line: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\u0000]*$")]
 Words: TypeAlias = Annotated[str, Meta(max_length=20_000, pattern=r"^[^\u0000]*$")]
 Tag: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\u0000]*$")]
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
+SignalName: TypeAlias = Annotated[str, Meta(pattern="^({})$(?!\\n)".format("|".join(TOLD)))]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 MAX_NUMBER: Final = 2**62
 _STATES: Final = "^({0})(,({0}))*$(?!\\n)".format("|".join(State))
@@ -836,7 +837,7 @@ class Signals(Asked):
     """An application's own readings: p95_ms, in_flight, error_rate. It counts for as long as it goes on telling them."""
 
     addon_id: AddonName
-    readings: Annotated[dict[str, Annotated[float, Meta(ge=0, le=1e9)]], Meta(min_length=1, max_length=32)]
+    readings: Annotated[dict[SignalName, Annotated[float, Meta(ge=0, le=1e9)]], Meta(min_length=1)]
     ttl_sec: Annotated[float, Meta(ge=1, le=3_600)] | None = None
 
 
