@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from http_kit import Place
 
-from penstock.core.quiet import Capacity
 from penstock.runner import Runner, RunsFolder
-from penstock.runner.output import Output
-from penstock.runner.survivors import RunsFolder
 
 
 def command(*argv, **more):
@@ -64,12 +61,9 @@ def test_a_job_that_never_ran_has_printed_nothing(client):
 
 
 def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):
-    def output(dispatch_id):
-        job, _, fence = dispatch_id.rpartition(".")
-        return Output(tmp_path / "runs" / job / fence)
-
-    place = Place(tmp_path, output=output, rules={"capacity": Capacity(fixed=90)})
-    runner = Runner(place.house, RunsFolder(tmp_path)).start()
+    runs = RunsFolder(tmp_path)
+    place = Place(tmp_path, output=runs.output)
+    runner = Runner(place.house, runs).start()
     try:
         client = place.client
         script = "echo one; sleep 0.3; echo two >&2; echo h\\303\\251"

@@ -121,6 +121,8 @@ def _config(settings: Settings) -> Config:
         trusted_proxies=server.trusted_proxies,
         allowed_hosts=server.allowed_hosts,
         stop_sec=min(5.0, _REQUESTS * seconds(server.shutdown_timeout)),
+        output=RunsFolder(settings.data_dir).output,
+        functions=_functions(settings),
     )
 
 
@@ -137,12 +139,16 @@ def _socket(settings: Settings) -> Path | None:
 _MAX_SOCKET_PATH: Final = 107
 
 
+def _functions(settings: Settings) -> Functions:
+    return Functions(paths=settings.runner.functions)
+
+
 def _runner_settings(settings: Settings, server: Server) -> RunnerSettings:
     told, usual = settings.runner, RunnerSettings()
     return RunnerSettings(
         slots=told.slots,
         workers=usual.workers if told.workers is None else told.workers,
-        functions=Functions(paths=told.functions),
+        functions=_functions(settings),
         path=tuple(str(path) for path in told.path),
         passed_on=told.pass_on,
         url=server.url if settings.server.listen is not None else None,

@@ -145,10 +145,7 @@ class Runner:
         return answer.result(30)
 
     def output(self, dispatch_id: DispatchId) -> Output:
-        job, _, fence = dispatch_id.rpartition(".")
-        if "/" in job or not fence.isdigit():
-            raise NotFound(f"there is no dispatch {dispatch_id}", dispatch_id=dispatch_id)
-        return Output(self._folder.path / job / fence)
+        return self._folder.output(dispatch_id)
 
     def _post(self, what: Callable[[], None]) -> None:
         self._asked.append(what)

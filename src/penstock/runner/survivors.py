@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core.job import Dispatch
-from penstock.core.refusals import DispatcherHeld
+from penstock.core.refusals import DispatcherHeld, NotFound
 from penstock.core.words import DispatchId
 from penstock.engine.recovery import Survivors
+from penstock.runner.output import Output
 from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked, send
 
 __all__ = ["WORKER", "RunsFolder"]
@@ -59,6 +60,13 @@ class RunsFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def output(self, dispatch_id: DispatchId) -> Output:
+        """What one attempt has printed, while it runs and after."""
+        job, _, fence = dispatch_id.rpartition(".")
+        if "/" in job or not fence.isdigit():
+            raise NotFound(f"there is no dispatch {dispatch_id}", dispatch_id=dispatch_id)
+        return Output(self.path / job / fence)
 
     def survivors(self) -> Survivors:
         """For the house: ends what is left of our dispatches and says which are gone for certain."""
