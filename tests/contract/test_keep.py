@@ -204,6 +204,18 @@ def test_young_and_blocked_jobs_are_kept(yard):
     assert yard.state(blocked.job_id) == "BLOCKED"
 
 
+def test_a_key_protects_for_as_long_as_its_job_can_be_looked_at(yard):
+    job, dispatch = yard.start(idempotency_key="k")
+    yard.end(dispatch)
+    assert yard.submit(idempotency_key="k") == [job.job_id]
+    yard.later(1)
+    yard.store.prune(yard.now, 10)
+
+    [again] = yard.submit(idempotency_key="k")
+    assert again != job.job_id
+    assert yard.store.job(job.job_id) is None
+
+
 def test_a_number_is_never_used_again_after_its_event_was_forgotten(yard):
     _, dispatch = yard.start()
     yard.end(dispatch)

@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -44,6 +44,7 @@ from penstock.stores.protocol import (
     say_nothing,
 )
 from penstock.stores.rows import DEMAND, dispatch_from, event_from, job_from
+from penstock.stores.sqlite_care import Presence, WalGuard, refuse_network_file_system
 from penstock.stores.sqlite_file import (
     DispatchLock,
     WriteLock,
@@ -77,9 +78,15 @@ class SqliteStore:
         self._path = Path(path).absolute()
         self._clock, self._ordering, self._new_id = clock, ordering or Ordering(), new_id
         self._sql = statements()
-        self._con = connect(self._path)
-        migrate(self._con, self._path)
-        self._write_lock = WriteLock(self._path)
+        with failures(self._path), ExitStack() as opened:
+            refuse_network_file_system(self._path)
+            self._presence = opened.enter_context(closing(Presence(self._path)))
+            self._con = opened.enter_context(closing(connect(self._path)))
+            self._presence.examine(self._con)
+            migrate(self._con, self._path)
+            self._write_lock = WriteLock(self._path)
+            opened.pop_all()
+        self._wal = WalGuard(self._path, self._con)
         self._written, self._read = Demands(), Demands()
         self._readers: SimpleQueue[apsw.Connection] = SimpleQueue()
         self._rings: list[Callable[[], None]] = []
@@ -142,6 +149,7 @@ class SqliteStore:
             self._clock,
             self._ordering,
             self._written,
+            wal=self._wal,
             new_id=self._new_id,
             committed=self._committed,
         )
@@ -189,6 +197,7 @@ class SqliteStore:
         while not self._readers.empty():
             self._readers.get().close()
         self._con.close()
+        self._presence.close()
         self._write_lock.close()
         self._sender.close()
 

@@ -70,7 +70,22 @@ def failures(path: Path) -> Iterator[None]:
         apsw.PermissionsError,
     ) as error:
         kind = type(error).__name__.removesuffix("Error").lower()
-        raise StoreFailed(f"the database {path.name} cannot be used: {error}", kind=kind) from error
+        raise StoreFailed(f"{path} {_ADVICE[kind]} ({error})", kind=kind) from error
+    except OSError as error:
+        raise StoreFailed(f"{path} {_ADVICE['cantopen']} ({error})", kind="cantopen") from error
+
+
+_ADVICE: Final = {
+    "busy": "is kept locked by another program: end what holds a transaction open on it",
+    "locked": "is kept locked by another program: end what holds a transaction open on it",
+    "full": "cannot grow, its disk is full: free some space. Nothing was lost, and the next call goes on",
+    "io": "could not be read or written: look at the disk, its free space and the system's log",
+    "readonly": "may not be written: give this user the right to write the file, its folder, and the -wal and -shm beside it",
+    "corrupt": "is damaged: restore a backup, or save what can be read by `sqlite3 FILE .recover`",
+    "notadb": "is not a database of Penstock and was left alone: choose another file",
+    "cantopen": "cannot be opened: its folder must exist, and this user must be allowed to write in it",
+    "permissions": "may not be used by this user: change its owner or its mode",
+}
 
 
 def migrate(con: apsw.Connection, path: Path) -> None:

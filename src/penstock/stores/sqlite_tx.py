@@ -15,6 +15,7 @@ from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind, dispatch_id_of, place
 from penstock.core.landing import End, Phase
 from penstock.core.order import Aging, Floor, Offer, Ordering, Pick, Verdict, ready_at
+from penstock.core.refusals import StoreFailed
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
@@ -22,6 +23,7 @@ from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Mone
 from penstock.stores.dispatches import dispatch_row, new_dispatch
 from penstock.stores.protocol import NOTHING_SPENT, Clock, Depth, Receipt, Standing, Tell, Terms
 from penstock.stores.rows import body_hash, encode, intent_row, job_row
+from penstock.stores.sqlite_care import WalGuard
 from penstock.stores.sqlite_file import WriteLock, one, query, statements
 from penstock.stores.sqlite_floor import Demands, TableFloor
 from penstock.stores.sqlite_pages import NO_JOB, Pages
@@ -47,10 +49,11 @@ class Transaction:
         ordering: Ordering,
         demands: Demands,
         *,
+        wal: WalGuard,
         new_id: Callable[[], str],
         committed: Callable[[], None],
     ) -> None:
-        self._con, self._lock, self._clock, self._ordering = con, lock, clock, ordering
+        self._con, self._lock, self._wal, self._clock, self._ordering = con, lock, wal, clock, ordering
         self._demands, self._new_id, self._committed = demands, new_id, committed
         self._sql = statements()
 
@@ -59,7 +62,12 @@ class Transaction:
         try:
             # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
             self._con.execute("BEGIN IMMEDIATE")
-        except BaseException:
+            self._wal.look()
+        except BaseException as error:
+            if self._con.in_transaction:
+                self._con.execute("ROLLBACK")
+            if isinstance(error, StoreFailed):
+                self._wal.save()
             self._lock.__exit__()
             raise
         self._pages = Pages(self._con, self._demands)
