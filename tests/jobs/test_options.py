@@ -60,6 +60,7 @@ from penstock.engine.rules import Rules
         ("time_sensitive", True, penstock.BadIntent, "time_sensitive needs deadline_at"),
         ("cost_limit", "much", ValueError, "cost_limit is 'much'; it must be a sum of money"),
         ("cost_limit", 0, penstock.BadIntent, "cost_limit must be above 0"),
+        ("wait_for_room", -1, ValueError, "wait_for_room is -1"),
         ("unit", "", penstock.BadIntent, "unit must be"),
         ("addon", "", penstock.BadIntent, "addon_id must be"),
         ("colour", "red", TypeError, "'colour' is not an option of a job; there are addon, cost"),

@@ -12,6 +12,8 @@ from datetime import timedelta
 import pytest
 
 import penstock
+from penstock.core import changes
+from penstock.core.landing import End
 
 
 def until(true, seconds=20):
@@ -345,6 +347,36 @@ def test_a_function_that_lost_its_lease_is_told_and_its_result_refused(make, mon
     assert ["lease_expired", "completed"] == [str(attempt.end) for attempt in job.attempts()]
 
 
+def test_a_lease_that_the_function_itself_found_lost_costs_no_thread(make):
+    scheduler = make(workers=1, lease=0.3, crash_retries=())
+
+    @scheduler.job
+    def unlucky(ctx: penstock.JobContext) -> None:
+        scheduler._store.apply([_end(scheduler, ctx)])
+        with pytest.raises(penstock.JobStopped, match="checkpoint was not saved"):
+            ctx.save_checkpoint(1)
+
+    with scheduler:
+        job = unlucky.enqueue()
+        until(lambda: job.done)
+        for n in range(5):
+            assert n == scheduler.job(name="echo")(lambda n: n).enqueue(n).result(20)
+
+
+def _end(scheduler, ctx):
+    """As the keeper would, after a lease that nobody renewed."""
+    job = scheduler.get(ctx.id)
+    rules, now = scheduler.rules, scheduler._store.now()
+    return changes.end(
+        job.job,
+        job.attempts()[-1],
+        End.LEASE_EXPIRED,
+        now,
+        schedules=rules.schedules,
+        ordering=rules.ordering,
+    )
+
+
 # what a function can say
 
 
@@ -532,6 +564,21 @@ def test_max_per_job_and_depth_are_kept(make):
         one.enqueue()
 
 
+def test_a_full_queue_can_be_waited_for(make):
+    scheduler = make(max_queued=1)
+    f = scheduler.job(name="f")(lambda: 1)
+    first = f.enqueue()
+
+    with pytest.raises(penstock.QueueFull):
+        f.options(wait_for_room=0.05).enqueue()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(f.options(wait_for_room=30).enqueue)
+        time.sleep(0.05)
+        assert not waiting.done()
+        first.cancel()
+        assert "QUEUED" == waiting.result(20).state
+
+
 def test_unique_calls_are_one_job(real):
     @real.job(unique=True, deadline=timedelta(hours=1))
     def sync(user: int) -> None:
@@ -547,6 +594,14 @@ def test_unique_calls_are_one_job(real):
     assert by_key.enqueue(9) == by_key.enqueue(9)
     with pytest.raises(penstock.KeyConflict):
         by_key.enqueue(10)
+
+
+def test_a_call_with_a_deadline_says_whether_it_looks_reachable(real):
+    f = real.job(name="f", expected_duration=600)(lambda: 1)
+
+    assert f.enqueue().deadline_reachable is None
+    assert f.options(deadline=timedelta(days=1)).enqueue().deadline_reachable
+    assert f.options(deadline=timedelta(seconds=30)).enqueue().deadline_reachable is False
 
 
 def test_what_was_enqueued_can_be_found_and_edited(real):

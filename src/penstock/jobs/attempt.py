@@ -44,8 +44,20 @@ class Attempt:
     """Ties of a function that runs in this process."""
 
     __slots__ = (
-        "_desk", "_now", "began", "claimed_at", "ended_by", "expires_at", "facts", "fresh_progress", "function", "lost", "spent",
-        "stop", "yielding",
+        "_desk",
+        "_now",
+        "began",
+        "claimed_at",
+        "ended_by",
+        "expires_at",
+        "facts",
+        "fresh_progress",
+        "function",
+        "given_up",
+        "lost",
+        "spent",
+        "stop",
+        "yielding",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +71,7 @@ class Attempt:
         self.began: float = 0.0  # on the monotonic clock; 0: it waits for a thread
         self.stop: End | None = None
         self.lost = False
+        self.given_up = False  # its place is somebody else's
         self.yielding = False
         self.fresh_progress: float | None = None
         self.spent: Money | None = None

@@ -83,10 +83,10 @@ class Beats:
         due = left < self._lease_for * 2 // 3
         fresh = attempt.fresh_progress is not None and left <= self._lease_for - PROGRESS_SEC * SECOND
         # One that was told to stop is not prolonged: it is asked about only when its time is over.
-        if attempt.lost or not (left <= 0 if attempt.stop is not None else due or fresh):
+        if not attempt.lost and not (left <= 0 if attempt.stop is not None else due or fresh):
             return
         told = attempt.stop
-        if not attempt.beat():
+        if attempt.lost or not attempt.beat():
             log.warning("%s of job %s has lost its lease", attempt.function.name, attempt.facts.job_id)
             self._crew.give_up(attempt)
         elif attempt.stop is not None and told is None:

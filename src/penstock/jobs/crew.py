@@ -146,6 +146,7 @@ class Crew:
 
     def give_up(self, attempt: Attempt) -> None:
         """Its lease is over. What it does now counts for nothing, and its units are somebody else's."""
+        attempt.given_up = True
         self.running.pop(attempt.facts.dispatch_id, None)
         self.hands.end(attempt)
         self.hands.give_up(attempt)

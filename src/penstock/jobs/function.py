@@ -64,7 +64,7 @@ class JobFunction(Generic[P, C, R]):
         """On disk when it returns."""
         intent = self._intent(args, kwargs)
         try:
-            [receipt] = self.scheduler._submit([intent])
+            [receipt] = self.scheduler._submit([intent], self._options.wait_for_room)
         except KeyConflict as conflict:
             return self._first(conflict, intent)
         return self._handle(receipt)
@@ -73,7 +73,7 @@ class JobFunction(Generic[P, C, R]):
         """The same for an event loop, which goes on while the disk writes."""
         intent = self._intent(args, kwargs)
         try:
-            [receipt] = await self.scheduler._submit_async([intent])
+            [receipt] = await self.scheduler._submit_async([intent], self._options.wait_for_room)
         except KeyConflict as conflict:
             return self._first(conflict, intent)
         return self._handle(receipt)
@@ -84,7 +84,8 @@ class JobFunction(Generic[P, C, R]):
         argument itself where there is one (a tuple or a dict as the one argument is written `((1, 2),)`).
         """
         intents = [self._intent(*_call(item)) for item in calls]
-        return [self._handle(receipt) for receipt in self.scheduler._submit(intents)] if intents else []
+        receipts = self.scheduler._submit(intents, self._options.wait_for_room) if intents else []
+        return [self._handle(receipt) for receipt in receipts]
 
     def _intent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
         payload = self.arguments.encode(args, kwargs)
@@ -102,7 +103,13 @@ class JobFunction(Generic[P, C, R]):
         return self._handle(Receipt(first.job_id, first.state, created=False))
 
     def _handle(self, receipt: Receipt) -> JobHandle[R]:
-        return JobHandle(self.scheduler, JobId(receipt.job_id), self.arguments, created=receipt.created)
+        return JobHandle(
+            self.scheduler,
+            JobId(receipt.job_id),
+            self.arguments,
+            created=receipt.created,
+            deadline_reachable=receipt.deadline_reachable,
+        )
 
     def __repr__(self) -> str:
         return f"<job {self.name} on {self.scheduler.where}>"

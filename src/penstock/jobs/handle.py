@@ -24,12 +24,22 @@ R = TypeVar("R")
 
 
 class JobHandle(Generic[R]):
-    """`created`: False when a unique key was used before, and this is that first job."""
+    """
+    `created`: False when a unique key was used before, and this is that first job. `deadline_reachable`: how that looked when it was
+    enqueued; None without a deadline, or when it cannot be said.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, job_id: JobId, arguments: Arguments | None = None, *, created: bool = True
+        self,
+        scheduler: Scheduler,
+        job_id: JobId,
+        arguments: Arguments | None = None,
+        *,
+        created: bool = True,
+        deadline_reachable: bool | None = None,
     ) -> None:
-        self._scheduler, self.id, self._arguments, self.created = scheduler, job_id, arguments, created
+        self._scheduler, self.id, self._arguments = scheduler, job_id, arguments
+        self.created, self.deadline_reachable = created, deadline_reachable
 
     # looking
 

@@ -97,8 +97,8 @@ class LocalHands:
         while (attempt := self._ready.get()) is not None:
             if self._began(attempt):
                 self._finished(attempt, perform(attempt.function, attempt.facts, attempt))
-                if attempt.lost:
-                    return  # it was given up, and somebody else has its place
+                if attempt.given_up:
+                    return  # somebody else has its place
             del attempt  # or its payload would stay until the next one comes
 
     # coroutines

@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     not_before: When | None
     cost_limit: float | str | Decimal | None
     unit: str
+    wait_for_room: Seconds
 
 
 _KNOWN: Final = tuple(Options.__annotations__)
@@ -59,6 +60,7 @@ class JobOptions:
     unique: bool | Callable[..., str] = False
     deadline: When | None = None
     not_before: When | None = None
+    wait_for_room: float = 0.0
 
     def take(self, given: dict[str, Any]) -> Self:
         fields: dict[str, Any] = {}
@@ -70,6 +72,8 @@ class JobOptions:
                 if value is not None:
                     moment(name, value, 0)
                 own[name] = value
+            elif name == "wait_for_room":
+                own[name] = span_sec(name, value)
             elif name == "unique":
                 if not isinstance(value, bool) and not callable(value):
                     raise TypeError(

@@ -221,13 +221,13 @@ class Scheduler:
 
     # submitting
 
-    def _submit(self, intents: Sequence[Intent]) -> list[Receipt]:
-        return self._desk.submit(intents)
+    def _submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
+        return self._desk.submit(intents, wait_sec)
 
-    async def _submit_async(self, intents: Sequence[Intent]) -> list[Receipt]:
+    async def _submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
 
-        return await asyncio.wrap_future(self._desk.submit_soon(intents))
+        return await asyncio.wrap_future(self._desk.submit_soon(intents, wait_sec))
 
     # running
 
@@ -263,6 +263,7 @@ class Scheduler:
             opened, self._opened = self._opened, None
             if opened is not None:
                 opened.waits.close()
+                opened.house.stop()
                 opened.store.close()
 
     def run(self) -> None:
@@ -303,7 +304,7 @@ class Scheduler:
 
     def _make(self) -> Open:
         store = self._make_store()
-        return Open(store, House(store, self.rules).desk, Waits(store))
+        return Open(store, House(store, self.rules), Waits(store))
 
     def _make_store(self) -> Store:
         if self.where == MEMORY:
@@ -326,7 +327,7 @@ class Scheduler:
     def _desk(self) -> Desk:
         """The one of the running half knows the machine; any other knows the file."""
         work = self._work
-        return self._open.desk if work is None else work.house.desk
+        return self._open.house.desk if work is None else work.house.desk
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.where}, {'running' if self._work is not None else 'not running'} here>"
@@ -334,7 +335,7 @@ class Scheduler:
 
 class Open(NamedTuple):
     store: Store
-    desk: Desk
+    house: House  # never started: its desk serves those who only enqueue and look
     waits: Waits
 
 

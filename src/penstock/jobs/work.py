@@ -83,6 +83,6 @@ class Work:
             self.crew.drain(timeout)
         finally:
             self.house.driver.stop()
-            self.crew.close(_CLOSING_SEC)
             self._beats.stop()
+            self.crew.close(_CLOSING_SEC)
             self.house.stop()
