@@ -8,7 +8,8 @@ commit the store is audited and the promises are checked; at the end everything 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -19,20 +20,28 @@ from penstock.core.job import Dispatch, Event
 from penstock.core.landing import End, Phase
 from penstock.core.quiet import Capacity
 from penstock.core.refusals import Refused
+from penstock.core.spend import Budget
 from penstock.core.states import FINAL, SETTLED, State
-from penstock.core.words import MINUTE, SECOND, AddonId, Constraint, DispatchId, JobId, Moment
+from penstock.core.words import HOUR, MINUTE, SECOND, AddonId, Constraint, DispatchId, JobId, Moment
 from penstock.engine.desk import Desk
 from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
 from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
+from penstock.engine.purse import Purse
+from penstock.engine.recovery import put_in_order, recover
+from penstock.engine.room import Room
 from penstock.engine.rules import Rules
-from penstock.stores.protocol import Depth, Query, Store
+from penstock.stores.protocol import Depth, Query, Receipt, Store
 
 __all__ = ["CAPACITY", "Broken", "World"]
 
 CAPACITY = 90
 HOST_CAPS = Caps(per_addon=4, constraints={"disk_write_heavy": 1})
-WRITES = frozenset({"submit", "admit", "apply", "renew", "set_addon", "prune", "shift"})
+WRITES = frozenset({
+    "submit", "submit_soon", "admit", "apply", "apply_soon", "renew", "renew_soon", "set_addon", "prune", "shift", "reorder",
+})  # fmt: skip
+DEPTH = 6
+DAY = 24 * HOUR
 #: A worker that has not renewed for this part of its lease stops its run.
 SELF_FENCE = 0.66
 
@@ -59,6 +68,8 @@ class Tap:
         def call(*args: Any, **more: Any) -> Any:
             self._world.maybe_crash()
             answer = verb(*args, **more)
+            if isinstance(answer, Future):
+                answer.exception()  # written, or refused
             self._world.check()
             self._world.maybe_crash()
             return answer
@@ -97,14 +108,19 @@ class World:
         self.now: Moment = 1_900_000_000 * SECOND
         self.last_id = 0
         self.store = self.make_store(lambda: self.now, self.new_id)
+        self.budget = self.rng.choice([700, 10_000])  # what addon "a" may spend in a day
         self.rules = Rules(
             capacity=Capacity(fixed=CAPACITY),
-            limits=Limits(HOST_CAPS),
-            depth=Depth(total=6),
-            retention=6 * 60 * MINUTE,
+            limits=Limits(HOST_CAPS, {AddonId("a"): Budget(day=self.budget)}),
+            depth=Depth(total=DEPTH),
+            retention=30 * HOUR,
             grace=3 * SECOND,
         )
-        self.workers = [Worker(f"w{i}") for i in range(3)]
+        self.runner = Worker("runner:0")  # our own: its runs do not outlive the scheduler that comes next
+        self.workers = [self.runner, *(Worker(f"w{i}") for i in range(2))]
+        self.waiting: list[Future[list[Receipt]]] = []  # submits that wait for room, in the order they came
+        self.told: set[str] = set()  # keys of alerts
+        self.down = False
         self.late: list[tuple[Moment, Callable[[], object]]] = []
         self.acknowledged: set[JobId] = set()
         self.seen: dict[JobId, tuple[State, int]] = {}
@@ -121,12 +137,30 @@ class World:
         return f"id-{self.last_id:06}"
 
     def boot(self) -> None:
-        """What a process has in memory is new; only the store is old."""
+        """What a process has in memory is new; only the store is old. It may die again at once."""
+        while True:
+            try:
+                self.start()
+            except Crash:
+                self.history.append("crash")
+            else:
+                return
+
+    def start(self) -> None:
         tap: Any = Tap(self, self.store)
+        self.waiting.clear()  # nobody will answer them
         machine, fetchers = Machine(self.rules), Fetchers()
         self.dispatcher = Dispatcher(tap, self.rules, machine, fetchers)
         self.keeper = Keeper(tap, self.rules)
-        self.desk = Desk(tap, self.rules, machine, self.dispatcher)
+        self.room, self.purse = Room(tap, self.rules.depth), Purse(tap, self.rules)
+        self.desk = Desk(tap, self.rules, machine, self.dispatcher, self.room)
+        put_in_order(tap, self.rules.ordering.aging)
+        recover(tap, self.rules, self.end_survivors)
+
+    def end_survivors(self, dispatches: Sequence[Dispatch]) -> list[DispatchId]:
+        self.journal += [(run.job_id, run.began, self.now) for run in self.runner.runs]
+        self.runner.runs = []
+        return [d.dispatch_id for d in dispatches if d.worker == self.runner.name]
 
     # the run
 
@@ -162,10 +196,18 @@ class World:
             return act()
         except Crash:
             self.history.append("crash")
+            self.stay_down()
             self.boot()
         except Refused as refusal:
             self.history.append(type(refusal).__name__)
         return None
+
+    def stay_down(self) -> None:
+        """Nobody listens, and what our runner had started runs on: its processes know nothing of leases."""
+        if not self.healthy:
+            self.down = True
+            self.move_clock(self.rng.choice([0, 0, 5, 40, 100]) * SECOND)
+            self.down = False
 
     def send(self, act: Callable[[], Any]) -> Any:
         """A request over a network that loses, doubles and delays."""
@@ -199,14 +241,35 @@ class World:
             idempotency_key=f"key-{self.new_id()}",
         )
         # An answer that was lost is asked for again, with the same key: no second job may come of it.
+        wait_sec = rng.choice([0, 0, 20, 60])
         for _ in range(3):
-            receipts = self.send(lambda: self.desk.submit([intent]))
-            if receipts is not None:
-                self.acknowledged.add(receipts[0].job_id)
+            room = self.room
+            answer = self.send(lambda: self.desk.submit_soon([intent], wait_sec))
+            if answer is not None and room is self.room:  # else it died with the scheduler that was asked
+                self.waiting.append(answer)
                 break
+        self.collect()
+
+    def collect(self) -> None:
+        """Answers to submits. Nobody was let in before one that had waited longer."""
+        for position, answer in enumerate(self.waiting):
+            if not answer.done():
+                continue
+            refusal = answer.exception()
+            self.history.append("let in" if refusal is None else type(refusal).__name__)
+            if refusal is None:
+                [receipt] = answer.result()
+                self.acknowledged.add(receipt.job_id)
+                if receipt.created and not all(before.done() for before in self.waiting[:position]):
+                    raise Broken("a submit was let in before one that waited longer")
+        self.waiting = [answer for answer in self.waiting if not answer.done()]
 
     def tick(self) -> None:
+        self.call(lambda: self.room.step(self.now))
+        self.collect()
         self.call(lambda: self.keeper.step(self.now))
+        if self.call(lambda: self.purse.step(self.now)) == self.now + self.rules.tick:
+            self.check_purse()
         self.call(lambda: self.dispatcher.step(self.now))
 
     def pass_time(self) -> None:
@@ -221,7 +284,7 @@ class World:
 
     def fenced(self, worker: Worker, run: Run) -> bool:
         limit = run.renewed + int(SELF_FENCE * self.rules.lease_for)
-        if self.now <= limit:
+        if self.now <= limit or (self.down and worker is self.runner):
             return False
         self.journal.append((run.job_id, run.began, min(limit, max(run.began, run.ends))))
         return True
@@ -231,6 +294,8 @@ class World:
         if worker.still_until > self.now:
             return
         for run in list(worker.runs):
+            if run not in worker.runs:
+                continue  # it ended with the scheduler, or while nobody listened
             if run.ends <= self.now or self.rng.random() < 0.2:
                 self.finish(worker, run)
             else:
@@ -238,32 +303,40 @@ class World:
         if len(worker.runs) < 3:
             self.find_work(worker)
 
+    def way(self, worker: Worker) -> Callable[[Callable[[], Any]], Any]:
+        """Our own runner lives in the scheduler's process: nothing gets lost between them but both of them."""
+        return self.call if worker is self.runner else self.send
+
     def find_work(self, worker: Worker) -> None:
+        ask, sent = self.way(worker), self.now
         if self.rng.random() < 0.5:
             kinds = Kinds(AddonId("a"), frozenset(self.rng.choice([[], ["x"]])))
-            claimed = self.send(lambda: self.desk.claim(kinds, self.rng.choice([1, 2]), worker.name))
+            claimed = ask(lambda: self.desk.claim(kinds, self.rng.choice([1, 2]), worker.name))
             for job, dispatch, _ in claimed or []:
-                self.begin(worker, job.job_id, dispatch)
+                self.begin(worker, job.job_id, dispatch, sent)
             return
-        offered = self.send(lambda: self.desk.dispatchable(None)) or []
+        offered = ask(lambda: self.desk.dispatchable(None)) or []
         if offered and (job_id := self.rng.choice(offered).job_id) is not None:
-            dispatch = self.send(lambda: self.desk.lease(job_id, worker.name))
+            dispatch = ask(lambda: self.desk.lease(job_id, worker.name))
             if dispatch is not None:
-                self.begin(worker, job_id, dispatch)
+                self.begin(worker, job_id, dispatch, sent)
 
-    def begin(self, worker: Worker, job_id: JobId, dispatch: Dispatch) -> None:
+    def begin(self, worker: Worker, job_id: JobId, dispatch: Dispatch, sent: Moment) -> None:
         ends = self.now + self.rng.choice([0, 3, 20, 90]) * SECOND
         cost = dispatch.demand.cost_units
-        worker.runs.append(Run(job_id, dispatch.dispatch_id, cost, self.now, ends, self.now))
+        worker.runs.append(Run(job_id, dispatch.dispatch_id, cost, self.now, ends, sent))
 
     def beat(self, worker: Worker, run: Run) -> None:
-        spent = self.rng.choice([None, 100, 200, 400])
+        spent = self.rng.choice([None, 100, 250, 400])
         checkpoint = self.rng.choice([None, "[1]"])
         sent = self.now
-        answer = self.send(lambda: self.desk.heartbeat(run.dispatch_id, spent=spent, checkpoint=checkpoint))
-        if answer is None:
+        answer = self.way(worker)(
+            lambda: self.desk.heartbeat(run.dispatch_id, spent=spent, checkpoint=checkpoint)
+        )
+        if answer is None or run not in worker.runs:
             return
         if answer.stop is None:
+            self.check_limit(run.job_id)
             run.renewed = sent
         elif self.rng.random() < 0.7:  # some runs do not listen, until their time is up
             self.finish(worker, run, End.RELEASED)
@@ -273,7 +346,7 @@ class World:
         self.journal.append((run.job_id, run.began, self.now))
         end = how or self.rng.choice([End.COMPLETED] * 5 + [End.JOB_ERROR, End.UNAVAILABLE, End.RELEASED])
         for _ in range(2):
-            if self.send(lambda: self.desk.end(run.dispatch_id, end)) is not None:
+            if self.way(worker)(lambda: self.desk.end(run.dispatch_id, end)) is not None:
                 break
 
     def person(self) -> None:
@@ -298,7 +371,7 @@ class World:
             # Killed: its runs end with it.
             self.journal += [(run.job_id, run.began, self.now) for run in worker.runs]
             worker.runs = []
-        elif self.maybe(0.7):
+        elif worker is not self.runner and self.maybe(0.7):
             # Stopped past its lease. When it goes on it must not take its old runs for its own.
             for run in worker.runs:
                 self.journal.append((run.job_id, run.began, self.now))
@@ -351,6 +424,34 @@ class World:
             self.cursor = event.seq
             if event.job_id is not None:
                 self.check_move(event, event.job_id)
+            if event.kind == "SUBMITTED" and self.queued() > DEPTH:
+                raise Broken(f"{self.queued()} jobs are queued, of {DEPTH}, and one more was taken")
+            if event.kind == "ALERT":
+                self.check_alert(event)
+
+    def queued(self) -> int:
+        return sum(addon.jobs.get(State.QUEUED, 0) for addon in self.store.addons())
+
+    def check_alert(self, event: Event) -> None:
+        if event.data["key"] in self.told:
+            raise Broken(f"{event.data['key']} was told twice")
+        self.told.add(event.data["key"])
+
+    def over_budget(self) -> bool:
+        spent = self.store.books(self.rules.host).spent.get(AddonId("a"), {})
+        return spent.get("day", 0) >= self.budget
+
+    def check_purse(self) -> None:
+        live = self.store.live(addon_id=AddonId("a"), phases=[Phase.RESERVED, Phase.LEASED])
+        if live and self.over_budget():
+            raise Broken(f"the budget is spent and {[d.dispatch_id for d in live]} go on")
+
+    def check_limit(self, job_id: JobId) -> None:
+        job = self.store.job(job_id)
+        if job is None or job.state is not State.RUNNING or job.intent.cost_limit is None:
+            return
+        if job.spent - job.spent_before >= job.intent.cost_limit:
+            raise Broken(f"job {job_id} spent {job.spent} and was not told to stop")
 
     def check_move(self, event: Event, job_id: JobId) -> None:
         state, fence = self.seen.get(job_id, (None, 0))
@@ -361,6 +462,9 @@ class World:
             if newer <= fence:
                 raise Broken(f"job {job_id} was dispatched with fence {newer} after {fence}")
             fence = newer
+            job = self.store.job(job_id)
+            if job is not None and job.intent.addon_id == "a" and self.over_budget():
+                raise Broken(f"job {job_id} was dispatched on a budget that is spent")
         self.seen[job_id] = (event.state, fence)
 
     def check_journal(self) -> None:
@@ -378,6 +482,8 @@ class World:
         self.check_journal()
         self.healthy = True
         self.late.clear()
+        if self.over_budget():
+            self.now = (self.now // DAY + 1) * DAY
         self.boot()
         for addon_id in "ab":
             self.store.set_addon(AddonId(addon_id), paused=False)

@@ -96,7 +96,7 @@ class Room:
             elif not isinstance(error, QueueFull):
                 _settle(waiter, error)
             elif waiter.until > waiter.since and self._could_ever(waiter.intents):
-                self._wait(waiter)
+                self._wait(waiter, error)
             else:
                 _settle(waiter, error if full is None else full.refusal())
 
@@ -104,10 +104,12 @@ class Room:
         self._store.submit_soon(intents, depth).add_done_callback(answered)
         return waiter.answer
 
-    def _wait(self, waiter: _Waiter) -> None:
+    def _wait(self, waiter: _Waiter, refused: QueueFull) -> None:
         with self._lock:
             self._waiting.append(waiter)
             self._waiting.sort(key=lambda w: w.number)
+            # Until the next step has found out which limit it was, nobody goes past.
+            self._full = (*self._full, _Full(None, refused.limit, refused.queued))
         self._wake()
 
     def _before(self, intents: Sequence[Intent]) -> _Full | None:
