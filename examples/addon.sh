@@ -11,58 +11,63 @@ url=${PENSTOCK_URL:-http://127.0.0.1:8420}/api/system/scheduler
 token=$(cat "${PENSTOCK_TOKEN_FILE:-${XDG_DATA_HOME:-$HOME/.local/share}/penstock/token}")
 
 # The token goes in by a file descriptor: an argument could be read by everybody on the machine.
-ask() { # ask METHOD PATH [BODY]
-    printf 'header = "Authorization: Bearer %s"\n' "$token" |
+ask() { # ask METHOD PATH [BODY]: the JSON that came back is in $answer; a refusal ends the script with what it said
+    answer=$(printf 'header = "Authorization: Bearer %s"\n' "$token" |
         curl --silent --show-error --fail-with-body --max-time 40 --config - \
-            --request "$1" "$url/$2" ${3:+--header 'Content-Type: application/json' --data "$3"} || {
-        echo >&2
-        return 1
+            --request "$1" "$url/$2" ${3:+--header 'Content-Type: application/json' --data "$3"}) || {
+        echo "$answer" >&2
+        exit 1
     }
 }
 
-field() { # field NAME: the first value of that name in the JSON on stdin. Enough for ids and states; use a real parser for more.
-    { cat; echo; } | sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" | head -n 1
+field() { # field NAME: its first value in $answer. Enough for ids and states; use a real parser for more.
+    echo "$answer" | sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" | head -n 1
 }
 
 echo "1. submit: durable when it is answered"
-job=$(ask POST queue/jobs/submit '{
+ask POST queue/jobs/submit '{
   "addon_id": "visuals", "job_type": "indexing", "cost_units": 30, "priority": "NORMAL",
   "constraints": {"cpu_heavy": true, "disk_write_heavy": false, "network_heavy": false},
   "expected_duration_sec": 120, "payload": {"path": "/some/dir"}, "time_sensitive": false
-}' | field job_id)
+}'
+job=$(field job_id)
 echo "   job $job"
 
 echo "2. wait until the scheduler says that it may start"
-ready=
-while [ -z "$ready" ]; do
-    ask GET "queue/jobs/$job/explain" | field text | sed 's/^/   /'
-    ready=$(ask GET "queue/dispatchable?addon_id=visuals&wait_sec=20" | tr '{' '\n' | grep "$job" | field job_id || true)
+while :; do
+    ask GET "queue/jobs/$job/explain"
+    echo "   $(field text)"
+    ask GET "queue/dispatchable?addon_id=visuals&wait_sec=20"
+    case $answer in *"$job"*) break ;; esac
 done
 
 echo "3. ask for the lease: the room that was reserved becomes ours"
-lease=$(ask POST lease/request "{\"job_id\": \"$job\", \"worker\": \"addon.sh\"}" | field lease_id)
+ask POST lease/request "{\"job_id\": \"$job\", \"worker\": \"addon.sh\"}"
+lease=$(field lease_id)
 echo "   lease $lease"
-ask POST "queue/jobs/$job/ack" "{\"lease_id\": \"$lease\"}" >/dev/null
+ask POST "queue/jobs/$job/ack" "{\"lease_id\": \"$lease\"}"
 
 echo "4. work, and say so before the lease is over (30 s); the answer would tell us to stop"
 for progress in 0.25 0.50 0.75; do
     sleep "${STEP_SEC:-1}"
-    answer=$(ask POST lease/heartbeat "{\"lease_id\": \"$lease\", \"progress\": $progress, \"spent\": 0.01}")
+    ask POST lease/heartbeat "{\"lease_id\": \"$lease\", \"progress\": $progress, \"spent\": 0.01}"
     echo "   $progress done"
     case $answer in *'"cancel":true'*)
         echo "   told to stop"
-        ask POST lease/release "{\"lease_id\": \"$lease\"}" >/dev/null
+        ask POST lease/release "{\"lease_id\": \"$lease\"}"
         exit 1
         ;;
     esac
 done
 
 echo "5. complete"
-ask POST "queue/jobs/$job/complete" "{\"lease_id\": \"$lease\", \"state\": \"DONE\", \"result\": {\"files\": 42}}" | field state | sed 's/^/   /'
+ask POST "queue/jobs/$job/complete" "{\"lease_id\": \"$lease\", \"state\": \"DONE\", \"result\": {\"files\": 42}}"
+echo "   $(field state)"
 
 echo "6. once is once: a heartbeat after the end is refused and changes nothing"
-if ask POST lease/heartbeat "{\"lease_id\": \"$lease\"}" >/dev/null 2>&1; then
+if (ask POST lease/heartbeat "{\"lease_id\": \"$lease\"}") 2>/dev/null; then
     echo "   it was accepted, which must not be"
     exit 1
 fi
-ask GET "queue/jobs/$job" | field state | sed 's/^/   the job is /'
+ask GET "queue/jobs/$job"
+echo "   the job is $(field state)"

@@ -177,10 +177,13 @@ def overlaps(lines):
     return found
 
 
+#: Long enough for a machine that does ten other things, short enough to be outlived by a test.
+LEASE = 3
+
 RULES = Rules(
     capacity=Capacity(fixed=100),
     schedules=Schedules(crash=(0,) * 5, unavailable=(0,) * 2),
-    lease_for=2 * SECOND,
+    lease_for=LEASE * SECOND,
     grace=1 * SECOND,
     tick=200 * MILLISECOND,
 )

@@ -65,7 +65,9 @@ def hold_of(scheduler, lease_id, payload=b"null"):
 def report(scheduler, *pairs):
     """All of them, told by a reporter to its end; what it had to say of each."""
     told = []
-    reporter = Reporter(scheduler, lambda hold, ending: told.append((hold.lease_id, ending)), scheduler.tell)
+    reporter = Reporter(
+        scheduler, lambda hold, ending: told.append((hold.lease_id, ending)), scheduler.tell, lambda: None
+    )
     for hold, ending in pairs:
         reporter.put(hold, ending)
     reporter.close()
@@ -193,7 +195,16 @@ def test_a_payload_that_does_not_fit_fails_the_job_with_the_reason(scheduler):
 
     assert isinstance(ending, Failed)
     assert "does not fit" in ending.error
-    assert "'path'" in ending.error
+    assert "'pth'" in ending.error
+
+
+def test_a_type_error_of_the_function_itself_is_its_own(scheduler):
+    def broken(job):
+        return 1 + "1"
+
+    ending = run(scheduler, broken)
+
+    assert ending.error.startswith("TypeError: unsupported operand")
 
 
 def test_a_coroutine_is_run(scheduler):

@@ -131,6 +131,13 @@ class Client:
     def explain(self, job_id: str) -> wire.Explained:
         return self._get(f"queue/jobs/{_part(job_id)}/explain", wire.Explained)
 
+    def logs(
+        self, job_id: str, *, attempt: int | None = None, offset: int = 0, wait_sec: float = 0
+    ) -> wire.Logs:
+        """What a command or function printed; with `wait_sec` it waits for more."""
+        query = {"attempt": attempt, "offset": offset, "wait_sec": wait_sec or None}
+        return self._get(f"queue/jobs/{_part(job_id)}/logs", wire.Logs, query, wait_sec=wait_sec)
+
     # workers
 
     def dispatchable(
@@ -204,6 +211,21 @@ class Client:
         return self._post(
             "queue/complete/bulk", wire.Outcomes(outcomes=list(outcomes)), wire.Settled, again=True
         ).outcomes
+
+    def exchange(
+        self,
+        outcomes: Sequence[wire.Outcome],
+        *,
+        addon_id: str | None = None,
+        job_types: Sequence[str] = (),
+        limit: int = 1,
+        worker: str = "",
+    ) -> wire.Exchanged:
+        """`complete_many` and a `claim` that does not wait, in one round trip and one commit."""
+        body = wire.Exchange(
+            outcomes=list(outcomes), addon_id=addon_id, job_types=tuple(job_types), limit=limit, worker=worker
+        )
+        return self._post("queue/exchange", body, wire.Exchanged)
 
     def report(self, lease_id: str, **fields: Any) -> wire.Reported:
         """Progress, spending and perhaps the outcome, in one call: any of `wire.Report`."""

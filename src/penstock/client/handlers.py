@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -44,10 +43,7 @@ Ending: TypeAlias = Done | Failed | Given
 
 
 def call(handler: Handler, job: JobContext) -> Ending:
-    try:
-        args, kwargs = _arguments(handler, job)
-    except TypeError as error:
-        return Failed(f"the payload does not fit {_name(handler)}: {error}")
+    args, kwargs = _arguments(job)
     try:
         result = handler(*args, **kwargs)
         if inspect.iscoroutine(result):
@@ -57,6 +53,8 @@ def call(handler: Handler, job: JobContext) -> Ending:
     except JobUnavailable as error:
         return Failed(_told(error), Failure.UNAVAILABLE)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a job raises is the job's own end
+        if isinstance(error, TypeError) and _at_the_door(error):
+            return Failed(f"the payload does not fit {_name(handler)}: {error}")
         return Failed(_told(error))
     try:
         return Done(msgspec.json.encode(result))
@@ -64,22 +62,21 @@ def call(handler: Handler, job: JobContext) -> Ending:
         return Failed(f"{_name(handler)} returned what JSON has no form for: {error}")
 
 
-def _arguments(handler: Handler, job: JobContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bound before the call: a TypeError from within the function would look the same and mean something else."""
-    args: tuple[Any, ...] = (job,)
-    kwargs: dict[str, Any] = {}
+def _arguments(job: JobContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
     match job.payload:
         case dict() as named:
-            kwargs = named
+            return (job,), named
         case list() as listed:
-            args = (job, *listed)
+            return (job, *listed), {}
         case None:
-            pass
+            return (job,), {}
         case value:
-            args = (job, value)
-    with suppress(ValueError):  # a function without a signature, written in C: calling it will tell
-        inspect.signature(handler).bind(*args, **kwargs)
-    return args, kwargs
+            return (job, value), {}
+
+
+def _at_the_door(error: TypeError) -> bool:
+    """Raised by the call itself, before a line of the function ran. To bind the arguments first would cost every call what few need."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 
 def _name(handler: Handler) -> str:

@@ -40,19 +40,27 @@ class Report(NamedTuple):
 
 
 class Reporter:
-    """`reported` is told of each hold that nothing more will be said about. `tell_news`: False if nobody answered."""
+    """
+    `reported` is told of each hold that nothing more will be said about. `tell_news`: False if nobody answered. `rested` is called
+    when there is nothing left to tell.
+    """
 
     def __init__(
         self,
         client: Reports,
         reported: Callable[[Hold, Ending | None], None],
         tell_news: Callable[[Hold], bool],
+        rested: Callable[[], None],
     ) -> None:
-        self._client, self._reported, self._tell_news = client, reported, tell_news
+        self._client, self._reported, self._tell_news, self._rested = client, reported, tell_news, rested
         self._out: deque[Report] = deque()
         self._changed = Condition()
-        self._closing = False
+        self._closing = self._sending = False
         self._silent = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._out and not self._sending
 
     def put(self, hold: Hold, ending: Ending) -> None:
         with self._changed:
@@ -72,8 +80,12 @@ class Reporter:
                     self._changed.wait()
                 if not self._out:
                     return
+            self._sending = True
             left = self._send(self._take())
-            if left:
+            self._sending = False
+            if not left:
+                self._rested()
+            else:
                 with self._changed:
                     self._out.extendleft(reversed(left))
                     self._changed.wait(PAUSE)

@@ -19,10 +19,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Condition, Thread
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from penstock.client.client import Client
 from penstock.client.context import JobContext, facts_of
@@ -33,6 +34,7 @@ from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
 from penstock.client.tenure import Tenure, monotonic
 from penstock.core.refusals import Unavailable
+from penstock.http.wire import Claimed, Ended, Outcome
 
 if TYPE_CHECKING:
     from penstock.client.processes import Hand
@@ -68,7 +70,7 @@ class Worker:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.poll_sec = poll_sec
         self._handlers: dict[str, Handler] = {}
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._running: _Shift | None = None
 
     def job(self, job_type: str | None = None) -> Callable[[F], F]:
@@ -106,28 +108,37 @@ class Worker:
         shift = self._running = _Shift(self, self._handlers, concurrency, prefetch, processes=processes)
         with heard(self._on_signal):
             try:
-                shift.work(self._stopping, until_idle=until_idle)
+                shift.work(until_idle=until_idle)
             finally:
-                self._stopping.set()
+                self.stopping.set()
                 shift.finish(stop_within)
                 self._running = None
+                self.stopping.clear()
         return shift.ran
 
     def stop(self) -> None:
         """From any thread: claim no more, let functions yield or finish, then `run` returns."""
-        self._stopping.set()
+        self.stopping.set()
         self.fetcher.hang_up()
-        if self._running is not None:
-            self._running.wind_down()
+        shift = self._running
+        if shift is not None:
+            shift.wind_down()
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             log.warning("told to stop twice: leaving at once")
             if self._running is not None:
                 self._running.abandon()
             return
         log.info("%s: stopping", number.name)
         self.stop()
+
+
+class Wanted(TypedDict):
+    addon_id: str | None
+    job_types: tuple[str, ...]
+    limit: int
+    worker: str
 
 
 class _Shift:
@@ -147,12 +158,14 @@ class _Shift:
         self._holds = Holds()
         self._waiting: SimpleQueue[Hold | None] = SimpleQueue()
         self._busy = 0  # claimed, and not yet through its function
+        self._asked = 0  # asked for, and not yet answered
+        self._stopping = worker.stopping
         self._changed = Condition()
         self._abandoned = False
         self.ran = 0
         self._heart = Heart(self._client, self._holds, monotonic)
         self._heart_stop = threading.Event()
-        self._reporter = Reporter(self._client, self._reported, self._heart.confirm)
+        self._reporter = Reporter(self, self._reported, self._heart.confirm, self._look_up)
         self._processes = processes
         self._hands = [self._thread(f"hand-{n}", self._hand) for n in range(concurrency)]
         self._keepers = [self._thread("heart", self._beat), self._thread("reporter", self._reporter.run)]
@@ -164,59 +177,84 @@ class _Shift:
 
     # The main thread claims
 
-    def work(self, stopping: threading.Event, *, until_idle: bool) -> None:
+    def work(self, *, until_idle: bool) -> None:
         pause = 0.1
-        while not stopping.is_set():
-            free = self._wait_for_room(stopping)
-            if free == 0:
+        while not self._stopping.is_set():
+            if not self._room_to_ask_for():
                 continue
             try:
-                got = self._claim(free, 0.0 if until_idle else self._worker.poll_sec)
+                got = self._claim(0.0 if until_idle else self._worker.poll_sec)
             except Unavailable as error:
-                if stopping.is_set():
+                if self._stopping.is_set():
                     return
                 if pause == 0.1:
                     log.warning("no jobs can be fetched: %s", error)
-                stopping.wait(pause)
+                self._stopping.wait(pause)
                 pause = min(2.0, pause * 1.5)
                 continue
             pause = 0.1
-            if until_idle and got == 0 and self._all_told(stopping):
+            if until_idle and got == 0 and self._all_told():
                 return
 
-    def _wait_for_room(self, stopping: threading.Event) -> int:
-        """Fetching one by one as hands become free would be a request per job: half of what is fetched ahead must be gone first."""
+    def _room_to_ask_for(self) -> bool:
+        """
+        While ends are told, what is told brings new jobs along (`complete_many`). To ask besides, as hands become free one by one, would
+        be a request per job: so half of what is fetched ahead must be gone first.
+        """
         enough = max(1, self._prefetch // 2)
-        with self._changed:
-            if self._room - self._busy < enough and not stopping.is_set():
-                self._changed.wait(1.0)
-            free = self._room - self._busy
-        return free if free >= enough else 0
 
-    def _claim(self, limit: int, wait_sec: float) -> int:
-        sent_at = monotonic()
-        claimed = self._worker.fetcher.claim(
-            addon_id=self._worker.addon,
-            job_types=tuple(self._handlers),
-            limit=min(limit, 500),
-            wait_sec=wait_sec,
-            worker=self._worker.name,
-        )
+        def there_is() -> bool:
+            return self._room - self._busy - self._asked >= enough and self._reporter.idle
+
+        with self._changed:
+            if not there_is() and not self._stopping.is_set():
+                self._changed.wait(1.0)
+            return there_is() and not self._stopping.is_set()
+
+    def _claim(self, wait_sec: float) -> int:
+        with self._asking() as limit:
+            sent_at = monotonic()
+            claimed = self._worker.fetcher.claim(**self._wanted(limit), wait_sec=wait_sec)
+            self._take(claimed, sent_at)
+        return len(claimed.jobs)
+
+    @contextmanager
+    def _asking(self) -> Iterator[int]:
+        """All the room there is, so that two who ask at once do not fetch twice as much."""
+        with self._changed:
+            limit = min(500, self._room - self._busy - self._asked)
+            self._asked += limit
+        try:
+            yield limit
+        finally:
+            with self._changed:
+                self._asked -= limit
+
+    def _wanted(self, limit: int) -> Wanted:
+        return {
+            "addon_id": self._worker.addon,
+            "job_types": tuple(self._handlers),
+            "limit": limit,
+            "worker": self._worker.name,
+        }
+
+    def _take(self, claimed: Claimed, sent_at: float) -> None:
         for job in claimed.jobs:
             hold = Hold(facts_of(job), Tenure(sent_at, claimed.ttl_sec), self._heart.beat_now)
             if monotonic() >= hold.tenure.beat_at:
                 # The answer waited for a job, or for us: how long the lease has run we cannot know, so it is renewed first.
                 self._heart.confirm(hold)
+            if self._stopping.is_set():
+                hold.ask_to_yield()
             self._holds.add(hold)
             with self._changed:
                 self._busy += 1
             self._waiting.put(hold)
-        return len(claimed.jobs)
 
-    def _all_told(self, stopping: threading.Event) -> bool:
+    def _all_told(self) -> bool:
         """Nothing to claim, and nothing of ours that could still come back to the queue."""
         with self._changed:
-            while len(self._holds) and not stopping.is_set():
+            while len(self._holds) and not self._stopping.is_set():
                 self._changed.wait(0.2)
                 if self._busy < self._room:
                     break
@@ -231,8 +269,7 @@ class _Shift:
                 ending = self._run(hold, hand)
                 with self._changed:
                     self._busy -= 1
-                    self._changed.notify_all()
-                self._reporter.put(hold, ending)
+                self._reporter.put(hold, ending)  # and when that is told, whoever waits for room looks up
         finally:
             if hand is not None:
                 hand.close()
@@ -265,8 +302,23 @@ class _Shift:
 
     def _reported(self, hold: Hold, _ending: Ending | None) -> None:
         self._holds.remove(hold)
+
+    def _look_up(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    def complete_many(self, outcomes: Sequence[Outcome]) -> list[Ended]:
+        """For the reporter: what has ended makes room, so new jobs are asked for in the same breath."""
+        with self._asking() as limit:
+            if limit < 1 or self._stopping.is_set():
+                return self._client.complete_many(outcomes)
+            sent_at = monotonic()
+            answer = self._client.exchange(outcomes, **self._wanted(limit))
+            self._take(answer, sent_at)
+        return answer.outcomes
+
+    def release(self, lease_id: str) -> None:
+        self._client.release(lease_id)
 
     # The end of the shift
 
@@ -274,6 +326,7 @@ class _Shift:
         """What has not begun is given back; what runs is asked to yield."""
         for hold in self._holds:
             hold.ask_to_yield()
+        self._look_up()
 
     def abandon(self) -> None:
         self._abandoned = True
@@ -282,9 +335,13 @@ class _Shift:
         self.wind_down()
         for _ in self._hands:
             self._waiting.put(None)
-        self._wait_until(lambda: not any(hand.is_alive() for hand in self._hands), within)
+        self._wait_until(self._hands_are_free, within)
+        if self._processes and not self._hands_are_free():
+            for hold in self._holds:
+                hold.end("this worker leaves")
+            self._wait_until(self._hands_are_free, 10.0)
         stuck = [hold for hold in self._holds if hold.stop is None]
-        if any(hand.is_alive() for hand in self._hands):
+        if stuck and not self._hands_are_free():
             # A thread cannot be ended. Giving its lease back would let the job run twice at once, so the lease is left to expire.
             names = ", ".join(hold.facts.job_id[-8:] for hold in stuck)
             log.warning("still running and left to the expiry of their leases: %s", names)
@@ -292,6 +349,9 @@ class _Shift:
         self._wait_until(lambda: not self._keepers[1].is_alive(), 5.0)
         self._heart_stop.set()
         self._keepers[0].join(2.0)
+
+    def _hands_are_free(self) -> bool:
+        return not any(hand.is_alive() for hand in self._hands)
 
     def _wait_until(self, true: Callable[[], bool], within: float) -> None:
         until = time.monotonic() + within
