@@ -13,7 +13,6 @@ import pytest
 from http_kit import Place
 
 from penstock.core.refusals import Unavailable
-from penstock.http.app import Limits
 from penstock.http.connection import Doors
 from penstock.http.guard import Unsafe
 from penstock.http.server import Config, serve
@@ -23,9 +22,7 @@ from penstock.http.wire import PREFIX
 @pytest.fixture
 def hasty(tmp_path):
     """Deadlines short enough to be waited for."""
-    made = Place(
-        tmp_path, start=False, doors=Doors(head_sec=0.4, connections=30), limits=Limits(body_sec=0.4)
-    )
+    made = Place(tmp_path, start=False, doors=Doors(head_sec=0.4, body_sec=0.4, connections=30))
     yield made
     made.close()
 

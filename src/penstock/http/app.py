@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -66,7 +65,6 @@ class Limits:
     waiting: int = 64
     #: However long a client asks to be kept waiting. Some proxies cut a silent connection early.
     longest_wait_sec: float = wire.MAX_WAIT_SEC
-    body_sec: float = 30.0
     #: A stream whose client has not taken anything for so long is dropped.
     unread_sec: float = 10.0
 
@@ -154,14 +152,23 @@ class Api:
             raise Forbidden(f"this needs a token with the scope {route.scope}", scope=str(route.scope))
         if self.stopping:
             raise Stopping("the scheduler is stopping")
-        with self._counted(self._open, who.name, self._limits.requests):
+        _enter(self._open, who.name, self._limits.requests)
+        try:
             call = await self._understood(request, route, parameter, who)
-            waits = [self._shortened(asked) for asked in (call.query, call.body)]
-            if not (route.waits or any(waits)):
+            if route.waits or self._shortened(call.query) or self._shortened(call.body):
+                await self._wait_and_answer(request, route, call)
+            else:
                 await self._answer(request, route, call)
-                return
-            with self._counted(self._waiting, who.name, self._limits.waiting):
-                await self._answer(request, route, call)
+        finally:
+            _leave(self._open, who.name)
+
+    async def _wait_and_answer(self, request: _Request, route: Route, call: Call[Any, Any]) -> None:
+        name = call.principal.name
+        _enter(self._waiting, name, self._limits.waiting)
+        try:
+            await self._answer(request, route, call)
+        finally:
+            _leave(self._waiting, name)
 
     def _shortened(self, asked: Any) -> float:
         seconds: float = getattr(asked, "wait_sec", 0.0)
@@ -181,18 +188,6 @@ class Api:
                 return found
         raise BadToken("a bearer token is needed")
 
-    @contextmanager
-    def _counted(self, counter: Counter[str], name: str, limit: int) -> Iterator[None]:
-        if counter[name] >= limit:
-            raise TooMany(f"this token has {limit} such requests open already", retry_after_sec=1.0)
-        counter[name] += 1
-        try:
-            yield
-        finally:
-            counter[name] -= 1
-            if not counter[name]:
-                del counter[name]
-
     async def _understood(
         self, request: _Request, route: Route, parameter: str, who: Principal
     ) -> Call[Any, Any]:
@@ -207,7 +202,7 @@ class Api:
 
     async def _body(self, request: _Request, route: Route) -> Any:
         try:
-            content = await read_body(request.receive, request.headers, self._limits.body_sec)
+            content = await read_body(request.receive, request.headers)
         except TooLarge as error:
             raise _naming_payload(error, route) from None
         if route.decode is None or route.body is None:
@@ -259,6 +254,18 @@ class Api:
 
     async def _openapi(self, _: Call[None, None]) -> msgspec.Raw:
         return msgspec.Raw(self._description)
+
+
+def _enter(counter: Counter[str], name: str, limit: int) -> None:
+    if counter[name] >= limit:
+        raise TooMany(f"this token has {limit} such requests open already", retry_after_sec=1.0)
+    counter[name] += 1
+
+
+def _leave(counter: Counter[str], name: str) -> None:
+    counter[name] -= 1
+    if not counter[name]:
+        del counter[name]
 
 
 _NOBODY: Final = Principal("nobody", frozenset())

@@ -31,10 +31,11 @@ _MAX_HEADERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """`head_sec`: from the first byte of a request, or from the connection, to the end of its head."""
+    """`head_sec`: from the first byte of a request, or from the connection, to the end of its head; `body_sec`: from there to its end."""
 
     connections: int = 1_000
     head_sec: float = 10.0
+    body_sec: float = 30.0
 
 
 class Connection(HttpToolsProtocol):
@@ -44,9 +45,9 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, {}, loop)
         self._doors = doors
         self._local = False
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._head_size = 0
-        self._in_head = True
+        self._in_head, self._in_body = True, False
         self._refusal: tuple[int, str, str] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
@@ -59,7 +60,7 @@ class Connection(HttpToolsProtocol):
             transport.abort()
             return
         self._local = peer is not None
-        self._arm()
+        self._arm(self._doors.head_sec)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -75,9 +76,11 @@ class Connection(HttpToolsProtocol):
                 self._refuse(
                     431, "head_too_large", f"the head of the request is larger than {_MAX_HEAD} bytes"
                 )
-        if self._in_head or self.cycle is None or self.cycle.response_complete:
+        if self._in_body and not self.cycle.response_complete:
+            self._arm(self._doors.body_sec)
+        elif self._in_head or self.cycle.response_complete:
             # Between requests too: whoever dribbles the rest of an answered one, or line feeds before the next.
-            self._arm()
+            self._arm(self._doors.head_sec)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -98,28 +101,32 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._disarm()
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        self._in_body = False
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(*(self._refusal or (400, "bad_http", msg)))
 
-    def _arm(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._doors.head_sec, self._late)
+    def _arm(self, seconds: float) -> None:
+        """Once: what arrives later does not put it off."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(seconds, self._late)
 
     def _disarm(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _late(self) -> None:
-        self._head_timer = None
-        if self.cycle is not None and not self.cycle.response_complete:
-            return
-        self._refuse(
-            408, "too_slow", f"the head of the request did not arrive within {self._doors.head_sec:g} s"
-        )
+        self._timer = None
+        if self.cycle is not None and not self.cycle.response_complete and not self._in_body:
+            return  # a request is being served; the next one is late because of us
+        self._refuse(408, "too_slow", "the request did not arrive in time")
 
     def _refuse(self, status: int, code: str, detail: str) -> None:
         """Before there is a request that could be answered: by hand, and then the line is cut."""

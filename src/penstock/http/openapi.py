@@ -55,8 +55,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
 
 def _operation(route: Route, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
     scope = "open to everybody" if isinstance(route.scope, Open) else f"needs the scope `{route.scope}`"
-    media = "text/event-stream" if route.streams else "application/json"
-    shown: dict[str, Any] = {"type": "string"} if route.streams else ref[route.answer]
+    media, shown = _shown(route, ref)
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__.strip("_"),
         "summary": route.summary,
@@ -79,6 +78,14 @@ def _operation(route: Route, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
             "content": {"application/json": {"schema": ref[route.body]}},
         }
     return operation
+
+
+def _shown(route: Route, ref: dict[type, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    if route.streams:
+        return "text/event-stream", {"type": "string"}
+    if route.plain:
+        return route.plain.decode().partition(";")[0], {"type": "string"}
+    return "application/json", ref[route.answer]
 
 
 def _refusal(words: str, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Page:
         if scope["method"] != "POST":
             raise WrongVerb("a session is opened with POST", allowed=["POST"])
         try:
-            asked = msgspec.json.decode((await read_body(receive, headers, 10.0))[:_MAX_CODE], type=Code)
+            asked = msgspec.json.decode((await read_body(receive, headers))[:_MAX_CODE], type=Code)
         except msgspec.MsgspecError:
             problem = {"field": "code", "message": "must be the code of a login link"}
             raise BadFields(f"code {problem['message']}", problems=[problem]) from None
