@@ -171,6 +171,7 @@ class Ticket:
 
 
 TicketT = TypeVar("TicketT", bound=Ticket)
+_make_tuple = tuple.__new__
 
 
 class DispatchQueue(Generic[TicketT]):
@@ -182,13 +183,14 @@ class DispatchQueue(Generic[TicketT]):
     """
 
     __slots__ = (
-        "_cursor", "_evicts", "_front", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
+        "_cursor", "_evicts", "_front", "_max_in_flight", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
         "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._policy = limits.policy
+        self._max_in_flight = limits.max_in_flight
         # With a depth of 0 whatever is pending came back from a crash, and the newcomer could not start in its stead.
         self._evicts = limits.policy is Policy.DROP_OLDEST and limits.max_queue_depth > 0
         self.max_queue_depth = limits.max_queue_depth
@@ -474,14 +476,14 @@ class DispatchQueue(Generic[TicketT]):
 
     def state(self) -> QueueState:
         # Past NamedTuple's own constructor, which takes as long again as the rest.
-        return tuple.__new__(
+        return _make_tuple(
             QueueState,
             (
                 self.in_flight,
                 self.pending,
                 self.waiting,
                 self.reserved,
-                self.limits.max_in_flight,
+                self._max_in_flight,
                 self.max_queue_depth,
                 self._policy,
                 self.paused,

@@ -6,13 +6,14 @@ same reason the parts of a `concurrent.futures.Future` that most calls never nee
 and callbacks) are made on first use. `wait`, `as_completed` and `asyncio.wrap_future` reach into exactly these
 attributes, so they find what they expect.
 
-Why settling without the condition's lock is safe: `_settle` writes the state first and looks for a condition after;
-whoever waits makes the condition first and looks at the state after. One of the two always sees the other.
+Why settling without the condition's lock is safe: `_settle` writes the state first and looks for a condition or a
+sleeper after; whoever waits makes that first and looks at the state after. One of the two always sees the other.
 """
 
 from __future__ import annotations
 
 import threading
+from _thread import LockType, allocate_lock
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
@@ -34,12 +35,16 @@ R = TypeVar("R")
 
 
 class _Crowd:
-    """What a Future has for those who wait for it."""
+    """
+    What a Future has for those who wait for it. A thread in `result()` sleeps on a lock of its own: to make a condition
+    and to wait for it takes several times as long, so only those get one who ask for it.
+    """
 
-    __slots__ = ("callbacks", "condition", "waiters")
+    __slots__ = ("callbacks", "condition", "sleepers", "waiters")
 
     def __init__(self) -> None:
-        self.condition = threading.Condition()
+        self.condition: threading.Condition | None = None
+        self.sleepers: list[LockType] = []
         self.waiters: list[Any] = []
         self.callbacks: list[Callable[[Any], object]] = []
 
@@ -125,8 +130,12 @@ class Call(Ticket, Future[R], Generic[R]):
             if self._state is PENDING:
                 raise TimeoutError
             return
-        with self._condition:
-            if not self._condition.wait_for(lambda: self._state is not PENDING, timeout):
+        sleeper = allocate_lock()
+        sleeper.acquire()
+        (self._crowd or self._gather()).sleepers.append(sleeper)
+        if self._state is PENDING:
+            sleeper.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX))
+            if self._state is PENDING:
                 raise TimeoutError
 
     # What its pool does to it
@@ -146,6 +155,10 @@ class Call(Ticket, Future[R], Generic[R]):
             self.mailbox.post(self)
 
     def _announce(self, crowd: _Crowd) -> None:
+        for sleeper in crowd.sleepers:
+            sleeper.release()
+        if crowd.condition is None:
+            return
         with crowd.condition:
             for waiter in crowd.waiters:
                 if self._state is CANCELLED_AND_NOTIFIED:
@@ -168,7 +181,12 @@ class Call(Ticket, Future[R], Generic[R]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]  # Future's own code only reads these
-        return (self._crowd or self._gather()).condition
+        crowd = self._crowd or self._gather()
+        if crowd.condition is None:
+            with _gathering:
+                if crowd.condition is None:
+                    crowd.condition = threading.Condition()
+        return crowd.condition
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]  # as above

@@ -23,7 +23,7 @@ from penstock.local.call import Call
 from penstock.local.crash import CrashPolicy
 from penstock.local.gate import Gate
 from penstock.local.packing import Function, Packed, Packer
-from penstock.local.process import Condition, WorkerProcess
+from penstock.local.process import COLD, LIVE, Condition, WorkerProcess
 from penstock.local.remote import unpack_error
 from penstock.local.timers import Timer, call_at, clock
 from penstock.local.watch import Watch
@@ -100,13 +100,14 @@ class ProcessCrew:
         best = cold = None
         least, limit = room, self._options.max_calls
         for worker in self.workers:
-            if worker.condition is Condition.LIVE:
+            condition = worker.condition
+            if condition is LIVE:
                 load = len(worker.calls)
                 if load < least and (limit is None or worker.handed < limit):
                     if load == 0:
                         return worker
                     best, least = worker, load
-            elif cold is None and worker.condition is Condition.COLD:
+            elif cold is None and condition is COLD:
                 cold = worker
         if cold is not None:
             self._start(cold)

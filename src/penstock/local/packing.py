@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from penstock.core.errors import NotPicklable
 from penstock.local import segments, wire
 from penstock.local.call import Call
+from penstock.local.wire import all_plain
 
 
 class Function(NamedTuple):
@@ -48,7 +49,7 @@ class Packer:
             function = self._functions[fn]
         except (KeyError, TypeError):
             function = fn if type(fn) is str else self._function(fn)
-        if function is not None and not kwargs and wire.all_plain(args):
+        if function is not None and not kwargs and all_plain(args):
             call.function = function
             call.body = args
             return None

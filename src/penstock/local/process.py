@@ -20,7 +20,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from penstock.core.errors import WorkerCrashedError
 from penstock.local import wire
@@ -40,6 +40,11 @@ class Condition(Enum):
     LEAVING = "leaving"  # takes no more calls
     RESTING = "resting"  # crashed; waits out its delay
     STOPPED = "stopped"  # until somebody starts the workers again
+
+
+# Read for every call that is handed out; a look at the member of an Enum takes longer than the rest of that.
+LIVE: Final = Condition.LIVE
+COLD: Final = Condition.COLD
 
 
 class WorkerProcess:

@@ -19,7 +19,7 @@ import threading
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.queue import IN_FLIGHT
 from penstock.local.call import Call
@@ -36,6 +36,13 @@ _BRIEF: Final = 50e-6
 _FOR_A_WHILE: Final = 32
 #: How often the lookout looks in.
 _LOOK: Final = 1e-3
+
+
+class _Keyed(NamedTuple):
+    """The arguments of the few calls that have keywords; those of the others are a plain tuple."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class ThreadWorker:
@@ -139,9 +146,13 @@ class ThreadCrew:
     # With the lock released
 
     def describe(
-        self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        call: Call[Any],
+        fn: Any,  # noqa: ARG002  # the call knows it
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Callable[[], None] | None:
-        call.body = (fn, args, kwargs)
+        call.body = _Keyed(args, kwargs) if kwargs else args
         return None
 
     def _work(self, worker: ThreadWorker) -> None:
@@ -207,7 +218,11 @@ class ThreadCrew:
         if call.stage is IN_FLIGHT:
             worker.running = call
             try:
-                result = self._invoke(call)
+                fn: Any = call.fn
+                if type(call.body) is tuple and type(fn) is not str and call.extra is None:
+                    result = fn(*call.body)
+                else:
+                    result = self._invoke(call)
             except BaseException as raised:  # noqa: BLE001  # whatever it is, it is the caller's to see
                 error = raised
             worker.running = None
@@ -243,7 +258,8 @@ class ThreadCrew:
         return following
 
     def _invoke(self, call: Call[Any]) -> Any:
-        fn, args, kwargs = call.body
+        fn: Any = call.fn
+        args, kwargs = call.body if type(call.body) is _Keyed else (call.body, {})
         if type(fn) is str:
             fn = getattr(self._target(), fn)
         if call.extra is not None:
