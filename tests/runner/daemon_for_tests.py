@@ -1,21 +1,20 @@
-"""A scheduler with a runner as a program, to be killed: `python daemon_for_tests.py DATA`."""
+"""A scheduler with a runner as a program, to be killed: `python daemon_for_tests.py DATA`. SIGTERM ends it in order."""
 
 from __future__ import annotations
 
 import signal
 import sys
-import threading
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from tests.runner.conftest import Plant
+    from penstock.core.retry import Schedules
+    from tests.runner.plant import Plant
 
-    plant = Plant(Path(sys.argv[1]))
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    at_once = Schedules(crash=(10_000,) * 1_000)
+    plant = Plant(Path(sys.argv[1]), rules={"schedules": at_once, "tick": 100_000}, workers=3, slots=6)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    while not over.wait(0.5):
-        pass
-    plant.stop(timeout=float(sys.argv[2]) if len(sys.argv) > 2 else 5)
+    signal.sigwait({signal.SIGTERM})
+    plant.stop(2)

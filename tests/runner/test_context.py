@@ -16,7 +16,7 @@ from penstock.core.refusals import NotFound
 from penstock.core.words import SECOND
 from penstock.runner import current_job
 
-from .conftest import HERE, SRC, alive, wait_until
+from .plant import HERE, SRC, alive, wait_until
 
 JOB = f"PYTHONPATH={SRC} {sys.executable} -m penstock.runner.job"
 
@@ -188,7 +188,7 @@ import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from penstock.engine.dispatcher import Kinds
-from tests.runner.conftest import Plant, SECOND
+from tests.runner.plant import Plant, SECOND
 plant = Plant(Path({data!r}), dispatch=False, rules={{"lease_for": SECOND}})
 job = plant.function("sleep", {path!r}, 60)
 [claimed] = plant.desk.claim(Kinds(), 1, "late")

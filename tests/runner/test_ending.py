@@ -17,7 +17,7 @@ from penstock.core.words import SECOND
 from penstock.runner import RunsFolder
 from penstock.runner.trees import RUNNER_MARK, children, look, marked
 
-from .conftest import HERE, SRC, TREE, Plant, alive, pids_in, wait_until
+from .plant import HERE, SRC, TREE, Plant, alive, pids_in, wait_until
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from penstock.core.preempt import Preemption
 from penstock.core.quiet import Capacity
 from penstock.core.words import SECOND
 
-from .conftest import alive, pids_in, wait_until
+from .plant import alive, pids_in, wait_until
 
 ONE = {"capacity": Capacity(fixed=10)}
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.core.refusals import BadIntent
 from penstock.runner.payload import Functions, read
 
-from .conftest import alive, pids_in, wait_until
+from .plant import alive, pids_in, wait_until
 
 
 def test_a_command_is_run_with_its_arguments_and_its_output_is_kept(plant):

@@ -108,3 +108,14 @@ def tell():
     job.log("half way")
     job.save({"at": 3})
     return [job.job_id, job.checkpoint]
+
+
+def journal(path, beats=8):
+    """Says all the time that it runs, to somebody who is not the scheduler."""
+    dispatch = current_job().dispatch_id
+    for _ in range(beats):
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        with Path(path).open("a") as file:
+            file.write(f"{dispatch} {now:.3f}\n")
+        time.sleep(0.01)
+    return "done"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any
 
 from penstock.core.intent import MAX_PAYLOAD
 from penstock.core.landing import End
@@ -33,7 +33,8 @@ __all__ = ["Crew"]
 
 log = logging.getLogger("penstock.runner")
 
-_SWEEP_EVERY: Final = 0.05
+#: Between two looks for what a killed warden left; longer each time, for who survives SIGKILL may do so for hours.
+_SWEEP_FIRST, _SWEEP_LAST = 0.05, 2.0
 
 
 class Crew:
@@ -57,7 +58,7 @@ class Crew:
         self._workers: dict[WardenLink, WorkerLink] = {}
         self._idle: list[WorkerLink] = []
         self._fallen: dict[str, WardenLink] = {}  # wardens that were killed, by the mark of what they leave
-        self._sweep_at = 0.0
+        self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
         self._launcher: LauncherLink
 
     def open(self) -> None:
@@ -214,7 +215,7 @@ class Crew:
             self._forget(warden)
             log.warning("the warden of %s was killed; what it leaves is ended", warden.mark)
             self._fallen[warden.mark] = warden
-            self._sweep_at = 0.0
+            self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
 
     def _forget(self, warden: WardenLink) -> None:
         self._watch.drop(warden)
@@ -263,14 +264,15 @@ class Crew:
         now = time.monotonic()
         if self._fallen and now >= self._sweep_at:
             self._sweep()
-            self._sweep_at = now + _SWEEP_EVERY
+            self._sweep_at = now + self._sweep_every
+            self._sweep_every = min(2 * self._sweep_every, _SWEEP_LAST)
         extra = self._idle[: max(0, len(self._idle) - self._settings.warm)]  # the oldest
         for worker in extra:
             if now - worker.idle_since >= self._settings.idle_sec:
                 self._idle.remove(worker)
                 self._retire(worker)
         if self._fallen:
-            return _SWEEP_EVERY
+            return self._sweep_at - now
         return self._settings.idle_sec if extra else None
 
     def _sweep(self) -> None:

@@ -33,6 +33,7 @@ from penstock.runner.payload import FUNCTION, JOB_TYPES, Command, read
 from penstock.runner.preempter import Preempter
 from penstock.runner.runs import Outcome, Run
 from penstock.runner.survivors import WORKER, RunsFolder
+from penstock.runner.tidy import Tidy
 from penstock.runner.trail import hold_units, write_notes
 from penstock.runner.warden import boot_time
 from penstock.runner.watch import Watch
@@ -77,6 +78,7 @@ class Runner:
             None  # when a stop is over, whatever has not ended or cannot be written
         )
         self._over = False
+        self._tidy = Tidy(house.store, runs.path)
         self._preempter = Preempter(house, self._settings.preemption, self._ask)
         self._watch = Watch()
         self._crew = Crew(runs, self._settings, self._watch, asked=self._answer, over=self._run_over)
@@ -93,6 +95,7 @@ class Runner:
         self._door = Door(f"penstock-job-{self._folder.mark}", self._watch, self._visited)
         self._store.on_change(self._ring)
         self._thread.start()
+        self._tidy.start()
         return self
 
     def stop(self, timeout_sec: float = 30.0) -> None:
@@ -104,6 +107,7 @@ class Runner:
             self._post(lambda: self._drain(timeout_sec))
             # A store that hangs may hold the thread; who stops us is not held by it.
             self._thread.join(timeout_sec + _AFTER_STOP)
+            self._tidy.stop()
 
     def pids(self) -> list[int]:
         """Of what runs for us, the topmost process of each tree."""

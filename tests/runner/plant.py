@@ -1,0 +1,150 @@
+"""A whole scheduler with a runner, on SQLite, with real processes. No test framework in here: it is also run as a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from penstock.core.intent import Intent
+from penstock.core.quiet import Capacity
+from penstock.core.retry import Schedules
+from penstock.core.tracker import Graces
+from penstock.core.words import SECOND
+from penstock.engine.clock import SteadyClock
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
+from penstock.runner.trees import RUNNER_MARK, marked
+from penstock.stores.sqlite import SqliteStore
+
+HERE = Path(__file__).parent
+SRC = str(HERE.parents[1] / "src")
+TREE = str(HERE / "tree.py")
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
+QUICK = Graces(cancel=SECOND // 2, term=SECOND // 4, kill=5 * SECOND)
+
+
+def wait_until(condition, seconds=20, what="it"):
+    """For what another process does."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"{what} did not happen in time"
+        time.sleep(0.005)
+    return found
+
+
+def alive(pid):
+    """Not counting zombies, which only wait for somebody to take note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class Plant:
+    """`dispatch=False`: to submit and to look, beside a scheduler in another process."""
+
+    def __init__(self, data, *, dispatch=True, rules=None, **settings):
+        self.data = data
+        clock = SteadyClock()
+        self.store = SqliteStore(data / "jobs.db", clock)
+        self.rules = Rules(
+            **{
+                "capacity": Capacity(fixed=90),
+                "schedules": Schedules(crash=(0, 0), unavailable=(0,)),
+                "tick": SECOND // 4,
+            }
+            | (rules or {})
+        )
+        runs = RunsFolder(data)
+        self.house = House(self.store, self.rules, clock=clock, survivors=runs.survivors())
+        functions = Functions(names={"add": "work_for_tests:add"}, paths=["work_for_tests:*"])
+        self.runner = Runner(
+            self.house,
+            runs,
+            RunnerSettings(
+                **{
+                    "graces": QUICK,
+                    "stragglers_sec": 0.2,
+                    "functions": functions,
+                    "path": (str(HERE),),
+                    "workers": 2,
+                }
+                | settings
+            ),
+        )
+        self.desk = self.house.desk
+        if dispatch:
+            self.house.start()
+            self.runner.start()
+
+    def stop(self, timeout=5):
+        self.runner.stop(timeout)
+        self.house.stop()
+        problems = self.store.audit()
+        self.store.close()
+        assert problems == []
+
+    def submit(self, job_type="command", payload=None, **fields):
+        fields = {"addon_id": "a", "cost_units": 1} | fields
+        intent = Intent(job_type=f"penstock.{job_type}", payload=json.dumps(payload), **fields)
+        return self.desk.submit([intent])[0].job_id
+
+    def command(self, *argv, fields=None, **payload):
+        return self.submit("command", {"argv": list(argv), **payload}, **(fields or {}))
+
+    def python(self, code, fields=None, **payload):
+        return self.command(sys.executable, "-c", code, fields=fields, **payload)
+
+    def function(self, name, *args, fields=None, **kwargs):
+        payload = {"function": f"work_for_tests:{name}", "args": list(args), "kwargs": kwargs}
+        return self.submit("function", payload, **(fields or {}))
+
+    def tree(self, tmp_path, *how, fields=None, **payload):
+        """A tree of processes that do not want to die; its pids are in the file that comes back once all of them are up."""
+        pids = tmp_path / f"pids-{time.monotonic_ns()}"
+        return self.command(sys.executable, TREE, str(pids), *how, fields=fields, **payload), pids
+
+    def state(self, job_id):
+        return str(self.store.job(job_id).state)
+
+    def until(self, job_id, *states, seconds=20):
+        wait_until(lambda: self.state(job_id) in states, seconds, f"{states} of {self.last(job_id)}")
+        return self.last(job_id)
+
+    def settled(self, job_id, seconds=20):
+        return self.until(job_id, "DONE", "FAILED", "CANCELED", "BLOCKED", seconds=seconds)
+
+    def last(self, job_id):
+        attempts = self.store.attempts(job_id)
+        return attempts[-1] if attempts else None
+
+    def events(self, job_id):
+        """Without the denials: whether a round comes by in between is a matter of time."""
+        told = [(str(e.kind), e.reason) for e in self.store.events(0, 1_000, job_id)]
+        return [(kind, reason) for kind, reason in told if kind != "DENIED"]
+
+    def output(self, job_id):
+        pieces = list(self.runner.output(self.last(job_id).dispatch_id).read())
+        return {
+            name: b"".join(p.data for p in pieces if p.stream == name).decode()
+            for name in ("stdout", "stderr", "log")
+        }
+
+    def units(self):
+        return self.store.books(self.rules.host).units
+
+    def ours(self):
+        """Everything below this runner, and the launcher itself."""
+        return [process.pid for process, _ in marked(RUNNER_MARK, {RunsFolder(self.data).mark})]
+
+
+def pids_in(path, n=None):
+    def whole():
+        found = [int(line) for line in path.read_text().split()] if path.exists() else []
+        return found if len(found) == (5 if n is None else n) else None
+
+    return wait_until(whole, what="the tree")

@@ -1,0 +1,137 @@
+"""
+kill -9 of anything at random instants: the scheduler, its launcher, wardens, warm workers, jobs and what they started.
+
+The jobs keep a journal outside of the scheduler: every few milliseconds each says that it runs. From that it is seen, and not from what the
+scheduler believes, that no job ran twice at once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+from penstock.runner import RunsFolder
+from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked
+
+from .plant import HERE, SOAK, Plant, wait_until
+
+KILLS = 100 if SOAK == 1 else 200 * SOAK
+#: The journal is written by a grandchild in a session of its own. Uptime counts in hundredths of a second.
+SCRIPT = """
+setsid sh -c 'i=0; while [ $i -lt 8 ]; do
+  read up _ < /proc/uptime; echo "$PENSTOCK_DISPATCH_ID $up" >> {journal}; sleep 0.01; i=$((i+1)); done' & wait
+"""
+
+
+class Scheduler:
+    def __init__(self, data):
+        self.data = data
+        self.starts = 0
+        self.start()
+
+    def start(self):
+        self.starts += 1
+        command = [sys.executable, str(HERE / "daemon_for_tests.py"), str(self.data)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def up(self):
+        assert self.process.stdout.readline() == "ready\n"
+
+    def restart(self):
+        self.process.wait()
+        self.process.stdout.close()
+        self.start()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(20) == 0
+        self.process.stdout.close()
+
+
+def test_whatever_is_killed_nothing_is_lost_nothing_runs_twice_at_once_and_nothing_is_left(tmp_path):
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    data, journal = tmp_path / "data", tmp_path / "journal"
+    data.mkdir()
+    scheduler = Scheduler(data)
+    scheduler.up()
+    people = Plant(data, dispatch=False)
+    jobs, killed = [], Counter()
+    while killed.total() < KILLS:
+        unsettled = [job for job in jobs[-40:] if people.state(job) in ("QUEUED", "DISPATCHING", "RUNNING")]
+        for _ in range(8 - len(unsettled)):
+            jobs.append(submit(people, journal, chance))
+        time.sleep(chance.uniform(0, 0.08))
+        what, pid = victim(scheduler, data, chance)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # it ended by itself just then
+        killed[what] += 1
+        if what == "scheduler":
+            scheduler.restart()
+            if chance.random() < 0.8:
+                scheduler.up()  # else it is killed while it starts, perhaps
+
+    for job in jobs:
+        wait_until(lambda job=job: people.state(job) == "DONE", 60, f"{job} of seed {seed}")
+    assert people.units() == 0
+    assert people.store.audit() == []
+    scheduler.stop()
+    wait_until(lambda: not people.ours(), 10, "the end of all processes")
+    people.store.close()
+    assert overlaps(journal) == []
+    assert {line.split(".")[0] for line in journal.read_text().split("\n") if line} == set(jobs)
+    assert len(killed) >= 4
+
+
+def submit(people, journal, chance):
+    if chance.random() < 0.5:
+        return people.function("journal", str(journal))
+    return people.submit("shell", {"script": SCRIPT.format(journal=journal)})
+
+
+def victim(scheduler, data, chance):
+    """The kind first, so that each has its share."""
+    found = defaultdict(list)
+    found["scheduler"].append(scheduler.process.pid)
+    jobs = {process.pid for process, _ in marked(DISPATCH_MARK, lambda _: True)}
+    for process, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}):
+        if process.pid in jobs:
+            found["job"].append(process.pid)
+        elif process.parent == scheduler.process.pid:
+            found["launcher"].append(process.pid)
+        else:
+            found["warden"].append(process.pid)
+    shares = {"scheduler": 1, "launcher": 1, "warden": 3, "job": 4}
+    [what] = chance.choices(list(found), [shares[kind] for kind in found])
+    return what, chance.choice(found[what])
+
+
+def overlaps(journal):
+    """Attempts of one job that were heard of after the next had begun."""
+    heard = defaultdict(dict)
+    for line in journal.read_text().splitlines():
+        dispatch, at = line.split()
+        job, _, fence = dispatch.rpartition(".")
+        first, last = heard[job].get(int(fence), (float(at), float(at)))
+        heard[job][int(fence)] = (min(first, float(at)), max(last, float(at)))
+    return [
+        (job, before, after)
+        for job, attempts in heard.items()
+        for (_, before), (_, after) in pairwise(sorted(attempts.items()))
+        if before[1] > after[0] + 0.01  # what uptime cannot tell apart
+    ]
+
+
+def test_the_journal_would_show_it(tmp_path):
+    journal = tmp_path / "journal"
+    journal.write_text("a.1 1.00\na.1 1.50\na.2 1.40\na.2 1.60\nb.1 1.00\nb.2 1.20\n")
+
+    assert [job for job, *_ in overlaps(journal)] == ["a"]

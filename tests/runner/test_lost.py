@@ -1,0 +1,156 @@
+"""What outlives even SIGKILL, and what is left on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.core.landing import End
+from penstock.core.tracker import Graces
+from penstock.core.words import SECOND
+from penstock.runner.tidy import tidy
+
+from .plant import alive, wait_until
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.fixture
+def freezer():
+    """A process that is frozen by a version 1 control group does not see SIGKILL until it is thawed."""
+    group = FREEZER / f"penstock-test-{time.monotonic_ns()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no freezer to make a process that survives SIGKILL")
+
+    def freeze(pid):
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        wait_until(lambda: (group / "freezer.state").read_text() == "FROZEN\n")
+
+    def thaw():
+        (group / "freezer.state").write_text("THAWED")
+
+    yield freeze, thaw
+    thaw()
+
+    def removed():
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        return not group.exists()
+
+    wait_until(removed)
+
+
+SHORT = {"graces": Graces(cancel=0, term=SECOND // 10, kill=SECOND), "stragglers_sec": 0.1}
+
+
+def test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone(plants, freezer):
+    freeze, thaw = freezer
+    plant = plants(**SHORT)
+    job = plant.command("sleep", "60", fields={"cost_units": 7})
+    [pid] = wait_until(plant.runner.pids)
+    freeze(pid)
+    plant.desk.cancel(job)
+
+    plant.until(job, "CANCELED")
+    assert alive(pid)
+    assert plant.units() == 7
+    assert ("ALERT", "lost") in plant.events(job)
+    assert ("SIGNALED", "lost") in plant.events(job)
+    thaw()
+    wait_until(lambda: plant.units() == 0)
+    assert not alive(pid)
+
+
+def test_its_job_does_not_run_here_again_until_then(plants, freezer):
+    freeze, thaw = freezer
+    plant = plants(**SHORT)
+    job = plant.command("sleep", "60")
+    [pid] = wait_until(plant.runner.pids)
+    freeze(pid)
+    plant.desk.stop(f"{job}.1", End.PREEMPTION_TIMEOUT)
+
+    wait_until(lambda: len(plant.store.attempts(job)) == 2 and plant.last(job).end)
+    assert [str(attempt.end) for attempt in plant.store.attempts(job)] == [
+        "preemption_timeout",
+        "start_timeout",
+    ]
+    assert "survive" in plant.last(job).error
+    assert plant.state(job) == "QUEUED"
+    thaw()
+    wait_until(lambda: not alive(pid) and plant.units() == 0)
+    plant.desk.cancel(job)
+
+
+def test_a_shutdown_does_not_wait_for_it(plants, freezer):
+    freeze, thaw = freezer
+    plant = plants()
+    job = plant.command("sleep", "60")
+    [pid] = wait_until(plant.runner.pids)
+    freeze(pid)
+    began = time.monotonic()
+    plant.runner.stop(1)
+
+    assert time.monotonic() - began < 2
+    assert plant.events(job)[-1] == ("REQUEUED", "graceful_shutdown")
+    thaw()
+    wait_until(lambda: not alive(pid))
+
+
+def test_what_belongs_to_a_forgotten_job_is_removed_and_nothing_else(plant):
+    kept, old = plant.command("echo", "kept"), plant.command("touch", "left behind")
+    plant.settled(kept), plant.settled(old)
+    runs = plant.data / "runs"
+    (runs / old).rename(runs / "01a1e391-0000-7000-8000-000000000000")
+
+    assert tidy(plant.store, runs) == 1
+    assert sorted(path.name for path in runs.iterdir()) == sorted([".lock", kept])
+    assert plant.output(kept)["stdout"] == "kept\n"
+
+
+def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkeypatch):
+    from penstock.core.refusals import StoreFailed
+
+    plant = plants()
+    job = plant.command("sleep", "60")
+    [pid] = wait_until(plant.runner.pids)
+    full = StoreFailed("the disk is full")
+
+    def fail(*_, **__):
+        raise full
+
+    for verb in ("apply", "apply_soon", "renew"):
+        monkeypatch.setattr(plant.store, verb, fail)
+    began = time.monotonic()
+    plant.runner.stop(1)
+
+    assert time.monotonic() - began < 2
+    assert not alive(pid)
+    monkeypatch.undo()
+    assert plant.state(job) == "RUNNING"
+
+
+def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
+    from penstock.core.refusals import StoreFailed
+
+    plant = plants()
+    job = plant.command("sleep", "0.2")
+    wait_until(plant.runner.pids)
+    full = StoreFailed("the disk is full")
+    failed = []
+
+    def fail(*_, **__):
+        failed.append(1)
+        raise full
+
+    monkeypatch.setattr(plant.store, "apply_soon", fail)
+    wait_until(lambda: failed)
+    assert plant.state(job) == "RUNNING"
+    monkeypatch.undo()
+
+    assert str(plant.settled(job).end) == "completed"
