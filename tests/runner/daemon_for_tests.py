@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ if __name__ == "__main__":
     from penstock.core.retry import Schedules
     from tests.runner.plant import Plant
 
+    faulthandler.dump_traceback_later(30, exit=True)  # it says where it hangs, if it does
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     at_once = Schedules(crash=(10_000,) * 1_000)
     plant = Plant(Path(sys.argv[1]), rules={"schedules": at_once, "tick": 100_000}, workers=3, slots=6)
+    faulthandler.cancel_dump_traceback_later()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     signal.sigwait({signal.SIGTERM})
