@@ -217,7 +217,12 @@ def test_jobs_that_waited_too_long_for_a_thread_go_back_to_the_queue(make):
     scheduler = make(workers=1)
     release = threading.Event()
     quick = scheduler.job(name="quick", cost=1)(lambda: None)
-    slow = scheduler.job(name="slow", cost=1)(lambda: release.wait(30))
+    runs = []
+
+    @scheduler.job(cost=1)
+    def slow() -> None:
+        runs.append(penstock.current_job().id)
+        release.wait(30)
 
     with scheduler:
         for job in quick.enqueue_many([()] * 100):
@@ -229,6 +234,25 @@ def test_jobs_that_waited_too_long_for_a_thread_go_back_to_the_queue(make):
         until(lambda: scheduler.counts()["DONE"] == 105)
 
     assert 4 == states["QUEUED"]
+    assert 5 == len(runs) == len(set(runs))
+
+
+def test_where_functions_may_be_long_nothing_is_claimed_before_a_thread_is_free(make):
+    scheduler = make(workers=1)
+    began, release = threading.Event(), threading.Event()
+
+    @scheduler.job(cost=1)
+    def hold() -> None:
+        began.set()
+        release.wait(30)
+
+    jobs = hold.enqueue_many([()] * 3)
+    with scheduler:
+        began.wait(20)
+        states = [job.state for job in jobs]
+        release.set()
+
+    assert ["RUNNING", "QUEUED", "QUEUED"] == states
 
 
 def test_a_job_whose_function_is_not_known_waits_and_says_why(make):
@@ -248,7 +272,8 @@ def test_a_job_whose_function_is_not_known_waits_and_says_why(make):
         assert 3 == job.result(20)
 
 
-def test_a_cancel_reaches_the_function_that_runs(real):
+def test_a_cancel_reaches_the_function_that_runs_before_its_next_heartbeat(make):
+    real = make(lease=600)
     began = threading.Event()
 
     @real.job
@@ -267,7 +292,8 @@ def test_a_cancel_reaches_the_function_that_runs(real):
     assert ["STOP_REQUESTED", "CANCELED"] == kinds(job)[-2:]
 
 
-def test_a_coroutine_is_canceled_as_coroutines_are(real):
+def test_a_coroutine_is_canceled_as_coroutines_are(make):
+    real = make(lease=600)
     began, left = threading.Event(), threading.Event()
 
     @real.job
@@ -281,6 +307,7 @@ def test_a_coroutine_is_canceled_as_coroutines_are(real):
     with real:
         job = endless.enqueue()
         began.wait(20)
+        time.sleep(0.3)  # no longer one that has just begun
         job.cancel()
         assert left.wait(20)
         with pytest.raises(penstock.JobCanceled):

@@ -46,6 +46,7 @@ class Arguments:
                     "or ask penstock.current_job() inside the function"
                 )
         self._signature = signature.replace(parameters=given[self.wants_context :])
+        self._parameters = [(p.name, p.kind) for p in given[self.wants_context :]]
         self._decoder: msgspec.json.Decoder[Any] | None = None
         self._returns: msgspec.json.Decoder[Any] | None = None
 
@@ -71,16 +72,16 @@ class Arguments:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         by_name = False
-        for parameter in self._signature.parameters.values():
-            value = getattr(back, parameter.name)
+        for name, kind in self._parameters:
+            value = getattr(back, name)
             if value is msgspec.UNSET:
-                by_name = parameter.kind is not Kinds.VAR_POSITIONAL  # it has a default, or the call will say
-            elif parameter.kind is Kinds.VAR_POSITIONAL:
+                by_name = kind is not Kinds.VAR_POSITIONAL  # it has a default, or the call will say
+            elif kind is Kinds.VAR_POSITIONAL:
                 args += value
-            elif parameter.kind is Kinds.VAR_KEYWORD:
+            elif kind is Kinds.VAR_KEYWORD:
                 kwargs |= value
-            elif by_name or parameter.kind is Kinds.KEYWORD_ONLY:
-                kwargs[parameter.name] = value
+            elif by_name or kind is Kinds.KEYWORD_ONLY:
+                kwargs[name] = value
             else:
                 args.append(value)
         return args, kwargs

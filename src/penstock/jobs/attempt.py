@@ -112,7 +112,7 @@ def perform(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> O
     token = here.set(context := _context(facts, ties))
     try:
         args, kwargs = function.arguments.decode(facts.payload)
-        return _returned(function.run(context(), args, kwargs))
+        return _returned(function.run(context, args, kwargs))
     except BaseException as error:  # noqa: BLE001  # whatever a job raises is its outcome, SystemExit too
         return _raised(error, ties)
     finally:
@@ -123,7 +123,7 @@ async def perform_async(function: JobFunction[..., Any, Any], facts: Facts, ties
     token = here.set(context := _context(facts, ties))
     try:
         args, kwargs = function.arguments.decode(facts.payload)
-        return _returned(await function.run(context(), args, kwargs))
+        return _returned(await function.run(context, args, kwargs))
     except BaseException as error:  # noqa: BLE001  # as above; its task is ours, so a CancelledError ends here too
         return _raised(error, ties)
     finally:

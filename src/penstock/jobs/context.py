@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.job import Dispatch, Job
 from penstock.core.words import DispatchId, Money
@@ -37,8 +36,7 @@ class Ties(Protocol):
 _NO_DISPATCH: Final = DispatchId("")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What stays true for the whole attempt. It travels to other processes."""
 
     job_type: str

@@ -48,11 +48,14 @@ class JobFunction(Generic[P, C, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
         """Now, here, without the scheduler."""
         if self.arguments.wants_context:
-            return self.run(current_job() or detached(self.name), args, kwargs)
+            return self.fn(current_job() or detached(self.name), *args, **kwargs)
         return self.fn(*args, **kwargs)
 
-    def run(self, context: JobContext, args: Iterable[Any], kwargs: dict[str, Any]) -> C:
-        return self.fn(context, *args, **kwargs) if self.arguments.wants_context else self.fn(*args, **kwargs)
+    def run(self, context: Callable[[], JobContext], args: Iterable[Any], kwargs: dict[str, Any]) -> C:
+        """For a job. `context` is asked for only if the function wants it: most do not."""
+        return (
+            self.fn(context(), *args, **kwargs) if self.arguments.wants_context else self.fn(*args, **kwargs)
+        )
 
     def options(self, **given: Unpack[Options]) -> JobFunction[P, C, R]:
         """The same job with other options, for the calls enqueued through what this returns."""

@@ -8,6 +8,7 @@ most, however many wait. The slow poll behind it is for notices that were lost.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -21,6 +22,8 @@ from penstock.core.words import JobId
 from penstock.stores.protocol import Store
 
 __all__ = ["Ending", "Waits"]
+
+log = logging.getLogger("penstock.jobs")
 
 POLL_SEC: Final = 1.0
 
@@ -88,7 +91,8 @@ class Waits:
     def _look(self, job_ids: Sequence[JobId]) -> None:
         try:
             jobs = {job.job_id: job for job in self._store.jobs(job_ids)}
-        except Unavailable:
+        except Unavailable as error:
+            log.warning("cannot look for jobs that are waited for: %s", error)
             return  # the disk may come back; whoever cannot wait has a timeout
         for job_id in job_ids:
             if job_id not in jobs:

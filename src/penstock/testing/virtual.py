@@ -260,7 +260,7 @@ class _Recording(JobFunction[..., Any, Any]):
         self.fn = function.fn
         self.raised: BaseException | None = None
 
-    def run(self, context: JobContext, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    def run(self, context: Callable[[], JobContext], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
         if self.is_async:
             return self._awaited(super().run(context, args, kwargs))
         try:
