@@ -255,6 +255,22 @@ class Client:
     def stats(self) -> wire.Stats:
         return self._get("stats", wire.Stats)
 
+    def history(self) -> wire.History:
+        """The last quarter of an hour, a list per figure."""
+        return self._get("pulse/history", wire.History)
+
+    def programs(self) -> list[wire.Program]:
+        """Pools and graphs of the programs that attached them."""
+        return self._get("programs", wire.Programs).programs
+
+    def attach(self, name: str, tasks: Sequence[wire.Task]) -> None:
+        """Show a program's pools and graphs. Told again about once a second, for as long as they should be shown."""
+        self._post("programs/attach", wire.Attach(name=name, tasks=list(tasks)), wire.Done, again=True)
+
+    def login(self) -> wire.Login:
+        """A link that opens the page, good once."""
+        return self._post("login", None, wire.Login)
+
     def leases(self, *, addon_id: str | None = None, limit: int = 100) -> list[wire.Lease]:
         return self._get("leases", wire.Leases, {"addon_id": addon_id, "limit": limit}).leases
 
