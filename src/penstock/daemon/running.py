@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import penstock
+from penstock import web
 from penstock.client.signals import heard
 from penstock.core.errors import PenstockError
 from penstock.core.refusals import DispatcherHeld
@@ -123,6 +124,7 @@ def _config(settings: Settings) -> Config:
         stop_sec=min(5.0, _REQUESTS * seconds(server.shutdown_timeout)),
         output=RunsFolder(settings.data_dir).output,
         functions=_functions(settings),
+        page=web.static() if web.complete() else None,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock.client import Client
 from penstock.client.signals import heard
+from penstock.core.refusals import NotFound
 from penstock.demo.addons import submit_samples
 from penstock.demo.board import Board, LiveBoard, PlainBoard, Sight
 
@@ -44,7 +45,7 @@ def main() -> int:
         client = down.enter_context(
             Client(found["url"], token=Path(found["token_file"]).read_text("ascii").strip())
         )
-        _greet(found, folder)
+        _greet(found, folder, client)
         for addon in ("photos", "mail"):
             down.enter_context(_process("workers", folder, "penstock.demo.addons", addon, **_access(found)))
         before = _last_event(client)
@@ -123,7 +124,9 @@ def _access(found: dict[str, Any]) -> dict[str, str]:
     return {"PENSTOCK_URL": found["url"], "PENSTOCK_TOKEN_FILE": found["token_file"]}
 
 
-def _greet(found: dict[str, Any], folder: Path) -> None:
+def _greet(found: dict[str, Any], folder: Path, client: Client) -> None:
+    with suppress(NotFound):  # a checkout whose set-up could not fetch the page's libraries has no page
+        sys.stdout.write(f"Open {client.login().url} (good once)\n")
     sys.stdout.write(f"""\
 The scheduler is at {found["url"]}, its data in {folder} (capacity fixed at {UNITS} units for this demo).
 Two add-ons, photos and mail, work on sample jobs. Try, in another terminal:
