@@ -59,4 +59,5 @@ def postgres_emptied(postgres_server):
             con.execute("SELECT setval('emptied.job_no', 1, false)")
             return place
 
+        empty.place = place
         yield empty

@@ -11,10 +11,10 @@ import pytest
 from tests.postgres.conftest import JOB, tick
 
 from penstock.core import changes
-from penstock.core.admission import Caps
+from penstock.core.admission import Caps, Conditions, Limits
 from penstock.core.intent import Intent
 from penstock.core.landing import End
-from penstock.core.order import Ordering, Verdict
+from penstock.core.order import Offer, Ordering, Verdict, weigh
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
@@ -106,19 +106,17 @@ def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(op
     weighed = []
 
     def decide(floor):
+        verdict = weigh(floor, Conditions(90), Limits(), Ordering(), lambda _: Offer.LEASE)
         if not weighed:
             job = other.job(first.job_id)
             other.apply([changes.cancel(job, None, other.now(), grace=SECOND, **RULES)])
-        lines = [waiting.job_id for line in floor.lines() for waiting in line.jobs]
-        weighed.append(lines)
-        from penstock.core.admission import Conditions, Limits
-        from penstock.core.order import Offer, weigh
-
-        return weigh(floor, Conditions(90), Limits(), Ordering(), lambda _: Offer.LEASE)
+        weighed.append([pick.waiting.job_id for pick in verdict.picks])
+        return verdict
 
     granted = store.admit("here", decide, Terms())
 
     assert [second.job_id] == [dispatch.job_id for dispatch in granted]
+    assert [[first.job_id, second.job_id], [second.job_id]] == weighed
 
 
 def test_who_waits_for_the_ledger_in_a_circle_is_tried_again(opened, postgres_server):
@@ -183,7 +181,6 @@ def test_the_tally_is_right_while_it_is_added_up(opened):
 
 
 def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
-    from penstock.core.admission import Conditions, Limits
     from penstock.core.demand import Demand
     from penstock.core.loan import weigh_loan
 

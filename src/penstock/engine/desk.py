@@ -233,12 +233,13 @@ class Desk:
         return self._fetch(self._take_up(kinds, limit, worker), kinds, limit, worker)
 
     def _take_up(self, kinds: Kinds, limit: int, worker: str) -> list[Dispatch]:
-        """Leases for what is reserved already."""
+        """Leases for what is reserved already, on this host: another's units are no room here."""
         leased: list[Dispatch] = []
         for dispatch in self.dispatchable(kinds.addon_id):
             if len(leased) == limit:
                 break
-            if dispatch.job_id is not None and kinds.fits(dispatch.demand):
+            here = dispatch.host == self._rules.host
+            if here and dispatch.job_id is not None and kinds.fits(dispatch.demand):
                 try:
                     leased.append(self.lease(dispatch.job_id, worker))
                 except StaleDispatch:

@@ -1,0 +1,60 @@
+"""Bugs that somebody could write into the PostgreSQL store. The first is the claim that everybody writes first."""
+
+from __future__ import annotations
+
+SQL = "penstock/stores/sql/postgres.sql"
+LINK = "penstock/stores/postgres_link.py"
+ADMIT = "penstock/stores/postgres_admit.py"
+APPLY = "penstock/stores/postgres_apply.py"
+SUBMIT = "penstock/stores/postgres_submit.py"
+PAGES = "penstock/stores/postgres_pages.py"
+CALLER = "penstock/stores/postgres_caller.py"
+SCHEMA = "penstock/stores/postgres_schema.py"
+STORE = "penstock/stores/postgres.py"
+BELL = "penstock/stores/postgres_bell.py"
+CONTRACT = ("tests/contract", "-kpostgres")
+
+
+def found_in(
+    test: str, name: str, file: str, old: str, new: str
+) -> tuple[str, str, str, str, tuple[str, ...]]:
+    return f"postgres: {name}", file, old, new, (f"tests/postgres/test_{test}.py",)
+
+
+def found_by_contract(name: str, file: str, old: str, new: str) -> tuple[str, str, str, str, tuple[str, ...]]:
+    return f"postgres: {name}", file, old, new, CONTRACT
+
+
+MUTANTS = [
+    found_in("hosts", "the claim without a lock on the ledger", SQL, "ORDER BY scope <> 'host', scope, name FOR UPDATE;", "ORDER BY scope <> 'host', scope, name;"),
+    found_in("hosts", "only the host's row is locked", ADMIT, 'keys = [("host", host), *(key for demand in demands for key in keys_of(demand))]', 'keys = [("host", host)]'),
+    found_in("many", "a kind's first job has no row to count in", PAGES, '        ("add_ledger", columns(sorted(keys_of(demand)))),\n', '        ("now", None),\n'),
+    found_in("many", "units come back to what was read before", SQL, "SET units = ledger.units + new.units, running = ledger.running + new.running", "SET units = greatest(0, new.units), running = greatest(0, new.running)"),
+    found_in("many", "a loan is decided on rows that were not locked", ADMIT, "if verdict.loan is not None and verdict.loan not in demands:", "if verdict.loan is not None and not self._demands.make([verdict.loan]) and False:"),
+    found_in("many", "a changed head is started all the same", SQL, "WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "FOR UPDATE OF j SKIP LOCKED;"),
+    found_in("many", "a round waits for whoever is at a job", SQL, "AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "AND j.events = seen.events FOR UPDATE OF j;"),
+    found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and any(", "if not exact and any("),
+    found_in("many", "a deadlock is the caller's problem", LINK, "errors.DeadlockDetected, ", ""),
+    found_in("many", "two who use a key at once see a broken index", LINK, ", errors.UniqueViolation):", "):"),
+    found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (size) VALUES (%s) RETURNING batch", "INSERT INTO penstock.trail (size, until) SELECT size, sum(size) OVER () + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM (VALUES (%s::int)) AS v (size) RETURNING batch"),
+    found_in("many", "backslashes are JSON's", LINK, '    if "\\\\" in text:\n', '    if "\\0" in text:\n'),
+    found_in("caller", "numbers follow the drawing, not the commit", SQL, "    UPDATE penstock.trail SET until = (SELECT value FROM penstock.mark WHERE name = 'event') + new.upto\n", "    UPDATE penstock.trail SET until = new.batch * 100\n"),
+    found_in("caller", "ours is committed for the caller", CALLER, "    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:\n", "    if con.closed:\n"),
+    found_in("caller", "a refusal leaves half of ours", CALLER, "    with con.transaction():\n", "    if True:\n"),
+    found_in("caller", "a depth limit locks everybody out until the caller commits", STORE, "exact=False)", "exact=True)"),
+    found_in("caller", "nobody is told after the caller's commit", STORE, '            session.leave("ring", {"channel": self._bell.channel, "by": ""})\n', ""),
+    found_in("outages", "a dead connection is the caller's problem", LINK, "                if error.sqlstate not in _GONE or dead:\n", "                if dead >= 0:\n"),
+    found_in("outages", "an unanswered commit is written again", LINK, 'return bool(row[0] == "committed")', "return False"),
+    found_in("outages", "the time stops with the server", LINK, "            if not known:\n                raise\n", "            raise\n"),
+    found_in("schema", "two make the schema at once", SCHEMA, '            con.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])\n', ""),
+    found_in("schema", "a newer schema is used", SCHEMA, 'marks["needs"] > known', 'marks["needs"] < 0'),
+    found_in("schema", "whatever has been added to is refused", SCHEMA, 'marks["needs"] > known', 'marks["schema"] > known'),
+    found_in("schema", "statements are prepared behind a pooler", LINK, "None if self._manners.pooler else 3", "3"),
+    found_in("notices", "nobody listens", BELL, "                    con.execute(psycopg.sql.SQL", "                    str(psycopg.sql.SQL"),
+    found_in("notices", "nobody looks", BELL, "return before != self._seen", "return False"),
+    found_by_contract("an older fence may settle", APPLY, " and job.fence == step.fence)", ")"),
+    found_by_contract("a stale phase may settle", APPLY, "dispatch is None or dispatch.phase != step.source", "dispatch is None"),
+    found_by_contract("a report counts after the lease", APPLY, "return not (step.while_valid and dispatch.expires_at <= now)", "return True"),
+    found_by_contract("a heartbeat revives an expired lease", APPLY, " or run.expires_at <= self._now:", ":"),
+    found_by_contract("units are not given back", APPLY, "            self.pages.hold(host, demand, -1)\n", ""),
+]  # fmt: skip

@@ -1,0 +1,51 @@
+"""
+A process that claims and completes until nothing is left, and looks after each round whether more is in flight than may be.
+
+    python claimer.py DSN SCHEMA HOST CAPACITY CAP
+"""
+
+# ruff: noqa: T201  # a program that answers on its standard output
+from __future__ import annotations
+
+import json
+import sys
+
+from penstock.core import changes
+from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.states import State
+from penstock.stores.postgres import PostgresStore
+from penstock.stores.protocol import Query, Terms
+
+
+def main(dsn: str, schema: str, host: str, capacity: int, cap: int) -> None:
+    store = PostgresStore(dsn, schema=schema)
+
+    def decide(floor):
+        return weigh(
+            floor,
+            Conditions(capacity),
+            Limits(Caps(per_addon=cap)),
+            Ordering(),
+            lambda _: Offer.LEASE,
+            most_leases=2,
+        )
+
+    done, excess = [], []
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        granted = store.admit(host, decide, Terms())
+        books = store.books(host)
+        if books.units > capacity or books.counts.get(("addon", "a"), 0) > cap:
+            excess.append((books.units, books.counts.get(("addon", "a"), 0)))
+        done += [dispatch.job_id for dispatch in granted]
+        assert all(store.apply([changes.completed(d.dispatch_id, store.now()) for d in granted]))
+        if not granted and not store.find(Query(states=[State.QUEUED], limit=1)):
+            break
+    print(json.dumps({"done": done, "excess": excess}))
+    store.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], *map(int, sys.argv[4:]))
