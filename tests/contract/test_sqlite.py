@@ -335,7 +335,7 @@ def test_a_move_that_finds_another_state_than_it_was_decided_on_is_rolled_back(s
     store.submit([JOB], Depth())
 
     def wrong(tx):
-        tx._pages.update("move_job", ("DONE", 2, T0, 0, 0, 0, 0, 0, 1, "RUNNING"))
+        tx._pages.update("move_job", 1, "DONE", 2, T0, 0, 0, 0, 0, 0, "RUNNING")
 
     with pytest.raises(AssertionError, match="move_job"):
         store._writer.write(wrong)

@@ -6,6 +6,7 @@ once per key, however many jobs were moved.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any, Final, TypeAlias
 
 import apsw
@@ -17,6 +18,7 @@ from penstock.core.words import AddonId, DispatchId, HostId, Moment
 from penstock.stores.rows import encode
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_floor import Accounts, Demands
+from penstock.stores.sqlite_sets import insert, update
 
 __all__ = ["NO_JOB", "Pages", "Told"]
 
@@ -33,7 +35,7 @@ class Pages:
         self._jobs: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
         self._dispatches: list[tuple[Any, ...]] = []
-        self._updates: dict[str, list[tuple[Any, ...]]] = {}
+        self._updates: dict[str, dict[Hashable, list[Any]]] = {}
         self._events: list[tuple[Any, ...]] = []
         self._held: Counter[tuple[HostId, int]] = Counter()
         self._moves: Counter[tuple[AddonId, State, State]] = Counter()
@@ -53,8 +55,8 @@ class Pages:
     def add_dispatch(self, row: tuple[Any, ...]) -> None:
         self._dispatches.append(row)
 
-    def update(self, statement: str, row: tuple[Any, ...]) -> None:
-        self._updates.setdefault(statement, []).append(row)
+    def update(self, statement: str, key: int | str, *values: Any) -> None:
+        self._updates.setdefault(statement, {}).setdefault(values, []).append(key)
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
         """The number is taken under the write lock, so numbers follow commits and a reader's cursor skips nothing."""
@@ -82,30 +84,22 @@ class Pages:
 
     def flush_rows(self) -> None:
         """Before anything reads jobs or dispatches."""
-        if self._updates:
-            self._update()
+        updates, self._updates = self._updates, {}
+        for statement, groups in updates.items():
+            update(self._con, statement, groups)
         if self._dispatches:
-            self._con.executemany(self._sql["add_dispatch"], self._dispatches)
+            insert(self._con, "add_dispatch", self._dispatches)
             self._dispatches = []
         if self._jobs:
-            self._con.executemany(self._sql["add_job"], self._jobs)
-            self._con.executemany(self._sql["add_intent"], self._intents)
+            insert(self._con, "add_job", self._jobs)
+            insert(self._con, "add_intent", self._intents)
             self._con.execute(self._sql["set_mark"], {"name": "job", "value": self._no})
             self._jobs, self._intents = [], []
-
-    def _update(self) -> None:
-        """Each names the state it leaves. One that finds another would be a bug of ours, and must not be committed."""
-        updates, self._updates = self._updates, {}
-        for statement, rows in updates.items():
-            before = self._con.total_changes()
-            self._con.executemany(self._sql[statement], rows)
-            if self._con.total_changes() - before != len(rows):
-                raise AssertionError(f"{statement}: a row was not in the state it was read in")
 
     def flush(self) -> None:
         self.flush_rows()
         if self._events:
-            self._con.executemany(self._sql["add_event"], self._events)
+            insert(self._con, "add_event", self._events)
             self._con.execute(self._sql["set_mark"], {"name": "event", "value": self._seq})
             self._events, self.told = [], True
         for (addon_id, source, target), n in self._moves.items():

@@ -184,7 +184,7 @@ class Transaction:
             waited = now - ready_at(waiting.turn, waiting.priority, self._ordering.aging)
             self._pages.note(now, running(terms.worker, waited), (waiting.no, n, state), dispatch_id)
             limits = stop_moment(max_runtime, max_active, active, now)
-        self._pages.update("take_job", (state, fence, n, waiting.no))
+        self._pages.update("take_job", waiting.no, state, fence, n)
         self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
         made = new_dispatch(
             dispatch_id,
@@ -269,21 +269,19 @@ class Transaction:
         ended = step.target is Phase.ENDED
         self._pages.update(
             "move_dispatch",
-            (
-                step.target,
-                now if step.target is Phase.LEASED else None,
-                step.expires_at,
-                step.stop_at,
-                step.stop_for,
-                step.reason,
-                step.worker,
-                now if ended else None,
-                step.end,
-                step.result,
-                step.error,
-                step.dispatch_id,
-                step.source,
-            ),
+            step.dispatch_id,
+            step.target,
+            now if step.target is Phase.LEASED else None,
+            step.expires_at,
+            step.stop_at,
+            step.stop_for,
+            step.reason,
+            step.worker,
+            now if ended else None,
+            step.end,
+            step.result,
+            step.error,
+            step.source,
         )
         if not ended:
             return 0
@@ -304,16 +302,14 @@ class Transaction:
             demand_no = self._demands.number(self._con, p.demand)
             line = (p.line(now), p.turn, p.ready_at, p.urgent_at, p.priority, demand_no)
             times = (p.earliest_start_at, p.not_before, p.deadline_at)
-            row = (events, active, *counters, *line, *times, no, step.source)
-            self._pages.update("place_job", row)
+            self._pages.update("place_job", no, events, active, *counters, *line, *times, step.source)
         elif step.target is step.source:
-            self._pages.update("note_job", (events, no, step.source))
+            self._pages.update("note_job", no, events, step.source)
         else:
             ended_at = now if step.target in SETTLED else None
-            row = (step.target, events, ended_at, active, *counters, no, step.source)
-            self._pages.update("move_job", row)
+            self._pages.update("move_job", no, step.target, events, ended_at, active, *counters, step.source)
         if step.fresh:
-            self._pages.update("refresh_job", (no,))
+            self._pages.update("refresh_job", no)
 
     # renew
 

@@ -66,7 +66,7 @@ SELECT cost_units, admitted_at, ends_at FROM dispatch WHERE phase <> 'ended' AND
 
 -- name: take_job
 UPDATE job SET state = ?1, line = NULL, fence = ?2, events = ?3, start = iif(?1 = 'RUNNING', 0, start), denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
-WHERE no = ?4 AND state = 'QUEUED';
+WHERE state = 'QUEUED' AND no = ?4;
 
 -- name: deny_job
 UPDATE job SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no = ?;
@@ -85,26 +85,26 @@ FROM json_each(:ids) AS asked CROSS JOIN dispatch ON dispatch.dispatch_id = aske
 -- name: move_job
 UPDATE job SET state = ?, events = ?, line = NULL, ended_at = ?, active = active + ?,
                crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
-WHERE no = ? AND state = ?;
+WHERE state = ? AND no = ?;
 
 -- name: place_job
 UPDATE job SET state = 'QUEUED', events = ?, ended_at = NULL, active = active + ?,
                crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start),
                line = ?, turn = ?, ready_at = ?, urgent_at = ?, priority = ?, demand = ?,
                earliest_start_at = ?, not_before = ?, deadline_at = ?
-WHERE no = ? AND state = ?;
+WHERE state = ? AND no = ?;
 
 -- name: refresh_job
 UPDATE job SET active = 0, spent_before = spent WHERE no = ?;
 
 -- name: note_job
-UPDATE job SET events = ? WHERE no = ? AND state = ?;
+UPDATE job SET events = ? WHERE state = ? AND no = ?;
 
 -- name: move_dispatch
 UPDATE dispatch SET phase = ?, started_at = coalesce(started_at, ?), expires_at = coalesce(?, expires_at),
                     stop_at = coalesce(?, stop_at), stop_for = coalesce(?, stop_for), reason = coalesce(reason, ?),
                     worker = coalesce(?, worker), ended_at = ?, how = ?, result = ?, failure = ?
-WHERE dispatch_id = ? AND phase = ?;
+WHERE phase = ? AND dispatch_id = ?;
 
 -- name: dispatch_for_beat
 SELECT d.phase, d.expires_at, d.reason, d.addon_id, d.spent, d.fence, d.job_no, j.job_id, j.spent, j.spent_before, j.events, j.state, i.cost_limit
