@@ -113,6 +113,23 @@ def test_a_pool_that_crashes_too_often_in_a_row_halts_and_says_why():
         assert 3 == pool.snapshot().totals["crashed"]
 
 
+def test_threads_whose_initializer_raises_fail_their_calls_until_the_pool_is_restarted(tmp_path):
+    weights = tmp_path / "weights"
+
+    with penstock.WorkerPool(2, kind="thread", initializer=lambda: weights.read_text("utf-8")) as pool:
+        with pytest.raises(penstock.WorkerCrashedError, match="FileNotFoundError") as caught:
+            pool.submit(calls.echo, 1).result(30)
+        with pytest.raises(penstock.WorkerCrashedError, match="halted"):
+            pool.submit(calls.echo, 1)
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
+        assert {"halted": 2} == pool.snapshot().workers
+
+        weights.touch()
+        pool.restart()
+
+        assert 1 == pool.submit(calls.echo, 1).result(30)
+
+
 def test_a_success_forgives_the_crashes_before_it():
     with penstock.WorkerPool(1, crash_max_retries=1, **QUICK) as pool:
         for _ in range(4):

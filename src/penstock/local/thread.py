@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.core.errors import WorkerCrashedError
 from penstock.core.queue import IN_FLIGHT
 from penstock.local.call import Call
 from penstock.local.context import CallContext, here
@@ -78,7 +79,8 @@ class ThreadCrew:
         self._closing = self.stopped = False
         self.workers = [ThreadWorker(place) for place in range(options.workers)]
         self.gone = threading.Event()
-        self.halted = self.last_crash = None
+        self.halted: WorkerCrashedError | None = None
+        self.last_crash: str | None = None
         self.crashes = 0
 
     # With the gate's lock held
@@ -159,13 +161,10 @@ class ThreadCrew:
         never_block_here()
         here.make = worker.context
         try:
-            try:
-                if self._options.initializer is not None:
-                    self._options.initializer(*self._options.initargs)
-            finally:
-                with self._gate.lock:
-                    self._coming -= 1
-            while (call := self._next(worker)) is not None:
+            ready = self._set_up(worker)
+            with self._gate.lock:
+                self._coming -= 1
+            while ready and (call := self._next(worker)) is not None:
                 while call is not None:
                     call = self._run(worker, call)
         finally:
@@ -175,6 +174,40 @@ class ThreadCrew:
                 last = self._closing and not self._alive
             if last:
                 self.gone.set()
+
+    def _set_up(self, worker: ThreadWorker) -> bool:
+        """Without this no call can run here: if it fails, so do all calls, until somebody restarts the pool."""
+        try:
+            if self._options.initializer is not None:
+                self._options.initializer(*self._options.initargs)
+        except BaseException as raised:  # noqa: BLE001  # whatever it is, the callers must hear of it
+            self._halt(worker, raised)
+            return False
+        return True
+
+    def _halt(self, worker: ThreadWorker, raised: BaseException) -> None:
+        gate = self._gate
+        cause = f"its initializer raised {type(raised).__name__}: {raised}"
+        words = (
+            f"{gate.name} is halted; call restart() when the reason is gone. Worker {worker.place}: {cause}"
+        )
+
+        def error(call: Call[Any] | None) -> WorkerCrashedError:
+            attempt = call.attempt if call is not None else 0
+            why = WorkerCrashedError(words, worker=worker.place, attempt=attempt, cause=cause, started=False)
+            why.__cause__ = raised
+            return why
+
+        with gate.lock:
+            gate.totals.crashed += 1
+            self.halted, self.last_crash = error(None), f"worker {worker.place}: {cause}"
+        gate.fail_all(self.halted, error, dispose=False)
+        with gate.lock:
+            now = clock()
+            while self._inbox:  # nobody will come for these, and they have their slots
+                call = self._inbox.popleft()
+                gate.queue.settle(call, call.dispatch, now)
+        gate.after()
 
     def _next(self, worker: ThreadWorker) -> Call[Any] | None:
         """Sleep until there is something to do; None if there never will be."""
@@ -282,6 +315,8 @@ class ThreadCrew:
 
     def census(self) -> dict[str, int]:
         """How many workers are how (with the gate's lock held)."""
+        if self.halted is not None:
+            return {"halted": len(self.workers)}
         alive = 0 if self.stopped else sum(worker.thread is not None for worker in self.workers)
         counts = {"running": alive, "stopped": len(self.workers) - alive}
         return {name: number for name, number in counts.items() if number}
@@ -302,7 +337,7 @@ class ThreadCrew:
 
     def resume(self) -> None:
         def again(now: float) -> None:
-            self.stopped = False
+            self.stopped, self.halted = False, None
             self._gate.queue.offer_slots(self._gate.queue.limits.max_in_flight, now)
 
         self._gate.change(again)
