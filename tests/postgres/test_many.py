@@ -81,14 +81,15 @@ def test_one_key_with_two_bodies_at_once_is_one_job_and_one_conflict(opened):
 def test_a_depth_limit_is_exact_however_many_submit(opened):
     stores = [opened() for _ in range(4)]
 
-    def submit(i):
+    def submit(store, limit):
         try:
-            return len(stores[i % 4].submit([JOB], Depth(total=25)))
+            return len(store.submit([JOB] * 3, Depth(total=limit)))
         except QueueFull:
             return 0
 
-    with ThreadPoolExecutor(16) as pool:
-        assert 25 == sum(pool.map(submit, range(60)))
+    with ThreadPoolExecutor(4) as pool:
+        for limit in range(3, 46, 3):  # each time there is room for one of the four
+            assert 3 == sum(pool.map(submit, stores, [limit] * 4))
 
 
 def test_a_round_does_not_wait_for_a_job_that_somebody_is_at(opened, postgres_server):

@@ -1,0 +1,83 @@
+"""
+One host of several: a scheduler, and two workers that write each run into a journal that nobody's database knows of.
+
+    python daemon.py DSN SCHEMA HOST JOURNAL
+
+`B` before a run's work and `E` after it, with the host, the process, the moment by the machine's monotonic clock, which all processes
+share, and until when the lease holds for certain. After that a worker writes nothing: it has lost the right to work, whatever it was
+doing while it was stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from threading import Thread
+
+from penstock.core.quiet import Capacity
+from penstock.core.refusals import Unavailable
+from penstock.core.retry import Schedules
+from penstock.core.words import MILLISECOND, SECOND
+from penstock.engine.desk import Claimed, Report
+from penstock.engine.dispatcher import Kinds
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.stores.postgres import PostgresStore
+
+LEASE_SEC = 3.0
+WORK_SEC = 0.1
+CAPACITY = 20
+
+
+def main(dsn: str, schema: str, host: str, journal: str) -> None:
+    rules = Rules(
+        host=host,
+        capacity=Capacity(fixed=CAPACITY),
+        schedules=Schedules(crash=(100 * MILLISECOND,) * 50, start=(100 * MILLISECOND,)),
+        lease_for=int(LEASE_SEC * SECOND),
+        reserve_for=int(LEASE_SEC * SECOND),
+        tick=200 * MILLISECOND,
+        prune_every=1 * SECOND,
+    )
+    house = House(PostgresStore(dsn, schema=schema), rules, reserves=False)
+    while True:
+        try:
+            house.start(host)
+            break
+        except Unavailable:
+            time.sleep(0.1)
+    out = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    workers = [Thread(target=work, args=(house, host, out)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+
+
+def work(house: House, host: str, out: int) -> None:
+    while True:
+        asked = time.monotonic()
+        try:
+            claimed = house.desk.claim(Kinds(), 8)
+            if not claimed:
+                time.sleep(0.02)
+            elif write(out, "B", claimed, host, asked):
+                time.sleep(WORK_SEC)
+                if write(out, "E", claimed, host, asked):
+                    house.desk.end_many([Report(c.dispatch.dispatch_id) for c in claimed])
+        except Unavailable:
+            time.sleep(0.05)
+
+
+def write(out: int, what: str, claimed: list[Claimed], host: str, asked: float) -> bool:
+    """A lease counts from the moment it was asked for, the only one that is certainly before it was granted."""
+    moment, until = time.monotonic(), asked + LEASE_SEC
+    if moment < until:
+        names = [f"{c.job.job_id} {c.dispatch.fence}" for c in claimed]
+        os.write(
+            out, "".join(f"{what} {name} {host} {os.getpid()} {moment} {until}\n" for name in names).encode()
+        )
+    return moment < until
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
