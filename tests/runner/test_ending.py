@@ -17,7 +17,7 @@ from penstock.core.words import SECOND
 from penstock.runner import RunsFolder
 from penstock.runner.trees import RUNNER_MARK, children, look, marked
 
-from .plant import HERE, SRC, TREE, Plant, alive, pids_in, wait_until
+from .plant import HERE, SOAK, SRC, TREE, Plant, alive, pids_in, wait_until
 
 
 @pytest.fixture
@@ -128,6 +128,15 @@ def test_when_a_lease_cannot_be_renewed_the_warden_ends_the_tree_by_itself(plant
     plant.desk.cancel(job)
 
 
+def test_a_job_that_takes_many_leases_and_hears_nobody_runs_once(plants, tmp_path):
+    """It holds its interpreter the whole time: heartbeats come from where nobody's code runs."""
+    plant = plants(rules={"lease_for": SECOND})
+    job = plant.function("compute", 3)
+
+    assert plant.settled(job).result == '"computed"'
+    assert len(plant.store.attempts(job)) == 1
+
+
 def test_with_the_runner(plants, tmp_path, bystanders):
     plant = plants()
     job, path = plant.tree(tmp_path)
@@ -224,6 +233,24 @@ def test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands(
     assert plant.units() == 0
 
 
+@pytest.mark.parametrize(("how", "state"), [((), "CANCELED"), (("--leave",), "DONE")])
+def test_a_warden_needs_no_help_to_end_its_tree(plant, tmp_path, how, state):
+    """The launcher, which would end what a warden forgets, is stopped meanwhile."""
+    job, path = plant.tree(tmp_path, *how)
+    wait_until(plant.runner.pids)
+    [launcher] = [
+        p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(plant.data).mark}) if p.parent == os.getpid()
+    ]
+    os.kill(launcher, signal.SIGSTOP)
+    try:
+        pids = pids_in(path, 4 if how else 5)
+        if not how:
+            plant.desk.cancel(job)
+        reached(plant, job, pids, state, 10)
+    finally:
+        os.kill(launcher, signal.SIGCONT)
+
+
 def test_a_warden_that_is_stopped_does_not_save_its_tree(plant, tmp_path):
     job, path = plant.tree(tmp_path)
     pids = pids_in(path)
@@ -254,7 +281,7 @@ def test_a_function_that_does_not_listen_is_ended_with_its_worker(plant, tmp_pat
     assert plant.settled(plant.function("add", 1, 1)).result == "2"
 
 
-@pytest.mark.parametrize("round_", range(10))
+@pytest.mark.parametrize("round_", range(10 if SOAK == 1 else 20 * SOAK))
 def test_forty_jobs_that_ignore_everything_delay_a_shutdown_by_no_more_than_its_timeout(plants, round_):
     plant = plants()
     script = "trap '' TERM INT HUP; echo up; exec sleep 60"

@@ -64,6 +64,16 @@ def sleep(path, seconds=60):
     return "slept"
 
 
+def compute(seconds):
+    """Never lets another thread of its process run."""
+    sys.setswitchinterval(1_000)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    sys.setswitchinterval(0.005)
+    return "computed"
+
+
 def listen(path):
     job = current_job()
     n = job.checkpoint or 0

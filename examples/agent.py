@@ -1,0 +1,80 @@
+"""
+An agent that costs money: it works in phases, says what it spends, is stopped at its limit, and goes on where it was when its owner says so.
+
+    python examples/agent.py
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from penstock.core.intent import Intent
+from penstock.core.quiet import Capacity
+from penstock.core.words import AddonId
+from penstock.engine.clock import SteadyClock
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder, current_job
+from penstock.stores.sqlite import SqliteStore
+
+STEPS = ["read the question", "search", "read what was found", "think", "write", "check"]
+
+
+def research(question: str) -> Generator[dict[str, Any], None, dict[str, Any]]:
+    """Each `yield` is a safe place to stop, and what it yields is where the next attempt begins."""
+    job = current_job()
+    state = job.checkpoint or {"done": []}
+    for step in STEPS:
+        if step in state["done"]:
+            continue
+        job.log(f"{step}: {question}")
+        time.sleep(0.05)  # the model thinks
+        state["done"].append(step)
+        job.progress(len(state["done"]) / len(STEPS))
+        job.spend("0.25")
+        yield state
+    return {"answer": 42, "steps": state["done"]}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        clock, runs = SteadyClock(), RunsFolder(folder)
+        store = SqliteStore(Path(folder) / "jobs.db", clock)
+        rules = Rules(capacity=Capacity(fixed=90))
+        house = House(store, rules, clock=clock, survivors=runs.survivors()).start()
+        allowed = Functions(paths=["agent:research"])
+        here = (str(Path(__file__).parent),)
+        runner = Runner(house, runs, RunnerSettings(functions=allowed, path=here)).start()
+
+        payload = json.dumps({"function": "agent:research", "args": ["the question"]})
+        a_dollar = Intent(
+            addon_id=AddonId("agents"), job_type="penstock.function", payload=payload, cost_limit=1_000_000
+        )
+        [receipt] = house.desk.submit([a_dollar])
+
+        def show() -> None:
+            while (job := store.job(receipt.job_id)) and job.state not in ("BLOCKED", "DONE", "FAILED"):
+                time.sleep(0.02)
+            assert job is not None
+            reached = len(json.loads(store.checkpoint(job.job_id) or "{}").get("done", []))
+            print(f"{job.state} after ${job.spent / 1e6:.2f}, {reached} of {len(STEPS)} steps done")
+
+        show()
+        for event in store.events(0, 100, receipt.job_id):
+            if event.kind == "ALERT":
+                print(f"the owner is told: {event.reason}")
+        house.desk.retry(receipt.job_id)  # another dollar
+        show()
+        print(store.attempts(receipt.job_id)[-1].result)
+        runner.stop(5)
+        house.stop()
+        store.close()
+
+
+if __name__ == "__main__":
+    main()
