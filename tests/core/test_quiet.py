@@ -154,3 +154,9 @@ def test_a_busier_machine_never_gives_more(one, other):
 def test_a_fixed_capacity_asks_nobody():
     assert Capacity(fixed=4).units(10) == 4
     assert Capacity(fixed=4).most == 4
+
+
+def test_what_an_application_says_does_not_stand_in_for_the_hosts_own_signal():
+    told = [Reading("cpu", 0.0, 100, source="shop"), Reading("memory", 0.0, 100)]
+
+    assert busy(told, 100, Senses()) == Busy(8.0, "no fresh cpu")

@@ -145,6 +145,122 @@ MUTANTS = [
         "_LATER: Final = Landing(Move.REQUEUE)",
         ("tests/core/test_landing.py", *CONTRACT),
     ),
+    # start after a crash
+    Mutant(
+        "an addon's run is put back at the start",
+        "engine/recovery.py",
+        "for d in batch if d.dispatch_id in gone]",
+        "for d in batch]",
+        SIM,
+    ),
+    Mutant(
+        "what our runner ran keeps its lease after a start",
+        "engine/recovery.py",
+        "frozenset(survivors(here)) if",
+        "frozenset(d for d in survivors(here) if not d) if",
+        ("tests/engine/test_recovery.py",),
+    ),
+    Mutant(
+        "its processes live on after a start",
+        "engine/recovery.py",
+        "gone = frozenset(survivors(here)) if survivors is not None and here else frozenset[DispatchId]()",
+        'gone = frozenset(d.dispatch_id for d in here if d.worker.startswith("runner:"))',
+        SIM,
+    ),
+    Mutant(
+        "a lease gets no time for the downtime",
+        "engine/recovery.py",
+        "    prolonged = store.apply(given_time)\n",
+        "    prolonged = [True for _ in given_time]\n",
+        ("tests/engine/test_recovery.py",),
+    ),
+    Mutant(
+        "turns of another aging setting stay",
+        "engine/house.py",
+        "        put_in_order(self.store, self.rules.ordering.aging)\n",
+        "",
+        ("tests/engine/test_house.py",),
+    ),
+    # spending
+    Mutant(
+        "stopped for the crossing and not for being over",
+        "engine/purse.py",
+        "spent is None and not over(standing.spent, standing.cost_limit)",
+        "spent is None and not (standing.spent > standing.spent_before and over(standing.spent, standing.cost_limit))",
+        ("tests/engine/test_spending.py",),
+    ),
+    Mutant(
+        "told at every amount beyond the limit",
+        "core/spend.py",
+        "if before < limit <= after:",
+        "if limit <= after:",
+        ("tests/core/test_spend.py", "tests/engine/test_spending.py", *SIM),
+    ),
+    Mutant(
+        "told outside of the heartbeat's transaction",
+        "engine/desk.py",
+        "[standing] = self._store.renew([beat], self._purse.tell)",
+        "[standing] = self._store.renew([beat])",
+        ("tests/engine/test_spending.py",),
+    ),
+    Mutant(
+        "a spent budget lets the other runs go on",
+        "engine/purse.py",
+        "        if spent is not None:\n            self._close(standing.addon_id, spent)\n",
+        "",
+        ("tests/engine/test_spending.py",),
+    ),
+    Mutant(
+        "a spent budget is closed at the crossing alone",
+        "engine/purse.py",
+        "            if window is not None:\n                self._close(addon_id, window)\n",
+        "",
+        ("tests/engine/test_spending.py",),
+    ),
+    # waiting for room
+    Mutant(
+        "a newcomer goes past who waits",
+        "engine/room.py",
+        "        if not self._waiting:\n            return None\n",
+        "        if True:\n            return None\n",
+        ("tests/engine/test_room.py", *SIM),
+    ),
+    Mutant(
+        "who waits is served last come first",
+        "engine/room.py",
+        "key=lambda w: w.number",
+        "key=lambda w: -w.number",
+        ("tests/engine/test_room.py",),
+    ),
+    Mutant(
+        "who gave up is let in",
+        "engine/room.py",
+        "            if waiter.answer.cancelled():\n                self._leave(waiter)\n                continue\n",
+        "",
+        ("tests/engine/test_room.py",),
+    ),
+    # signals
+    Mutant(
+        "our own load counts as somebody's",
+        "engine/signals.py",
+        "cpu=max(0.0, used - cpu) / total",
+        "cpu=used / total",
+        ("tests/engine/test_signals.py",),
+    ),
+    Mutant(
+        "a job that ended is taken out twice",
+        "engine/signals.py",
+        "            cpu, moved = cpu - own.cpu, moved - own.moved\n",
+        "            cpu, moved = cpu, moved\n",
+        ("tests/engine/test_signals.py",),
+    ),
+    Mutant(
+        "an application stands in for the host's signals",
+        "core/quiet.py",
+        "known = {r.name for r in fresh if not r.source}",
+        "known = {r.name for r in fresh}",
+        ("tests/core/test_quiet.py", "tests/engine/test_signals.py"),
+    ),
 ]
 
 
