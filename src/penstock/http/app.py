@@ -40,11 +40,10 @@ from penstock.http.sight import problems_of
 from penstock.http.tokens import LOCAL, Principal
 from penstock.http.wire import PREFIX, Scope
 
-__all__ = ["Api", "AsgiApp", "Limits"]
+__all__ = ["Api", "Limits"]
 
 Scoped = MutableMapping[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-AsgiApp = Callable[[Scoped, Receive, Send], Awaitable[None]]
 
 _JSON: Final = (b"content-type", b"application/json")
 _PROBLEM: Final = (b"content-type", b"application/problem+json")

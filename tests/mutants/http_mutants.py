@@ -1,0 +1,37 @@
+"""Bugs that somebody could write into the HTTP API: a door left open, a name that leaks."""
+
+from __future__ import annotations
+
+CONNECTION = "tests/http/test_connection.py"
+RIGHTS = "tests/http/test_rights.py"
+TOKENS = "tests/http/test_tokens.py"
+WAITING = "tests/http/test_waiting.py"
+
+
+def mutant(
+    name: str, file: str, old: str, new: str, tests: str, test: str
+) -> tuple[str, str, str, str, tuple[str, ...]]:
+    """With the one test that is there for it: a server is started for each, and there are many."""
+    return f"http: {name}", f"penstock/http/{file}.py", old, new, (f"{tests}::test_{test}",)
+
+
+MUTANTS = [
+    mutant("any Host will do", "guard", "    if host not in exposure.hosts:\n", "    if False:\n", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),
+    mutant("any Origin will do", "guard", "    if origin is not None and not _own", "    if False and not _own", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),
+    mutant("any site will do", "guard", '    if headers.get(b"sec-fetch-site", b"none") not in _SAME:\n', "    if False:\n", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),
+    mutant("a name that begins like ours is ours", "guard", "    if host not in exposure.hosts:\n", "    if not host.startswith(tuple(exposure.hosts)) and not host.endswith('example'):\n", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),
+    mutant("no scope is asked for", "app", "route.scope not in who.scopes", "not who.name", RIGHTS, "each_route_wants_its_own_scope_and_no_other_will_do"),
+    mutant("an expired token counts", "tokens", "or self._expired(found[0].token)", "", TOKENS, "a_token_expires_by_the_clock"),
+    mutant("the id of a token is enough", "tokens", "if found is None or not same or", "if found is None or", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),
+    mutant("a revoked token counts elsewhere", "tokens", "        if self._timer() >= self._look_at:\n", "        if False:\n", TOKENS, "a_token_revoked_elsewhere_is_refused_within_a_second"),
+    mutant("a shared file of tokens is read", "tokens", "        private_file(self._path)\n", "", TOKENS, "a_file_that_others_can_read_is_refused"),
+    mutant("anything is taken for JSON", "body", '        if content_type != b"application/json":\n', "        if False:\n", RIGHTS, "only_json_is_understood"),
+    mutant("a stranger comes by the socket", "connection", "if peer is not None and peer not in (os.geteuid(), 0):", "if False:", CONNECTION, "a_visitor_of_another_user_is_not_let_in"),
+    mutant("another's job is shown", "office", "if job is None or not self.owns(job.intent.addon_id):", "if job is None:", RIGHTS, "a_token_of_another_addon_meets_nothing_of_ours"),
+    mutant("another's lease can be used", "office", "if lease is None or not self.owns(lease.addon_id):", "if lease is None:", RIGHTS, "a_token_of_another_addon_meets_nothing_of_ours"),
+    mutant("another addon can be named", "office", "if bound is not None and asked is not None and asked != bound:", "if False:", RIGHTS, "a_token_of_another_addon_meets_nothing_of_ours"),
+    mutant("another's events are told", "stream", "            if self._addon_id is not None:\n", "            if False:\n", WAITING, "a_stream_of_an_addon_tells_of_no_other"),
+    mutant("who is in the way is told", "redact", "    if call.principal.addon_id is None:\n", "    if True:\n", RIGHTS, "a_bound_token_does_not_learn_whose_job_is_in_its_way"),
+    mutant("a token gives away more than it has", "admin", "    if problems:\n", "    if False:\n", RIGHTS, "nobody_can_give_away_more_than_they_have"),
+    mutant("the limits of a token are forgotten", "office", "        if problems:\n            raise OverLimit", "        if False:\n            raise OverLimit", RIGHTS, "a_token_has_limits_of_cost_and_priority"),
+]  # fmt: skip
