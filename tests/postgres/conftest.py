@@ -5,6 +5,7 @@ import pytest
 from penstock.core.admission import Caps, Conditions, Limits
 from penstock.core.intent import Intent
 from penstock.core.order import Offer, Ordering, weigh
+from penstock.stores import postgres_bell
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.protocol import Terms
 
@@ -39,3 +40,16 @@ def opened(postgres_emptied):
 @pytest.fixture
 def store(opened):
     return opened()
+
+
+@pytest.fixture
+def listens(postgres_server, monkeypatch):
+    """A function: from now on this store hears what it is told, and does not look by itself."""
+    monkeypatch.setattr(postgres_bell, "POLL_SEC", 1_000)
+
+    def listen(store):
+        store.listen()
+        while "0" == postgres_server.run("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"):
+            pass
+
+    return listen

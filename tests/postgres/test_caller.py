@@ -91,9 +91,9 @@ def test_the_callers_ways_of_reading_rows_and_of_finding_tables_do_not_matter(st
 
 def test_a_transaction_that_stays_open_holds_up_nobody(store, con):
     """Not submits of the same kind, not a round, not an end: the caller may be slow."""
-    store.submit([JOB], Depth(total=100), connection=con)
+    store.submit([JOB], Depth(total=1), connection=con)
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(lambda: (store.submit([JOB], Depth(total=100)), tick(store), store.events(0, 10)))
+        done = pool.submit(lambda: (store.submit([JOB], Depth(total=1)), tick(store), store.events(0, 10)))
         [receipt], [dispatch], events = done.result(20)
 
     assert receipt.job_id == dispatch.job_id
@@ -112,12 +112,25 @@ def test_what_it_told_comes_behind_what_was_seen_meanwhile(store, con):
     assert [(4, late.job_id)] == [(event.seq, event.job_id) for event in rest]
 
 
-def test_workers_are_told_after_the_commit(store, con):
+def test_a_key_that_another_commits_meanwhile_costs_the_caller_nothing(store, con, postgres_server):
+    keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
+    con.execute("INSERT INTO orders VALUES (1)")
+    with psycopg.connect(postgres_server.dsn) as other, ThreadPoolExecutor(1) as pool:
+        [first] = store.submit([keyed], Depth(), connection=other)
+        answer = pool.submit(lambda: store.submit([keyed], Depth(), connection=con))
+        while postgres_server.run("SELECT count(*) FROM pg_locks WHERE NOT granted") == "0":
+            pass
+        other.commit()
+
+        assert [(first.job_id, False)] == [(r.job_id, r.created) for r in answer.result(20)]
+    con.commit()
+    assert [(1,)] == con.execute("SELECT count(*) FROM orders").fetchall()
+
+
+def test_workers_are_told_after_the_commit(store, con, listens):
     told = Event()
     store.on_change(told.set)
-    store.listen()
-    assert told.wait(20)  # that it listens is the first it hears
-    told.clear()
+    listens(store)
     store.submit([JOB], Depth(), connection=con)
     early = told.wait(0.3)
     con.commit()

@@ -20,8 +20,10 @@ def ear(store):
     return heard
 
 
-def test_one_process_hears_of_the_commits_of_another(opened):
-    heard = ear(opened())
+def test_one_process_hears_of_the_commits_of_another(opened, listens):
+    store, heard = opened(), Event()
+    store.on_change(heard.set)
+    listens(store)
     opened().submit([JOB], Depth())
 
     assert heard.wait(20)

@@ -20,7 +20,7 @@ from penstock.stores.ids import uuid7
 from penstock.stores.postgres_admit import Admitting
 from penstock.stores.postgres_apply import Applying, Beats, Renewing
 from penstock.stores.postgres_bell import Bell
-from penstock.stores.postgres_caller import borrowed
+from penstock.stores.postgres_caller import borrowed, retried
 from penstock.stores.postgres_link import Link, Manners, Session, array, columns
 from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
 from penstock.stores.postgres_reads import PostgresReads
@@ -85,7 +85,11 @@ class PostgresStore(PostgresReads):
             return self.submit_soon(intents, depth).result()
         submission = Submission(intents, depth)
         self._submitting.prepare([submission])
-        with self._link.failures(), borrowed(connection, self._link.sql) as session:
+        with self._link.failures():
+            return retried(lambda: self._submit_within(connection, submission))
+
+    def _submit_within(self, connection: Any, submission: Submission) -> list[Receipt]:
+        with borrowed(connection, self._link.sql) as session:
             [receipts] = self._submitting.run(session, [submission], exact=False)
             session.leave("ring", {"channel": self._bell.channel, "by": ""})
             return receipts

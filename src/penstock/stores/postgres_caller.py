@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg.errors import UniqueViolation
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from penstock.stores.postgres_link import Session, Values
 
-__all__ = ["borrowed"]
+__all__ = ["borrowed", "retried"]
+
+T = TypeVar("T")
+TRIES: Final = 3
 
 
 @contextmanager
@@ -28,6 +32,14 @@ def borrowed(connection: Any, sql: Mapping[str, bytes]) -> Iterator[Session]:
         session = _Borrowed(con, sql)
         yield session
         session.finish()
+
+
+def retried(attempt: Callable[[], T]) -> T:
+    """Somebody committed the same key while we waited for them: the savepoint is rolled back, and now their job can be seen."""
+    for _ in range(TRIES):
+        with suppress(UniqueViolation):
+            return attempt()
+    return attempt()
 
 
 class _Borrowed(Session):
