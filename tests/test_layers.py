@@ -38,13 +38,17 @@ MAY_IMPORT = {
         "web",
         "client",
     },
-    "cli": {"core", "client", "cli", "settings", "daemon"},
+    "cli": {"penstock", "core", "client", "cli", "settings", "daemon", "stores"},
     "web": {"web"},
     "demo": {"penstock", "core", "local", "client", "demo"},
     "penstock": {"core", "local", "stores", "engine", "jobs", "client"},
 }
 # Types that two parts share without either building on the other.
-ALSO = {"client": ("penstock.http.wire",), "demo": ("penstock.http.wire",)}
+ALSO = {
+    "client": ("penstock.http.wire",),
+    "demo": ("penstock.http.wire",),
+    "cli": ("penstock.http.wire", "penstock.http"),
+}
 IMPURE = {
     "asyncio", "contextvars", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib",
     "platform", "psutil", "queue", "random", "resource", "sched", "secrets", "select", "selectors", "shelve", "shutil",

@@ -267,10 +267,6 @@ class Client:
         """Show a program's pools and graphs. Told again about once a second, for as long as they should be shown."""
         self._post("programs/attach", wire.Attach(name=name, tasks=list(tasks)), wire.Done, again=True)
 
-    def login(self) -> wire.Login:
-        """A link that opens the page, good once."""
-        return self._post("login", None, wire.Login)
-
     def leases(self, *, addon_id: str | None = None, limit: int = 100) -> list[wire.Lease]:
         return self._get("leases", wire.Leases, {"addon_id": addon_id, "limit": limit}).leases
 
@@ -296,6 +292,10 @@ class Client:
 
     def kick(self) -> None:
         self._post("kick", None, wire.Done, again=True)
+
+    def login(self) -> wire.Login:
+        """A link that opens the page, good once."""
+        return self._post("login", None, wire.Login)
 
     def health(self) -> wire.Host:
         """Which version answers, since when, and what is wrong."""

@@ -8,19 +8,13 @@ from penstock.core.refusals import NotFound
 from penstock.http import wire
 from penstock.http.office import Call
 from penstock.http.problems import OverLimit
-from penstock.http.sessions import CODE_LASTS
-from penstock.http.views import when
 
 __all__ = ["login", "token_list", "token_make", "token_revoke"]
 
 
 def login(call: Call[None, None]) -> wire.Login:
     """Whoever opens it can do there what the asker can."""
-    sessions, now = call.office.sessions, call.store.now()
-    if sessions is None:
-        raise NotFound("this scheduler has no page: it was started without one")
-    code = sessions.code(call.principal, now)
-    return wire.Login(f"{call.office.page_url}/#code={code}", when(now + CODE_LASTS))
+    return call.office.login(call.principal)
 
 
 def token_list(call: Call[None, None]) -> wire.Tokens:

@@ -18,13 +18,15 @@ from penstock.core.job import Dispatch, Event, Job
 from penstock.core.refusals import NotFound
 from penstock.core.words import AddonId, DispatchId, JobId, Moment
 from penstock.engine.house import House
+from penstock.http import wire
 from penstock.http.beats import Beats
 from penstock.http.claims import ClaimLine
 from penstock.http.problems import OverLimit
 from penstock.http.programs import Programs
-from penstock.http.sessions import Sessions
+from penstock.http.sessions import CODE_LASTS, Sessions
 from penstock.http.tokens import Principal, TokenFile
 from penstock.http.trail import Trail
+from penstock.http.views import when
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.stores.protocol import Store
@@ -60,6 +62,12 @@ class Office:
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """In one of a few threads: a store may wait for a disk or a lock, and the event loop for nobody."""
         return self.loop.run_in_executor(self._pool, function, *args)
+
+    def login(self, who: Principal) -> wire.Login:
+        if self.sessions is None:
+            raise NotFound("this scheduler has no page: it was started without one")
+        now = self.store.now()
+        return wire.Login(f"{self.page_url}/#code={self.sessions.code(who, now)}", when(now + CODE_LASTS))
 
     def close(self) -> None:
         self.trail.close()

@@ -30,7 +30,7 @@ from penstock.http.guard import LOOPBACK, Exposure, Unsafe, check_exposure, priv
 from penstock.http.office import Office
 from penstock.http.page import Page
 from penstock.http.sessions import Sessions
-from penstock.http.tokens import FIRST_FILE, TokenFile
+from penstock.http.tokens import FIRST_FILE, LOCAL, TokenFile
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 
@@ -84,6 +84,7 @@ class Server:
         self.tokens = TokenFile(config.directory, house.store.now, first=config.token_file)
         self.token_file = config.token_file or config.directory / FIRST_FILE
         self.port = 0
+        self._office: Office | None = None
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
         self._stop = asyncio.Event()
@@ -94,6 +95,12 @@ class Server:
         scheme = "https" if self._config.tls_cert is not None else "http"
         host = self._config.bind or ""
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def login_url(self) -> str | None:
+        """Opens the page once, with all rights: for whoever started us. None: there is no page."""
+        if self._office is None or self._office.sessions is None:
+            return None
+        return self._office.login(LOCAL).url
 
     @property
     def socket_path(self) -> Path | None:
@@ -127,6 +134,7 @@ class Server:
     async def _serve(self) -> None:
         config = self._config
         office = Office(self._house, self.tokens, threads=config.threads, loop=self._loop)
+        self._office = office
         office.output, office.functions = config.output, config.functions
         exposure = Exposure(
             LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
@@ -16,7 +15,6 @@ from penstock.core.words import AddonId, seconds
 from penstock.http import wire
 from penstock.http.office import Call, Office
 from penstock.http.problems import Forbidden
-from penstock.http.tokens import LOCAL
 from penstock.http.version import VERSION
 from penstock.http.views import addon_view, lease_view, said, when
 from penstock.stores.protocol import Addon, Query
@@ -155,7 +153,6 @@ def health(call: Call[None, None]) -> wire.Host:
         problems=problems,
         version=VERSION,
         host=office.house.rules.host,
-        pid=os.getpid() if call.principal is LOCAL else None,
         started_at=when(office.started_at),
         now=when(office.store.now()),
     )

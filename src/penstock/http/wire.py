@@ -852,8 +852,6 @@ class Host(Told):
     problems: list[str]
     version: str
     host: str
-    #: Of the process, for whoever came by the Unix socket and could stop it.
-    pid: int | None
     started_at: datetime
     now: datetime
 

@@ -338,10 +338,10 @@ def _judge(run: Run, warden: WardenLink) -> Outcome:
         return Outcome(End.WORKER_CRASHED, error=f"{words}\n{stderr}".rstrip())
     if run.yielded and code == 0:
         return Outcome(End.COOPERATIVE_PREEMPTION)
-    how = end_of_exit(code)
+    how, result = end_of_exit(code), json.dumps({"exit_code": code})
     if how is End.COMPLETED:
-        return Outcome(how, result=json.dumps({"exit_code": code}))
-    return Outcome(how, error=f"the command {_words(code)}\n{stderr}".rstrip())
+        return Outcome(how, result=result)
+    return Outcome(how, result=result, error=f"the command {_words(code)}\n{stderr}".rstrip())
 
 
 def _words(code: int) -> str:

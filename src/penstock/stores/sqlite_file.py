@@ -109,6 +109,24 @@ def migrate(con: apsw.Connection, path: Path) -> None:
                 raise
 
 
+def integrity(path: Path, *, quick: bool = False) -> list[str]:
+    """What SQLite finds wrong with its own pages. `quick` skips what takes long: indexes against their tables."""
+    with failures(path), connect(path, readonly=True) as con:
+        found = con.execute("PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(100)").fetchall()
+    con.close()
+    return [str(line) for (line,) in found if line != "ok"]
+
+
+def copy(path: Path, target: Path) -> None:
+    """Whole, and taken while others write."""
+    with failures(path):
+        con = connect(path, readonly=True)
+        try:
+            _backup(con, target)
+        finally:
+            con.close()
+
+
 def _version(con: apsw.Connection, path: Path) -> int:
     version = int(con.pragma("user_version"))
     tables = con.execute("SELECT count(*) FROM sqlite_schema").get

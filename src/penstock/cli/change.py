@@ -1,0 +1,78 @@
+"""Changing jobs: cancel, retry, edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.session import Session, passes
+from penstock.cli.words import WHEN, short
+
+if TYPE_CHECKING:
+    from penstock.http import wire
+
+__all__ = ["cancel", "edit", "retry"]
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@passes
+def cancel(session: Session, jobs: tuple[str, ...]) -> None:
+    """Cancel jobs. One that runs is told to stop, and ended if it does not."""
+    _each(session, jobs, session.client.cancel)
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@passes
+def retry(session: Session, jobs: tuple[str, ...]) -> None:
+    """Queue FAILED or BLOCKED jobs again, with all their tries and limits anew."""
+    _each(session, jobs, session.client.retry)
+
+
+@click.command()
+@click.argument("job")
+@click.option("-p", "--priority", help="1..100, or low, normal, high, urgent.")
+@click.option(
+    "--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00; `--not-before-none` takes it away."
+)
+@click.option("--not-before-none", is_flag=True, hidden=True)
+@click.option("--deadline", type=WHEN)
+@click.option("--deadline-none", is_flag=True, hidden=True)
+@passes
+def edit(
+    session: Session,
+    job: str,
+    priority: str | None,
+    not_before: datetime | None,
+    not_before_none: bool,
+    deadline: datetime | None,
+    deadline_none: bool,
+) -> None:
+    """Priority and times of a queued job."""
+    fields: dict[str, Any] = {}
+    if priority is not None:
+        fields["priority"] = int(priority) if priority.isdigit() else priority
+    if not_before is not None or not_before_none:
+        fields["earliest_start_at"] = None if not_before_none else not_before
+    if deadline is not None or deadline_none:
+        fields["deadline_at"] = None if deadline_none else deadline
+    if not fields:
+        raise click.UsageError("nothing to change: give --priority, --not-before or --deadline")
+    _say(session, [session.client.edit(session.job_id(job), **fields)])
+
+
+def _each(session: Session, jobs: tuple[str, ...], act: Callable[[str], wire.Job]) -> None:
+    ids = [session.job_id(job) for job in jobs]  # all are found before any is touched
+    _say(session, [act(job_id) for job_id in ids])
+
+
+def _say(session: Session, jobs: list[wire.Job]) -> None:
+    if session.tell(jobs):
+        return
+    for job in jobs:
+        stopping = " (told to stop)" if job.state == "RUNNING" else ""
+        click.echo(f"{short(job.job_id)}  {job.state}{stopping}")

@@ -1,0 +1,146 @@
+"""The daemon: up, stop, login, settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from typing import Any
+
+import click
+
+from penstock.cli.session import UNREACHABLE, Session, fail, passes
+from penstock.cli.tables import Column, table
+from penstock.cli.words import DURATION
+
+__all__ = ["login", "settings", "stop", "up"]
+
+
+def _config(command: Any) -> Any:
+    command = click.option(
+        "--set",
+        "flags",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A setting, as `penstock settings` names it; may be repeated.",
+    )(command)
+    return click.option(
+        "-c", "--config", type=click.Path(dir_okay=False), help="A TOML file instead of the usual one."
+    )(command)
+
+
+@click.command()
+@_config
+@click.option("--data-dir", help="Where database, token and socket lie.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="On loopback; 0 takes any free one.")
+@passes
+def up(
+    _: Session, config: str | None, flags: tuple[str, ...], data_dir: str | None, port: int | None
+) -> None:
+    """Start the scheduler here: daemon, HTTP API and page. Ctrl-C stops it; a second one at once."""
+    from penstock.daemon import run
+
+    given = dict(_pair(flag) for flag in flags)
+    if data_dir is not None:
+        given["data_dir"] = data_dir
+    if port is not None:
+        given["server.listen"] = f"127.0.0.1:{port}"
+    raise click.exceptions.Exit(run(_load(config, given), on_ready=_greet))
+
+
+def _greet(server: Any) -> None:
+    """On standard output, which a log does not go to: the link is as good as a password until it is used."""
+    link = server.login_url()
+    click.echo(f"page  {link}" if link else "no page: `python -m penstock.web.vendor` fetches what it needs")
+    click.echo("try   penstock run -- echo hello        penstock top        penstock --help")
+
+
+def _pair(flag: str) -> tuple[str, str]:
+    key, found, value = flag.partition("=")
+    if not found:
+        raise click.UsageError(f"--set {flag}: write KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def _load(config: str | None, flags: dict[str, str]) -> Any:
+    from penstock.settings import BadSettings, load
+
+    try:
+        return load(config, flags=flags)
+    except BadSettings as bad:
+        for problem in bad.problems:
+            click.echo(f"penstock: {problem}", err=True)
+        raise click.exceptions.Exit(2) from None
+
+
+@click.command()
+@click.option("--now", is_flag=True, help="Do not ask first: end what runs.")
+@click.option("--timeout", type=DURATION, default=60.0, help="How long to wait for it to be gone.")
+@passes
+def stop(session: Session, now: bool, timeout: float) -> None:
+    """Stop this user's scheduler. What runs is asked to yield and goes back to the queue; nothing is lost."""
+    pid = _pid()
+    try:
+        gone = os.pidfd_open(pid)
+    except ProcessLookupError:
+        fail(
+            f"process {pid}, which should be the scheduler, is not there: it was killed, and `penstock up` mends what it left",
+            UNREACHABLE,
+        )
+    try:
+        signal.pidfd_send_signal(gone, signal.SIGTERM)
+        if now:
+            time.sleep(0.1)  # so that the second one is told from the first
+            signal.pidfd_send_signal(gone, signal.SIGTERM)
+        with session.aside.status("waiting for what runs to yield"):
+            left, _, _ = select.select([gone], [], [], timeout)
+    finally:
+        os.close(gone)
+    if not left:
+        fail(
+            f"process {pid} is still there after {timeout:.0f} s; `penstock stop --now` ends what runs at once"
+        )
+    if not session.tell({"stopped": pid}):
+        click.echo("stopped")
+
+
+def _pid() -> int:
+    """As the daemon of this user's data directory wrote it down."""
+    from penstock.client.home import data_dir
+
+    told = data_dir(os.environ) / "daemon.json"
+    try:
+        return int(json.loads(told.read_text("utf-8"))["pid"])
+    except (OSError, ValueError, KeyError):
+        fail(
+            f"no scheduler runs from {told.parent}; PENSTOCK_DATA_DIR says where another one lives",
+            UNREACHABLE,
+        )
+
+
+@click.command()
+@passes
+def login(session: Session) -> None:
+    """A link that opens the page without typing. Good once, for ten minutes."""
+    link = session.client.login()
+    if not session.tell(link):
+        click.echo(link.url)
+
+
+@click.command()
+@_config
+@click.option("--changed", is_flag=True, help="Only what differs from the default.")
+@passes
+def settings(session: Session, config: str | None, flags: tuple[str, ...], changed: bool) -> None:
+    """Every setting, its value, and where that came from. Checks them all; exits with 2 when one is wrong."""
+    found = [
+        one
+        for one in _load(config, dict(_pair(flag) for flag in flags)).describe()
+        if not changed or one.source != "default"
+    ]
+    if session.tell([one._asdict() for one in found]):
+        return
+    columns = [Column("setting"), Column("value"), Column("from"), Column("", keep=130)]
+    table(session.console, columns, [(one.key, one.value, one.source, one.doc) for one in found])

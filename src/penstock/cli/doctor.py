@@ -1,0 +1,206 @@
+"""
+`penstock doctor`: looks at everything that can be wrong on this machine and says how to mend what is.
+
+Each look is a function that answers with findings; none changes anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from penstock.cli.session import Session, passes
+
+if TYPE_CHECKING:
+    from penstock.settings import Settings
+
+__all__ = ["Finding", "doctor"]
+
+
+class Finding(NamedTuple):
+    """`level`: ok, note (worth knowing), bad (must be mended)."""
+
+    level: str
+    what: str
+    fix: str = ""
+
+
+@click.command()
+@passes
+def doctor(session: Session) -> None:
+    """Look for what is wrong, and say how to mend it. Exits with 1 when something must be mended."""
+    findings = list(look(session))
+    if not session.tell([finding._asdict() for finding in findings]):
+        marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]BAD [/]"}
+        for finding in findings:
+            session.console.print(marks[finding.level], end=" ")
+            session.console.print(finding.what, markup=False)
+            if finding.fix:
+                session.console.print(f"       {finding.fix}", markup=False, style="dim")
+    raise click.exceptions.Exit(1 if any(finding.level == "bad" for finding in findings) else 0)
+
+
+def look(session: Session) -> Iterator[Finding]:
+    from penstock.settings import BadSettings, load
+
+    yield from _versions()
+    try:
+        settings = load()
+    except BadSettings as bad:
+        for problem in bad.problems:
+            yield Finding("bad", f"setting {problem.key} ({problem.source}): {problem.message}", problem.fix)
+        return
+    yield Finding(
+        "ok",
+        f"settings: {sum(one.source != 'default' for one in settings.describe())} differ from the defaults",
+    )
+    for look_at in _LOOKS:
+        yield from look_at(settings)
+    yield from _daemon(session)
+
+
+def _versions() -> Iterator[Finding]:
+    import apsw
+
+    import penstock
+
+    yield Finding(
+        "ok",
+        f"penstock {penstock.__version__}, Python {sys.version.split()[0]}, SQLite {apsw.sqlite_lib_version()}",
+    )
+
+
+def _directory(settings: Settings) -> Iterator[Finding]:
+    where = settings.data_dir
+    if not where.exists():
+        yield Finding("note", f"{where} is not there yet", "`penstock up` makes it")
+        return
+    mode = stat.S_IMODE(where.stat().st_mode)
+    if mode & 0o077:
+        yield Finding(
+            "bad", f"others on this machine can enter {where} (mode {mode:o})", f"chmod 700 {where}"
+        )
+    if not os.access(where, os.W_OK):
+        yield Finding(
+            "bad", f"{where} cannot be written to", "choose another with data_dir, or mend its owner"
+        )
+    room = shutil.disk_usage(where)
+    if room.free < 200 * 2**20:
+        yield Finding(
+            "bad",
+            f"only {room.free // 2**20} MB are free at {where}",
+            "make room: a full disk stops every submit",
+        )
+    else:
+        yield Finding("ok", f"data in {where}, {room.free // 2**30} GB free")
+    for name in ("token", "tokens.json"):
+        file = where / name
+        if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
+            yield Finding(
+                "bad",
+                f"others can read {file}",
+                f"chmod 600 {file}, and make a new token: that one may be known",
+            )
+
+
+def _database(settings: Settings) -> Iterator[Finding]:
+    from penstock.core.errors import PenstockError
+    from penstock.stores.sqlite_file import integrity
+
+    file = settings.database
+    if not file.exists():
+        return
+    try:
+        problems = integrity(file, quick=True)
+    except PenstockError as error:
+        yield Finding("bad", f"{file}: {error}", "restore a backup: `penstock db backup` makes them")
+        return
+    if problems:
+        yield Finding(
+            "bad",
+            f"{file} is damaged: {problems[0]}",
+            "stop the scheduler and restore a backup; `penstock db check` says more",
+        )
+    else:
+        yield Finding("ok", f"{file}: {file.stat().st_size / 2**20:.1f} MB, intact")
+    wal = Path(f"{file}-wal")
+    if wal.exists() and wal.stat().st_size > 256 * 2**20:
+        yield Finding(
+            "note",
+            f"its write-ahead log has {wal.stat().st_size // 2**20} MB",
+            "a reader stays open for long: end it",
+        )
+
+
+def _clock(_: Settings) -> Iterator[Finding]:
+    drift = abs((time.time() - time.monotonic()) - (time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)))
+    if time.time() < 1_700_000_000:
+        yield Finding("bad", "this machine's clock is years behind", "set it: times of jobs are by it")
+    else:
+        slept = f", of which it slept {drift:.0f} s" if drift > 60 else ""
+        yield Finding(
+            "ok", f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}; up {time.monotonic() / 3600:.0f} h{slept}"
+        )
+
+
+def _exposure(settings: Settings) -> Iterator[Finding]:
+    address = settings.server.listen
+    if address is None:
+        yield Finding("ok", "reachable by its Unix socket alone")
+    elif not address.host.startswith("127.") and address.host not in ("::1", "localhost"):
+        yield Finding(
+            "note",
+            f"it listens beyond this machine: {address}",
+            "with TLS or a proxy, tokens and allowed hosts, as the settings demand",
+        )
+    else:
+        yield Finding("ok", f"reachable on {address} and a Unix socket, from this machine alone")
+    if os.geteuid() == 0:
+        yield Finding("note", "you are root: jobs that it runs would be too", "run it as a user of its own")
+
+
+_LOOKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
+    _directory,
+    _database,
+    _clock,
+    _exposure,
+)
+
+
+def _daemon(session: Session) -> Iterator[Finding]:
+    from penstock.client.failures import Denied, Unreachable
+
+    try:
+        host = session.client.health()
+    except Unreachable:
+        yield Finding("note", "no scheduler answers", "`penstock up` starts one")
+        return
+    except Denied as denied:
+        yield Finding(
+            "bad",
+            f"the scheduler does not take the token: {denied}",
+            "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE says which one to use",
+        )
+        return
+    for problem in host.problems:
+        yield Finding("bad", f"the scheduler says: {problem}")
+    import penstock
+
+    if host.version != penstock.__version__:
+        yield Finding(
+            "note",
+            f"the scheduler is version {host.version}, this command {penstock.__version__}",
+            "restart it: `penstock stop`, `penstock up`",
+        )
+    yield Finding(
+        "ok",
+        f"the scheduler at {session.client.url} answers, up since {host.started_at.astimezone():%Y-%m-%d %H:%M}",
+    )

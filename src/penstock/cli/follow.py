@@ -1,0 +1,202 @@
+"""Staying with a job: run, logs, wait, events."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.session import EXITS, Session, fail, passes
+from penstock.cli.submit import command_of, described, fields_of
+from penstock.cli.words import DURATION, short, span
+
+if TYPE_CHECKING:
+    from penstock.http import wire
+
+__all__ = ["events", "logs", "run", "wait"]
+
+_OPEN = frozenset({"QUEUED", "DISPATCHING", "RUNNING"})
+_TIMEOUT = 124
+
+
+@click.command()
+@click.argument("command", nargs=-1, required=True, metavar="-- CMD...")
+@described
+@click.option(
+    "--detach-on-interrupt", is_flag=True, help="Ctrl-C leaves the job running instead of canceling it."
+)
+@passes
+def run(session: Session, /, command: tuple[str, ...], detach_on_interrupt: bool, **options: Any) -> None:
+    """Submit a command, follow its output, exit with its code."""
+    kind, what = command_of(command, options)
+    job_id = session.client.submit(options["addon"], kind, what, **fields_of(options)).job_id
+    try:
+        job = _follow(session, job_id)
+    except KeyboardInterrupt:
+        if detach_on_interrupt:
+            session.aside.print(f"\nit goes on: penstock logs -f {short(job_id)}")
+        else:
+            session.client.cancel(job_id)
+            session.aside.print(f"\ncanceled {short(job_id)}")
+        raise
+    if job.state not in ("DONE", "FAILED") or job.end not in ("completed", "job_error"):
+        session.aside.print(f"[yellow]{short(job_id)} {job.state}: {job.end or job.error or ''}[/]")
+    raise click.exceptions.Exit(_code_of(job))
+
+
+def _code_of(job: wire.Job) -> int:
+    """The command's own where it had one."""
+    import msgspec
+
+    if job.state in ("DONE", "FAILED"):
+        told = msgspec.json.decode(bytes(job.result))
+        if isinstance(told, dict) and isinstance(told.get("exit_code"), int):
+            code = int(told["exit_code"])
+            return code if code >= 0 else 128 - code  # as a shell tells of a signal
+    return EXITS.get(job.state, 1)
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Until it ends.")
+@click.option("--attempt", type=click.IntRange(1), help="Of an earlier attempt; the last unless given.")
+@passes
+def logs(session: Session, job: str, follow: bool, attempt: int | None) -> None:
+    """What a job printed: its standard output here on standard output, its errors on standard error."""
+    job_id = session.job_id(job)
+    if follow:
+        _follow(session, job_id)
+        return
+    offset, last = 0, -1
+    while offset != last:
+        page = session.client.logs(job_id, attempt=attempt, offset=offset)
+        if session.as_json:
+            session.tell(page)
+        else:
+            _print(page)
+        offset, last = page.next, offset
+
+
+def _follow(session: Session, job_id: str) -> wire.Job:
+    """Until it is settled, through all its attempts."""
+    offset, attempt = 0, 0
+    with _status(session, job_id) as seen:
+        while True:
+            page = session.client.logs(job_id, attempt=attempt or None, offset=offset, wait_sec=10)
+            if page.attempt != attempt:
+                if attempt:
+                    session.aside.print(f"[dim]attempt {page.attempt}[/]")
+                attempt, offset = page.attempt, 0
+            if page.pieces:
+                seen()
+                _print(page)
+            moved, offset = page.next != offset, page.next
+            if page.over and not moved:
+                job = session.client.job(job_id)
+                if job.state not in _OPEN:
+                    return job
+                if job.attempts > attempt:
+                    attempt, offset = 0, 0
+                else:
+                    session.client.job(job_id, wait_sec=1)
+
+
+def _print(page: wire.Logs) -> None:
+    for piece in page.pieces:
+        if piece.skipped:
+            click.echo(f"[... {piece.skipped} bytes are no longer kept ...]", err=True)
+        stream = sys.stdout if piece.stream == "stdout" else sys.stderr
+        stream.write(piece.text)
+        stream.flush()
+
+
+@contextmanager
+def _status(session: Session, job_id: str) -> Iterator[Any]:
+    """Why nothing is to be seen yet, for as long as that is so."""
+    if not session.aside.is_terminal:
+        yield lambda: None
+        return
+    import threading
+
+    status = session.aside.status(f"{short(job_id)} submitted")
+    over = threading.Event()
+
+    def watch() -> None:
+        from penstock.client.client import Client
+        from penstock.core.errors import PenstockError
+
+        with Client(session.client.url, token=session.client.token) as client:
+            while not over.wait(1.0):
+                try:
+                    told = client.explain(job_id)
+                except PenstockError:
+                    continue  # it is only what is told meanwhile
+                status.update(told.text.splitlines()[0][: session.aside.width - 4])
+
+    status.start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield status.stop
+    finally:
+        over.set()
+        status.stop()
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("--timeout", type=DURATION, help="Exit with 124 when they have not all been settled by then.")
+@passes
+def wait(session: Session, jobs: tuple[str, ...], timeout: float | None) -> None:
+    """Until jobs are settled; exits by how they ended: 0 DONE, 1 FAILED, 6 CANCELED, 7 BLOCKED (the worst of several)."""
+    until = None if timeout is None else time.monotonic() + timeout
+    ended = []
+    for job_id in [session.job_id(job) for job in jobs]:
+        with _status(session, job_id):
+            left = None if until is None else max(0.0, until - time.monotonic())
+            job = session.client.wait(job_id, left)
+        if job.state in _OPEN:
+            fail(f"{short(job_id)} is still {job.state} after {span(timeout)}", _TIMEOUT)
+        ended.append(job)
+    if not session.tell(ended):
+        for job in ended:
+            click.echo(
+                f"{short(job.job_id)}  {job.state}" + (f"  {job.error.splitlines()[-1]}" if job.error else "")
+            )
+    raise click.exceptions.Exit(max((EXITS[job.state] for job in ended), key=lambda code: (code > 0, -code)))
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on as they happen.")
+@click.option("-j", "--job", help="Of one job.")
+@click.option("-n", "--limit", type=click.IntRange(1, 500), default=50, show_default=True)
+@passes
+def events(session: Session, follow: bool, job: str | None, limit: int) -> None:
+    """The audit trail: what happened, in order."""
+    job_id = None if job is None else session.job_id(job)
+    if follow:
+        with session.client.stream(job_id=job_id) as stream:
+            for event in stream:
+                _event(session, event)
+        return
+    after = 0
+    if job_id is None:
+        newest = session.client.stats().newest_event
+        after = max(0, newest - limit)
+    for event in session.client.events(job_id=job_id, limit=limit, after=after).events:
+        _event(session, event)
+
+
+def _event(session: Session, event: wire.Event) -> None:
+    if session.as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(event).decode())
+        return
+    at = f"{event.at.astimezone():%H:%M:%S.%f}"[:-3]
+    job = short(event.job_id) if event.job_id else "-"
+    click.echo(f"{at}  {event.kind.lower():<16} {job:<9} {event.reason.replace('_', ' ')}")

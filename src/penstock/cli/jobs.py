@@ -1,0 +1,134 @@
+"""Looking at jobs: ls, show, explain."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.session import Session, passes
+from penstock.cli.tables import Column, state_text, table
+from penstock.cli.words import age, short, span
+
+__all__ = ["explain", "ls", "show"]
+
+_STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED")
+
+
+@click.command()
+@click.option(
+    "-s",
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_STATES, case_sensitive=False),
+    help="May be repeated.",
+)
+@click.option("-a", "--addon", help="Of this addon.")
+@click.option("-t", "--type", "job_type", help="Of this job type.")
+@click.option("--tag", help="With this tag.")
+@click.option("-n", "--limit", type=click.IntRange(1, 500), default=20, show_default=True)
+@click.option("--oldest", is_flag=True, help="Oldest first instead of newest.")
+@passes
+def ls(
+    session: Session,
+    states: tuple[str, ...],
+    addon: str | None,
+    job_type: str | None,
+    tag: str | None,
+    limit: int,
+    oldest: bool,
+) -> None:
+    """List jobs."""
+    page = session.client.jobs(
+        states=[state.upper() for state in states],
+        addon_id=addon,
+        job_type=job_type,
+        tag=tag,
+        limit=limit,
+        newest_first=not oldest,
+    )
+    if session.tell(page):
+        return
+    columns = [
+        Column("job"), Column("state"), Column("addon"), Column("type"), Column("units", True, 70), Column("prio", True, 70),
+        Column("tries", True, 90), Column("age", True), Column("waits for", keep=100),
+    ]  # fmt: skip
+    table(
+        session.console,
+        columns,
+        [
+            (
+                short(job.job_id), state_text(job.state), job.addon_id, job.job_type, job.cost_units, job.priority,
+                job.attempts, age(job.created_at), job.denied.replace("_", " ") if job.state == "QUEUED" else _progress(job.progress),
+            )
+            for job in page.jobs
+        ],
+    )  # fmt: skip
+    if page.next is not None:
+        session.aside.print(f"[dim]the first {limit}; -n shows more[/]")
+
+
+def _progress(progress: float | None) -> str:
+    return "" if progress is None else f"{progress:.0%}"
+
+
+@click.command()
+@click.argument("job")
+@passes
+def show(session: Session, job: str) -> None:
+    """Everything about a job. JOB: its id, a part of it, or `last`."""
+    found = session.client.job(session.job_id(job))
+    if session.tell(found):
+        return
+    console = session.console
+    console.print(state_text(found.state), f"{found.job_type} of {found.addon_id}", found.job_id)
+    facts = {
+        "cost": f"{found.cost_units} units",
+        "priority": found.priority,
+        "run when": found.run_when
+        + (f", quiet for {span(found.quiet_for_sec)}" if found.quiet_for_sec else ""),
+        "created": f"{found.created_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(found.created_at)} ago)",
+        "not before": _moment(found.next_earliest_start_at),
+        "deadline": _moment(found.deadline_at),
+        "ended": _moment(found.ended_at),
+        "tries": found.attempts,
+        "progress": _progress(found.progress),
+        "spent": f"{found.spent:g} {found.unit}" if found.spent else "",
+        "limit": f"{found.cost_limit:g} {found.unit}" if found.cost_limit else "",
+        "worker": found.worker,
+        "tags": ", ".join(found.tags),
+        "key": found.idempotency_key,
+        "payload": _json(found.payload),
+        "checkpoint": _json(found.checkpoint),
+        "result": _json(found.result),
+        "error": found.error,
+    }
+    for name, value in facts.items():
+        if value not in (None, ""):
+            console.print(f"[dim]{name:>12}[/]  ", end="")
+            console.print(str(value), markup=False, highlight=False)
+
+
+def _moment(moment: object) -> str:
+    from datetime import datetime
+
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}" if isinstance(moment, datetime) else ""
+
+
+def _json(raw: object) -> str:
+    text = bytes(raw).decode() if raw is not None else ""  # type: ignore[call-overload]  # msgspec.Raw is bytes-like
+    return "" if text in ("", "null") else text
+
+
+@click.command()
+@click.argument("job")
+@passes
+def explain(session: Session, job: str) -> None:
+    """Why a job is where it is, and when it will likely start."""
+    told = session.client.explain(session.job_id(job))
+    if session.tell(told):
+        return
+    session.console.print(told.text, markup=False)
+    for ahead in told.ahead[:5]:
+        session.console.print(
+            f"  ahead: {short(ahead.job_id or '')} {ahead.addon_id or ''} {ahead.why}", markup=False
+        )

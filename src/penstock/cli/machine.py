@@ -1,0 +1,91 @@
+"""The machine and who uses it: capacity, addons, pause, resume."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.session import Session, passes
+from penstock.cli.tables import Column, table
+from penstock.cli.words import age, span
+
+__all__ = ["addons", "capacity", "pause", "resume"]
+
+
+@click.command()
+@passes
+def capacity(session: Session) -> None:
+    """What may be used now, what is in use, and why it is not more."""
+    told = session.client.capacity()
+    if session.tell(told):
+        return
+    console = session.console
+    color = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}[told.quiet]
+    by = f", decided by {told.busy_by}" if told.busy_by else ""
+    console.print(f"[{color}]{told.quiet}[/] for {span(told.quiet_sec)}: busy {told.busy:.1f} of 10{by}")
+    console.print(
+        f"{told.capacity} of {told.most} units may be used, {told.in_use} are in use, {told.free} free"
+    )
+    if told.readings:
+        table(
+            console,
+            [Column("signal"), Column("value", right=True), Column("taken", right=True), Column("")],
+            [
+                (r.name, f"{r.value:.3g}", f"{age(r.at)} ago", "" if r.fresh else "stale")
+                for r in told.readings
+            ],
+        )
+
+
+@click.command()
+@click.option(
+    "--weight", type=click.IntRange(1, 10_000), help="With an ADDON: its share beside the others' 100."
+)
+@click.argument("addon", required=False)
+@passes
+def addons(session: Session, addon: str | None, weight: int | None) -> None:
+    """Who uses the machine: weights, shares, jobs. With ADDON and --weight: set it."""
+    if weight is not None:
+        if addon is None:
+            raise click.UsageError("--weight needs an ADDON")
+        session.client.set_addon(addon, weight=weight)
+    told = session.client.addons()
+    if addon is not None:
+        told.addons = [one for one in told.addons if one.addon_id == addon]
+    if session.tell(told):
+        return
+    if told.paused:
+        session.console.print("[yellow]everything is paused[/]: `penstock resume`")
+    columns = [
+        Column("addon"), Column("weight", True), Column("units", True), Column("of late", True, 70), Column("queued", True),
+        Column("running", True), Column("done", True, 80), Column("failed", True, 80), Column(""),
+    ]  # fmt: skip
+    rows = [
+        (
+            a.addon_id, a.weight, a.units, f"{a.average:.1f}", a.jobs.get("QUEUED", 0), a.jobs.get("RUNNING", 0),
+            a.jobs.get("DONE", 0), a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0), "paused" if a.paused else "",
+        )
+        for a in told.addons
+    ]  # fmt: skip
+    table(session.console, columns, rows)
+
+
+@click.command()
+@click.argument("addon", required=False)
+@passes
+def pause(session: Session, addon: str | None) -> None:
+    """Start nothing more, of ADDON or at all. What runs goes on; submits are still taken."""
+    session.client.pause(addon)
+    if not session.tell({"paused": addon or "*"}):
+        click.echo(
+            f"{addon or 'everything'} is paused: `penstock resume{' ' + addon if addon else ''}` takes it up again"
+        )
+
+
+@click.command()
+@click.argument("addon", required=False)
+@passes
+def resume(session: Session, addon: str | None) -> None:
+    """Take it up again."""
+    session.client.resume(addon)
+    if not session.tell({"resumed": addon or "*"}):
+        click.echo(f"{addon or 'everything'} goes on")

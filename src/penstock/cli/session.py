@@ -1,0 +1,122 @@
+"""
+What every verb has at hand: the client, how to answer, and what an error is worth.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.client.client import Client
+
+__all__ = ["EXITS", "FAILED", "UNREACHABLE", "Session", "explain_error", "fail", "passes"]
+
+FAILED: Final = 1
+EXITS: Final = {"DONE": 0, "FAILED": 1, "CANCELED": 6, "BLOCKED": 7}
+UNREACHABLE: Final = 3
+NOT_FOUND: Final = 4
+REFUSED: Final = 5
+
+
+class Session:
+    def __init__(self, url: str | None, *, as_json: bool) -> None:
+        self._url, self.as_json = url, as_json
+
+    @cached_property
+    def client(self) -> Client:
+        from penstock.client.client import Client
+
+        return Client(self._url, retry_for=1.0)
+
+    def close(self) -> None:
+        if "client" in self.__dict__:
+            self.client.close()
+
+    @cached_property
+    def console(self) -> Console:
+        from rich.console import Console
+
+        return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+    @cached_property
+    def aside(self) -> Console:
+        """For what is not the answer: progress, advice. Never into a pipe that somebody reads from."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False)
+
+    def tell(self, answer: Any) -> bool:
+        """As JSON if that was asked for; whether it was."""
+        if self.as_json:
+            import msgspec
+
+            click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        return self.as_json
+
+    def job_id(self, said: str) -> str:
+        """A whole id, any part of one that is unique, or `last`: the newest job there is."""
+        if said == "last":
+            newest = self.client.jobs(limit=1, newest_first=True).jobs
+            if not newest:
+                fail("there are no jobs yet", NOT_FOUND)
+            return newest[0].job_id
+        if len(said) == 36:
+            return said
+        if len(said) < 4:
+            fail(f"{said!r} is too short for a part of an id: give four characters or more", NOT_FOUND)
+        found = self.client.find(said, limit=6)
+        if not found:
+            fail(f"there is no job with {said!r} in its id", NOT_FOUND)
+        if len(found) > 1:
+            shown = ", ".join(one[-8:] for one in found[:5]) + (" ..." if len(found) > 5 else "")
+            fail(f"{said!r} fits several jobs ({shown}): give more of the id", NOT_FOUND)
+        return found[0]
+
+
+passes = click.make_pass_decorator(Session)
+
+
+def fail(message: str, code: int = FAILED) -> NoReturn:
+    click.echo(f"penstock: {message}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+def explain_error(error: Exception) -> int:
+    """One line of what happened, one of what to do. Only what nobody foresaw keeps its traceback."""
+    from penstock.client.failures import Denied, Unreachable
+    from penstock.core.errors import PenstockError
+    from penstock.core.refusals import NotFound
+
+    if not isinstance(error, PenstockError):
+        raise error
+    click.echo(f"penstock: {error}", err=True)
+    problems = getattr(error, "problems", None) or []
+    for problem in problems[1:] if len(problems) > 1 else []:
+        click.echo(f"          {_problem(problem)}", err=True)
+    match error:
+        case Unreachable():
+            click.echo("          start it with `penstock up`, or say where it is with --url", err=True)
+            return UNREACHABLE
+        case NotFound():
+            return NOT_FOUND
+        case Denied():
+            click.echo(
+                "          PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE says which token to use; `penstock token` makes one",
+                err=True,
+            )
+            return REFUSED
+        case _:
+            hint = getattr(error, "hint", "")
+            if hint:
+                click.echo(f"          {hint}", err=True)
+            return REFUSED
+
+
+def _problem(problem: Any) -> str:
+    return f"{problem['field']} {problem['message']}" if isinstance(problem, dict) else str(problem)

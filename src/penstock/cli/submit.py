@@ -1,0 +1,153 @@
+"""Submitting: a command for the scheduler's own runner, or a job for an add-on's worker."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from penstock.cli.session import Session, passes
+from penstock.cli.words import DURATION, WHEN, short
+
+__all__ = ["described", "fields_of", "submit"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("-a", "--addon", default="cli", show_default=True, help="On whose behalf."),
+    click.option(
+        "-c",
+        "--cost",
+        "cost_units",
+        type=click.IntRange(1, 100),
+        default=10,
+        show_default=True,
+        help="Units of the machine's 100.",
+    ),
+    click.option(
+        "-p", "--priority", default="50", show_default=True, help="1..100, or low, normal, high, urgent."
+    ),
+    click.option(
+        "--when",
+        "run_when",
+        type=click.Choice(["any", "normal", "quiet"]),
+        default="normal",
+        show_default=True,
+    ),
+    click.option(
+        "--quiet-for",
+        type=DURATION,
+        default=0.0,
+        help="With --when quiet: only after it has been quiet for so long.",
+    ),
+    click.option("--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00."),
+    click.option("--deadline", type=WHEN, help="FAILED if it has not started by then."),
+    click.option("--max-runtime", type=DURATION, help="Of one attempt."),
+    click.option(
+        "--expect", type=DURATION, help="How long it will likely take: others can be fitted in before."
+    ),
+    click.option(
+        "--retry",
+        "retry_delays",
+        type=DURATION,
+        multiple=True,
+        help="Try again so long after an error; may be repeated.",
+    ),
+    click.option("--tag", "tags", multiple=True, help="May be repeated."),
+    click.option("--key", help="Idempotency key: submitted twice, it is one job."),
+    click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="For a command; may be repeated."),
+    click.option("--shell", is_flag=True, help="The command is a line for /bin/sh."),
+)
+
+
+def described(command: F) -> F:
+    """The options that say what a job is."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.option("-t", "--type", "job_type", help="A job for an add-on's worker instead of a command.")
+@click.option("--payload", help="Its payload: JSON, @FILE, or - for standard input.")
+@click.argument("command", nargs=-1, metavar="[-- CMD...]")
+@described
+@passes
+def submit(
+    session: Session, /, job_type: str | None, payload: str | None, command: tuple[str, ...], **options: Any
+) -> None:
+    """Submit a command, or with --type a job for an add-on. Durable when this returns; prints the job's id."""
+    if (job_type is None) == (not command):
+        raise click.UsageError("give a command behind `--`, or --type for an add-on's worker")
+    fields = fields_of(options)
+    if job_type is not None:
+        answer = session.client.submit(options["addon"], job_type, _payload(payload), **fields)
+    else:
+        kind, what = command_of(command, options)
+        answer = session.client.submit(options["addon"], kind, what, **fields)
+    if session.tell(answer):
+        return
+    click.echo(answer.job_id)
+    if not answer.created:
+        session.aside.print(f"[dim]that key was used before: this is that job, {answer.state}[/]")
+    elif answer.deadline_reachable is False:
+        session.aside.print("[yellow]as things stand it will not start before its deadline[/]")
+    else:
+        session.aside.print(f"[dim]penstock explain {short(answer.job_id)}[/]")
+
+
+def command_of(command: tuple[str, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What the runner is told. It starts where the user stands, with the environment that the daemon gives and what was named."""
+    place: dict[str, Any] = {"cwd": os.getcwd()}  # noqa: PTH109 - a text is what is sent
+    env = dict(_variable(word) for word in options["env"])
+    if env:
+        place["env"] = env
+    if options["shell"]:
+        return "penstock.shell", {"script": " ".join(command), **place}
+    return "penstock.command", {"argv": list(command), **place}
+
+
+def _variable(word: str) -> tuple[str, str]:
+    name, found, value = word.partition("=")
+    if not found:
+        if name not in os.environ:
+            raise click.UsageError(f"--env {name}: there is no such variable here; write {name}=VALUE")
+        return name, os.environ[name]
+    return name, value
+
+
+def _payload(said: str | None) -> Any:
+    if said is None:
+        return None
+    text = (
+        click.open_file(said.removeprefix("@"), encoding="utf-8").read()
+        if said == "-" or said.startswith("@")
+        else said
+    )
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"--payload is no JSON: {error}") from None
+
+
+def fields_of(options: dict[str, Any]) -> dict[str, Any]:
+    priority = options["priority"]
+    deadline: datetime | None = options["deadline"]
+    fields = {
+        "cost_units": options["cost_units"],
+        "priority": int(priority) if priority.isdigit() else priority,
+        "run_when": options["run_when"],
+        "quiet_for_sec": int(options["quiet_for"]),
+        "earliest_start_at": options["not_before"],
+        "deadline_at": deadline,
+        "max_runtime_sec": None if options["max_runtime"] is None else max(1, round(options["max_runtime"])),
+        "expected_duration_sec": options["expect"],
+        "retry_delays_sec": tuple(round(delay) for delay in options["retry_delays"]),
+        "tags": options["tags"],
+        "idempotency_key": options["key"],
+    }
+    return {name: value for name, value in fields.items() if value is not None}

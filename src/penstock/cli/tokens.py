@@ -1,0 +1,107 @@
+"""Tokens: who may do what."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from penstock.cli.session import Session, passes
+from penstock.cli.tables import Column, table
+from penstock.cli.words import WHEN, age
+
+__all__ = ["token"]
+
+
+@click.group()
+def token() -> None:
+    """Make, list and revoke tokens."""
+
+
+@token.command("make")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    help="May be repeated; all that the new token's holder should be able to do.",
+)
+@click.option(
+    "--worker", is_flag=True, help="What an add-on's worker needs: submit, read, cancel, lease, signals."
+)
+@click.option("--addon", help="Bind it: it sees and touches only this addon's jobs.")
+@click.option("--max-cost", "max_cost_units", type=click.IntRange(1, 100))
+@click.option("--max-priority", type=click.IntRange(1, 100))
+@click.option("--expires", "expires_at", type=WHEN)
+@passes
+def make(
+    session: Session,
+    name: str,
+    scopes: tuple[str, ...],
+    worker: bool,
+    addon: str | None,
+    max_cost_units: int | None,
+    max_priority: int | None,
+    expires_at: datetime | None,
+) -> None:
+    """Make a token. Its secret is shown this once, on standard output alone."""
+    if worker:
+        scopes = (
+            *scopes,
+            "jobs:read",
+            "jobs:submit:registered",
+            "jobs:cancel",
+            "worker:lease",
+            "signals:report",
+        )
+    if not scopes:
+        raise click.UsageError("give --scope, or --worker for what an add-on needs")
+    made = session.client.make_token(
+        name,
+        scopes,
+        addon_id=addon,
+        max_cost_units=max_cost_units,
+        max_priority=max_priority,
+        expires_at=expires_at,
+    )
+    if not session.tell(made):
+        click.echo(made.secret)
+        session.aside.print(f"[dim]{made.token.token_id}: {', '.join(made.token.scopes)}[/]")
+
+
+@token.command("ls")
+@passes
+def listing(session: Session) -> None:
+    """The tokens, without their secrets."""
+    found = session.client.tokens()
+    if not session.tell(found):
+        columns = [
+            Column("id"),
+            Column("name"),
+            Column("addon"),
+            Column("age", True),
+            Column("expires", True),
+            Column("scopes", keep=100),
+        ]
+        rows = [
+            (
+                t.token_id,
+                t.name,
+                t.addon_id or "any",
+                age(t.created_at),
+                age(t.expires_at),
+                " ".join(t.scopes),
+            )
+            for t in found
+        ]
+        table(session.console, columns, rows)
+
+
+@token.command("revoke")
+@click.argument("token_id")
+@passes
+def revoke(session: Session, token_id: str) -> None:
+    """End a token, at once."""
+    session.client.revoke_token(token_id)
+    if not session.tell({"revoked": token_id}):
+        click.echo(f"{token_id} is no longer good for anything")

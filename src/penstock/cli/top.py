@@ -1,0 +1,240 @@
+"""
+`penstock top`: everything live, full screen. Keys act on the job under the cursor.
+
+It reads the same beats as the page, a second at a time, from a thread of its own, so a slow answer never makes a key slow.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, ClassVar
+
+import click
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Sparkline, Static
+
+from penstock.cli.session import Session, passes
+from penstock.cli.tables import state_text
+from penstock.cli.words import age, short, span
+
+if TYPE_CHECKING:
+    from penstock.client.client import Client
+    from penstock.http import wire
+
+__all__ = ["Top", "top"]
+
+_SHOWN = 200
+
+
+@click.command()
+@passes
+def top(session: Session) -> None:
+    """Everything live, full screen: c cancel, r retry, e explain, p pause, q quit."""
+    session.client.stats()  # an error is told in the terminal, not on a screen that goes away
+    Top(session.client).run()
+
+
+class Told(ModalScreen[None]):
+    """A few sentences on top of everything, until a key is pressed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape", "app.pop_screen", "close"),
+        ("enter", "app.pop_screen", "close"),
+        ("e", "app.pop_screen", "close"),
+    ]
+    CSS = "Told { align: center middle; } #told { width: 80%; max-width: 100; padding: 1 2; border: round $accent; background: $surface; }"
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text(self._text), id="told")
+
+
+class Asked(ModalScreen[bool]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("y", "dismiss(True)", "yes"),
+        ("n", "dismiss(False)", "no"),
+        ("escape", "dismiss(False)", "no"),
+    ]
+    CSS = "Asked { align: center middle; } #asked { width: auto; padding: 1 2; border: round $error; background: $surface; }"
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text(f"{self._question}  y / n"), id="asked")
+
+
+class Top(App[None]):
+    TITLE = "penstock top"
+    CSS = """
+    #head { height: 4; padding: 0 1; } #numbers { width: 2fr; } #flow { width: 1fr; height: 3; }
+    DataTable { height: 1fr; } #said { height: 1; padding: 0 1; color: $text-muted; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("c", "cancel", "cancel"),
+        ("r", "retry", "retry"),
+        ("e", "explain", "explain"),
+        ("p", "pause", "pause / resume"),
+        ("a", "states", "all / open"),
+        ("q", "quit", "quit"),
+    ]
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+        self._open_only = True
+        self._paused = False
+        self._done_before: int | None = None
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="head"):
+            yield Static(id="numbers")
+            yield Sparkline([0.0], id="flow", summary_function=max)
+        yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
+        yield Static(id="said")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).add_columns(
+            "job", "state", "addon", "type", "units", "prio", "age", "why, or how far"
+        )
+        self.query_one(DataTable).focus()
+        self._refresh()
+        self.set_interval(1.0, self._refresh)
+
+    def _refresh(self) -> None:
+        self.run_worker(self._load, thread=True, exclusive=True, exit_on_error=False)
+
+    def _load(self) -> None:
+        from penstock.core.errors import PenstockError
+
+        states = ["QUEUED", "DISPATCHING", "RUNNING", "FAILED", "BLOCKED"] if self._open_only else []
+        try:
+            stats = self._client.stats()
+            running = self._client.jobs(states=["RUNNING", "DISPATCHING"], limit=_SHOWN).jobs
+            others = self._client.jobs(
+                states=[s for s in states if s not in ("RUNNING", "DISPATCHING")],
+                limit=_SHOWN,
+                newest_first=not self._open_only,
+            ).jobs
+        except PenstockError as error:
+            self.call_from_thread(self._say, f"{error}")
+            return
+        seen = {job.job_id for job in running}
+        self.call_from_thread(
+            self._draw, stats, [*running, *(job for job in others if job.job_id not in seen)][:_SHOWN]
+        )
+
+    def _draw(self, stats: wire.Stats, jobs: list[wire.JobSummary]) -> None:
+        self._paused = stats.paused
+        done = stats.jobs.get("DONE", 0)
+        flow = self.query_one(Sparkline)
+        flow.data = [
+            *(flow.data or [0.0]),
+            float(max(0, done - (done if self._done_before is None else self._done_before))),
+        ][-120:]
+        self._done_before = done
+        self.query_one("#numbers", Static).update(_numbers(stats))
+        table = self.query_one(DataTable)
+        at, scroll = table.cursor_row, table.scroll_y
+        table.clear()
+        now = datetime.now(UTC)
+        for job in jobs:
+            why = (
+                f"{job.progress:.0%}"
+                if job.progress is not None and job.state == "RUNNING"
+                else job.denied.replace("_", " ")
+            )
+            cells = (
+                short(job.job_id),
+                job.addon_id,
+                job.job_type,
+                str(job.cost_units),
+                str(job.priority),
+                age(job.created_at, now),
+                why,
+            )
+            table.add_row(
+                Text(cells[0]), state_text(job.state), *(Text(cell) for cell in cells[1:]), key=job.job_id
+            )
+        table.move_cursor(row=min(at, max(0, len(jobs) - 1)))
+        table.scroll_y = scroll
+        if not jobs:
+            self._say("nothing to do: `penstock submit -- echo hello` makes some")
+
+    def _chosen(self) -> str | None:
+        table = self.query_one(DataTable)
+        if not table.row_count:
+            return None
+        return str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value)
+
+    def _say(self, text: str) -> None:
+        self.query_one("#said", Static).update(Text(text))
+
+    def action_cancel(self) -> None:
+        job_id = self._chosen()
+        if job_id is not None:
+            self.push_screen(
+                Asked(f"Cancel {short(job_id)}?"), lambda yes: self._act("cancel", job_id) if yes else None
+            )
+
+    def action_retry(self) -> None:
+        if (job_id := self._chosen()) is not None:
+            self._act("retry", job_id)
+
+    def action_explain(self) -> None:
+        if (job_id := self._chosen()) is not None:
+            self._act("explain", job_id)
+
+    def action_pause(self) -> None:
+        self._act("resume" if self._paused else "pause", None)
+
+    def action_states(self) -> None:
+        self._open_only = not self._open_only
+        self._refresh()
+
+    def _act(self, verb: str, job_id: str | None) -> None:
+        self.run_worker(lambda: self._do(verb, job_id), thread=True, exit_on_error=False)
+
+    def _do(self, verb: str, job_id: str | None) -> None:
+        from penstock.core.errors import PenstockError
+
+        act = getattr(self._client, verb)
+        try:
+            answer = act() if job_id is None else act(job_id)
+        except PenstockError as error:
+            self.call_from_thread(self._say, f"{error}")
+            return
+        if verb == "explain":
+            self.call_from_thread(self.push_screen, Told(answer.text))
+        else:
+            self.call_from_thread(self._say, f"{verb}: {short(job_id) if job_id else 'everything'}")
+            self.call_from_thread(self._refresh)
+
+
+def _numbers(stats: wire.Stats) -> Text:
+    text = Text()
+    jobs = stats.jobs
+    oldest = "" if stats.oldest_queued_sec is None else f", oldest {span(stats.oldest_queued_sec)}"
+    text.append(
+        f"{stats.quiet}  ",
+        style={"QUIET": "green", "BUSY": "yellow", "PANIC": "red"}.get(stats.quiet, "white"),
+    )
+    text.append(f"{stats.units_in_use}/{stats.capacity} units  ")
+    if stats.paused:
+        text.append("PAUSED", style="bold yellow")
+    text.append(
+        f"\n{jobs.get('RUNNING', 0) + jobs.get('DISPATCHING', 0)} in flight   {jobs.get('QUEUED', 0)} pending{oldest}\n"
+    )
+    text.append(f"{jobs.get('DONE', 0)} done   ")
+    trouble = jobs.get("FAILED", 0) + jobs.get("BLOCKED", 0)
+    text.append(f"{trouble} failed or blocked", style="red" if trouble else "")
+    return text

@@ -1,0 +1,368 @@
+"""The command as a user types it, against a daemon that runs."""
+
+from __future__ import annotations
+
+import re
+import select
+import subprocess
+import sys
+
+import pexpect
+import pytest
+
+from penstock.cli.main import VERBS
+
+DONE, FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, CANCELED, TIMEOUT, INTERRUPTED = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    124,
+    130,
+)
+
+
+def test_a_command_runs_and_its_output_and_exit_code_come_back(shell):
+    done = shell("run", "--", "sh", "-c", "echo out; echo err >&2; exit 3")
+
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
+
+
+def test_a_command_that_went_well_exits_with_zero_and_starts_where_the_user_stands(shell):
+    done = shell("run", "--env", "GREETING=hello", "--", "sh", "-c", 'echo "$GREETING from $PWD"')
+
+    assert (done.returncode, done.stdout) == (0, f"hello from {shell.folder}\n")
+
+
+def test_a_shell_line_is_asked_for(shell):
+    assert shell("run", "--shell", "--", "echo one | tr a-z A-Z").stdout == "ONE\n"
+
+
+def test_submit_prints_the_id_alone(shell):
+    done = shell("submit", "--", "true")
+
+    assert re.fullmatch(r"[0-9a-f-]{36}\n", done.stdout)
+    assert shell("wait", done.stdout.strip()).returncode == DONE
+
+
+def test_a_job_is_named_by_any_part_of_its_id_and_by_last(shell):
+    job_id = shell.submit("true")
+
+    assert shell.told("show", job_id[-8:])["job_id"] == job_id
+    assert shell.told("show", "last")["job_id"] == job_id
+
+
+def test_a_part_that_fits_several_jobs_is_asked_for_more_of(shell):
+    first, second = shell.submit("true"), shell.submit("true")
+    done = shell("show", first[:8])
+    short = shell("show", second[:2])
+
+    assert done.returncode == NOT_FOUND
+    assert "give more of the id" in done.stderr
+    assert "four characters" in short.stderr
+
+
+def test_cancel_and_wait_tell_how_a_job_ended(shell):
+    job_id = shell.submit("sleep", "60")
+    shell.until("RUNNING", job_id)
+    canceled = shell("cancel", job_id)
+
+    assert canceled.returncode == DONE
+    assert shell("wait", job_id).returncode == CANCELED
+
+
+def test_wait_gives_up_with_a_code_of_its_own(shell):
+    job_id = shell.submit("sleep", "60")
+    done = shell("wait", "--timeout", "300ms", job_id)
+    shell("cancel", job_id)
+
+    assert done.returncode == TIMEOUT
+    assert "is still" in done.stderr
+
+
+def test_a_failed_job_can_be_retried_and_an_illegal_move_changes_nothing(shell):
+    job_id = shell.submit("false")
+    failed = shell("wait", job_id)
+    retried = shell("retry", job_id)
+    shell("wait", job_id)
+    done_id = shell.submit("true")
+    shell("wait", done_id)
+    refused = shell("retry", done_id)
+
+    assert (failed.returncode, retried.returncode) == (FAILED, DONE)
+    assert refused.returncode == REFUSED
+    assert shell.state(done_id) == "DONE"
+
+
+def test_an_edit_and_an_explanation_of_a_job_that_waits(shell):
+    job_id = shell("submit", "--not-before", "+1h", "--priority", "low", "--", "true").stdout.strip()
+    shell("edit", job_id, "--priority", "high")
+    told = shell("explain", job_id).stdout
+    shell("cancel", job_id)
+
+    assert shell.told("show", job_id)["priority"] == 75
+    assert told.strip()
+
+
+def test_logs_show_what_was_printed_and_follow_what_is_still_to_come(shell):
+    job_id = shell.submit("sh", "-c", "echo one; sleep 0.5; echo two")
+    followed = shell("logs", "-f", job_id)
+
+    assert followed.stdout == "one\ntwo\n"
+    assert shell("logs", job_id).stdout == "one\ntwo\n"
+
+
+def test_a_job_for_an_addon_waits_for_its_worker(shell):
+    done = shell("submit", "--type", "index", "--addon", "photos", "--payload", '{"path": "/data"}')
+    told = shell.told("show", done.stdout.strip())
+    shell("cancel", done.stdout.strip())
+
+    assert (told["job_type"], told["addon_id"], told["payload"]) == ("index", "photos", {"path": "/data"})
+
+
+def test_a_key_makes_two_submits_one_job(shell):
+    first, second = (shell("submit", "--key", "nightly", "--", "true") for _ in range(2))
+
+    assert first.stdout == second.stdout
+    assert "used before" in second.stderr
+
+
+def test_pause_keeps_and_resume_lets_go(shell):
+    shell("pause", "slow")
+    job_id = shell("submit", "--addon", "slow", "--", "true").stdout.strip()
+    why = shell("explain", job_id).stdout
+    shell("resume", "slow")
+
+    assert "paused" in why
+    assert shell("wait", job_id).returncode == DONE
+
+
+@pytest.mark.parametrize("verb", ["ls", "capacity", "addons", "settings", "events"])
+def test_every_listing_is_text_and_json(shell, verb):
+    shell.submit("true")
+    text = shell(verb)
+
+    assert text.returncode == DONE
+    assert text.stdout
+    assert "\x1b" not in text.stdout  # no color where it is piped
+    assert shell(verb, "--json").stdout.lstrip()[0] in "{["
+
+
+def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
+    shell.submit("true")
+    narrow, wide = (in_terminal(shell, columns, "ls") for columns in (60, 140))
+
+    assert all(len(line.rstrip()) <= 60 for line in narrow.splitlines())
+    assert "prio" in wide
+    assert "prio" not in narrow
+    assert "state" in narrow
+
+
+def in_terminal(shell, columns, *words):
+    env = {name: value for name, value in shell.env.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "penstock.cli", *words],
+        env=env,
+        dimensions=(30, columns),
+        encoding="utf-8",
+        timeout=30,
+    )
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", child.before)
+
+
+def test_ctrl_c_cancels_what_was_run_and_leaves_nothing_behind(shell):
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "penstock.cli", "run", "--", "sh", "-c", "echo started; sleep 300"],
+        env=shell.env | {"TERM": "xterm-256color"},
+        encoding="utf-8",
+        timeout=30,
+    )
+    child.expect("started")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+
+    assert child.exitstatus == INTERRUPTED
+    job_id = shell.told("ls", "-n", "1")["jobs"][0]["job_id"]
+    shell.until("CANCELED", job_id)
+
+
+def test_top_shows_jobs_live_and_keys_act_on_them(shell):
+    job_id = shell.submit("sleep", "300")
+    shell.until("RUNNING", job_id)
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "penstock.cli", "top"],
+        env=shell.env | {"TERM": "xterm-256color"},
+        dimensions=(30, 120),
+        encoding="utf-8",
+        timeout=40,
+    )
+    child.expect(job_id[-8:])
+    child.send("c")
+    child.expect("Cancel")
+    child.send("y")
+    shell.until("CANCELED", job_id)
+    child.send("q")
+    child.expect(pexpect.EOF)
+    child.close()
+
+    assert child.exitstatus == 0
+
+
+def test_tokens_are_made_bound_and_revoked(shell):
+    secret = shell("token", "make", "reader", "--scope", "jobs:read", "--addon", "photos").stdout.strip()
+    url = next(line for line in shell("doctor").stdout.splitlines() if "reachable" in line)
+    listed = shell("token", "ls").stdout
+    token_id = secret.split("_")[1]
+
+    assert re.search(r"127\.0\.0\.1", url)
+    assert "reader" in listed
+    assert secret not in listed
+    assert shell("token", "revoke", token_id).returncode == DONE
+
+
+def test_login_prints_a_link_that_opens_the_page(shell):
+    link = shell("login").stdout.strip()
+
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#code=[\w-]{20,}", link)
+    assert link.partition("#")[0] in shell.greeting
+
+
+def test_doctor_finds_a_database_that_is_well_and_a_token_that_others_can_read(shell):
+    well = shell("doctor")
+    token = shell.folder / "token"
+    token.chmod(0o644)
+    found = shell("doctor")
+    token.chmod(0o600)
+
+    assert well.returncode == DONE, well.stdout
+    assert found.returncode == FAILED
+    assert f"chmod 600 {token}" in found.stdout
+
+
+def test_the_database_is_checked_and_backed_up_while_it_is_used(shell, tmp_path):
+    checked, copied = shell("db", "check"), shell("db", "backup", str(tmp_path / "copy.db"))
+    again = shell("db", "backup", str(tmp_path / "copy.db"))
+
+    assert (checked.returncode, copied.returncode) == (DONE, DONE), checked.stderr + copied.stderr
+    assert shell("db", "check", str(tmp_path / "copy.db")).returncode == DONE
+    assert "is there already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("lss",), "Did you mean ls?"),
+        (("submit",), "give a command behind"),
+        (("submit", "--cost", "200", "--", "true"), "cost"),
+        (("submit", "--not-before", "soon", "--", "true"), "is no moment"),
+        (("submit", "--max-runtime", "5 parsecs", "--", "true"), "is no duration"),
+        (("submit", "--type", "t", "--payload", "{"), "is no JSON"),
+        (("edit", "last"), "nothing to change"),
+        (("token", "make", "x"), "give --scope"),
+        (("addons", "--weight", "5"), "needs an ADDON"),
+        (("up", "--set", "capcity.units=9"), "capacity"),
+    ],
+)
+def test_a_wrong_command_line_names_what_is_wrong_and_exits_with_two(shell, words, says):
+    done = shell(*words)
+
+    assert done.returncode == USAGE, done.stderr
+    assert says in done.stderr
+
+
+def test_what_the_scheduler_refuses_names_the_field(shell):
+    done = shell("submit", "--priority", "101", "--", "true")
+
+    assert done.returncode == REFUSED
+    assert "priority" in done.stderr
+
+
+def test_an_unknown_job_has_a_code_of_its_own(shell):
+    assert shell("show", "ffffffff").returncode == NOT_FOUND
+
+
+def test_without_a_scheduler_every_verb_says_how_to_start_one(alone):
+    done = alone("ls")
+
+    assert done.returncode == UNREACHABLE
+    assert "penstock up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stop_ends_the_daemon_and_what_ran_goes_back_to_the_queue(alone):
+    alone.up()
+    job_id = alone.submit("sleep", "300")
+    alone.until("RUNNING", job_id)
+    stopped = alone("stop")
+    code = alone.daemon.wait(10)
+    alone.down()
+    alone.up()
+    alone.until("RUNNING", job_id)
+
+    assert (stopped.returncode, code) == (DONE, 0)
+
+
+def test_help_loads_nothing_that_it_only_names():
+    code = (
+        "import sys; from penstock.cli.main import cli\n"
+        "try: cli.main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'textual', 'rich', 'msgspec', 'apsw', 'uvicorn', 'asyncio'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(alone, verb):
+    done = alone(verb, "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert f"Usage: penstock {verb}" in done.stdout
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error(shell):
+    for _ in range(3):
+        shell.submit("true")
+    line = f"{sys.executable} -m penstock.cli ls -n 500 | head -1"
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], env=shell.env, capture_output=True, text=True, check=False, timeout=30
+    )
+
+    assert done.stdout.startswith("job")
+    assert done.stderr == ""
+
+
+def test_following_the_trail_tells_what_happens_as_it_happens(shell):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli", "events", "-f"],
+        env=shell.env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        # What happened before it listened is not told, and nobody tells when it listens.
+        for _ in range(60):
+            job_id = shell.submit("true")
+            if select.select([child.stdout], [], [], 0.5)[0]:
+                break
+        lines = iter(child.stdout.readline, "")
+        assert any(job_id[-8:] in line and "done" in line for line in lines)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
