@@ -143,7 +143,11 @@ def test_a_job_near_its_deadline_steps_into_the_urgent_line(yard):
     assert yard.store.look("here", lines) == [(True, job_id)]
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     jobs=st.lists(
         st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 100), st.integers(0, 600)),

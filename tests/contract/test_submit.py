@@ -48,7 +48,11 @@ def test_a_submitted_job_is_queued_and_its_trail_says_so(yard):
     assert yard.store.job(job_id).created_at == yard.now
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(intents=st.lists(INTENTS, min_size=1, max_size=5))
 def test_a_job_comes_back_as_it_was_given(yard, intents):
     receipts = yard.store.submit(intents, Depth())

@@ -51,7 +51,11 @@ class Submitting:
         keys = sorted({key for s in submissions for intent in s.intents if (key := _key(intent))})
         calls: list[tuple[str, Any]] = [("jobs_by_key", columns(keys))] if keys else []
         limits = [s.depth for s in submissions if s.depth.total is not None or s.depth.per_addon is not None]
-        now, answers = self._link.opening(session, *calls, *([("queued", None)] if limits else []))
+        if limits:
+            calls.append(("queued", None))
+        if not calls:  # nothing can be refused: the numbers come with the first answer
+            calls.append(_draw(sum(len(s.intents) for s in submissions)))
+        now, answers = self._link.opening(session, *calls)
         used = {(row[0], row[1]): _used(row) for row in answers[0]} if keys else {}
         queued = Counter(dict(answers[-1])) if limits else Counter()
         more = Counter(intent.addon_id for s in submissions for intent in s.intents)
@@ -60,7 +64,7 @@ class Submitting:
             queued = Counter(dict(rows))
         batch = _Batch(session, used, queued, now)
         receipts = [batch.take(submission, self._new_id) for submission in submissions]
-        batch.write(self._ordering, self._demands)
+        batch.write(self._ordering, self._demands, () if keys or limits else answers[0])
         return receipts
 
 
@@ -107,11 +111,11 @@ class _Batch:
             for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
                 refuse_beyond(depth.per_addon, self._queued[addon_id], more, f"for addon {addon_id}")
 
-    def write(self, ordering: Ordering, demands: Demands) -> None:
+    def write(self, ordering: Ordering, demands: Demands, drawn: Sequence[tuple[int]]) -> None:
         if not self._taken:
             return
         # Drawn when nothing can be refused any more: numbers have no gaps but for crashes.
-        numbers = [no for (no,) in self._session.ask("draw_numbers", {"count": len(self._taken)})]
+        numbers = [no for (no,) in drawn or self._session.ask(*_draw(len(self._taken)))]
         jobs, intents, pages, now = [], [], Pages(), self._now
         for no, (job_id, intent) in zip(numbers, self._taken, strict=True):
             its_place = place(intent, now, None, ordering)
@@ -124,6 +128,10 @@ class _Batch:
         self._session.leave("add_jobs", columns(jobs))
         self._session.leave("add_intents", columns(intents))
         pages.leave(self._session)
+
+
+def _draw(count: int) -> tuple[str, Any]:
+    return "draw_numbers", {"count": count}
 
 
 def _key(intent: Intent) -> _Key | None:
