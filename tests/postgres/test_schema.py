@@ -118,15 +118,33 @@ def test_every_connection_is_bounded_in_time_and_looks_for_nothing_by_path(postg
     assert ["7s", "3s", "9s", "pg_catalog"] == shown
 
 
+def prepared(store):
+    with store._link.connection() as con:
+        return con.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement ~ 'job'").fetchone()[
+            0
+        ]
+
+
+def test_what_is_asked_often_is_prepared_and_stays_so(postgres):
+    store = opened(postgres)
+    for _ in range(8):
+        [receipt] = store.submit([JOB], Depth())
+        store.job(receipt.job_id)
+
+    assert prepared(store) > 3
+    store.close()
+
+
 def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared(postgres):
     store = opened(postgres, manners=Manners(statement_timeout_ms=7_000, pooler=True))
     for _ in range(8):
-        store.submit([JOB], Depth())
+        [receipt] = store.submit([JOB], Depth())
+        store.job(receipt.job_id)
     shown = store._link.snapshot(lambda session: session.plain(b"SHOW statement_timeout"))
 
     with store._link.connection() as con:
-        assert [(0,)] == con.execute("SELECT count(*) FROM pg_prepared_statements").fetchall()
-        assert ("30s",) != con.execute("SHOW statement_timeout").fetchone()
+        assert ("7s",) != con.execute("SHOW statement_timeout").fetchone()
+    assert 0 == prepared(store)
     assert [("7s",)] == shown
     store.close()
 

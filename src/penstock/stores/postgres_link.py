@@ -173,7 +173,11 @@ class Link:
     def _reading(self, work: Callable[[Session], T], opening: Sequence[bytes]) -> T:
         def read() -> T:
             with self.connection() as con:
-                return work(Session(con, self.sql, self._begin(opening)))
+                session = Session(con, self.sql, self._begin(opening))
+                result = work(session)
+                if opening:
+                    session.finish()  # at a ROLLBACK psycopg would forget what it has prepared
+                return result
 
         with self.failures():
             return self._insist(read)
