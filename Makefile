@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint types check soak fuzz mutants bench bench-pools bench-graphs lock format
+.PHONY: bench-jobs help run demo test lint types check soak fuzz mutants bench bench-pools bench-graphs lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,13 +40,18 @@ mutants: .venv  ## plant known bugs, one at a time, and see that the tests find 
 	$(BIN)/python tests/mutants/run.py
 	$(BIN)/python tests/sim/mutants.py
 
-bench: bench-pools bench-graphs  ## measure ourselves and the peers, in turns
+bench: bench-pools bench-graphs bench-jobs  ## measure ourselves and the peers, in turns
 
 bench-pools: .venv-bench  ## worker pools against the peers
 	.venv-bench/bin/python -m bench.pools
 
 bench-graphs: .venv-bench  ## graphs against the peers
 	.venv-bench/bin/python -m bench.graphs
+
+bench-jobs: .venv-bench  ## durable jobs against the peers (needs redis-server and postgresql: Debian's are fetched when root)
+	@command -v redis-server >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 \
+	    || RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server postgresql
+	.venv-bench/bin/python -m bench.jobs
 
 check: lint types test  ## all that CI runs
 

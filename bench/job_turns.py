@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -39,17 +39,23 @@ def drain(queue: str, server: str, count: int, more: int = 0) -> dict[str, float
 
 def latency(queue: str, server: str, count: int) -> dict[str, float]:
     """From before the submit to the job's first line, the worker being idle."""
-    pause = Random(7)
-    took = []
-    with _turn(queue, server) as (peer, ticks), _worker(queue), peer.session() as submit_one:
-        for number in range(count + 5):
-            sleep(pause.uniform(0.005, 0.03))
-            began = monotonic_ns()
-            submit_one()
-            ran = ticks.read(1)[0]
-            if number >= 5:  # the first ones warm up
-                took.append((ran - began) / 1e6)
+    with _turn(queue, server) as (peer, ticks):
+        peer.prepare()
+        with _worker(queue), peer.session() as submit_one:
+            took = _waits(submit_one, ticks, count)
     return {"p50_ms": median(took), "p95_ms": quantiles(took, n=20)[-1]}
+
+
+def _waits(submit_one: Callable[[], object], ticks: Ticks, count: int) -> list[float]:
+    pause, took = Random(7), []
+    for number in range(count + 5):
+        sleep(pause.uniform(0.005, 0.03))
+        began = monotonic_ns()
+        submit_one()
+        ran = ticks.read(1)[0]
+        if number >= 5:  # the first ones warm up
+            took.append((ran - began) / 1e6)
+    return took
 
 
 def submit(queue: str, server: str, how: str, count: int) -> dict[str, float]:

@@ -1,0 +1,96 @@
+"""
+Ours alone: what the length of the queue costs, and what waiting costs.
+
+A tick is measured in CPU time, because that is what a machine pays for jobs that cannot start.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from penstock.core.intent import Intent
+from penstock.core.quiet import Capacity
+from penstock.core.words import AddonId
+from penstock.engine.clock import SteadyClock
+from penstock.engine.desk import Report
+from penstock.engine.dispatcher import Kinds
+from penstock.engine.house import House
+from penstock.engine.rules import Rules
+from penstock.stores.sqlite import SqliteStore
+
+__all__ = ["idle", "turn"]
+
+_LINES = 20  # as many in a short queue as in a long one: what a round costs follows them
+
+
+def turn(queued: int, count: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as where:
+        store, house = _filled(Path(where), queued + count)
+        took = _drain(house, count)
+        tick = _ticks(house, 50)
+        store.close()
+    return {"jobs_s": count / took, "tick_us": tick}
+
+
+def _filled(where: Path, queued: int) -> tuple[SqliteStore, House]:
+    clock = SteadyClock()
+    store = SqliteStore(where / "jobs.db", clock)
+    house = House(store, Rules(capacity=Capacity(fixed=100)), clock=clock)
+    kinds = [Intent(addon_id=AddonId(f"addon-{n}"), job_type="tick", cost_units=1) for n in range(_LINES)]
+    for first in range(0, queued, 1_000):
+        house.desk.submit([kinds[number % _LINES] for number in range(min(1_000, queued - first))])
+    return store, house
+
+
+def _drain(house: House, count: int) -> float:
+    kinds, done = Kinds(), 0
+    began = time.perf_counter()
+    claimed = house.desk.claim(kinds, 100)
+    while claimed:
+        done += len(claimed)
+        reports = [Report(one.dispatch.dispatch_id) for one in claimed]
+        room = min(100, count - done)
+        if room <= 0:
+            house.desk.end_many(reports)
+            break
+        _, claimed = house.desk.exchange(reports, kinds, room)
+    return time.perf_counter() - began
+
+
+def _ticks(house: House, rounds: int) -> float:
+    """With everything taken: the heads of all lines are looked at and nothing can start."""
+    house.desk.claim(Kinds(job_types=frozenset({"tick"})), 100)
+    began = time.process_time()
+    for _ in range(rounds):
+        house.dispatcher.step(house.store.now())
+    return (time.process_time() - began) / rounds * 1e6
+
+
+def idle(queued: int, seconds: int) -> dict[str, float]:
+    """The daemon as it is, with that many jobs of an add-on whose worker never comes, and as many that lie in the future."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as where:
+        home = Path(where) / "home"
+        home.mkdir(mode=0o700)
+        store, _ = _filled(home, queued)
+        store.close()
+        flags = [f"--set=data_dir={home}", "--set=server.listen=none", "--set=log.level=error"]
+        daemon = subprocess.Popen([sys.executable, "-m", "penstock.daemon", *flags])
+        try:
+            while not (home / "daemon.json").exists():
+                time.sleep(0.05)
+            time.sleep(3)  # what a start costs is paid
+            process = psutil.Process(daemon.pid)
+            before = process.cpu_times()
+            time.sleep(seconds)
+            after = process.cpu_times()
+        finally:
+            daemon.terminate()
+            daemon.wait(60)
+    used = after.user + after.system - before.user - before.system
+    return {"percent": used / seconds * 100}

@@ -1,0 +1,133 @@
+"""
+Durable jobs against the queues that people use: who takes turns, at what, and what is wanted of ours.
+
+    python -m bench.jobs [--quick] [--only NAME] [--rounds N] [--json PATH]
+
+Every queue runs at the best setting that we could find for it, and its promise stands beside its name: "on disk" means that a submit which
+was answered survives a power cut. Ours does, keeps the full audit trail, and fences every claim; the Redis queues keep jobs in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from bench.harness import Contestant, Measure, Table, fresh, main
+from bench.servers import postgres, redis
+
+OURS, OVER_HTTP = "penstock (on disk)", "penstock over HTTP (on disk)"
+
+#: name: its module, its server, and how many jobs fill a turn.
+QUEUES: Mapping[str, tuple[str, str, int]] = {
+    OURS: ("penstock_", "", 20_000),
+    OVER_HTTP: ("penstock_http", "", 8_000),
+    "PgQueuer (on disk)": ("pgqueuer_", "postgres", 15_000),
+    "Procrastinate (on disk)": ("procrastinate_", "postgres", 500),
+    "Huey, SQLite (on disk)": ("huey_", "", 2_000),
+    "Dramatiq (in memory)": ("dramatiq_", "redis", 5_000),
+    "taskiq (in memory)": ("taskiq_", "redis", 5_000),
+    "Celery (in memory)": ("celery_", "redis", 1_500),
+    "RQ (in memory)": ("rq_", "redis", 1_000),
+}
+DURABLE = [name for name in QUEUES if "on disk" in name and "penstock" not in name]
+PEERS = [name for name in QUEUES if "penstock" not in name]
+BULK = {"penstock_", "penstock_http", "pgqueuer_", "procrastinate_", "rq_"}
+
+
+def measures(servers: Mapping[str, str], quick: bool) -> Sequence[Measure]:
+    return [
+        drain(servers, quick),
+        submit(servers, quick, "one", "Submitting one by one"),
+        submit(servers, quick, "bulk", "Submitting in bulk"),
+        submit(servers, quick, "eight", "Submitting from 8 processes"),
+        latency(servers, quick),
+        depth(quick),
+        idle(quick),
+    ]
+
+
+def drain(servers: Mapping[str, str], quick: bool) -> Measure:
+    wanted = {peer: 2.0 if peer.startswith("PgQueuer") else 8.0 for peer in PEERS}
+    contestants = [
+        _contestant(name, "drain", server and servers[server], max(50, count // (20 if quick else 1)))
+        for name, (_, server, count) in QUEUES.items()
+    ]
+    title = "Claim, run and complete no-op jobs"
+    return Measure("drain", contestants, [Table(title, "jobs_s", "jobs/s", "more", OURS, wanted)])
+
+
+def submit(servers: Mapping[str, str], quick: bool, how: str, title: str) -> Measure:
+    counts = {"one": 1_000, "bulk": 10_000, "eight": 2_000}
+    count = counts[how] // (10 if quick else 1)
+    contestants = [
+        _contestant(name, "submit", server and servers[server], how, count)
+        for name, (module, server, _) in QUEUES.items()
+        if how != "bulk" or module in BULK
+    ]
+    wanted = (
+        {} if how == "one" else {peer: 1.0 for peer in DURABLE if how != "bulk" or QUEUES[peer][0] in BULK}
+    )
+    return Measure(
+        f"submit-{how}", contestants, [Table(title, "submits_s", "submits/s", "more", OURS, wanted)]
+    )
+
+
+def latency(servers: Mapping[str, str], quick: bool) -> Measure:
+    contestants = [
+        _contestant(name, "latency", server and servers[server], 20 if quick else 100)
+        for name, (_, server, _) in QUEUES.items()
+    ]
+    tables = [
+        Table("From submit to start, idle: median", "p50_ms", "ms", "less", OURS, dict.fromkeys(PEERS, 1.0)),
+        Table("From submit to start, idle: 95th percentile", "p95_ms", "ms", "less", OURS),
+    ]
+    return Measure("latency", contestants, tables)
+
+
+def depth(quick: bool) -> Measure:
+    """Ours against ours: the short queue stands in as the peer."""
+    few, many = 1_000, 20_000 if quick else 1_000_000
+    names = {count: f"{count:,} queued" for count in (many, few)}
+    contestants = [
+        Contestant(
+            name,
+            partial(fresh, "bench.job_depth:turn", count, 2_000 if quick else 10_000, seconds=400),
+            size="10,000 jobs and 50 ticks",
+            ours=count == many,
+        )
+        for count, name in names.items()
+    ]
+    tables = [
+        Table(
+            "Claim and complete, by length of the queue",
+            "jobs_s",
+            "jobs/s",
+            "more",
+            names[many],
+            {names[few]: 0.8},
+        ),
+        Table("A tick that can start nothing, CPU", "tick_us", "us", "less", names[many], {names[few]: 0.5}),
+    ]
+    return Measure("depth", contestants, tables)
+
+
+def idle(quick: bool) -> Measure:
+    name = "penstock, 100,000 waiting"
+    turn = partial(
+        fresh, "bench.job_depth:idle", 10_000 if quick else 100_000, 5 if quick else 20, seconds=200
+    )
+    table = Table("Idle, with 100,000 jobs that wait", "percent", "% of a core", "less", name, below=1.0)
+    return Measure("idle", [Contestant(name, turn, ours=True)], [table])
+
+
+def _contestant(name: str, turn: str, server: str, *arguments: object) -> Contestant:
+    run = partial(fresh, f"bench.job_turns:{turn}", QUEUES[name][0], server, *arguments, seconds=240)
+    size = f"{arguments[-1]:,} jobs"
+    return Contestant(name, run, size=size, ours="penstock" in name)
+
+
+if __name__ == "__main__":
+    with ExitStack() as up:
+        addresses = {"postgres": up.enter_context(postgres()), "redis": up.enter_context(redis())}
+        main("Durable jobs", partial(measures, addresses))
