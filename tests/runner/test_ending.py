@@ -191,13 +191,16 @@ def test_a_new_scheduler_first_ends_what_the_killed_one_left(daemon, tmp_path, b
     job, path = submitter.tree(tmp_path)
     pids = pids_in(path)
     launcher = [p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}) if p.parent == process.pid]
-    for pid in (process.pid, *launcher, *children(launcher[0])):
+    wardens = children(launcher[0])
+    roots = [pid for warden in wardens for pid in children(warden) if look(pid).group == pid]
+    for pid in (process.pid, *launcher, *wardens):
         os.kill(pid, signal.SIGKILL)
     process.wait()
     submitter.store.close()
 
+    wait_until(lambda: not any(map(alive, roots)), 5, "the end of the root with its warden")
     again = Plant(data, rules={"schedules": Schedules(crash=(60 * SECOND,))})
-    # The root dies with its warden; the one without an environment is known to nobody any more.
+    # The one without an environment is known to nobody any more.
     bare = [pid for pid in pids if alive(pid)]
     assert len(bare) <= 1
     assert again.state(job) == "QUEUED"

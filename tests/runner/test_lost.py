@@ -131,6 +131,7 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkey
 
     assert time.monotonic() - began < 2
     assert not alive(pid)
+    assert not plant.runner._thread.is_alive()
     monkeypatch.undo()
     assert plant.state(job) == "RUNNING"
 
@@ -141,12 +142,13 @@ def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
     plant = plants()
     job = plant.command("sleep", "0.2")
     wait_until(plant.runner.pids)
-    full = StoreFailed("the disk is full")
-    failed = []
+    failed, apply_soon = [], plant.store.apply_soon
 
-    def fail(*_, **__):
-        failed.append(1)
-        raise full
+    def fail(changes):
+        if not changes:
+            return apply_soon(changes)
+        failed.append(changes)
+        raise StoreFailed("the disk is full")
 
     monkeypatch.setattr(plant.store, "apply_soon", fail)
     wait_until(lambda: failed)
