@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from time import monotonic
+
 import pytest
 
 from penstock.core.admission import Caps, Conditions, Limits
@@ -18,6 +20,12 @@ def tick(store, capacity=90, *, offer=Offer.LEASE, host="here", caps=None, limit
         return weigh(floor, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit)
 
     return store.admit(host, decide, terms or Terms())
+
+
+def until_there_is(server, rows, seconds=30):
+    until = monotonic() + seconds
+    while "0" == server.run(f"SELECT count(*) FROM {rows}"):
+        assert monotonic() < until
 
 
 @pytest.fixture
@@ -49,7 +57,6 @@ def listens(postgres_server, monkeypatch):
 
     def listen(store):
         store.listen()
-        while "0" == postgres_server.run("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"):
-            pass
+        until_there_is(postgres_server, "pg_stat_activity WHERE query LIKE 'LISTEN%'")
 
     return listen

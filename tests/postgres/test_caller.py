@@ -8,7 +8,7 @@ from threading import Event
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from tests.postgres.conftest import JOB, tick
+from tests.postgres.conftest import JOB, tick, until_there_is
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import KeyConflict, QueueFull
@@ -118,8 +118,7 @@ def test_a_key_that_another_commits_meanwhile_costs_the_caller_nothing(store, co
     with psycopg.connect(postgres_server.dsn) as other, ThreadPoolExecutor(1) as pool:
         [first] = store.submit([keyed], Depth(), connection=other)
         answer = pool.submit(lambda: store.submit([keyed], Depth(), connection=con))
-        while postgres_server.run("SELECT count(*) FROM pg_locks WHERE NOT granted") == "0":
-            pass
+        until_there_is(postgres_server, "pg_locks WHERE NOT granted")
         other.commit()
 
         assert [(first.job_id, False)] == [(r.job_id, r.created) for r in answer.result(20)]

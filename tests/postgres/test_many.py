@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 import psycopg
 import pytest
-from tests.postgres.conftest import JOB, tick
+from tests.postgres.conftest import JOB, tick, until_there_is
 
 from penstock.core import changes
 from penstock.core.admission import Caps, Conditions, Limits
@@ -130,17 +130,12 @@ def test_who_waits_for_the_ledger_in_a_circle_is_tried_again(opened, postgres_se
     with psycopg.connect(postgres_server.dsn) as other, ThreadPoolExecutor(1) as pool:
         other.execute("SELECT 1 FROM emptied.ledger FOR UPDATE")
         answer = pool.submit(store.apply, [change])
-        until_somebody_waits(postgres_server)
+        until_there_is(postgres_server, "pg_locks WHERE NOT granted")
         with suppress(psycopg.errors.DeadlockDetected):  # one of the two is shot
             other.execute("SELECT 1 FROM emptied.job FOR UPDATE")
         other.rollback()
 
         assert [True] == answer.result(30)
-
-
-def until_somebody_waits(server):
-    while server.run("SELECT count(*) FROM pg_locks WHERE NOT granted") == "0":
-        pass
 
 
 def test_numbers_of_events_never_appear_behind_a_reader(opened):
