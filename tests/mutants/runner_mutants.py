@@ -39,10 +39,10 @@ MUTANTS = [
         (PREEMPT,),
     ),
     (
-        "preemption: for a job that could not start then",
+        "preemption: while there is room",
         "penstock/core/preempt.py",
-        "        case Denied(NoRoom() | CapReached()):\n",
-        "        case Denied():\n",
+        "    if isinstance(decision(floor.books), Admitted):\n",
+        "    if waiting is None:\n",
         (PREEMPT,),
     ),
     (

@@ -18,7 +18,6 @@ from penstock.core.books import Books
 from penstock.core.demand import Demand
 from penstock.core.order import Line, Waiting
 from penstock.core.outlook import View
-from penstock.core.reasons import CapReached, NoRoom
 from penstock.core.words import SECOND, DispatchId, JobId, Moment, Span
 
 __all__ = ["Act", "Cycle", "InFlight", "Preemption", "Want", "advance", "begin", "choose", "wanted"]
@@ -42,7 +41,7 @@ class InFlight(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A job in line that only a slot or room keeps from starting."""
+    """A job in line that is kept from starting. By what does not matter here: only who fits without somebody is worth a victim."""
 
     job_id: JobId
     priority: int
@@ -64,11 +63,8 @@ def _want(view: View, waiting: Waiting, line: Line) -> Want | None:
     def decision(books: Books) -> Admitted | Denied:
         return decide(demand, books, view.conditions, view.limits, floor.now, urgent=line.urgent)
 
-    match decision(floor.books):
-        case Denied(NoRoom() | CapReached()):
-            pass
-        case _:
-            return None
+    if isinstance(decision(floor.books), Admitted):
+        return None  # it starts by itself
     return Want(
         waiting.job_id,
         waiting.priority,
