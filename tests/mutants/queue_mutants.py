@@ -275,7 +275,7 @@ MUTANTS = [
         "not (self.in_flight or self.pending or self.waiting or self.reserved)",
         "not (self.in_flight or self.pending or self.waiting)",
     ),
-    in_queue("the state shows the slots as the limit", "                self.limits.max_in_flight,\n", "                self.limit,\n"),
+    in_queue("the state shows the slots as the limit", "                self._max_in_flight,\n", "                self.limit,\n"),
     in_queue("the state shows no policy", "                self._policy,\n", "                Policy.BLOCK,\n"),
     # Wait time
     in_queue("the wait leaves waiting out", "        ticket.waiting_for = now - ticket.called_at\n", ""),

@@ -1,0 +1,25 @@
+"""A planted bug whose place has moved guards nothing, and would be noticed only by whoever runs `make mutants`."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parent / "src"
+
+
+def planted():
+    for path in sorted((HERE / "mutants").glob("*_mutants.py")):
+        for name, file, old, new, _ in runpy.run_path(str(path))["MUTANTS"]:
+            yield pytest.param(SOURCES / file, old, new, id=name)
+    for name, file, old, new, _ in runpy.run_path(str(HERE / "sim" / "mutants.py"))["MUTANTS"]:
+        yield pytest.param(SOURCES / "penstock" / file, old, new, id=f"sim: {name}")
+
+
+@pytest.mark.parametrize(("file", "old", "new"), list(planted()))
+def test_a_planted_bug_still_has_its_place(file, old, new):
+    assert file.read_text("utf-8").count(old) == 1
+    assert old != new
