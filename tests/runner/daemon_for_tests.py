@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from penstock.core.retry import Schedules
+    from penstock.runner.trees import die_with_the_parent
     from tests.runner.plant import Plant
 
+    die_with_the_parent(os.getppid())
     faulthandler.dump_traceback_later(30, exit=True)  # it says where it hangs, if it does
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     at_once = Schedules(crash=(10_000,) * 1_000)

@@ -184,6 +184,21 @@ def test_when_the_scheduler_is_killed(daemon, tmp_path, bystanders):
     again.stop(2)
 
 
+def test_when_the_scheduler_is_killed_while_a_warden_is_stopped(daemon, tmp_path):
+    process, data = daemon
+    submitter = Plant(data, dispatch=False)
+    _, path = submitter.tree(tmp_path)
+    pids = pids_in(path)
+    [launcher] = [p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}) if p.parent == process.pid]
+    for warden in children(launcher):
+        os.kill(warden, signal.SIGSTOP)
+    process.kill()
+    process.wait()
+
+    wait_until(lambda: not any(map(alive, pids)) and not submitter.ours(), 10, "the end of the tree")
+    submitter.store.close()
+
+
 def test_a_new_scheduler_first_ends_what_the_killed_one_left(daemon, tmp_path, bystanders):
     """With the launcher and the warden killed too there is nobody to do it but the next one."""
     process, data = daemon

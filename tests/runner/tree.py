@@ -44,5 +44,6 @@ if __name__ == "__main__":
         child(path, session=True, twice=True, bare=True)
     if "--leave" not in how:
         stay(path)
+        sys.exit()
     while not Path(path).exists() or len(Path(path).read_text().split()) < 4:
         time.sleep(0.01)

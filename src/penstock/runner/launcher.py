@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from typing import NoReturn
 
 from penstock.runner.trees import become_subreaper, children, descendants, look, send
@@ -23,6 +24,7 @@ from penstock.runner.warden import Warden
 __all__ = ["main"]
 
 _AGAIN_MS = 50
+_TIME_FOR_WARDENS = 3.0
 
 
 def main(control_fd: int) -> None:
@@ -56,7 +58,7 @@ class Launcher:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._bell, select.POLLIN)
-        strays = False
+        strays, give_up_at = False, float("inf")
         while not (self._orphaned and self._alone()):
             for fd, _ in poll.poll(_AGAIN_MS if strays or self._orphaned else None):
                 if fd == self._bell:
@@ -64,8 +66,11 @@ class Launcher:
                         os.read(self._bell, 4_096)
                 elif not self._launch():
                     self._orphaned = True
+                    give_up_at = time.monotonic() + _TIME_FOR_WARDENS
                     poll.unregister(self._control)
             self._reap()
+            if time.monotonic() > give_up_at:
+                self._wardens.clear()  # they should be gone: who is not is stopped or stuck, and ended like a stray
             strays = self._end_strays()
         os._exit(0)
 
