@@ -6,6 +6,7 @@ from penstock.core.demand import Demand
 from penstock.core.landing import End, Phase
 from penstock.core.refusals import BadIntent, IllegalMove, NotFound, StaleDispatch
 from penstock.core.words import SECOND
+from penstock.engine.dispatcher import Kinds
 
 
 def kinds(addon_id=None, *types):
@@ -230,3 +231,14 @@ def test_what_a_deadline_missed_is_told(works):
 
     assert works.state(job_id) == "FAILED"
     assert works.store.events(0, 10, job_id)[-1].reason == "deadline_passed"
+
+
+def test_a_worker_that_names_no_types_is_not_given_what_only_the_runner_can_run(works):
+    own, *_ = works.submit(job_type="penstock.command")
+    other, *_ = works.submit(job_type="t")
+    claimed = works.desk.claim(Kinds(), 5)
+
+    assert [one.job.job_id for one in claimed] == [other]
+    assert [
+        one.job.job_id for one in works.desk.claim(Kinds(job_types=frozenset({"penstock.command"})), 5)
+    ] == [own]

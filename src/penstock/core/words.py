@@ -15,6 +15,7 @@ __all__ = [
     "HOUR",
     "MILLISECOND",
     "MINUTE",
+    "OWN_TYPES",
     "SECOND",
     "AddonId",
     "Constraint",
@@ -41,6 +42,9 @@ MILLISECOND: Final[Span] = 1_000
 SECOND: Final[Span] = 1_000_000
 MINUTE: Final[Span] = 60 * SECOND
 HOUR: Final[Span] = 60 * MINUTE
+
+#: Job types that begin so are ours: the runner fetches them, and nobody else by chance.
+OWN_TYPES: Final = "penstock."
 
 JobId = NewType("JobId", str)
 AddonId = NewType("AddonId", str)

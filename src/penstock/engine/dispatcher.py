@@ -16,7 +16,7 @@ from penstock.core.demand import Demand
 from penstock.core.job import Dispatch
 from penstock.core.order import MOST_PICKS, Floor, Offer, Verdict, weigh
 from penstock.core.outlook import View
-from penstock.core.words import AddonId, JobId, Moment, Span
+from penstock.core.words import OWN_TYPES, AddonId, JobId, Moment, Span
 from penstock.engine.machine import Machine
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Store
@@ -25,15 +25,17 @@ __all__ = ["Dispatcher", "Fetchers", "Kinds"]
 
 
 class Kinds(NamedTuple):
-    """What a worker can run. No addon, no types: any."""
+    """What a worker can run. No addon: any. No types: any but our own, which only who names them knows how to run."""
 
     addon_id: AddonId | None = None
     job_types: frozenset[str] = frozenset()
 
     def fits(self, demand: Demand) -> bool:
-        return self.addon_id in (None, demand.addon_id) and (
-            not self.job_types or demand.job_type in self.job_types
-        )
+        if self.addon_id not in (None, demand.addon_id):
+            return False
+        if self.job_types:
+            return demand.job_type in self.job_types
+        return not demand.job_type.startswith(OWN_TYPES)
 
 
 class Fetchers:
