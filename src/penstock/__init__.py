@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.core.errors import CallEnded as CallEnded
     from penstock.core.errors import CallTimeout as CallTimeout
     from penstock.core.errors import GraphError as GraphError
+    from penstock.core.errors import JobStopped as JobStopped
+    from penstock.core.errors import JobUnavailable as JobUnavailable
     from penstock.core.errors import NotPicklable as NotPicklable
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.errors import PoolClosedError as PoolClosedError
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from penstock.jobs.handle import JobHandle as JobHandle
     from penstock.jobs.outcomes import JobCanceled as JobCanceled
     from penstock.jobs.outcomes import JobFailed as JobFailed
-    from penstock.jobs.outcomes import JobStopped as JobStopped
     from penstock.jobs.scheduler import Scheduler as Scheduler
     from penstock.local.call import Call as Call
     from penstock.local.call import CancelSignal as CancelSignal
@@ -83,6 +84,8 @@ _HOMES = {
         "CallEnded",
         "CallTimeout",
         "GraphError",
+        "JobStopped",
+        "JobUnavailable",
         "NotPicklable",
         "PenstockError",
         "PoolClosedError",
@@ -107,7 +110,7 @@ _HOMES = {
     "penstock.jobs.context": ("JobContext", "current_job"),
     "penstock.jobs.function": ("JobFunction",),
     "penstock.jobs.handle": ("JobHandle",),
-    "penstock.jobs.outcomes": ("JobCanceled", "JobFailed", "JobStopped"),
+    "penstock.jobs.outcomes": ("JobCanceled", "JobFailed"),
     "penstock.jobs.scheduler": ("Scheduler",),
     "penstock.local.call": ("Call", "CancelSignal"),
     "penstock.local.context": ("CallContext", "current_call"),

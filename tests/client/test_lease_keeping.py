@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.client import holds as holds_module
-from penstock.client.context import Facts, JobContext, JobStopped
+from penstock.client.context import Facts, JobContext
 from penstock.client.failures import Unreachable
 from penstock.client.heart import Heart
 from penstock.client.holds import Hold, Holds
 from penstock.client.tenure import Tenure
+from penstock.core.errors import JobStopped
 from penstock.core.landing import End
 from penstock.core.refusals import StaleDispatch
 from penstock.http.wire import Beaten

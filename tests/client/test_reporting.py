@@ -8,12 +8,13 @@ import pytest
 
 from penstock.client import holds as holds_module
 from penstock.client import reporter as reporter_module
-from penstock.client.context import Facts, JobContext, JobStopped, JobUnavailable
+from penstock.client.context import Facts, JobContext
 from penstock.client.failures import Unreachable, from_answer
 from penstock.client.handlers import Done, Failed, Given, call
 from penstock.client.holds import Hold
 from penstock.client.reporter import Reporter
 from penstock.client.tenure import Tenure
+from penstock.core.errors import JobStopped, JobUnavailable
 from penstock.core.refusals import BadIntent, IllegalMove, QueueFull, Refused, StaleDispatch, Unavailable
 from penstock.core.states import State
 from penstock.http.wire import Ended, Failure, Problem

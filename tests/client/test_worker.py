@@ -9,7 +9,8 @@ import time
 import pytest
 from tests.client.conftest import LEASE, LONG, until
 
-from penstock.client import Denied, JobStopped, JobUnavailable, Worker
+from penstock import JobStopped, JobUnavailable
+from penstock.client import Denied, Worker
 from penstock.core.refusals import StaleDispatch
 
 

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.runner import JobUnavailable, current_job
+from penstock import JobUnavailable
+from penstock.runner import current_job
 
 
 def add(a, b):

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.client.client import Client as Client
     from penstock.client.context import JobContext as JobContext
-    from penstock.client.context import JobStopped as JobStopped
-    from penstock.client.context import JobUnavailable as JobUnavailable
     from penstock.client.failures import Denied as Denied
     from penstock.client.failures import Unreachable as Unreachable
     from penstock.client.worker import Worker as Worker
@@ -22,8 +20,6 @@ _HOMES = {
     "Client": "client",
     "Denied": "failures",
     "JobContext": "context",
-    "JobStopped": "context",
-    "JobUnavailable": "context",
     "Unreachable": "failures",
     "Worker": "worker",
 }

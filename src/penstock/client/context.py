@@ -8,22 +8,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.core.errors import CallEnded, PenstockError
+from penstock.core.errors import JobStopped
 from penstock.http.wire import ClaimedJob
 
-__all__ = ["Facts", "JobContext", "JobStopped", "JobUnavailable", "Ties", "facts_of"]
-
-
-class JobStopped(CallEnded):
-    """Leaves the function of a job that was asked to end. Its lease is given back; where the job goes, the scheduler knows."""
-
-    code = "job_stopped"
-
-
-class JobUnavailable(PenstockError):
-    """Raise it when what the job needs is away: it is tried again by that schedule, and waits for a person (BLOCKED) when that is used up."""
-
-    code = "job_unavailable"
+__all__ = ["Facts", "JobContext", "Ties", "facts_of"]
 
 
 class Ties(Protocol):

@@ -14,7 +14,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from penstock.client.context import JobContext, JobStopped, JobUnavailable
+from penstock.client.context import JobContext
+from penstock.core.errors import JobStopped, JobUnavailable
+from penstock.core.refusals import Unavailable
 from penstock.http.wire import Failure
 
 __all__ = ["Done", "Ending", "Failed", "Given", "Handler", "call"]
@@ -50,7 +52,7 @@ def call(handler: Handler, job: JobContext) -> Ending:
             result = asyncio.run(result)
     except JobStopped:
         return Given()
-    except JobUnavailable as error:
+    except (JobUnavailable, Unavailable) as error:
         return Failed(_told(error), Failure.UNAVAILABLE)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a job raises is the job's own end
         if isinstance(error, TypeError) and _at_the_door(error):

@@ -8,8 +8,10 @@ Everything Penstock raises, in one tree. The first level says whose move it is.
     │   ├── QueueDropError     a load-shedding policy refused or evicted it
     │   ├── PoolClosedError    its pool was closed (also a RuntimeError)
     │   ├── WorkerCrashedError its worker died with it
+    │   ├── JobStopped         leaves the function of a job that was asked to end; where the job goes, the scheduler knows
     │   ├── NodeSkipped        the node of a graph was never called: what it needs failed, or its run ended
     │   └── NodeFailed         the node raised what must not travel as itself (SystemExit, a CancelledError)
+    ├── JobUnavailable         raised by a job's function: what it needs is away, try again by that schedule
     └── BadCall                the caller's mistake; the message names what to change
         ├── NotPicklable       an argument, a function or a result cannot cross to a worker (also a TypeError)
         └── GraphError         a graph that cannot be compiled (also a ValueError)
@@ -29,6 +31,8 @@ __all__ = [
     "CallEnded",
     "CallTimeout",
     "GraphError",
+    "JobStopped",
+    "JobUnavailable",
     "NodeFailed",
     "NodeSkipped",
     "NotPicklable",
@@ -99,6 +103,18 @@ class WorkerCrashedError(CallEnded):
     """`worker`, `attempt`, `cause` (what ended the process, in words), `started` (had it begun this call?)."""
 
     code = "worker_crashed"
+
+
+class JobStopped(CallEnded):
+    """One for jobs of every kind: a function need not know whether a program, the runner or an add-on's worker runs it."""
+
+    code = "job_stopped"
+
+
+class JobUnavailable(PenstockError):
+    """The job waits for a person (BLOCKED) when the schedule is used up."""
+
+    code = "job_unavailable"
 
 
 class NodeSkipped(CallEnded):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.core.errors import JobStopped, JobUnavailable
 from penstock.core.intent import MAX_PAYLOAD
 from penstock.core.landing import End
 from penstock.core.refusals import NotFound, StaleDispatch, Unavailable
@@ -17,7 +18,7 @@ from penstock.core.words import Moment, Money
 from penstock.engine.desk import Answer, Claimed
 from penstock.jobs.carried import text_of
 from penstock.jobs.context import Facts, JobContext, Ties, facts_of, here
-from penstock.jobs.outcomes import JobStopped, Outcome, failure
+from penstock.jobs.outcomes import Outcome, failure
 
 if TYPE_CHECKING:
     from penstock.jobs.function import JobFunction
@@ -161,6 +162,6 @@ def _raised(error: BaseException, ties: Ties) -> Outcome:
     asked = ties.cancelled or ties.yielding
     if isinstance(error, JobStopped) and asked:
         return Outcome(End.GRACEFUL_SHUTDOWN)
-    if isinstance(error, Unavailable):
+    if isinstance(error, (Unavailable, JobUnavailable)):
         return failure(error, End.UNAVAILABLE)
     return failure(error)

@@ -8,11 +8,11 @@ from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, Protocol
 
+from penstock.core.errors import JobStopped
 from penstock.core.job import Dispatch, Job
 from penstock.core.words import DispatchId, Money
 from penstock.jobs.carried import plain, text_of
 from penstock.jobs.options import money
-from penstock.jobs.outcomes import JobStopped
 
 __all__ = ["Facts", "JobContext", "Ties", "current_job", "detached", "facts_of", "here"]
 

@@ -4,8 +4,7 @@ How a job can have ended, for whoever waits for it, and how a run says so.
     PenstockError
     └── CallEnded
         ├── JobFailed     the job is FAILED or BLOCKED; `traceback` is the function's own, as text
-        ├── JobCanceled   somebody asked for that (also a concurrent.futures.CancelledError)
-        └── JobStopped    raised in the function, by `check()`, to leave it
+        └── JobCanceled   somebody asked for that (also a concurrent.futures.CancelledError)
 
 A failure crosses processes as text alone: an exception would have to be rebuilt from a file that others can write to.
 """
@@ -19,7 +18,7 @@ from typing import Final, NamedTuple
 from penstock.core.errors import CallEnded
 from penstock.core.landing import End
 
-__all__ = ["JobCanceled", "JobFailed", "JobStopped", "Outcome", "failure"]
+__all__ = ["JobCanceled", "JobFailed", "Outcome", "failure"]
 
 MAX_ERROR: Final = 16_000
 
@@ -32,10 +31,6 @@ class JobFailed(CallEnded):
 
 class JobCanceled(CallEnded, CancelledError):
     code = "job_canceled"
-
-
-class JobStopped(CallEnded):
-    code = "job_stopped"
 
 
 class Outcome(NamedTuple):

@@ -19,14 +19,14 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.core.errors import CallCanceled, CallEnded, WorkerCrashedError
+from penstock.core.errors import CallCanceled, CallEnded, JobStopped, WorkerCrashedError
 from penstock.core.landing import End
 from penstock.core.refusals import NotFound, StaleDispatch
 from penstock.core.words import Money
 from penstock.jobs.attempt import Attempt, perform, perform_async
 from penstock.jobs.context import Facts
 from penstock.jobs.hands import Began, Finished
-from penstock.jobs.outcomes import JobStopped, Outcome, failure
+from penstock.jobs.outcomes import Outcome, failure
 from penstock.jobs.place import place_of
 from penstock.local.context import current_call
 from penstock.local.pool import WorkerPool

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.runner.context import JobContext as JobContext
-    from penstock.runner.context import JobUnavailable as JobUnavailable
     from penstock.runner.context import current_job as current_job
     from penstock.runner.options import RunnerSettings as RunnerSettings
     from penstock.runner.payload import Functions as Functions
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "Functions": "payload",
     "JobContext": "context",
-    "JobUnavailable": "context",
     "Runner": "runner",
     "RunnerSettings": "options",
     "RunsFolder": "survivors",

@@ -21,11 +21,7 @@ from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any, NoReturn
 
-__all__ = ["JobContext", "JobRefused", "JobUnavailable", "JobYielded", "current_job"]
-
-
-class JobUnavailable(Exception):
-    """Raise it when what the job needs is away: it is tried again by that schedule, and then waits for a person (BLOCKED)."""
+__all__ = ["JobContext", "JobRefused", "JobYielded", "current_job"]
 
 
 class JobYielded(BaseException):

@@ -18,7 +18,8 @@ from collections import deque
 from threading import Lock
 from typing import Any, Final
 
-from penstock.runner.context import JobContext, JobRefused, JobUnavailable, JobYielded, _current
+from penstock.core.errors import JobStopped, JobUnavailable
+from penstock.runner.context import JobContext, JobRefused, JobYielded, _current
 from penstock.runner.frames import BadFrame, Frame, Inbox, pack
 
 __all__ = ["main"]
@@ -64,7 +65,7 @@ class Worker:
             text = json.dumps(result, allow_nan=False)
             if len(text) > _MOST_RESULT:
                 raise ValueError(f"the result is {len(text)} characters of JSON; at most {_MOST_RESULT}")
-        except JobYielded:
+        except (JobYielded, JobStopped):
             return {"op": "yielded"}
         except JobUnavailable as error:
             return {"op": "unavailable", "error": str(error)[:_MOST_ERROR]}
