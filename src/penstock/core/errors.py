@@ -9,9 +9,9 @@ Everything Penstock raises, in one tree. The first level says whose move it is.
     │   ├── PoolClosedError    its pool was closed (also a RuntimeError)
     │   ├── WorkerCrashedError its worker died with it
     │   ├── JobStopped         leaves the function of a job that was asked to end; where the job goes, the scheduler knows
+    │   ├── JobUnavailable     raised by a job's function: what it needs is away, so it is tried again by that schedule
     │   ├── NodeSkipped        the node of a graph was never called: what it needs failed, or its run ended
     │   └── NodeFailed         the node raised what must not travel as itself (SystemExit, a CancelledError)
-    ├── JobUnavailable         raised by a job's function: what it needs is away, try again by that schedule
     └── BadCall                the caller's mistake; the message names what to change
         ├── NotPicklable       an argument, a function or a result cannot cross to a worker (also a TypeError)
         └── GraphError         a graph that cannot be compiled (also a ValueError)
@@ -111,7 +111,7 @@ class JobStopped(CallEnded):
     code = "job_stopped"
 
 
-class JobUnavailable(PenstockError):
+class JobUnavailable(CallEnded):
     """The job waits for a person (BLOCKED) when the schedule is used up."""
 
     code = "job_unavailable"
