@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.client.attach import attach as attach
     from penstock.client.client import Client as Client
     from penstock.client.worker import Worker as Worker
     from penstock.core.errors import BadCall as BadCall
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
+    "penstock.client.attach": ("attach",),
     "penstock.client.client": ("Client",),
     "penstock.client.worker": ("Worker",),
     "penstock.core.errors": (

@@ -1,4 +1,6 @@
-// Every word with the server. Writes carry the session's own token in a header, which no other site can set.
+// Every word with the server. Each carries the session's second half in a header, which no other site can set.
+import { signal } from "./html.js";
+
 export const PREFIX = "/api/system/scheduler";
 
 export class Problem extends Error {
@@ -10,7 +12,12 @@ export class Problem extends Error {
   }
 }
 
-const session = () => sessionStorage.getItem("penstock-csrf") || localStorage.getItem("penstock-csrf") || "";
+export const connection = signal("connecting"); // live, away, signed-out
+
+const HALF = "penstock-session";
+const session = () => localStorage.getItem(HALF) || "";
+export const hasSession = () => session() !== "";
+export const keepSession = (half) => localStorage.setItem(HALF, half);
 
 export async function call(method, path, body, { signal } = {}) {
   const headers = { Accept: "application/json", "X-Penstock-Session": session() };
@@ -18,33 +25,71 @@ export async function call(method, path, body, { signal } = {}) {
   let answer;
   try {
     answer = await fetch(path.startsWith("/") ? path : `${PREFIX}/${path}`, {
-      method, headers, signal, credentials: "same-origin", cache: "no-store",
+      method,
+      headers,
+      signal,
+      credentials: "same-origin",
+      cache: "no-store",
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, { detail: "The scheduler does not answer.", hint: "Is it running? penstock up" });
   }
-  if (answer.ok) return answer.status === 204 ? null : answer.json();
+  if (answer.ok) return answer.json();
+  if (answer.status === 401) connection.value = "signed-out";
   let problem = {};
-  try { problem = await answer.json(); } catch { /* not ours: a proxy's page */ }
+  try {
+    problem = await answer.json();
+  } catch {
+    /* not ours: a proxy's page */
+  }
   throw new Problem(answer.status, problem);
 }
 
 export const get = (path, options) => call("GET", path, undefined, options);
 export const post = (path, body = {}, options) => call("POST", path, body, options);
 
+// A few at a time: the server lets one session have only so many requests open.
+export async function inTurns(items, work, width = 8) {
+  const results = new Array(items.length);
+  let next = 0;
+  const lane = async () => {
+    while (next < items.length) {
+      const at = next++;
+      try {
+        results[at] = { value: await work(items[at]) };
+      } catch (error) {
+        results[at] = { error };
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: Math.min(width, items.length) }, lane));
+  return results;
+}
+
 // Server-sent events over fetch, because EventSource cannot send a header. Goes on after the last id it has seen.
 export function stream(path, { onEvent, onState }) {
-  let stopped = false, last = "", wait = 500, aborter;
+  let stopped = false,
+    last = "",
+    wait = 500,
+    aborter;
   const run = async () => {
     while (!stopped) {
       aborter = new AbortController();
       try {
         const headers = { Accept: "text/event-stream", "X-Penstock-Session": session() };
         if (last) headers["Last-Event-ID"] = last;
-        const answer = await fetch(`${PREFIX}/${path}`, { headers, signal: aborter.signal, credentials: "same-origin", cache: "no-store" });
-        if (answer.status === 401) { onState("signed-out"); return; }
+        const answer = await fetch(`${PREFIX}/${path}`, {
+          headers,
+          signal: aborter.signal,
+          credentials: "same-origin",
+          cache: "no-store",
+        });
+        if (answer.status === 401) {
+          onState("signed-out");
+          return;
+        }
         if (!answer.ok) throw new Error(answer.statusText);
         onState("live");
         wait = 500;
@@ -74,5 +119,8 @@ export function stream(path, { onEvent, onState }) {
     }
   };
   run();
-  return () => { stopped = true; aborter?.abort(); };
+  return () => {
+    stopped = true;
+    aborter?.abort();
+  };
 }

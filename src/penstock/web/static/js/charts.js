@@ -6,40 +6,78 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 
 function hour(at, ticks) {
   const fine = ticks.length > 1 && ticks[1] - ticks[0] < 60;
-  return new Date(at * 1000).toLocaleTimeString([], { hour12: false, hour: "2-digit", minute: "2-digit", second: fine ? "2-digit" : undefined });
+  return new Date(at * 1000).toLocaleTimeString([], {
+    hour12: false,
+    hour: "2-digit",
+    minute: "2-digit",
+    second: fine ? "2-digit" : undefined,
+  });
 }
+
+// A few points far apart make no line: they are shown as points.
+const isSparse = (plot, series) => plot.data[series].filter((value) => value != null).length < 30;
 
 // `lines`: [{ label, tone, values, fill, stepped }], `unit`: how a value reads.
 export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor = 0 }) {
-  const box = useRef(null), plot = useRef(null);
+  const box = useRef(null),
+    plot = useRef(null);
   const data = [at, ...lines.map((line) => line.values)];
 
   useEffect(() => {
     const make = () => {
       plot.current?.destroy();
-      const axis = { stroke: color("muted"), grid: { stroke: color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
-      plot.current = new uPlot({
-        width: box.current.clientWidth || 300, height, padding: [8, 8, 0, 0],
-        cursor: { y: false, points: { size: 6 } },
-        legend: { live: true },
-        scales: { y: { range: (_, low, high) => [Math.min(floor, low ?? 0), (high ?? 0) <= floor ? floor + 1 : high * 1.1] } },
-        axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((t) => hour(t, ticks)) }, { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => unit(t)) }],
-        series: [{ value: (_, t) => (t ? new Date(t * 1000).toLocaleTimeString([], { hour12: false }) : "–") }, ...lines.map((line) => ({
-          label: line.label, stroke: color(line.tone), width: 2, fill: line.fill ? `${color(line.tone)}33` : undefined, spanGaps: true,
-          points: { show: false }, paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined, value: (_, v) => (v == null ? "–" : unit(v)),
-        }))],
-      }, data, box.current);
+      const axis = {
+        stroke: color("muted"),
+        grid: { stroke: color("line"), width: 1 },
+        ticks: { show: false },
+        font: "11px system-ui",
+      };
+      plot.current = new uPlot(
+        {
+          width: box.current.clientWidth || 300,
+          height,
+          padding: [8, 8, 0, 0],
+          cursor: { y: false, points: { size: 6 } },
+          legend: { live: true },
+          scales: { y: { range: (_, low, high) => [Math.min(floor, low ?? 0), (high ?? 0) <= floor ? floor + 1 : high * 1.1] } },
+          axes: [
+            { ...axis, space: 80, size: 26, values: (_, ticks) => ticks.map((t) => hour(t, ticks)) },
+            { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => unit(t)) },
+          ],
+          series: [
+            { value: (_, t) => (t ? new Date(t * 1000).toLocaleTimeString([], { hour12: false }) : "–") },
+            ...lines.map((line) => ({
+              label: line.label,
+              stroke: color(line.tone),
+              width: 2,
+              fill: line.fill ? `${color(line.tone)}33` : undefined,
+              spanGaps: true,
+              points: { show: isSparse, size: 5, fill: color(line.tone) },
+              paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+              value: (_, v) => (v == null ? "–" : unit(v)),
+            })),
+          ],
+        },
+        data,
+        box.current,
+      );
     };
     make();
     const sized = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height }));
     sized.observe(box.current);
     const themed = new MutationObserver(make);
     themed.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    dark.addEventListener("change", make);
-    return () => { sized.disconnect(); themed.disconnect(); dark.removeEventListener("change", make); plot.current?.destroy(); plot.current = null; };
+    return () => {
+      sized.disconnect();
+      themed.disconnect();
+      plot.current?.destroy();
+      plot.current = null;
+    };
   }, [lines.map((line) => line.label).join()]);
 
-  useEffect(() => { plot.current?.setData(data); }, [at]);
+  useEffect(() => {
+    plot.current?.setData(data);
+    if (plot.current?.cursor.idx == null) plot.current?.setLegend({ idx: at.length - 1 }); // nobody points at a moment: the newest
+  }, [at]);
   return html`<div class="chart" ref=${box} role="img" aria-label=${label}></div>`;
 }

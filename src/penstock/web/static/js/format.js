@@ -1,11 +1,13 @@
 // How numbers, times and ids read.
 export const short = (id) => (id ? id.slice(-8) : "");
 
-export const count = (n) => (n == null ? "–" : n < 10_000 ? String(n) : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e5 ? 1 : 0)}k` : `${(n / 1e6).toFixed(2)}M`);
+export const count = (n) =>
+  n == null ? "–" : n < 10_000 ? String(n) : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e5 ? 1 : 0)}k` : `${(n / 1e6).toFixed(2)}M`;
 
 export function span(seconds) {
   if (seconds == null || Number.isNaN(seconds)) return "–";
   const s = Math.abs(seconds);
+  if (s === 0) return "0 s";
   if (s < 0.001) return `${Math.round(s * 1e6)} µs`;
   if (s < 1) return `${s < 0.01 ? (s * 1e3).toFixed(1) : Math.round(s * 1e3)} ms`;
   if (s < 10) return `${s.toFixed(1)} s`;
@@ -26,9 +28,14 @@ export function ago(iso, now) {
 export const clock = (iso) => (iso ? new Date(iso).toLocaleTimeString([], { hour12: false }) : "–");
 export const moment = (iso) => (iso ? new Date(iso).toLocaleString([], { hour12: false }) : "–");
 export const percent = (x) => (x == null ? "" : `${Math.round(x * 100)} %`);
-export const money = (amount, unit = "USD") => (amount ? `${amount < 0.01 ? amount.toPrecision(2) : amount.toFixed(2)} ${unit}` : "–");
+export const money = (amount, unit = "USD") =>
+  amount ? `${amount < 0.01 ? amount.toPrecision(2) : amount.toFixed(2)} ${unit}` : "–";
 
 export function json(value) {
   if (value === undefined) return "";
-  try { return JSON.stringify(value, null, 2); } catch { return String(value); }
+  try {
+    return JSON.stringify(value, null, 2);
+  } catch {
+    return String(value);
+  }
 }

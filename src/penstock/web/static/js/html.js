@@ -4,5 +4,5 @@ import htm from "../vendor/htm.js";
 
 export const html = htm.bind(h);
 export { render, Fragment } from "../vendor/preact.js";
-export { useEffect, useMemo, useRef, useState, useCallback } from "../vendor/hooks.js";
-export { signal, computed, effect, batch, useSignal, useComputed } from "../vendor/signals.js";
+export { useEffect, useRef, useState } from "../vendor/hooks.js";
+export { signal, computed, effect, untracked } from "../vendor/signals.js";

@@ -1,6 +1,8 @@
 // The frame around the pages: where we are, how the connection is, keys.
-import { html, render, signal, useEffect } from "./html.js";
-import { begin, connection, frame } from "./live.js";
+import { html, render, signal, useEffect, useRef } from "./html.js";
+import { connection } from "./api.js";
+import { short } from "./format.js";
+import { begin, frame } from "./live.js";
 import { Confirm, Toasts } from "./parts.js";
 import { signIn, SignIn } from "./session.js";
 import { Overview } from "./pages/overview.js";
@@ -24,7 +26,9 @@ function read() {
   const [page = "", id = ""] = path.split("/").map(decodeURIComponent);
   return { page, id, query: new URLSearchParams(query) };
 }
-addEventListener("hashchange", () => { place.value = read(); });
+addEventListener("hashchange", () => {
+  place.value = read();
+});
 
 const help = signal(false);
 
@@ -32,20 +36,30 @@ function Shell() {
   const { page, id, query } = place.value;
   useEffect(() => {
     document.querySelector("main")?.focus({ preventScroll: true });
-    document.title = `${PAGES.find((p) => p.path === page)?.name || "Penstock"} · Penstock`;
+    document.title = `${id ? `Job ${short(id)}` : PAGES.find((p) => p.path === page)?.name || "No such page"} · Penstock`;
   }, [page, id]);
   if (connection.value === "signed-out") return html`<${SignIn} />`;
   const entry = PAGES.find((p) => p.path === page);
-  const body = page === "jobs" && id ? html`<${Job} key=${id} id=${id} />` : entry ? html`<${entry.view} query=${query} />` : html`<p class="empty">There is no such page. <a href="#/">Overview</a></p>`;
+  const body =
+    page === "jobs" && id
+      ? html`<${Job} key=${id} id=${id} />`
+      : entry
+        ? html`<${entry.view} query=${query} />`
+        : html`<p class="empty">There is no such page. <a href="#/">Overview</a></p>`;
   return html`
-    <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.querySelector("main").focus(); }}>Skip to the content</a>
+    <a class="skip" href="#main" onClick=${(e) => {
+      e.preventDefault();
+      document.querySelector("main").focus();
+    }}>Skip to the content</a>
     <nav aria-label="Pages">
       <a class="brand" href="#/"><img src="assets/icon.svg" alt="" width="26" height="26" /><span>Penstock</span></a>
       ${PAGES.map((p) => html`<a href=${`#/${p.path}`} aria-current=${p.path === page ? "page" : undefined}>${p.name}${p.path === "jobs" && frame.value ? html`<span class="pill">${frame.value.jobs.QUEUED || 0}</span>` : ""}</a>`)}
       <div class="grow"></div>
       <${Connection} />
-      <button class="quiet" onClick=${() => { help.value = true; }} aria-label="Keys">?</button>
-      <button class="quiet" onClick=${flipTheme} aria-label="Dark or light">◐</button>
+      <button class="quiet" onClick=${() => {
+        help.value = true;
+      }} ><kbd>?</kbd> Keys</button>
+      <button class="quiet" onClick=${flipTheme} ><kbd>t</kbd> Dark or light</button>
     </nav>
     <main id="main" tabindex="-1">${body}</main>
     <${Toasts} /><${Confirm} />${help.value && html`<${Help} />`}`;
@@ -57,16 +71,28 @@ function Connection() {
 }
 
 function Help() {
-  const keys = [...PAGES.map((p) => [`g ${p.key}`, p.name]), ["/", "search jobs"], ["t", "dark or light"], ["?", "this list"], ["Esc", "close"]];
-  return html`<div class="veil" onClick=${() => { help.value = false; }}><div class="card keys" role="dialog" aria-label="Keys"><h2>Keys</h2>
-    <dl>${keys.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl></div></div>`;
+  const keys = [
+    ...PAGES.map((p) => [`g ${p.key}`, p.name]),
+    ["/", "search jobs"],
+    ["t", "dark or light"],
+    ["?", "this list"],
+    ["Esc", "close"],
+  ];
+  const box = useRef(null),
+    close = () => {
+      help.value = false;
+    };
+  useEffect(() => box.current.showModal(), []);
+  return html`<dialog class="keys" ref=${box} aria-labelledby="keys-title" onClose=${close} onClick=${close}>
+    <h2 id="keys-title">Keys</h2>
+    <dl>${keys.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl>
+    <div class="row end"><button onClick=${close}>Close</button></div></dialog>`;
 }
 
 function flipTheme() {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-  localStorage.setItem("theme", root.dataset.theme);
+  const { dataset } = document.documentElement;
+  dataset.theme = dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("theme", dataset.theme);
 }
 
 let going = false;
@@ -75,11 +101,17 @@ addEventListener("keydown", (event) => {
   if (going) {
     going = false;
     const to = PAGES.find((p) => p.key === event.key);
-    if (to) { location.hash = `#/${to.path}`; event.preventDefault(); }
-  } else if (event.key === "g") going = true;
-  else if (event.key === "?") help.value = true;
+    if (to) {
+      location.hash = `#/${to.path}`;
+      event.preventDefault();
+    }
+  } else if (event.key === "g") {
+    going = true;
+    setTimeout(() => {
+      going = false;
+    }, 1500);
+  } else if (event.key === "?") help.value = true;
   else if (event.key === "t") flipTheme();
-  else if (event.key === "Escape") help.value = false;
   else if (event.key === "/") {
     event.preventDefault();
     if (place.value.page !== "jobs" || place.value.id) location.hash = "#/jobs";

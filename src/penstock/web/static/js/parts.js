@@ -1,5 +1,5 @@
 // What several pages are made of.
-import { html, signal, useEffect, useRef } from "./html.js";
+import { html, signal, useEffect, useRef, useState } from "./html.js";
 import { short, span, since } from "./format.js";
 import { now } from "./live.js";
 
@@ -28,13 +28,34 @@ export const Bar = ({ parts, whole, label }) => html`
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
-export const Failed = ({ problem }) => problem && html`
+export const Failed = ({ problem }) =>
+  problem &&
+  html`
   <div class="problem" role="alert"><strong>${problem.message}</strong>
     ${problem.hint && html`<span> ${problem.hint}</span>`}
     ${problem.problems?.length > 0 && html`<ul>${problem.problems.map((p) => html`<li><code>${p.field}</code> ${p.message}</li>`)}</ul>`}
   </div>`;
 
-export const Since = ({ iso }) => html`<time datetime=${iso || ""} title=${iso ? new Date(iso).toLocaleString() : ""}>${iso ? span(Math.max(0, since(iso, now.value))) : "–"}</time>`;
+export const Since = ({ iso }) =>
+  html`<time datetime=${iso || ""} title=${iso ? new Date(iso).toLocaleString() : ""}>${iso ? span(Math.max(0, since(iso, now.value))) : "–"}</time>`;
+
+// An input that the next beat does not take out of one's hands: what is being typed stays until it is committed. `onCommit` answers false when
+// it was refused; then the old value is back, as it is after Escape.
+export function Field({ value, onCommit, ...rest }) {
+  const [draft, setDraft] = useState(null);
+  useEffect(() => setDraft(null), [value]);
+  const commit = async (event) => {
+    if (!event.target.reportValidity() || (await onCommit(event.target.value.trim())) === false) setDraft(null);
+  };
+  const leave = (event) => {
+    if (event.key !== "Escape") return;
+    event.preventDefault();
+    event.target.value = value;
+    setDraft(null);
+    event.target.blur();
+  };
+  return html`<input ...${rest} value=${draft ?? value} onKeyDown=${leave} onInput=${(e) => setDraft(e.target.value)} onChange=${commit} />`;
+}
 
 // toasts
 
@@ -43,22 +64,39 @@ let number = 0;
 export function toast(text, tone = "good") {
   const id = ++number;
   toasts.value = [...toasts.value, { id, text, tone }].slice(-4);
-  setTimeout(() => { toasts.value = toasts.value.filter((t) => t.id !== id); }, tone === "bad" ? 9000 : 4000);
+  setTimeout(
+    () => {
+      toasts.value = toasts.value.filter((t) => t.id !== id);
+    },
+    tone === "bad" ? 9000 : 4000,
+  );
 }
-export const Toasts = () => html`<div class="toasts" role="status" aria-live="polite">${toasts.value.map((t) => html`<div key=${t.id} class="toast" data-tone=${t.tone}>${t.text}</div>`)}</div>`;
+export const Toasts = () =>
+  html`<div class="toasts" role="status" aria-live="polite">${toasts.value.map((t) => html`<div key=${t.id} class="toast" data-tone=${t.tone}>${t.text}</div>`)}</div>`;
 
 // a question before anything that cannot be undone
 
 const question = signal(null);
-export const confirm = (title, text, verb) => new Promise((answer) => { question.value = { title, text, verb, answer }; });
+export const confirm = (title, text, verb) =>
+  new Promise((answer) => {
+    question.value = { title, text, verb, answer };
+  });
 export function Confirm() {
   const box = useRef(null);
   const asked = question.value;
-  useEffect(() => { if (asked && box.current && !box.current.open) box.current.showModal(); }, [asked]);
+  useEffect(() => {
+    if (asked && box.current && !box.current.open) box.current.showModal();
+  }, [asked]);
   if (!asked) return null;
-  const close = (yes) => { question.value = null; asked.answer(yes); };
-  return html`<dialog ref=${box} aria-labelledby="confirm-title" onCancel=${(e) => { e.preventDefault(); close(false); }}>
+  const close = (yes) => {
+    question.value = null;
+    asked.answer(yes);
+  };
+  return html`<dialog ref=${box} aria-labelledby="confirm-title" onCancel=${(e) => {
+    e.preventDefault();
+    close(false);
+  }}>
     <h2 id="confirm-title">${asked.title}</h2><p>${asked.text}</p>
-    <div class="row end"><button onClick=${() => close(false)}>Keep</button><button class="primary danger" autofocus onClick=${() => close(true)}>${asked.verb}</button></div>
+    <div class="row end"><button autofocus onClick=${() => close(false)}>Keep</button><button class="primary danger" onClick=${() => close(true)}>${asked.verb}</button></div>
   </dialog>`;
 }

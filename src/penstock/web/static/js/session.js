@@ -1,27 +1,37 @@
 // Signing in without typing: the link that `penstock up` prints has a code in its fragment, good once. It becomes a cookie that
 // scripts cannot read, and a second half that only this page can send.
 import { html, useState } from "./html.js";
-import { connection } from "./live.js";
+import { keepSession } from "./api.js";
+
+let refused = false;
 
 export async function signIn() {
   const found = location.hash.match(/^#code=([\w-]+)/);
   if (!found) return;
   history.replaceState(null, "", location.pathname + "#/");
-  await exchange(found[1]);
+  refused = !(await exchange(found[1]));
 }
 
 async function exchange(code) {
-  const answer = await fetch("/session", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ code }), credentials: "same-origin" });
+  const answer = await fetch("/session", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ code }),
+    credentials: "same-origin",
+  });
   if (!answer.ok) return false;
-  localStorage.setItem("penstock-csrf", (await answer.json()).session);
+  keepSession((await answer.json()).session);
   return true;
 }
 
 export function SignIn() {
-  const [wrong, setWrong] = useState(false);
+  const [wrong, setWrong] = useState(refused);
   const submit = async (event) => {
     event.preventDefault();
-    const code = new FormData(event.target).get("code").trim().replace(/.*#code=/, "");
+    const code = new FormData(event.target)
+      .get("code")
+      .trim()
+      .replace(/.*#code=/, "");
     if (await exchange(code)) location.reload();
     else setWrong(true);
   };
@@ -33,5 +43,3 @@ export function SignIn() {
     <button class="primary">Open</button>
   </form></main>`;
 }
-
-export const signedOut = () => { connection.value = "signed-out"; };

@@ -1,29 +1,52 @@
 import { html, useEffect, useState } from "../html.js";
 import { get, post } from "../api.js";
 import { watching } from "../live.js";
-import { Bar, Card, Empty, Failed, toast } from "../parts.js";
+import { Bar, Card, Empty, Failed, Field, toast } from "../parts.js";
 import { count } from "../format.js";
 
 export function Addons() {
-  const [addons, setAddons] = useState(null), [problem, setProblem] = useState(null);
-  useEffect(() => watching(async () => {
-    try { setAddons((await get("addons")).addons.filter((a) => a.addon_id !== "*")); setProblem(null); } catch (error) { setProblem(error); }
-  }), []);
+  const [addons, setAddons] = useState(null),
+    [problem, setProblem] = useState(null);
+  useEffect(
+    () =>
+      watching(async () => {
+        try {
+          setAddons((await get("addons")).addons.filter((a) => a.addon_id !== "*"));
+          setProblem(null);
+        } catch (error) {
+          setProblem(error);
+        }
+      }),
+    [],
+  );
   if (!addons) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
   const active = addons.filter((a) => a.average > 0.01 || a.jobs.QUEUED || a.jobs.RUNNING);
-  const weights = active.reduce((all, a) => all + a.weight, 0) || 1, got = active.reduce((all, a) => all + a.average, 0);
+  const weights = active.reduce((all, a) => all + a.weight, 0) || 1,
+    got = addons.reduce((all, a) => all + a.average, 0);
   const edit = async (addon_id, what) => {
-    try { await post("addons/edit", { addon_id, ...what }); toast(`${addon_id} changed.`); } catch (error) { toast(error.message, "bad"); }
+    try {
+      await post("addons/edit", { addon_id, ...what });
+      toast(`${addon_id} changed.`);
+    } catch (error) {
+      toast(error.message, "bad");
+      return false;
+    }
   };
   return html`<${Failed} problem=${problem} /><${Card} title="Addons" wide>
     <p class="muted">Owed: the share that its weight gives it among those that have work. Got: what it held of late. Whoever is furthest below goes first.</p>
-    ${addons.length ? html`<div class="scroll"><table><thead><tr><th>Addon</th><th>Owed and got</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Weight</th><th></th></tr></thead>
+    ${
+      addons.length
+        ? html`<div class="scroll"><table><thead><tr><th>Addon</th><th>Owed and got</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Weight</th><th></th></tr></thead>
       <tbody>${addons.map((a) => {
-        const on = active.includes(a), owed = on ? a.weight / weights : 0, has = got ? a.average / got : 0;
+        const on = active.includes(a),
+          owed = on ? a.weight / weights : 0,
+          has = got ? a.average / got : 0;
         return html`<tr key=${a.addon_id} class=${a.paused ? "stale" : ""}><td><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(a.addon_id)}`}>${a.addon_id}</a></td>
           <td class="share"><${Bar} whole=${1} label=${`owed ${Math.round(owed * 100)} %`} parts=${[{ value: owed, tone: "muted", label: "owed" }]} /><${Bar} whole=${1} label=${`got ${Math.round(has * 100)} %`} parts=${[{ value: has, tone: "accent", label: "got" }]} /><span class="muted">${Math.round(owed * 100)} % owed, ${Math.round(has * 100)} % got</span></td>
           <td class="n">${count(a.jobs.QUEUED || 0)}</td><td class="n">${count(a.jobs.RUNNING || 0)}</td><td class="n">${count(a.jobs.DONE || 0)}</td><td class="n">${count((a.jobs.FAILED || 0) + (a.jobs.BLOCKED || 0))}</td><td class="n">${a.units}</td>
-          <td><input type="number" min="1" max="10000" aria-label=${`Weight of ${a.addon_id}`} value=${a.weight} onChange=${(e) => edit(a.addon_id, { weight: Number(e.target.value) })} /></td>
+          <td><${Field} type="number" min="1" max="10000" required aria-label=${`Weight of ${a.addon_id}`} value=${a.weight} onCommit=${(weight) => edit(a.addon_id, { weight: Number(weight) })} /></td>
           <td><button onClick=${() => edit(a.addon_id, { paused: !a.paused })}>${a.paused ? "Resume" : "Pause"}</button></td></tr>`;
-      })}</tbody></table></div>` : html`<${Empty}>No addon has submitted anything yet.<//>`}<//>`;
+      })}</tbody></table></div>`
+        : html`<${Empty}>No addon has submitted anything yet.<//>`
+    }<//>`;
 }

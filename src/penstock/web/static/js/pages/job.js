@@ -1,38 +1,69 @@
 import { html, useEffect, useRef, useState } from "../html.js";
 import { get, post } from "../api.js";
 import { now, watching } from "../live.js";
-import { Card, Empty, Failed, State, confirm, toast } from "../parts.js";
+import { Output } from "../output.js";
+import { Card, Empty, Failed, Field, State, confirm, toast } from "../parts.js";
 import { clock, json, moment, money, percent, short, span } from "../format.js";
 
 export function Job({ id }) {
-  const [job, setJob] = useState(null), [why, setWhy] = useState(null), [events, setEvents] = useState([]), [log, setLog] = useState(null), [problem, setProblem] = useState(null);
+  const [job, setJob] = useState(null),
+    [why, setWhy] = useState(null),
+    [events, setEvents] = useState([]),
+    [problem, setProblem] = useState(null);
+
+  const moving = useRef(false); // progress and spending move without events
 
   useEffect(() => {
-    const aborter = new AbortController(), signal = aborter.signal;
+    const aborter = new AbortController(),
+      signal = aborter.signal;
     const load = async () => {
       try {
-        const [a, b, c] = await Promise.all([get(`queue/jobs/${id}`, { signal }), get(`queue/jobs/${id}/explain`, { signal }), allEvents(id, signal)]);
+        const [a, b, c] = await Promise.all([
+          get(`queue/jobs/${id}`, { signal }),
+          get(`queue/jobs/${id}/explain`, { signal }),
+          allEvents(id, signal),
+        ]);
         setJob(a);
         setWhy(b);
         setEvents(c);
         setProblem(null);
-      } catch (error) { if (error.name !== "AbortError") setProblem(error); return; }
-      try { setLog({ text: (await get(`queue/jobs/${id}/logs`, { signal })).pieces.map((piece) => piece.text).join("") }); } catch { setLog(null); }
+        moving.current = a.state === "RUNNING";
+      } catch (error) {
+        if (error.name !== "AbortError") setProblem(error);
+      }
     };
-    const quit = watching(load);
-    return () => { quit(); aborter.abort(); };
+    const quit = watching(load, () => moving.current);
+    return () => {
+      quit();
+      aborter.abort();
+    };
   }, [id]);
 
   if (!job) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
   const act = async (verb) => {
-    if (verb === "cancel" && !(await confirm("Cancel this job?", job.state === "RUNNING" ? "It is told to stop, and ended if it does not. Canceled is final." : "Canceled is final: it cannot be retried.", "Cancel the job"))) return;
-    try { await post(`queue/jobs/${id}/${verb}`); toast(verb === "cancel" ? "Canceled." : "Back in the queue."); } catch (error) { toast(error.message, "bad"); }
+    if (
+      verb === "cancel" &&
+      !(await confirm(
+        "Cancel this job?",
+        job.state === "RUNNING"
+          ? "It is told to stop, and ended if it does not. Canceled is final."
+          : "Canceled is final: it cannot be retried.",
+        "Cancel the job",
+      ))
+    )
+      return;
+    try {
+      const { state } = await post(`queue/jobs/${id}/${verb}`);
+      toast(verb === "retry" ? "Back in the queue." : state === "CANCELED" ? "Canceled." : "Told to stop.");
+    } catch (error) {
+      toast(error.message, "bad");
+    }
   };
   return html`
     <header class="jobhead">
       <div><h1><${State} state=${job.state} /> ${job.job_type} <span class="muted">of ${job.addon_id}</span></h1><p class="id wide" title="The whole id">${job.job_id}</p></div>
       <div class="row">
-        ${job.allowed.includes("edit") && html`<${Priority} job=${job} />`}
+        ${job.state === "QUEUED" && html`<${Priority} job=${job} />`}
         ${job.allowed.includes("retry") && html`<button class="primary" onClick=${() => act("retry")}>Retry</button>`}
         ${job.allowed.includes("cancel") && html`<button class="danger" onClick=${() => act("cancel")}>Cancel</button>`}
       </div>
@@ -56,7 +87,7 @@ export function Job({ id }) {
         ${job.error && html`<pre class="error">${job.error}</pre>`}
         ${job.result != null ? html`<h3>Result</h3><${Json} value=${job.result} />` : !job.error && html`<${Empty}>Nothing yet.<//>`}
         ${job.checkpoint != null && html`<h3>Checkpoint</h3><${Json} value=${job.checkpoint} />`}<//>
-      ${log && html`<${Card} title="Output" wide><${Output} log=${log} /><//>`}
+      ${job.job_type.startsWith("penstock.") && html`<${Output} job=${job} />`}
       <${Card} title=${`Attempts (${job.attempts})`}><${Attempts} events=${events} /><//>
       <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${e.n}><time title=${e.at}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`)}</ol><//>
     </div>`;
@@ -65,17 +96,17 @@ export function Job({ id }) {
 const Fact = ({ name, value }) => (value == null || value === "" ? null : html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
 const Json = ({ value }) => html`<pre class="json" tabindex="0">${json(value)}</pre>`;
 
-function Output({ log }) {
-  const box = useRef(null), stuck = useRef(true);
-  useEffect(() => { if (stuck.current && box.current) box.current.scrollTop = box.current.scrollHeight; }, [log.text]);
-  return html`<pre class="log" ref=${box} tabindex="0" aria-label="Output" onScroll=${(e) => { stuck.current = e.target.scrollHeight - e.target.scrollTop - e.target.clientHeight < 30; }}>${log.text || "(nothing written)"}</pre>`;
-}
-
 function Priority({ job }) {
-  const set = async (event) => {
-    try { await post(`queue/jobs/${job.job_id}/edit`, { priority: Number(event.target.value) }); toast("Priority changed."); } catch (error) { toast(error.message, "bad"); }
+  const set = async (priority) => {
+    try {
+      await post(`queue/jobs/${job.job_id}/edit`, { priority: Number(priority) });
+      toast("Priority changed.");
+    } catch (error) {
+      toast(error.message, "bad");
+      return false;
+    }
   };
-  return html`<label class="inline">Priority <input type="number" min="1" max="100" value=${job.priority} onChange=${set} /></label>`;
+  return html`<label class="inline">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
 }
 
 // Where its time went: in line, reserved, running, one stretch after the other.
@@ -85,18 +116,20 @@ function Timeline({ job, events }) {
   const end = job.ended_at ? Date.parse(job.ended_at) : now.value;
   const stretches = [];
   moves.forEach((e, i) => {
-    const from = Date.parse(e.at), to = i + 1 < moves.length ? Date.parse(moves[i + 1].at) : end;
+    const from = Date.parse(e.at),
+      to = i + 1 < moves.length ? Date.parse(moves[i + 1].at) : end;
     const last = stretches[stretches.length - 1];
     if (last && last.state === e.state) last.to = Math.max(to, from);
     else stretches.push({ state: e.state, from, to: Math.max(to, from) });
   });
   const shown = stretches.filter((s) => ["QUEUED", "DISPATCHING", "RUNNING"].includes(s.state));
-  const begin = Date.parse(events[0].at), whole = Math.max(1, end - begin);
+  const begin = Date.parse(events[0].at),
+    whole = Math.max(1, end - begin);
   const total = (state) => shown.filter((s) => s.state === state).reduce((all, s) => all + s.to - s.from, 0) / 1000;
   return html`<svg class="timeline" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="Where its time went">
       ${shown.map((s) => html`<rect data-state=${s.state} x=${((s.from - begin) / whole) * 1000} width=${Math.max(2, ((s.to - s.from) / whole) * 1000)} y="3" height="20" rx="2"><title>${`${s.state} ${span((s.to - s.from) / 1000)}`}</title></rect>`)}
     </svg>
-    <div class="row wrap muted"><span>${moment(events[0].at)}</span><span>in line ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0.5 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
+    <div class="row wrap muted"><span>${moment(events[0].at)}</span><span>in line ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
 }
 
 function Attempts({ events }) {
@@ -104,13 +137,24 @@ function Attempts({ events }) {
   for (const e of events) {
     if (!e.dispatch_id) continue;
     const one = attempts.get(e.dispatch_id) || { id: e.dispatch_id, from: e.at, worker: "" };
-    if (e.kind === "RUNNING") { one.ran = e.at; one.worker = e.data.worker || ""; }
-    if (["DONE", "FAILED", "REQUEUED", "CANCELED", "BLOCKED"].includes(e.kind)) { one.to = e.at; one.end = e.reason || e.kind; one.error = e.data.error; }
+    if (e.kind === "RUNNING") {
+      one.ran = e.at;
+      one.worker = e.data.worker || "";
+    }
+    if (["DONE", "FAILED", "REQUEUED", "CANCELED", "BLOCKED"].includes(e.kind)) {
+      one.to = e.at;
+      one.end = e.reason || e.kind;
+      one.error = e.data.error;
+    }
     attempts.set(e.dispatch_id, one);
   }
   if (!attempts.size) return html`<${Empty}>It has not been started yet.<//>`;
-  return html`<table><thead><tr><th>#</th><th>Started</th><th>Took</th><th>Worker</th><th>Ended</th></tr></thead><tbody>${[...attempts.values()].map((one) => html`<tr key=${one.id} title=${one.error || ""}>
-    <td>${one.id.split(".").pop()}</td><td>${clock(one.ran || one.from)}</td><td>${span(((one.to ? Date.parse(one.to) : now.value) - Date.parse(one.ran || one.from)) / 1000)}</td><td>${one.worker || short(one.id)}</td><td>${(one.end || "running").replaceAll("_", " ")}</td></tr>`)}</tbody></table>`;
+  return html`<div class="scroll"><table><thead><tr><th>#</th><th>Started</th><th>Took</th><th>Worker</th><th>Ended</th></tr></thead><tbody>${[
+    ...attempts.values(),
+  ].map(
+    (one) => html`<tr key=${one.id} title=${one.error || ""}>
+    <td>${one.id.split(".").pop()}</td><td>${clock(one.ran || one.from)}</td><td>${span(((one.to ? Date.parse(one.to) : now.value) - Date.parse(one.ran || one.from)) / 1000)}</td><td>${one.worker || short(one.id)}</td><td>${(one.end || "running").replaceAll("_", " ")}</td></tr>`,
+  )}</tbody></table></div>`;
 }
 
 async function allEvents(id, signal) {

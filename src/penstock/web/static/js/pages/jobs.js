@@ -1,17 +1,24 @@
 import { html, useEffect, useRef, useState } from "../html.js";
-import { get, post } from "../api.js";
+import { get, inTurns, post } from "../api.js";
 import { counts, watching } from "../live.js";
-import { Card, Empty, Failed, JobLink, STATES, Since, State, confirm, toast } from "../parts.js";
+import { Card, Empty, Failed, Field, JobLink, STATES, Since, State, confirm, toast } from "../parts.js";
 import { count, percent } from "../format.js";
 
 const PAGE = 100;
 
 // Filters live in the address, so that a view can be kept and sent.
 export function Jobs({ query }) {
-  const [rows, setRows] = useState(null), [next, setNext] = useState(null), [problem, setProblem] = useState(null);
+  const [rows, setRows] = useState(null),
+    [next, setNext] = useState(null),
+    [problem, setProblem] = useState(null);
   const [chosen, setChosen] = useState(new Set());
   const shown = useRef(PAGE);
-  const filter = { state: query.get("state") || "", addon: query.get("addon") || "", type: query.get("type") || "", q: query.get("q") || "" };
+  const filter = {
+    state: query.get("state") || "",
+    addon: query.get("addon") || "",
+    type: query.get("type") || "",
+    q: query.get("q") || "",
+  };
   const key = JSON.stringify(filter);
 
   useEffect(() => {
@@ -25,10 +32,15 @@ export function Jobs({ query }) {
         setRows(page.jobs);
         setNext(page.next);
         setProblem(null);
-      } catch (error) { if (error.name !== "AbortError") setProblem(error); }
+      } catch (error) {
+        if (error.name !== "AbortError") setProblem(error);
+      }
     };
     const quit = watching(load);
-    return () => { quit(); aborter.abort(); };
+    return () => {
+      quit();
+      aborter.abort();
+    };
   }, [key]);
 
   const more = async () => {
@@ -39,51 +51,70 @@ export function Jobs({ query }) {
   };
   const set = (name, value) => {
     const to = new URLSearchParams(query);
-    if (value) to.set(name, value); else to.delete(name);
+    if (value) to.set(name, value);
+    else to.delete(name);
     location.hash = `#/jobs${String(to) ? `?${to}` : ""}`;
   };
   const states = new Set(filter.state.split(",").filter(Boolean));
-  const flip = (state) => { states.has(state) ? states.delete(state) : states.add(state); set("state", [...states].join(",")); };
-  const flipRow = (id) => { const to = new Set(chosen); to.has(id) ? to.delete(id) : to.add(id); setChosen(to); };
-  const visible = rows || [];
-  const able = (verb) => visible.filter((job) => chosen.has(job.job_id) && job.allowed.includes(verb));
+  const flip = (state) => {
+    states.has(state) ? states.delete(state) : states.add(state);
+    set("state", [...states].join(","));
+  };
+  const flipRow = (id) => {
+    const to = new Set(chosen);
+    to.has(id) ? to.delete(id) : to.add(id);
+    setChosen(to);
+  };
+  const picked = (rows || []).filter((job) => chosen.has(job.job_id));
+  const able = (verb) => picked.filter((job) => job.allowed.includes(verb));
 
   const all = async (verb, jobs) => {
     const many = jobs.length === 1 ? "1 job" : `${jobs.length} jobs`;
-    if (verb === "cancel" && !(await confirm(`Cancel ${many}?`, "A canceled job is final: it cannot be retried.", `Cancel ${many}`))) return;
-    const done = await Promise.allSettled(jobs.map((job) => post(`queue/jobs/${job.job_id}/${verb}`)));
-    const bad = done.filter((one) => one.status === "rejected");
+    if (
+      verb === "cancel" &&
+      !(await confirm(`Cancel ${many}?`, "A canceled job is final: it cannot be retried.", `Cancel ${many}`))
+    )
+      return;
+    const done = await inTurns(jobs, (job) => post(`queue/jobs/${job.job_id}/${verb}`));
+    const bad = done.filter((one) => one.error);
     const good = done.length - bad.length;
     if (good) toast(`${verb === "cancel" ? "Canceled" : "Retried"} ${good === 1 ? "1 job" : `${good} jobs`}.`);
-    if (bad.length) toast(`${bad.length} refused: ${bad[0].reason.message}`, "bad");
+    if (bad.length) toast(`${bad.length} refused: ${bad[0].error.message}`, "bad");
     setChosen(new Set());
   };
 
   return html`<${Card} title="Jobs" wide actions=${html`
       <${Search} value=${filter.q} onSearch=${(q) => set("q", q)} />
-      <input aria-label="Addon" placeholder="addon" value=${filter.addon} onChange=${(e) => set("addon", e.target.value.trim())} />
-      <input aria-label="Job type" placeholder="type" value=${filter.type} onChange=${(e) => set("type", e.target.value.trim())} />`}>
+      <${Field} aria-label="Addon" placeholder="addon" value=${filter.addon} onCommit=${(addon) => set("addon", addon)} />
+      <${Field} aria-label="Job type" placeholder="type" value=${filter.type} onCommit=${(type) => set("type", type)} />`}>
     <div class="row wrap filters" role="group" aria-label="States">
       ${STATES.map((state) => html`<button aria-pressed=${states.has(state)} class="chip" onClick=${() => flip(state)}><${State} state=${state} /> ${count(counts.value[state] || 0)}</button>`)}
       ${(filter.state || filter.addon || filter.type || filter.q) && html`<a class="chip" href="#/jobs">clear</a>`}
     </div>
-    ${chosen.size > 0 && html`<div class="row bulk" role="toolbar" aria-label="Chosen jobs"><strong>${chosen.size} chosen</strong>
+    ${
+      picked.length > 0 &&
+      html`<div class="row bulk" role="toolbar" aria-label="Chosen jobs"><strong>${picked.length} chosen</strong>
       <button disabled=${!able("cancel").length} onClick=${() => all("cancel", able("cancel"))}>Cancel ${able("cancel").length || ""}</button>
       <button disabled=${!able("retry").length} onClick=${() => all("retry", able("retry"))}>Retry ${able("retry").length || ""}</button>
-      <button class="quiet" onClick=${() => setChosen(new Set())}>Choose none</button></div>`}
+      <button class="quiet" onClick=${() => setChosen(new Set())}>Choose none</button></div>`
+    }
     <${Failed} problem=${problem} />
     ${rows && !rows.length && html`<${Empty}>No job is like that.<//>`}
-    ${rows?.length > 0 && html`<div class="scroll"><table>
-      <thead><tr><th><input type="checkbox" aria-label="Choose all" checked=${chosen.size === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
+    ${
+      rows?.length > 0 &&
+      html`<div class="scroll"><table>
+      <thead><tr><th><input type="checkbox" aria-label="Choose all that are shown" checked=${picked.length === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
         <th>Job</th><th>State</th><th>Addon</th><th>Type</th><th class="n">Units</th><th class="n">Priority</th><th class="n">Attempts</th><th>Age</th><th>Why, or how far</th></tr></thead>
       <tbody>${rows.map((job) => html`<${Row} key=${job.job_id} job=${job} chosen=${chosen.has(job.job_id)} onChoose=${flipRow} />`)}</tbody>
     </table></div>
-    ${next != null && rows.length < 500 && html`<div class="row"><button onClick=${more}>More</button></div>`}`}
+    ${next != null && rows.length < 500 && html`<div class="row"><button onClick=${more}>More</button></div>`}`
+    }
   <//>`;
 }
 
 function Row({ job, chosen, onChoose }) {
-  const why = job.state === "RUNNING" ? percent(job.progress) : job.state === "QUEUED" ? (job.denied || "").replaceAll("_", " ") : "";
+  const why =
+    job.state === "RUNNING" ? percent(job.progress) : job.state === "QUEUED" ? (job.denied || "").replaceAll("_", " ") : "";
   return html`<tr>
     <td><input type="checkbox" aria-label=${`Choose ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
     <td><${JobLink} id=${job.job_id} /></td><td><${State} state=${job.state} /></td>
@@ -93,19 +124,33 @@ function Row({ job, chosen, onChoose }) {
 }
 
 function Search({ value, onSearch }) {
-  return html`<input type="search" aria-label="Search by id" placeholder="id or part of it  ( / )" value=${value}
-    onKeyDown=${(e) => { if (e.key === "Enter") onSearch(e.target.value.trim()); if (e.key === "Escape") { e.target.value = ""; onSearch(""); e.target.blur(); } }} />`;
+  return html`<${Field} type="search" aria-label="Search by id or tag" placeholder="part of an id, or a tag" value=${value} onCommit=${onSearch} />`;
 }
 
+const PART_OF_AN_ID = /^[0-9a-f-]{4,36}$/;
+
 async function find(filter, limit, signal) {
-  if (filter.q) {
-    const { job_ids: ids } = await get(`queue/find?part=${encodeURIComponent(filter.q)}`, { signal });
-    const found = await Promise.allSettled(ids.slice(0, 50).map((id) => get(`queue/jobs/${id}`, { signal })));
-    return { jobs: found.filter((one) => one.status === "fulfilled").map((one) => one.value), next: null };
-  }
   const asked = new URLSearchParams({ limit: String(Math.min(500, limit)), newest_first: "true" });
-  for (const state of filter.state.split(",").filter(Boolean)) asked.append("state", state);
-  if (filter.addon) asked.set("addon_id", filter.addon);
-  if (filter.type) asked.set("job_type", filter.type);
-  return get(`queue/jobs?${asked}`, { signal });
+  for (const [name, value] of [
+    ["state", filter.state],
+    ["addon_id", filter.addon],
+    ["job_type", filter.type],
+    ["tag", filter.q],
+  ]) {
+    if (value) asked.set(name, value);
+  }
+  const [page, byId] = await Promise.all([get(`queue/jobs?${asked}`, { signal }), filter.q ? byPart(filter, signal) : []]);
+  return { jobs: [...byId, ...page.jobs], next: page.next };
+}
+
+async function byPart(filter, signal) {
+  const part = filter.q.toLowerCase();
+  if (!PART_OF_AN_ID.test(part)) return [];
+  const { job_ids: ids } = await get(`queue/find?part=${part}&limit=50`, { signal });
+  const found = await inTurns(ids, (id) => get(`queue/jobs/${id}`, { signal }));
+  const fits = (job) =>
+    (!filter.state || filter.state.split(",").includes(job.state)) &&
+    (!filter.addon || filter.addon === job.addon_id) &&
+    (!filter.type || filter.type === job.job_type);
+  return found.filter((one) => one.value && fits(one.value)).map((one) => one.value);
 }

@@ -5,13 +5,15 @@ import { Chart } from "../charts.js";
 import { clock, count, span } from "../format.js";
 
 export function Overview() {
-  const beat = frame.value, past = history.value, jobs = counts.value;
+  const beat = frame.value,
+    past = history.value,
+    jobs = counts.value;
   if (!beat) return html`<${Empty}>Waiting for the first beat…<//>`;
   const rate = sum(past.done.slice(-60)) / Math.min(60, Math.max(1, past.done.length));
   const inFlight = (jobs.RUNNING || 0) + (jobs.DISPATCHING || 0);
   const trouble = (jobs.FAILED || 0) + (jobs.BLOCKED || 0);
   return html`
-    <div class="tiles">
+    <div class="tiles many">
       <${Tile} label="In flight" value=${count(inFlight)} sub=${`${beat.second.in_use} of ${beat.second.capacity} units`} href="#/jobs?state=RUNNING" />
       <${Tile} label="Pending" value=${count(jobs.QUEUED || 0)} sub=${beat.oldest_queued_sec == null ? "nothing waits" : `oldest ${span(beat.oldest_queued_sec)}`} href="#/jobs?state=QUEUED" />
       <${Tile} label="Waiting to submit" value=${count(beat.waiting)} tone=${beat.waiting ? "bad" : ""} sub=${beat.waiting ? "the queue is full" : "room for more"} />
@@ -56,7 +58,15 @@ export function Overview() {
     </div>`;
 }
 
-const TONES = { QUEUED: "muted", DISPATCHING: "warn", RUNNING: "accent", DONE: "good", FAILED: "bad", BLOCKED: "bad", CANCELED: "line" };
+const TONES = {
+  QUEUED: "muted",
+  DISPATCHING: "warn",
+  RUNNING: "accent",
+  DONE: "good",
+  FAILED: "bad",
+  BLOCKED: "bad",
+  CANCELED: "line",
+};
 
 function States({ jobs }) {
   const shown = Object.entries(jobs).filter(([, n]) => n);
@@ -68,10 +78,12 @@ function States({ jobs }) {
 
 function Activity() {
   const events = activity.value;
-  if (!events.length) return html`<${Empty}>Nothing has happened while you were looking.<//>`;
-  return html`<ol class="activity">${events.slice(0, 14).map((e) => html`<li key=${e.seq}>
+  if (!events.length) return html`<${Empty}>Nothing has happened yet.<//>`;
+  return html`<ol class="activity">${events.slice(0, 14).map(
+    (e) => html`<li key=${e.seq}>
     <time>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span>
-    ${e.job_id ? html`<${JobLink} id=${e.job_id} />` : ""}<span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`)}</ol>`;
+    ${e.job_id ? html`<${JobLink} id=${e.job_id} />` : ""}<span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`,
+  )}</ol>`;
 }
 
 const sum = (list) => list.reduce((all, one) => all + (one || 0), 0);

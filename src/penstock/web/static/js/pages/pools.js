@@ -1,35 +1,55 @@
 import { html, useEffect, useState } from "../html.js";
 import { get } from "../api.js";
-import { watching, frame } from "../live.js";
+import { now, watching } from "../live.js";
 import { Bar, Card, Empty, Failed } from "../parts.js";
 import { count, span, since } from "../format.js";
 
 export function Pools() {
-  const [programs, setPrograms] = useState(null), [problem, setProblem] = useState(null);
-  frame.value; // gauges move without events of ours: look again at every beat
-  useEffect(() => {
-    let stopped = false, timer = 0;
-    const load = async () => {
-      try { setPrograms((await get("programs")).programs); setProblem(null); } catch (error) { setProblem(error); }
-      if (!stopped) timer = setTimeout(load, 1000);
-    };
-    load();
-    return () => { stopped = true; clearTimeout(timer); };
-  }, []);
+  const [programs, setPrograms] = useState(null),
+    [problem, setProblem] = useState(null);
+  useEffect(
+    () =>
+      watching(
+        async () => {
+          try {
+            setPrograms((await get("programs")).programs);
+            setProblem(null);
+          } catch (error) {
+            setProblem(error);
+          }
+        },
+        () => true,
+      ),
+    [],
+  );
   if (!programs) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
-  if (!programs.length) return html`<${Card} title="Pools and graphs" wide><${Empty}>No program has attached its pools. In one that has some: <code>penstock.attach()</code>.<//><//>`;
-  return html`<${Failed} problem=${problem} />${programs.map((program) => html`<${Card} key=${program.name} title=${program.name} wide actions=${html`<span class="muted">${since(program.at) > 5 ? `silent for ${span(since(program.at))}` : ""}</span>`}>
-    <div class="pools">${program.tasks.map((task) => html`<${Task} key=${task.name} task=${task} />`)}</div><//>`)}`;
+  if (!programs.length)
+    return html`<${Card} title="Pools and graphs" wide><${Empty}>No program has attached its pools. In one that has some: <code>penstock.attach()</code>.<//><//>`;
+  return html`<${Failed} problem=${problem} />${programs.map(
+    (
+      program,
+      i,
+    ) => html`<${Card} key=${i} title=${program.name} wide actions=${html`<span class="muted">${since(program.at, now.value) > 5 ? `silent for ${span(since(program.at, now.value))}` : ""}</span>`}>
+    <div class="pools">${program.tasks.map((task, i) => html`<${Task} key=${i} task=${task} />`)}</div><//>`,
+  )}`;
 }
 
 function Task({ task }) {
-  const depth = task.max_queue_depth, full = depth ? task.pending_queue_depth / depth : 0;
+  const depth = task.max_queue_depth,
+    full = depth ? task.pending_queue_depth / depth : 0;
   const most = Math.max(1, ...task.load_by_worker);
   return html`<article class="pool"><header><h3>${task.name}</h3><span class="muted">${task.kind}, ${task.policy}${task.paused ? ", paused" : ""}</span></header>
     <div class="meter"><span>in flight</span><${Bar} whole=${task.max_in_flight || 1} label=${`in flight ${task.in_flight}`} parts=${[{ value: task.in_flight, tone: "accent", label: "in flight" }]} /><b>${count(task.in_flight)}/${count(task.max_in_flight)}</b></div>
     <div class="meter"><span>pending</span><${Bar} whole=${depth || Math.max(1, task.pending_queue_depth)} label=${`pending ${task.pending_queue_depth}`} parts=${[{ value: task.pending_queue_depth, tone: full > 0.8 ? "warn" : "good", label: "pending" }]} /><b data-tone=${full > 0.8 ? "warn" : ""}>${count(task.pending_queue_depth)}${depth ? `/${count(depth)}` : ""}</b></div>
     <div class="meter"><span>waiting</span><${Bar} whole=${Math.max(10, task.waiting_queue_depth)} label=${`waiting ${task.waiting_queue_depth}`} parts=${[{ value: task.waiting_queue_depth, tone: "bad", label: "waiting" }]} /><b data-tone=${task.waiting_queue_depth ? "bad" : ""}>${count(task.waiting_queue_depth)}</b></div>
     <div class="workers" role="img" aria-label="Load by worker">${task.load_by_worker.map((load, i) => html`<span key=${i} title=${`worker ${i + 1}: ${load}`}><i style=${{ height: `${(load / most) * 100}%` }}></i></span>`)}</div>
-    <p class="muted">${Object.entries(task.workers).filter(([, n]) => n).map(([state, n]) => `${n} ${state}`).join(", ")} · ${Object.entries(task.totals).filter(([, n]) => n).slice(0, 6).map(([name, n]) => `${name.replaceAll("_", " ")} ${count(n)}`).join(" · ")}</p>
+    <p class="muted">${Object.entries(task.workers)
+      .filter(([, n]) => n)
+      .map(([state, n]) => `${n} ${state}`)
+      .join(", ")} · ${Object.entries(task.totals)
+      .filter(([, n]) => n)
+      .slice(0, 6)
+      .map(([name, n]) => `${name.replaceAll("_", " ")} ${count(n)}`)
+      .join(" · ")}</p>
     ${task.last_crash && html`<p class="problem">${task.last_crash}</p>`}</article>`;
 }

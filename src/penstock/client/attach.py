@@ -1,0 +1,100 @@
+"""
+`penstock.attach()`: this program's pools and graphs on the scheduler's page.
+
+A program that computes must not notice that somebody looks: a thread of its own tells the gauges about once a second, and a scheduler that
+is away is simply told again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final, Self
+
+from penstock.client.client import Client
+from penstock.core.errors import PenstockError
+from penstock.core.refusals import Unavailable
+from penstock.http import wire
+from penstock.local.registry import TaskSnapshot, snapshot
+
+__all__ = ["Attachment", "attach"]
+
+log = logging.getLogger("penstock.client")
+
+#: What the scheduler takes of one program.
+_MOST_TASKS: Final = 100
+_MOST_WORKERS: Final = 1_000
+_LINE: Final = 200
+_WORDS: Final = 20_000
+
+
+def attach(url: str | None = None, *, name: str | None = None, interval: float = 1.0) -> Attachment:
+    """
+    Show every pool and graph of this process, those to come as well, until it is closed or the process ends. `url` and the token are found
+    as a `Client` finds them; `name` is what the page calls this program.
+    """
+    if not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
+        raise ValueError(f"interval is {interval!r}; it must be a number of seconds above 0")
+    return Attachment(Client(url, timeout=5.0, retry_for=0.0), name or _program(), interval)
+
+
+class Attachment:
+    def __init__(self, client: Client, name: str, interval: float) -> None:
+        self.name = name
+        self._client, self._interval = client, interval
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="penstock-attach", daemon=True)
+        self._thread.start()
+
+    def _tell(self) -> None:
+        complained = ""
+        while True:
+            try:
+                self._client.attach(self.name, [_task(one) for one in snapshot()[:_MOST_TASKS]])
+                complained = ""
+            except Unavailable:
+                pass  # it is away; the pools are not
+            except PenstockError as refused:
+                if complained != refused.code:
+                    log.warning("the pools of %s are not shown: %s", self.name, refused)
+                complained = refused.code
+            if self._closed.wait(self._interval):
+                return
+
+    def close(self) -> None:
+        """The page forgets it half a minute later."""
+        self._closed.set()
+        self._client.hang_up()
+        self._thread.join()
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _program() -> str:
+    main = Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"
+    return f"{main[:80]} ({os.getpid()})"
+
+
+def _task(told: TaskSnapshot) -> wire.Task:
+    """As the wire takes it: JSON has no infinity, and a page no room for a thousand workers."""
+    fields: dict[str, Any] = told._asdict() | {
+        "name": _text(told.name, _LINE),
+        "max_queue_depth": None if math.isinf(told.max_queue_depth) else told.max_queue_depth,
+        "load_by_worker": tuple(told.load_by_worker[:_MOST_WORKERS]),
+        "settled_by_worker": tuple(told.settled_by_worker[:_MOST_WORKERS]),
+        "last_crash": None if told.last_crash is None else _text(told.last_crash, _WORDS),
+    }
+    return wire.Task(**fields)
+
+
+def _text(text: str, most: int) -> str:
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:most]

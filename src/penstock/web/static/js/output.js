@@ -1,0 +1,86 @@
+// What a command or function prints, as it comes.
+import { html, useEffect, useRef, useState } from "./html.js";
+import { get } from "./api.js";
+import { Card } from "./parts.js";
+
+const KEPT = 200_000; // characters; who wants more has `penstock logs`
+const WAIT = 20; // seconds that a request waits for more
+
+// Terminal control: CSI and OSC sequences, single escapes, and what else does not print.
+const CONTROL = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
+// A line that was written over, such as a progress bar's, reads as it ended.
+const OVERWRITTEN = /^.*\r(?!\n)/gm;
+export const plain = (text) => text.replace(CONTROL, "").replace(/\r+\n/g, "\n").replace(OVERWRITTEN, "");
+
+export function Output({ job }) {
+  const [attempt, setAttempt] = useState(0); // 0: the last one
+  const shown = attempt || job.fence;
+  const log = useLog(job.job_id, shown);
+  const box = useRef(null),
+    stuck = useRef(true);
+  useEffect(() => {
+    if (stuck.current && box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [log]);
+  const follow = (event) => {
+    stuck.current = event.target.scrollHeight - event.target.scrollTop - event.target.clientHeight < 30;
+  };
+  const choose =
+    job.fence > 1 &&
+    html`<label class="inline">Attempt <select value=${shown} onChange=${(e) => setAttempt(Number(e.target.value) === job.fence ? 0 : Number(e.target.value))}>
+    ${Array.from({ length: Math.min(job.fence, 50) }, (_, i) => html`<option value=${job.fence - i}>${job.fence - i}</option>`)}</select></label>`;
+  return html`<${Card} title="Output" wide actions=${choose}>
+    <pre class="log" ref=${box} tabindex="0" aria-label="Output" onScroll=${follow}>${log.parts.map((part, i) => html`<span key=${i} data-stream=${part.stream}>${plain(part.text)}</span>`)}${log.parts.length ? "" : waiting(shown, log.over)}</pre><//>`;
+}
+
+const waiting = (attempt, over) =>
+  !attempt ? "It has not been started yet." : over ? "It printed nothing." : "Nothing printed yet.";
+
+// Follows one attempt until nothing more can come.
+function useLog(id, attempt) {
+  const [log, setLog] = useState({ parts: [], over: false });
+  useEffect(() => {
+    setLog({ parts: [], over: false });
+    if (!attempt) return undefined;
+    const aborter = new AbortController();
+    follow(id, attempt, aborter.signal, (pieces, over) => setLog((old) => ({ parts: joined(old.parts, pieces), over })));
+    return () => aborter.abort();
+  }, [id, attempt]);
+  return log;
+}
+
+async function follow(id, attempt, signal, tell) {
+  let offset = 0,
+    wait = 0;
+  while (!signal.aborted) {
+    try {
+      const answer = await get(`queue/jobs/${id}/logs?attempt=${attempt}&offset=${offset}&wait_sec=${wait}`, { signal });
+      const moved = answer.next > offset;
+      offset = answer.next;
+      wait = WAIT;
+      tell(answer.pieces, answer.over);
+      if (answer.over && !moved) return;
+    } catch (error) {
+      if (signal.aborted || error.status === 404 || error.status === 401) return;
+      await new Promise((next) => setTimeout(next, 1000)); // the scheduler is away; the output is still there when it is back
+    }
+  }
+}
+
+// Pieces of one stream become one text, so that an escape sequence that was cut in two is whole again.
+function joined(old, pieces) {
+  const parts = old.slice();
+  for (const { stream, text, skipped } of pieces) {
+    const last = parts.at(-1);
+    const gap = skipped ? `\n[${skipped} bytes are no longer kept]\n` : "";
+    if (last?.stream === stream) parts[parts.length - 1] = { stream, text: last.text + gap + text };
+    else parts.push({ stream, text: gap + text });
+  }
+  let room = KEPT;
+  const kept = [];
+  while (parts.length && room > 0) {
+    const part = parts.pop();
+    kept.unshift({ ...part, text: part.text.slice(-room) });
+    room -= part.text.length;
+  }
+  return kept;
+}

@@ -1,0 +1,62 @@
+"""One Chromium for the session, one daemon with jobs in every state, and pages that fail the test when the console complains."""
+
+from __future__ import annotations
+
+import pytest
+from web_kit import Tab, beating, chromium, populate, scheduler
+
+from penstock import web
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not web.complete():
+        pytest.skip("the page's libraries are not here: python -m penstock.web.vendor")
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="session")
+def daemon():
+    with scheduler() as started:
+        started.jobs = populate(started.client)
+        with beating(started.client, started.jobs["lease"]):
+            yield started
+
+
+@pytest.fixture
+def fresh():
+    """A daemon of one's own, for tests that turn everything upside down."""
+    with scheduler() as started:
+        yield started
+
+
+@pytest.fixture
+def tab(browser, daemon):
+    opened = Tab(browser.new_context(viewport={"width": 1360, "height": 900}), daemon).sign_in()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def tabs(browser):
+    """A function: a new browser profile, signed in at this daemon."""
+    made = []
+
+    def make(daemon, *, width=1360, scheme="light", **options):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900 if width > 500 else 844}, color_scheme=scheme, **options
+        )
+        made.append(Tab(context, daemon))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,124 @@
+"""Every page in a real browser: it loads, it is live, everything has a name, and what users wrote stays text."""
+
+from __future__ import annotations
+
+import pytest
+from web_kit import MARK, ROOT
+
+PAGES = {
+    "overview": ("", "Jobs by state"),
+    "jobs": ("jobs", "thumbnail"),
+    "job": ("jobs/{done}", "What was asked"),
+    "command": ("jobs/{command}", "Output"),
+    "machine": ("machine", "What each unit is spent on"),
+    "addons": ("addons", "photos"),
+    "pools": ("pools", "penstock.attach()"),
+}
+SHOTS = ROOT / "build" / "screenshots"
+
+
+def address(name, daemon):
+    path, _ = PAGES[name]
+    return path.format(**daemon.jobs)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_loads_without_a_word_from_the_console(tab, daemon, name):
+    tab.open(address(name, daemon))
+
+    assert tab.shows(PAGES[name][1])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1360, 390])
+def test_every_page_fits_wide_and_narrow_and_is_kept_as_a_picture(tabs, daemon, scheme, width):
+    tab = tabs(daemon, width=width, scheme=scheme).sign_in()
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    too_wide = []
+
+    for name in PAGES:
+        tab.open(address(name, daemon))
+        tab.shows(PAGES[name][1])
+        if tab.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            too_wide.append(name)
+        tab.picture(SHOTS / f"{name}-{scheme}-{width}.png")
+
+    assert too_wide == []
+
+
+def test_dark_and_light_follow_the_system_and_the_key_turns_it_round(tabs, daemon):
+    tab = tabs(daemon, scheme="dark").sign_in()
+
+    def light():
+        colour = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, colour[4:-1].split(","))) > 3 * 128
+
+    was = light()
+    tab.page.keyboard.press("t")
+    turned = light()
+    tab.page.reload()
+    tab.live()
+
+    assert (was, turned, light()) == (False, True, True)
+
+
+NAMELESS = """() => [...document.querySelectorAll("a, button, input, select, [role=img], [role=dialog], dialog")].filter((one) => {
+  const label = one.getAttribute("aria-label") || one.getAttribute("aria-labelledby") || one.labels?.[0]?.innerText || one.innerText;
+  return !label?.trim();
+}).map((one) => one.outerHTML)"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_everything_that_can_be_used_has_a_name(tab, daemon, name):
+    page = tab.open(address(name, daemon))
+    tab.shows(PAGES[name][1])
+
+    assert page.evaluate(NAMELESS) == []
+    assert page.evaluate("document.querySelectorAll('main').length") == 1
+    assert page.evaluate("document.querySelectorAll('nav[aria-label]').length") == 1
+    assert page.evaluate("document.documentElement.lang") == "en"
+
+
+@pytest.mark.parametrize("name", ["jobs", "job", "command", "machine", "addons"])
+def test_html_from_users_stays_text(tab, daemon, name):
+    page = tab.open(address(name, daemon))
+    tab.shows(PAGES[name][1])
+    if name in ("job", "command", "machine"):
+        tab.shows(MARK)
+
+    assert (
+        page.evaluate("document.querySelectorAll('#planted, img[src=x], main script, svg[onload]').length")
+        == 0
+    )
+    assert page.evaluate("window.pwned") is None
+
+
+def test_what_failed_shows_why(tab, daemon):
+    tab.open(f"jobs/{daemon.jobs['failed']}")
+
+    assert tab.shows("Traceback: <img src=x onerror=\"window.pwned='img'")
+    assert tab.shows(MARK)
+
+
+def test_output_comes_without_the_control_codes_of_a_terminal(tab, daemon):
+    page = tab.open(f"jobs/{daemon.jobs['command']}")
+    tab.shows("oops", "pre.log")
+
+    assert page.inner_text("pre.log").split("\n")[:2] == ["red", MARK]
+    assert page.inner_text("pre.log [data-stream=stderr]") == "oops\n"
+    assert "99 %" in page.inner_text("pre.log")
+    assert "10 %" not in page.inner_text("pre.log")
+
+
+def test_output_is_shown_while_the_job_still_runs(tab, daemon, tmp_path):
+    go_on = tmp_path / "go on"
+    script = f"echo first; until [ -e '{go_on}' ]; do sleep 0.05; done; echo second"
+    job = daemon.client.submit("me", "penstock.shell", {"script": script}, cost_units=1)
+    tab.open(f"jobs/{job.job_id}")
+    tab.shows("first", "pre.log")
+    before = daemon.client.job(job.job_id).state
+    go_on.touch()
+
+    assert before == "RUNNING"
+    assert tab.shows("second", "pre.log")
+    assert tab.shows("DONE", ".jobhead")

@@ -1,0 +1,291 @@
+"""What somebody does with the page: look for jobs, change them, use the keyboard, sign in, keep it open over a restart."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from web_kit import UNITS, until
+
+from penstock.client.client import job_of
+
+
+@pytest.fixture
+def home(fresh, tabs):
+    """A signed-in page at a daemon where nothing has happened yet."""
+    return tabs(fresh).sign_in()
+
+
+def queued(client, number, **fields):
+    """Jobs that nobody takes."""
+    return [client.submit("mail", "send", {"n": n}, **fields).job_id for n in range(number)]
+
+
+def rows(tab):
+    return tab.page.locator("tbody tr").count()
+
+
+# live
+
+
+def test_an_empty_scheduler_says_so_on_every_page(home):
+    for path, words in [
+        ("", "No jobs yet"),
+        ("jobs", "No job is like that"),
+        ("machine", "Nothing is in flight"),
+        ("addons", "No addon has submitted anything yet"),
+        ("pools", "No program has attached its pools"),
+    ]:
+        home.open(path)
+
+        assert home.shows(words)
+
+
+def test_what_happens_elsewhere_shows_without_a_reload(home):
+    home.page.evaluate("window.same = true")
+    home.open("jobs")
+    [job] = queued(home.daemon.client, 1)
+    home.shows(job[-8:])
+    home.daemon.client.cancel(job)
+    home.shows("CANCELED", "tbody")
+    home.open("")
+
+    assert home.shows("canceled", ".activity")
+    assert home.page.evaluate("window.same")
+
+
+def test_a_running_jobs_progress_moves_though_no_event_tells_of_it(home):
+    client = home.daemon.client
+    client.submit("mail", "send")
+    run = client.claim(addon_id="mail", wait_sec=30).jobs[0]
+    home.open(f"jobs/{run.job_id}")
+    home.shows("RUNNING", ".jobhead")
+    client.heartbeat(run.lease_id, progress=0.42)
+
+    assert home.shows("42 %", ".progress")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_page_that_stays_open_over_a_restart_goes_on_with_what_is_true_then(fresh, tabs, number):
+    tab = tabs(fresh).sign_in()
+    [before] = queued(fresh.client, 1)
+    tab.page.evaluate("window.same = true")
+    tab.open("jobs")
+    tab.shows(before[-8:])
+    fresh.stop(number)
+    tab.page.wait_for_selector(".connection[data-state=away]")
+    words = tab.page.inner_text(".connection")
+    fresh.start()
+    [after] = queued(fresh.client, 1)
+    tab.live()
+
+    assert words == "reconnecting…"
+    assert tab.shows(after[-8:])
+    assert tab.shows(before[-8:])
+    assert tab.page.evaluate("window.same")
+    until(lambda: tab.page.locator(".problem").count() == 0)
+    assert all("ERR_" in line or "503" in line for line in tab.complaints), (
+        tab.complaints
+    )  # nobody answered, and no more
+    tab.complaints.clear()
+
+
+# finding
+
+
+def test_filters_are_in_the_address_and_survive_a_reload(tab):
+    page = tab.open("jobs")
+    tab.shows("DONE", "tbody")
+    page.get_by_role("button", name="FAILED").click()
+    page.get_by_role("button", name="BLOCKED").click()
+    page.get_by_label("Addon").fill("photos")
+    page.keyboard.press("Enter")
+    tab.until("location.hash === '#/jobs?state=FAILED%2CBLOCKED&addon=photos'")
+    page.reload()
+    tab.live()
+    tab.until("document.querySelectorAll('tbody tr').length === 2")
+
+    assert page.get_by_role("button", name="FAILED").get_attribute("aria-pressed") == "true"
+    assert page.get_by_label("Addon").input_value() == "photos"
+    page.get_by_role("link", name="clear").click()
+    tab.until("document.querySelectorAll('tbody tr').length > 2")
+
+
+def test_a_job_is_found_by_part_of_its_id_or_by_a_tag(tab, daemon):
+    page = tab.open("jobs")
+    for asked, found in [
+        (daemon.jobs["failed"][-8:], {"failed"}),
+        (daemon.jobs["failed"], {"failed"}),
+        ("tagged", {"done", "running"}),
+        ("no such thing", set()),
+    ]:
+        page.get_by_role("searchbox").fill(asked)
+        page.keyboard.press("Enter")
+        tab.until(
+            "ids => [...document.querySelectorAll('main td a.id')].map((one) => one.title).sort().join() === ids.sort().join()",
+            [daemon.jobs[name] for name in found],
+        )
+
+    assert tab.shows("No job is like that")
+
+
+def test_what_is_being_typed_is_not_taken_away_by_the_next_beat(home):
+    home.daemon.client.pause()
+    queued(home.daemon.client, 1)
+    page = home.open("addons")
+    field = page.get_by_label("Weight of mail")
+    field.fill("7")
+    queued(home.daemon.client, 2)
+    home.until("[...document.querySelectorAll('td.n')].some((one) => one.textContent === '3')")
+
+    assert field.input_value() == "7"
+
+
+# changing
+
+
+def test_many_jobs_are_canceled_after_a_question_and_only_then(home):
+    client = home.daemon.client
+    jobs = [one.job_id for one in client.submit_many([job_of("mail", "send", cost_units=UNITS)] * 300)]
+    page = home.open("jobs?state=QUEUED,DISPATCHING")
+    for _ in range(2):
+        count = rows(home)
+        page.get_by_role("button", name="More").click()
+        home.until("count => document.querySelectorAll('tbody tr').length > count", count)
+    page.get_by_label("Choose all that are shown").check()
+    page.get_by_role("toolbar").get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Keep").click()
+    kept = client.stats().jobs
+    page.get_by_role("toolbar").get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel 300 jobs").click()
+    home.shows("Canceled 300 jobs", ".toasts")
+
+    assert "CANCELED" not in {state for state, count in kept.items() if count}
+    assert client.stats().jobs["CANCELED"] == len(jobs)
+
+
+def test_a_failed_job_is_retried(home):
+    client = home.daemon.client
+    client.submit("mail", "send")
+    run = client.claim(addon_id="mail", wait_sec=30).jobs[0]
+    client.fail(run.job_id, run.lease_id, "no")
+    client.pause()
+    page = home.open(f"jobs/{run.job_id}")
+    page.get_by_role("button", name="Retry").click()
+
+    assert home.shows("QUEUED", ".jobhead")
+    assert client.job(run.job_id).state == "QUEUED"
+
+
+def test_a_job_is_canceled_from_its_own_page(home):
+    [job] = queued(home.daemon.client, 1)
+    page = home.open(f"jobs/{job}")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    home.shows("CANCELED", ".jobhead")
+
+    assert home.daemon.client.job(job).state == "CANCELED"
+
+
+def test_priority_is_changed_and_nonsense_is_not_sent(home):
+    client = home.daemon.client
+    client.pause()
+    [job] = queued(client, 1)
+    page = home.open(f"jobs/{job}")
+    field = page.get_by_label("Priority")
+    field.fill("900")
+    field.press("Enter")
+    refused = client.job(job).priority
+    field.fill("90")
+    field.press("Enter")
+    home.shows("Priority changed", ".toasts")
+
+    assert (refused, client.job(job).priority) == (50, 90)
+
+
+def test_everything_is_paused_and_resumed(home):
+    page = home.open("machine")
+    page.get_by_role("button", name="Pause everything").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    paused = home.daemon.client.stats().paused
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Pause everything").wait_for()
+
+    assert (paused, home.daemon.client.stats().paused) == (True, False)
+
+
+def test_an_addons_weight_and_pause_are_set(home):
+    client = home.daemon.client
+    queued(client, 1)
+    page = home.open("addons")
+    page.get_by_label("Weight of mail").fill("250")
+    page.keyboard.press("Enter")
+    home.shows("mail changed", ".toasts")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    [mail] = [one for one in client.addons().addons if one.addon_id == "mail"]
+
+    assert (mail.weight, mail.paused) == (250, True)
+    assert page.get_by_label("Weight of mail").input_value() == "250"
+
+
+# keys
+
+
+def test_keys_lead_to_pages_to_the_search_and_to_help(tab):
+    page = tab.page
+    page.keyboard.press("g")
+    page.keyboard.press("m")
+    tab.until("location.hash === '#/machine'")
+    page.keyboard.press("/")
+    tab.until("document.activeElement.type === 'search' && location.hash === '#/jobs'")
+    page.keyboard.type("g m")
+    typed = page.get_by_role("searchbox").input_value()
+    page.keyboard.press("Escape")
+    tab.until("document.activeElement.type !== 'search'")
+    page.keyboard.press("?")
+    page.get_by_role("dialog").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
+
+    assert typed == "g m"
+    assert page.url.endswith("#/jobs")
+
+
+# coming in
+
+
+def test_without_a_session_there_is_only_the_way_to_get_one(tabs, daemon):
+    tab = tabs(daemon)
+    tab.page.goto(daemon.url)
+    tab.shows("penstock login")
+    everything = tab.page.inner_text("body")
+    tab.page.get_by_label("Link or code").fill(daemon.client.login().url)
+    tab.page.get_by_role("button", name="Open").click()
+    tab.live()
+
+    assert "photos" not in everything
+
+
+def test_a_link_opens_the_page_once(browser, daemon, tabs):
+    link = daemon.client.login().url
+    first, second = tabs(daemon), tabs(daemon)
+    first.page.goto(link)
+    first.live()
+    second.page.goto(link)
+    second.shows("has been used")
+
+    assert "code=" not in first.page.url
+    assert ["401" in line for line in second.complaints] == [True]
+    second.complaints.clear()
+
+
+def test_a_session_that_is_revoked_is_over_at_once(fresh, tabs):
+    tab = tabs(fresh).sign_in()
+    [page] = [token for token in fresh.client.tokens() if token.name == "page"]
+    fresh.client.revoke_token(page.token_id)
+    tab.open("jobs")
+
+    assert tab.shows("penstock login")
+    assert all("401" in line for line in tab.complaints)
+    tab.complaints.clear()

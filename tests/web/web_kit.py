@@ -1,0 +1,218 @@
+"""What the browser tests and the makers of pictures share: a daemon, jobs in every state, a page that tells what its console said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from penstock.client import Client
+
+ROOT = Path(__file__).parents[2]
+LONG = 60.0  # seconds; nothing takes so long, a test that waits for it has failed
+UNITS = 40
+#: Whatever a user can say, with what a page could mistake it for.
+EVIL = (
+    "<img src=x onerror=\"window.pwned='img';alert(1)\"><script>window.pwned='script'</script>"
+    "<svg onload=alert(2)>&lt;b&gt;\"' ${window.pwned='template'} javascript:alert(3)"
+)
+MARK = "<b id=planted>bold</b>"
+
+
+def chromium():
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def until(true, within=LONG):
+    ends = time.monotonic() + within
+    while not (found := true()):
+        assert time.monotonic() < ends, "it did not come"
+        time.sleep(0.02)
+    return found
+
+
+class Daemon:
+    """One data directory and the daemon on it."""
+
+    def __init__(self, folder, *flags):
+        self.data, self.log = folder / "data", folder / "daemon.log"
+        self._flags = [f"data_dir={self.data}", f"capacity.units={UNITS}", "log.format=json", *flags]
+        self.port, self.process = 0, None
+
+    def start(self):
+        """On the port it had before, so that an open page finds it again."""
+        flags = [*self._flags, f"server.listen=127.0.0.1:{self.port}"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-m", "penstock.daemon", *(f"--set={flag}" for flag in flags)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        until(lambda: self.process.poll() is not None or self._told().get("pid") == self.process.pid)
+        assert self.process.poll() is None, self.log.read_text()
+        self.url = self._told()["url"]
+        self.port = int(self.url.rpartition(":")[2])
+        return self
+
+    def _told(self):
+        try:
+            return json.loads((self.data / "daemon.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    @property
+    def token(self):
+        return (self.data / "token").read_text().strip()
+
+    @cached_property
+    def client(self):
+        return Client(self.url, token=self.token, retry_for=LONG)
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        self.process.wait(LONG)
+
+    def close(self):
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        if "client" in self.__dict__:
+            self.client.close()
+
+
+@contextmanager
+def scheduler(*flags):
+    with tempfile.TemporaryDirectory(prefix="pst") as folder:
+        daemon = Daemon(Path(folder), *flags)
+        try:
+            yield daemon.start()
+        finally:
+            daemon.close()
+
+
+def populate(client):
+    """A job in every state, each with something to break out of a page with."""
+    hostile = {"payload": {EVIL: [EVIL, MARK]}, "tags": (MARK, "tagged"), "idempotency_key": MARK}
+    jobs = {}
+
+    def submitted(name, **fields):
+        jobs[name] = client.submit("photos", "thumbnail", **fields).job_id
+        return jobs[name]
+
+    def claimed():
+        return client.claim(addon_id="photos", wait_sec=30, worker=MARK).jobs[0]
+
+    submitted("done", **hostile)
+    run = claimed()
+    client.heartbeat(run.lease_id, progress=0.5, checkpoint=json.dumps({"at": EVIL}).encode())
+    client.complete(run.job_id, run.lease_id, {"html": EVIL, "mark": MARK})
+    submitted("failed", idempotency_key=None, payload=None)
+    run = claimed()
+    client.fail(run.job_id, run.lease_id, f"Traceback: {EVIL} {MARK}")
+    submitted("blocked", cost_limit=1.0)
+    run = claimed()
+    client.heartbeat(run.lease_id, spent=5.0)
+    client.fail(run.job_id, run.lease_id, "too dear")
+    submitted("canceled")
+    client.cancel(jobs["canceled"])
+    submitted("running", tags=("tagged",))
+    jobs["lease"] = claimed().lease_id
+    client.heartbeat(jobs["lease"], progress=0.25, spent=0.5)
+    script = (
+        f"printf '\\033[31mred\\033[0m\\n'; printf '%s\\n' '{MARK}'; echo oops >&2; printf '10 %%\\r99 %%\\n'"
+    )
+    jobs["command"] = client.submit(
+        "me", "penstock.command", {"argv": ["sh", "-c", script]}, cost_units=5
+    ).job_id
+    client.wait(jobs["command"], LONG)
+    for number in range(3):
+        jobs[f"queued{number}"] = client.submit("mail", "send", {"n": number}, cost_units=UNITS).job_id
+    return jobs
+
+
+@contextmanager
+def beating(client, lease_id):
+    """So that what runs goes on running, however long the tests take."""
+    over = threading.Event()
+
+    def beat():
+        while not over.wait(2):
+            client.heartbeat(lease_id)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class Tab:
+    """A page somebody is signed in to. `close` fails the test if the console had something to say."""
+
+    def __init__(self, context, daemon):
+        self.context, self.daemon, self.page = context, daemon, context.new_page()
+        self.complaints, self.dialogs = [], []
+        self.page.set_default_timeout(LONG * 1_000)
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", self._dialog)
+
+    def _hear(self, message):
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _dialog(self, dialog):
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    def sign_in(self):
+        self.page.goto(self.daemon.client.login().url)
+        self.live()
+        return self
+
+    def live(self):
+        self.page.wait_for_selector(".connection[data-state=live]")
+
+    def open(self, path):
+        """By the address alone, as a click on a link does."""
+        self.page.evaluate("path => { location.hash = path }", f"#/{path}")
+        self.settled()
+        return self.page
+
+    def settled(self):
+        self.until("!document.querySelector('main .empty')?.textContent.includes('…')")
+
+    def shows(self, text, within="main"):
+        there = "([where, text]) => document.querySelector(where)?.innerText.includes(text)"
+        return self.until(there, [within, text])
+
+    def until(self, script, given=None):
+        """Asked again and again from outside: the page's policy lets nothing be evaluated within, waiting included."""
+        ends = time.monotonic() + LONG
+        while not (found := self.page.evaluate(script, given)):
+            assert time.monotonic() < ends, (
+                f"it did not come: {script} {given}\n{self.page.inner_text('body')}"
+            )
+            self.page.wait_for_timeout(30)
+        return found
+
+    def picture(self, path):
+        """Of the whole page, in a window that is as high as it is."""
+        size = self.page.viewport_size
+        high = max(size["height"], self.page.evaluate("document.documentElement.scrollHeight"))
+        self.page.set_viewport_size({**size, "height": high})
+        self.page.screenshot(path=path)
+        self.page.set_viewport_size(size)
+
+    def close(self):
+        self.context.close()
+        assert not self.complaints, self.complaints
+        assert not self.dialogs, self.dialogs
