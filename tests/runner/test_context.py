@@ -191,7 +191,7 @@ from penstock.engine.dispatcher import Kinds
 from tests.runner.plant import Plant, SECOND
 plant = Plant(Path({data!r}), dispatch=False, rules={{"lease_for": SECOND}})
 job = plant.function("sleep", {path!r}, 60)
-[claimed] = plant.desk.claim(Kinds(), 1, "late")
+[claimed] = plant.desk.claim(Kinds(own=True), 1, "late")
 print(claimed.dispatch.dispatch_id, flush=True)
 sys.stdin.readline()
 for late in (

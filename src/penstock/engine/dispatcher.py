@@ -29,13 +29,14 @@ class Kinds(NamedTuple):
 
     addon_id: AddonId | None = None
     job_types: frozenset[str] = frozenset()
+    own: bool = False  # ours as well
 
     def fits(self, demand: Demand) -> bool:
         if self.addon_id not in (None, demand.addon_id):
             return False
         if self.job_types:
             return demand.job_type in self.job_types
-        return not demand.job_type.startswith(OWN_TYPES)
+        return self.own or not demand.job_type.startswith(OWN_TYPES)
 
 
 class Fetchers:

@@ -64,7 +64,7 @@ class House:
         if reserves:
             parts.append(self.dispatcher)
         else:
-            self.fetchers.came(Kinds(), _FOR_EVER)
+            self.fetchers.came(Kinds(own=True), _FOR_EVER)
         if rules.capacity.fixed is None:
             parts.insert(0, Signals(self.machine, Probe(pids), every=rules.sense_every))
         self.driver = Driver(store.now, parts)
