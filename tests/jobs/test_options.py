@@ -159,9 +159,9 @@ def test_rules_and_settings_are_not_mixed():
     ("where", "error", "message"),
     [
         (
-            "postgresql://localhost/jobs",
+            "mysql://localhost/jobs",
             ValueError,
-            "postgresql:// is not supported yet; give the path of a SQLite file",
+            "mysql:// is not supported; give the file that holds the jobs",
         ),
         ("", ValueError, "is not a path"),
         (7, TypeError, "7 is not a path"),

@@ -186,6 +186,11 @@ def test_an_unknown_flag_is_refused():
 
 
 WRONG = {
+    "database": ["", "relative/path", "mysql://db/jobs", 3],
+    "host.name": ["", "a b", "x" * 129, 3],
+    "postgres.schema": ["", "A", "a-b", "x" * 64, 3],
+    "postgres.connections": [3, 1_001, "many", True],
+    "postgres.pooler": ["yes", 1],
     "data_dir": ["relative/path", 3],
     "server.listen": ["127.0.0.1", "127.0.0.1:99999", "unix:/run/p.sock", [], [80], "ho st:80"],
     "server.allowed_hosts": ["ex ample.org"],

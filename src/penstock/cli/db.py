@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from penstock.cli.session import Session, fail, passes
+
+if TYPE_CHECKING:
+    from penstock.stores.protocol import Store
 
 __all__ = ["db"]
 
@@ -16,10 +20,10 @@ def db() -> None:
     """Check, back up and migrate the database."""
 
 
-def _path(given: str | None) -> Path:
+def _place(given: str | None) -> str:
     from penstock.settings import load
 
-    return Path(given) if given else load().database
+    return given or load().jobs_at
 
 
 @db.command()
@@ -27,23 +31,24 @@ def _path(given: str | None) -> Path:
 @passes
 def check(session: Session, path: str | None) -> None:
     """Every page, every sum and every trail. Exits with 1 when something is wrong."""
-    from penstock.stores.sqlite import SqliteStore
+    from penstock.stores.opening import is_address, shown
     from penstock.stores.sqlite_file import integrity
 
-    file = _existing(path)
-    with session.aside.status(f"checking {file}"):
-        problems = integrity(file)
+    place = _place(path)
+    name = shown(place)
+    with session.aside.status(f"checking {name}"):
+        problems = [] if is_address(place) else integrity(_existing(path))
         if not problems:
-            store = SqliteStore(file, _now)
+            store = _opened(place)
             try:
                 problems = store.audit()
             finally:
                 store.close()
-    if session.tell({"path": str(file), "problems": problems}):
+    if session.tell({"path": name, "problems": problems}):
         raise click.exceptions.Exit(1 if problems else 0)
     if problems:
-        fail("\n          ".join([f"{file}: {len(problems)} problems", *problems[:50]]))
-    click.echo(f"{file}: all well")
+        fail("\n          ".join([f"{name}: {len(problems)} problems", *problems[:50]]))
+    click.echo(f"{name}: all well")
 
 
 @db.command()
@@ -68,16 +73,31 @@ def backup(session: Session, target: str, path: str | None) -> None:
 @passes
 def migrate(session: Session, path: str | None) -> None:
     """Bring it to this version's schema, after a backup beside it. The daemon does so by itself when it starts."""
-    from penstock.stores.sqlite import SqliteStore
+    from penstock.stores.opening import is_address, shown
 
-    file = _existing(path)
-    SqliteStore(file, _now).close()
-    if not session.tell({"path": str(file), "migrated": True}):
-        click.echo(f"{file}: up to date")
+    place = _place(path)
+    if not is_address(place):
+        _existing(path)
+    _opened(place).close()
+    if not session.tell({"path": shown(place), "migrated": True}):
+        click.echo(f"{shown(place)}: up to date")
+
+
+def _opened(place: str) -> Store:
+    from penstock.core.order import Ordering
+    from penstock.settings import load
+    from penstock.stores.opening import open_store
+
+    return open_store(place, _now, Ordering(), load().sharing)
 
 
 def _existing(path: str | None) -> Path:
-    file = _path(path)
+    from penstock.stores.opening import is_address, shown
+
+    place = _place(path)
+    if is_address(place):
+        fail(f"{shown(place)} is on a server: its own tools (pg_dump) copy it while it is used")
+    file = Path(place)
     if not file.exists():
         fail(f"there is no database at {file}", 4)
     return file

@@ -115,7 +115,10 @@ def _database(settings: Settings) -> Iterator[Finding]:
     from penstock.core.errors import PenstockError
     from penstock.stores.sqlite_file import integrity
 
-    file = settings.database
+    if settings.shared:
+        yield from _server(settings)
+        return
+    file = Path(settings.jobs_at)
     if not file.exists():
         return
     try:
@@ -138,6 +141,23 @@ def _database(settings: Settings) -> Iterator[Finding]:
             f"its write-ahead log has {wal.stat().st_size // 2**20} MB",
             "a reader stays open for long: end it",
         )
+
+
+def _server(settings: Settings) -> Iterator[Finding]:
+    from penstock.core.errors import PenstockError
+    from penstock.stores.opening import server_time, shown
+
+    name = shown(settings.jobs_at)
+    try:
+        ahead = server_time(settings.jobs_at, settings.sharing) - time.time_ns() // 1_000
+    except PenstockError as error:
+        yield Finding(
+            "bad", f"{name}: {error}", "look at the setting `database`, and whether the server is up"
+        )
+        return
+    yield Finding(
+        "ok", f"{name} answers; its clock, which decides, is {ahead / 1e6:+.1f} s from this machine's"
+    )
 
 
 def _clock(_: Settings) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ from penstock.http.guard import private_directory
 from penstock.http.server import Config, Server, serve
 from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
 from penstock.settings import Settings
-from penstock.stores.sqlite import SqliteStore
+from penstock.stores.opening import open_store, shown
 
 __all__ = ["EXIT_BUG", "EXIT_LATE", "EXIT_SETTINGS", "EXIT_UNAVAILABLE", "run"]
 
@@ -81,17 +81,20 @@ def _up(settings: Settings, down: ExitStack) -> Server:
     """In this order: what is put on `down` last is taken down first."""
     private_directory(settings.data_dir)
     rules, clock = settings.rules(), SteadyClock()
-    store = SqliteStore(settings.database, clock, ordering=rules.ordering)
+    store = open_store(settings.jobs_at, clock, rules.ordering, settings.sharing)
     down.callback(store.close)
     runs, runner = RunsFolder(settings.data_dir), list[Runner]()
+    if settings.shared:
+        runs.take()  # a file has its own lock; here nothing else keeps two daemons out of one data directory
+        down.callback(runs.give_back)
     house = House(
         store,
         rules,
-        clock=clock,
+        clock=None if settings.shared else clock,  # a server's clock is not ours to follow
         survivors=runs.survivors(),
         pids=lambda: [pid for one in runner for pid in one.pids()],
     )
-    house.start(f"the daemon in {settings.data_dir}")
+    house.start(_holder(settings))
     down.callback(house.stop)
     for name, addon in settings.addons.items():
         if addon.weight is not None:
@@ -107,6 +110,14 @@ def _up(settings: Settings, down: ExitStack) -> Server:
     )  # before anything else goes: nothing more is granted
     _tell(settings, server, config.socket, down)
     return server
+
+
+def _holder(settings: Settings) -> str:
+    return (
+        f"the daemon {settings.host_id} in {settings.data_dir}"
+        if settings.shared
+        else f"the daemon in {settings.data_dir}"
+    )
 
 
 def _config(settings: Settings) -> Config:
@@ -172,6 +183,8 @@ def _tell(settings: Settings, server: Server, socket: Path | None, down: ExitSta
     down.callback(_whoami(settings).unlink, missing_ok=True)
     places = [place for place in (url, told["socket"]) if place]
     log.info("listening on %s; token in %s", " and ".join(map(str, places)), server.token_file)
+    if settings.shared:
+        log.info("host %s of %s", settings.host_id, shown(settings.jobs_at))
 
 
 def _whoami(settings: Settings) -> Path:

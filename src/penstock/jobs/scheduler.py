@@ -1,14 +1,17 @@
 """
 `Scheduler("jobs.db")`: the whole durable scheduler inside a program, with no server.
 
-Any process may open the file to enqueue, look and wait. One of them, the one that says `with scheduler:`, runs the jobs. The file is
-opened on first use, so a module that makes its scheduler at the top can be imported by a worker process for nothing.
+Any process may open the file to enqueue, look and wait. One of them, the one that says `with scheduler:`, runs the jobs. With a
+`postgresql://` address instead of a file any number of them do, on any number of machines, each as a host with a capacity of its own. The
+store is opened on first use, so a module that makes its scheduler at the top can be imported by a worker process for nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import platform
+import secrets
 import signal
 import threading
 import weakref
@@ -32,11 +35,11 @@ from typing import (
 from penstock.core.explain import Explanation
 from penstock.core.intent import Intent, check
 from penstock.core.states import State
-from penstock.core.words import AddonId, JobId
+from penstock.core.words import AddonId, HostId, JobId
 from penstock.engine.clock import SteadyClock
 from penstock.engine.desk import Desk
 from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.rules import LOCAL, Rules
 from penstock.jobs.arguments import Arguments
 from penstock.jobs.context import JobContext
 from penstock.jobs.function import JobFunction
@@ -47,6 +50,7 @@ from penstock.jobs.settings import Settings, make_rules
 from penstock.jobs.waits import Waits
 from penstock.jobs.work import Running, Work
 from penstock.stores.bell import present
+from penstock.stores.opening import is_address, open_store, shown
 from penstock.stores.protocol import Query, Receipt, Store
 
 __all__ = ["Scheduler"]
@@ -73,12 +77,14 @@ class Scheduler:
         rules: Rules | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        self.where = _where(where)
-        self.rules = make_rules(rules, settings)
+        self._place = _place(where)
+        #: As it may be shown: without a password.
+        self.where = shown(self._place)
+        self.rules = _as_host(make_rules(rules, settings), self._place)
         self._workers = _workers(workers)
         if kind not in ("thread", "process"):
             raise ValueError(f"kind is {kind!r}; it must be 'thread' or 'process'")
-        if kind == "process" and self.where == MEMORY:
+        if kind == "process" and self._place == MEMORY:
             raise ValueError("kind='process' needs a file: other processes cannot see jobs in memory")
         self._kind = kind
         self._stop_timeout = span_sec("stop_timeout", stop_timeout)
@@ -195,7 +201,8 @@ class Scheduler:
             return told
         job_type = JobHandle(self, job_id).job.intent.job_type
         if not self._dispatched():
-            text = f"waiting: no process runs the jobs of {Path(self.where).name} now; `with scheduler:` does"
+            name = self.where if is_address(self._place) else Path(self.where).name
+            text = f"waiting: no process runs the jobs of {name} now; `with scheduler:` does"
             reason = "nobody_runs"
         elif self._work is not None and job_type not in self._functions:
             text = f"waiting: no function is registered here for {job_type!r}; it starts when one is"
@@ -205,7 +212,9 @@ class Scheduler:
         return dataclasses.replace(told, text=text, reason=reason, reason_data=None, likely_start_at=None)
 
     def _dispatched(self) -> bool:
-        return self._work is not None or (self.where != MEMORY and present(Path(self.where)))
+        if self._work is not None or is_address(self._place):
+            return True
+        return self._place != MEMORY and present(Path(self._place))
 
     def _edit(self, job_id: JobId, given: dict[str, Any]) -> State:
         known = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
@@ -232,7 +241,7 @@ class Scheduler:
     # running
 
     def start(self) -> Self:
-        """Take the right to run this file's jobs, and begin. DispatcherHeld says which process has it already."""
+        """Take the right to run these jobs, and begin. DispatcherHeld says which process has that of a file already."""
         with self._lock:
             if self._work is None:
                 self._work = self._begin()
@@ -240,9 +249,8 @@ class Scheduler:
         return self
 
     def _begin(self) -> Running:
-        return Work(
-            self._store, self.rules, self._clock, self._functions, workers=self._workers, kind=self._kind
-        )
+        clock = None if is_address(self._place) else self._clock  # a server's clock is not ours to follow
+        return Work(self._store, self.rules, clock, self._functions, workers=self._workers, kind=self._kind)
 
     def stop(self, timeout: Seconds | None = None) -> None:
         """
@@ -307,13 +315,11 @@ class Scheduler:
         return Open(store, House(store, self.rules), Waits(store))
 
     def _make_store(self) -> Store:
-        if self.where == MEMORY:
+        if self._place == MEMORY:
             from penstock.stores.memory import MemoryStore  # noqa: PLC0415  # only the store that is used
 
             return MemoryStore(self._clock, ordering=self.rules.ordering)
-        from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415  # as above
-
-        return SqliteStore(self.where, self._clock, ordering=self.rules.ordering)
+        return open_store(self._place, self._clock, self.rules.ordering)
 
     @property
     def _store(self) -> Store:
@@ -356,16 +362,32 @@ class JobDecorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> JobFunction[P, R, R]: ...
 
 
-def _where(where: Any) -> str:
+def _place(where: Any) -> str:
     if not isinstance(where, str | os.PathLike):
-        raise TypeError(f"{where!r} is not a path; give the file that holds the jobs, or ':memory:'")
+        raise TypeError(f"{where!r} is not a path; {_GIVE}")
     text = os.fspath(where)
     if not isinstance(text, str) or not text:
-        raise ValueError(f"{where!r} is not a path; give the file that holds the jobs, or ':memory:'")
+        raise ValueError(f"{where!r} is not a path; {_GIVE}")
+    if isinstance(where, str) and is_address(text):
+        return text
     scheme, separator, _ = text.partition("://")
     if separator and isinstance(where, str):
-        raise ValueError(f"{scheme}:// is not supported yet; give the path of a SQLite file, or ':memory:'")
+        raise ValueError(f"{scheme}:// is not supported; {_GIVE}")
     return text if text == MEMORY else str(Path(text).absolute())
+
+
+_GIVE: Final = "give the file that holds the jobs, 'postgresql://...' or ':memory:'"
+
+
+def _as_host(rules: Rules, place: str) -> Rules:
+    """
+    Where many share the jobs, each process is a host. A name that came again, as pids do in containers, would make a start put back what
+    its namesake is running; so it has a part that does not.
+    """
+    if not is_address(place) or rules.host != LOCAL:
+        return rules
+    name = HostId(f"{platform.node() or 'local'}-{os.getpid()}-{secrets.token_hex(3)}")
+    return dataclasses.replace(rules, host=name)
 
 
 def _workers(workers: Any) -> int:

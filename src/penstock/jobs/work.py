@@ -41,7 +41,7 @@ class Work:
         self,
         store: Store,
         rules: Rules,
-        clock: SteadyClock,
+        clock: SteadyClock | None,
         functions: Mapping[str, JobFunction[..., Any, Any]],
         *,
         workers: int,

@@ -16,12 +16,14 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from penstock.core.quiet import Points
 from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
+from penstock.stores.opening import is_address, shown
 
 __all__ = [
     "Address",
     "Kind",
     "address",
     "choice",
+    "database",
     "folder",
     "integer",
     "many",
@@ -168,6 +170,16 @@ def folder(words: str) -> Kind[Path]:
         return path
 
     return Kind(words, read)
+
+
+def database() -> Kind[str]:
+    """Shown without its password, wherever settings are shown."""
+    file = folder("")
+
+    def read(value: object) -> str:
+        return value if isinstance(value, str) and is_address(value) else str(file.read(value))
+
+    return Kind("an absolute path, or postgresql://USER@HOST/NAME", read, shown)
 
 
 def unit_count() -> Kind[int | None]:

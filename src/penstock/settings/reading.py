@@ -17,6 +17,7 @@ from penstock.core.errors import PenstockError
 from penstock.settings.kinds import Kind
 from penstock.settings.sources import PREFIX, Given, KeyPath, from_environ, from_file, from_flags
 from penstock.settings.tree import Addon, Tree
+from penstock.stores.opening import shown
 
 __all__ = ["BadSettings", "Problem", "Setting", "Settings", "load", "table"]
 
@@ -221,8 +222,8 @@ def _nearest(path: KeyPath, source: str) -> str:
 
 
 def _brief(value: object, most: int = 80) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= most else shown[: most - 3] + "..."
+    words = shown(repr(value))  # what is not an address that we know may be meant as one
+    return words if len(words) <= most else words[: most - 3] + "..."
 
 
 def contradictions(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, str]]:

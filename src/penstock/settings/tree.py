@@ -6,6 +6,7 @@ The defaults that the engine has are taken from there: a number that is written 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from penstock.settings.kinds import (
     Kind,
     address,
     choice,
+    database,
     folder,
     integer,
     many,
@@ -39,6 +41,8 @@ from penstock.settings.kinds import (
     text,
     unit_count,
 )
+from penstock.stores.opening import Sharing as StoreSharing
+from penstock.stores.opening import is_address
 from penstock.stores.protocol import Depth as StoreDepth
 
 __all__ = [
@@ -46,9 +50,11 @@ __all__ = [
     "CapacitySettings",
     "Caps",
     "Depth",
+    "Host",
     "Leases",
     "Log",
     "Order",
+    "Postgres",
     "Quiet",
     "Retention",
     "Retry",
@@ -67,6 +73,11 @@ _COUNT: Final = integer(0, 1_000_000_000)
 
 def key(kind: Kind[T], default: T, doc: str) -> Any:
     return field(default=default, metadata={"kind": kind, "doc": doc})
+
+
+def secret(kind: Kind[T], default: T, doc: str) -> Any:
+    """As `key`; not in the repr, which ends up in logs."""
+    return field(default=default, repr=False, metadata={"kind": kind, "doc": doc})
 
 
 def keys(kind: Kind[Mapping[str, T]], doc: str) -> Any:
@@ -111,6 +122,32 @@ class Server:
     )
     shutdown_timeout: Span = key(
         span(0, HOUR), 30 * SECOND, "how long a stop may take; what has not ended by then is ended"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Which of several machines this is, where they share a database."""
+
+    name: str | None = key(
+        optional(text("1 to 128 letters, digits and ._:@-", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")),
+        None,
+        "no two daemons on one database may have the same. None: the machine's name; on a file, `local`",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postgres:
+    """How a postgresql:// database is used."""
+
+    schema: str = key(
+        text("the name of a schema", r"[a-z_][a-z0-9_]{0,62}"),
+        "penstock",
+        "where the tables are; made if it is not there",
+    )
+    connections: int = key(integer(4, 1_000), 16, "the most that are open at once")
+    pooler: bool = key(
+        switch(), False, "true behind a PgBouncer in transaction mode: no prepared statements, no LISTEN"
     )
 
 
@@ -283,6 +320,14 @@ class Tree:
         Path(),
         "database, token and socket; mode 0700. By default `penstock` in the XDG data directory",
     )
+    database: str | None = secret(
+        optional(database()),
+        None,
+        "where the jobs are: a SQLite file, or a PostgreSQL that several daemons share; none: `jobs.db` in the data directory. "
+        "A password is better kept in ~/.pgpass or PGPASSWORD",
+    )
+    host: Host = section(Host)
+    postgres: Postgres = section(Postgres)
     server: Server = section(Server)
     log: Log = section(Log)
     capacity: CapacitySettings = section(CapacitySettings)
@@ -297,8 +342,18 @@ class Tree:
     addons: Mapping[str, Addon] = each(Addon)
 
     @property
-    def database(self) -> Path:
-        return self.data_dir / "jobs.db"
+    def jobs_at(self) -> str:
+        """The path or the address."""
+        return self.database or str(self.data_dir / "jobs.db")
+
+    @property
+    def shared(self) -> bool:
+        """Other daemons may work on the same jobs."""
+        return is_address(self.jobs_at)
+
+    @property
+    def sharing(self) -> StoreSharing:
+        return StoreSharing(self.postgres.schema, self.postgres.connections, self.postgres.pooler)
 
     @property
     def socket(self) -> Path:
@@ -308,10 +363,16 @@ class Tree:
     def token_file(self) -> Path:
         return self.server.token_file or self.data_dir / "token"
 
-    def rules(self, host: HostId = _RULES.host) -> Rules:
+    @property
+    def host_id(self) -> HostId:
+        """On a file the name does not follow the machine's: what was in flight under the old one must be found again."""
+        usual = platform.node() if self.shared else ""
+        return HostId(self.host.name or usual or _RULES.host)
+
+    def rules(self) -> Rules:
         """What the engine goes by."""
         return Rules(
-            host=host,
+            host=self.host_id,
             capacity=Capacity(
                 self.capacity.total, self.capacity.reserve, self.capacity.curve, self.capacity.units
             ),

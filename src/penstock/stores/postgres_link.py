@@ -316,7 +316,15 @@ _WHY: Final = {
 
 
 def _conninfo(dsn: str, manners: Manners) -> str:
-    told = conninfo_to_dict(dsn)
+    try:
+        told = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # What libpq says quotes the part that it cannot read, and that may be the password.
+        raise StoreFailed(
+            "the address of the database cannot be read: write postgresql://USER@HOST:PORT/NAME, "
+            "with %40 for an @ and %2F for a / in a name or password",
+            kind="address",
+        ) from None
     more: dict[str, str] = {"application_name": str(told.get("application_name") or "penstock")}
     more["connect_timeout"] = str(told.get("connect_timeout") or manners.connect_timeout_sec)
     if not manners.pooler:

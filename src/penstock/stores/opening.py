@@ -1,0 +1,85 @@
+"""
+Where jobs are kept, in one word that people write: the path of a SQLite file, or the `postgresql://` address of a database that many
+hosts share. An address may hold a password, so what is shown, logged or raised goes through `shown`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.order import Ordering
+from penstock.core.refusals import StoreFailed
+from penstock.core.words import Moment
+from penstock.stores.protocol import Clock, Store
+
+if TYPE_CHECKING:
+    from penstock.stores.postgres import PostgresStore
+
+__all__ = ["Sharing", "is_address", "open_postgres", "open_store", "server_time", "shown"]
+
+_SCHEMES: Final = ("postgresql://", "postgres://")
+#: To the last @: whoever forgot to escape one in a password must not see the rest of it in a log.
+_PASSWORD: Final = re.compile(r"(://[^:/?#@\s]*):.*@")
+_PARAMETER: Final = re.compile(r"((?:^|[?&\s])(?:ssl)?password\s*=\s*)[^&\s]+")
+
+
+class Sharing(NamedTuple):
+    """How a database is used that may not be ours alone. `pooler`: a PgBouncer in transaction mode is before it."""
+
+    schema: str = "penstock"
+    connections: int = 16
+    pooler: bool = False
+
+
+def is_address(where: str) -> bool:
+    return where.startswith(_SCHEMES)
+
+
+def shown(where: str) -> str:
+    """The same without its password."""
+    return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", where))
+
+
+def open_store(where: str, clock: Clock, ordering: Ordering, sharing: Sharing | None = None) -> Store:
+    """`clock` is for a file; a database that is shared has the time of its server."""
+    if is_address(where):
+        return open_postgres(where, ordering, sharing)
+    from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415  # only the store that is used
+
+    return SqliteStore(where, clock, ordering=ordering)
+
+
+def open_postgres(
+    where: str, ordering: Ordering | None = None, sharing: Sharing | None = None
+) -> PostgresStore:
+    with _driver(where):
+        from penstock.stores.postgres import PostgresStore  # noqa: PLC0415  # as above
+        from penstock.stores.postgres_link import Manners  # noqa: PLC0415  # as above
+    sharing = sharing or Sharing()
+    manners = Manners(connections=sharing.connections, pooler=sharing.pooler)
+    return PostgresStore(where, schema=sharing.schema, manners=manners, ordering=ordering)
+
+
+def server_time(where: str, sharing: Sharing) -> Moment:
+    """What the server's clock says, for whoever only looks: nothing is made or migrated there."""
+    with _driver(where):
+        from penstock.stores.postgres_link import Link, Manners  # noqa: PLC0415  # as above
+    link = Link(where, sharing.schema, Manners(pooler=sharing.pooler), None)
+    try:
+        return link.now()
+    finally:
+        link.close()
+
+
+@contextmanager
+def _driver(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as missing:
+        raise StoreFailed(
+            f"{shown(where)} needs the PostgreSQL driver: pip install 'penstock[postgres]' ({missing})",
+            kind="driver",
+        ) from missing

@@ -1,0 +1,178 @@
+"""One database for several daemons and programs: by the same setting as a file, and without telling anybody its password."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.client.conftest import LONG, Daemon, until
+
+from penstock import Scheduler
+from penstock.core.landing import End
+from penstock.core.refusals import StoreFailed
+from penstock.settings import BadSettings, load
+from penstock.stores.opening import open_postgres, shown
+from penstock.stores.postgres import PostgresStore
+
+SECRET = "hunter2"
+HOME = {"HOME": "/home/ann"}
+LEASE_SEC = 3
+
+
+@pytest.fixture
+def daemons(postgres, tmp_path_factory):
+    """A function that starts one more on the same database, each with a folder and a name of its own."""
+    made = []
+
+    def start(name, *flags):
+        folder = tmp_path_factory.mktemp(name)
+        flags = (
+            f"database={postgres.dsn}",
+            f"postgres.schema={postgres.schema}",
+            f"host.name={name}",
+            *flags,
+        )
+        made.append(Daemon(folder, f"leases.ttl={LEASE_SEC}s", "order.tick=200ms", *flags))
+        return made[-1].start()
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def store(postgres):
+    store = PostgresStore(postgres.dsn, schema=postgres.schema)
+    yield store
+    assert [] == store.audit()
+    store.close()
+
+
+def submit(client, count, journal, sec):
+    script = f'echo "$PENSTOCK_JOB_ID" >> {journal}; sleep {sec}'
+    return [
+        client.submit("shell", "penstock.shell", {"script": script}, cost_units=25).job_id
+        for _ in range(count)
+    ]
+
+
+def hosts_of(store, jobs):
+    return [dispatch.host for job in jobs for dispatch in store.attempts(job)]
+
+
+# Daemons
+
+
+def test_jobs_that_one_daemon_takes_run_on_all_of_them(daemons, store, tmp_path):
+    one, _two = daemons("one"), daemons("two")
+
+    jobs = submit(one.client, 12, tmp_path / "journal", 0.3)
+
+    assert ["DONE"] * 12 == [one.client.wait(job, LONG).state for job in jobs]
+    assert {"one", "two"} == set(hosts_of(store, jobs))
+    assert 12 == len((tmp_path / "journal").read_text().split())
+
+
+def test_what_a_killed_daemon_ran_is_done_by_another(daemons, store, tmp_path):
+    one, two = daemons("one"), daemons("two")
+    jobs = submit(one.client, 8, tmp_path / "journal", 1)
+    until(lambda: {"one", "two"} <= {d.host for d in store.live() if d.started_at is not None})
+
+    one.process.kill()
+    one.process.wait(LONG)
+
+    assert ["DONE"] * 8 == [two.client.wait(job, LONG).state for job in jobs]
+    lost = [d for job in jobs for d in store.attempts(job) if d.end is End.LEASE_EXPIRED]
+    assert lost
+    assert {"one"} == {dispatch.host for dispatch in lost}
+
+
+def test_the_password_is_in_no_log(daemons, postgres):
+    user, _, rest = postgres.dsn.partition("@")
+    one = daemons("one", f"database={user}:{SECRET}@{rest}")
+    one.end()
+
+    log = one.log.read_text()
+    assert "host one of postgresql://penstock:***@" in log
+    assert SECRET not in log
+
+
+# A program
+
+
+def test_a_scheduler_runs_the_jobs_of_a_database(postgres_server):
+    with Scheduler(postgres_server.dsn) as scheduler:
+        add = scheduler.job(lambda a, b: a + b, name="add")
+        jobs = [add.enqueue(n, 1) for n in range(20)]
+
+        assert [n + 1 for n in range(20)] == [job.result(LONG) for job in jobs]
+    scheduler.close()
+
+
+def test_each_process_is_a_host_of_its_own(postgres_server):
+    assert Scheduler(postgres_server.dsn).rules.host != Scheduler(postgres_server.dsn).rules.host
+
+
+def test_a_scheduler_does_not_show_the_password():
+    scheduler = Scheduler(f"postgresql://ann:{SECRET}@db/jobs")
+
+    assert "postgresql://ann:***@db/jobs" == scheduler.where
+    assert SECRET not in repr(scheduler)
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://ann:{SECRET}@db/jobs",
+        f"postgresql://ann:a@{SECRET}@db/jobs",
+        f"postgresql://ann@db/jobs?password={SECRET}&sslmode=require",
+        f"postgresql://ann@db/jobs?sslmode=require&sslpassword={SECRET}",
+        f"mysql://ann:{SECRET}@db/jobs",
+        f"host=db password={SECRET} user=ann",
+    ],
+)
+def test_an_address_is_shown_without_its_password(address):
+    assert SECRET not in shown(address)
+    assert "ann" in shown(address)
+    assert "db" in shown(address)
+
+
+def test_settings_show_and_refuse_an_address_without_its_password():
+    settings = load(environ={**HOME, "PENSTOCK_DATABASE": f"postgresql://ann:{SECRET}@db/jobs"})
+    with pytest.raises(BadSettings) as refused:
+        load(environ={**HOME, "PENSTOCK_DATABASE": f"mysql://ann:{SECRET}@db/jobs"})
+
+    listed = {one.key: one.value for one in settings.describe()}
+    assert "postgresql://ann:***@db/jobs" == listed["database"]
+    assert SECRET not in repr(settings)
+    assert SECRET not in str(refused.value)
+
+
+def test_an_address_that_cannot_be_read_is_refused_without_quoting_it():
+    with pytest.raises(StoreFailed, match="%40 for an @") as refused:
+        open_postgres(f"postgresql://ann:{SECRET}%zz@db/jobs")
+
+    assert SECRET not in str(refused.value)
+
+
+def test_without_the_driver_it_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("penstock.stores.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+
+    with pytest.raises(StoreFailed, match=r"pip install 'penstock\[postgres\]'") as refused:
+        open_postgres(f"postgresql://ann:{SECRET}@db/jobs")
+
+    assert SECRET not in str(refused.value)
+
+
+def test_the_host_is_the_machine_where_jobs_are_shared_and_local_on_a_file():
+    shared = load(environ={**HOME, "PENSTOCK_DATABASE": "postgresql://db/jobs"})
+
+    assert Path("/proc/sys/kernel/hostname").read_text().strip() == shared.rules().host
+    assert "local" == load(environ=HOME).rules().host
+    assert "seven" == load(environ=HOME, flags={"host.name": "seven"}).rules().host
