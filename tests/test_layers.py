@@ -47,7 +47,7 @@ MAY_IMPORT = {
 ALSO = {
     "client": ("penstock.http.wire",),
     "demo": ("penstock.http.wire",),
-    "cli": ("penstock.http.wire", "penstock.http"),
+    "cli": ("penstock.http.wire", "penstock.http", "penstock.runner.job"),
 }
 IMPURE = {
     "asyncio", "contextvars", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from http_kit import Place
+import json
+import sys
 
-from penstock.runner import Runner, RunsFolder
+import pytest
+from http_kit import Client, Place
+
+from penstock.runner import Runner, RunnerSettings, RunsFolder
 
 
 def command(*argv, **more):
@@ -58,6 +61,54 @@ def test_a_job_that_never_ran_has_printed_nothing(client):
     assert client.get(f"/queue/jobs/{job_id}/logs?attempt=1").status == 404
     client.post(f"/queue/jobs/{job_id}/cancel")
     assert client.get(f"/queue/jobs/{job_id}/logs").json["over"] is True
+
+
+SPEAKS = """
+import json, os, urllib.error, urllib.request
+def ask(path, body=None):
+    request = urllib.request.Request(os.environ["PENSTOCK_URL"] + "/api/system/scheduler/" + path,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Authorization": "Bearer " + os.environ["PENSTOCK_JOB_TOKEN"], "Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+say = lambda **body: ask("run/say", body)
+print(json.dumps([
+    say(op="checkpoint", checkpoint={"page": 7}), say(op="checkpoint"), say(op="should_yield"), say(op="spend", amount=0.25),
+    say(op="progress", progress=0.5), say(op="log", message="half way"), say(op="spend")[0], ask("stats")[0], ask("queue/claim", {})[0],
+]))
+print(os.environ["PENSTOCK_JOB_TOKEN"])
+"""
+
+
+def test_a_run_speaks_for_itself_over_http_and_its_token_is_good_for_nothing_else(tmp_path):
+    runs = RunsFolder(tmp_path)
+    place = Place(tmp_path, output=runs.output)
+    runner = Runner(place.house, runs, RunnerSettings(url=place.server.url)).start()
+    place.server.hear(runner)
+    try:
+        client = place.client
+        job_id = client.post("/queue/jobs/submit", command(sys.executable, "-c", SPEAKS)).json["job_id"]
+        job = client.get(f"/queue/jobs/{job_id}?wait_sec=30").json
+        pieces = client.get(f"/queue/jobs/{job_id}/logs").json["pieces"]
+        lines = "".join(piece["text"] for piece in pieces if piece["stream"] == "stdout").splitlines()
+        saved, read, should, spent, *_, without, stats, claim = json.loads(lines[0])
+    finally:
+        runner.stop(5)
+        late = Client(place.server, lines[1])
+        refused = late.post("/run/say", {"op": "should_yield"}).status
+        place.close()
+
+    assert (job["state"], job["checkpoint"], job["spent"]) == ("DONE", {"page": 7}, 0.25)
+    assert (saved[0], read[1]["checkpoint"], should[1]["yield"], spent[0]) == (200, {"page": 7}, False, 200)
+    assert "half way" in "".join(piece["text"] for piece in pieces if piece["stream"] == "log")
+    assert (without, stats, claim, refused) == (422, 403, 403, 401)
+
+
+def test_only_a_runs_own_token_speaks_for_it(client):
+    assert client.post("/run/say", {"op": "should_yield"}).status == 403
 
 
 def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):

@@ -40,6 +40,7 @@ VERBS: Final = {
     "cancel": ("change", "cancel jobs"),
     "retry": ("change", "queue FAILED or BLOCKED jobs again"),
     "edit": ("change", "priority and times of a queued job"),
+    "job": ("job", "for a command that the scheduler runs: checkpoint, progress, spend, log, should-yield"),
     "events": ("follow", "the audit trail; -f follows it"),
     "top": ("top", "everything live, full screen"),
     "capacity": ("machine", "what may be used now, and why no more"),

@@ -104,6 +104,7 @@ def _up(settings: Settings, down: ExitStack) -> Server:
     down.callback(server.stop)
     if settings.runner.enabled:
         runner.append(Runner(house, runs, _runner_settings(settings, server)).start())
+        server.hear(runner[0])
         down.callback(runner[0].stop, _RUNS * seconds(settings.server.shutdown_timeout))
     down.callback(
         setattr, house.machine, "draining", True

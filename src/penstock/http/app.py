@@ -178,6 +178,8 @@ class Api:
     def _principal(self, request: _Request) -> Principal:
         authorization = request.headers.get(b"authorization")
         if authorization is not None:
+            if self._office.runs is not None and (run := self._office.run_of(request.headers)) is not None:
+                return run
             return self._office.tokens.principal(authorization)
         if request.scope.get("penstock.local", False):
             return LOCAL

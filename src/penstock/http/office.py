@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.job import Dispatch, Event, Job
 from penstock.core.refusals import NotFound
@@ -27,15 +27,29 @@ from penstock.http.sessions import CODE_LASTS, Sessions
 from penstock.http.tokens import Principal, TokenFile
 from penstock.http.trail import Trail
 from penstock.http.views import when
+from penstock.http.wire import Scope
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.stores.protocol import Store
 
-__all__ = ["Call", "Office", "Owners"]
+__all__ = ["Call", "Office", "Owners", "Runs", "bearer"]
 
 T = TypeVar("T")
 Q = TypeVar("Q")
 B = TypeVar("B")
+
+
+class Runs(Protocol):
+    """The runner, as far as a run's own token goes."""
+
+    def dispatch_of(self, token: str) -> DispatchId | None: ...
+
+    def call(self, token: str, call: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def bearer(headers: Mapping[bytes, bytes]) -> str | None:
+    scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+    return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
 
 
 class Office:
@@ -52,6 +66,7 @@ class Office:
         #: Of the runner beside the house, if there is one.
         self.output: Callable[[DispatchId], Output] | None = None
         self.functions = Functions()
+        self.runs: Runs | None = None
         self.beats = Beats(house, self.run, loop)
         self.programs = Programs()
         #: Set by the server when it has a page; there is nothing to log in to otherwise.
@@ -62,6 +77,12 @@ class Office:
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """In one of a few threads: a store may wait for a disk or a lock, and the event loop for nobody."""
         return self.loop.run_in_executor(self._pool, function, *args)
+
+    def run_of(self, headers: Mapping[bytes, bytes]) -> Principal | None:
+        """Whoever shows the token of a run that goes on is that run, and nobody else."""
+        token = bearer(headers)
+        dispatch_id = None if self.runs is None or token is None else self.runs.dispatch_of(token)
+        return None if dispatch_id is None else Principal(f"run {dispatch_id}", frozenset({Scope.RUN_SELF}))
 
     def login(self, who: Principal) -> wire.Login:
         if self.sessions is None:

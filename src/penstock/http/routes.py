@@ -115,6 +115,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("lease/heartbeat", _LEASE, workers.heartbeat, wire.Beaten, "Renew a lease; hear whether to stop", body=wire.Heartbeat),
     _post("lease/report", _LEASE, workers.report, wire.Reported, "Progress, spending and perhaps the outcome, in one call", body=wire.Report),
     _post("lease/release", _LEASE, workers.release, wire.Completed, "Give a lease back; its job goes on waiting", body=wire.Release),
+    _post("run/say", Scope.RUN_SELF, runs.say, wire.Said, "What a run tells about itself, or asks, with its own token", body=wire.Say),
     # looking
     _get("events", _READ, stream.events, wire.Events, "The trail, page by page", query=wire.EventsQuery),
     _get("events/stream", _READ, stream.stream, wire.Event, "The trail as server-sent events", query=wire.StreamQuery, streams=True, waits=True),

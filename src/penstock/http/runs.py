@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
-from msgspec import UnsetType
+from msgspec import Raw, UnsetType
 
 from penstock.core.intent import Intent
 from penstock.core.job import Job, dispatch_id_of
@@ -19,14 +19,14 @@ from penstock.core.landing import Phase
 from penstock.core.refusals import BadIntent, NotFound
 from penstock.core.states import SETTLED
 from penstock.http import wire
-from penstock.http.office import Call
+from penstock.http.office import Call, bearer
 from penstock.http.problems import Forbidden
 from penstock.http.views import when
 from penstock.http.wire import Scope
 from penstock.runner.output import Piece
 from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read
 
-__all__ = ["check_runner", "logs"]
+__all__ = ["check_runner", "logs", "say"]
 
 _SCOPES: Final = {
     COMMAND: Scope.JOBS_SUBMIT_COMMAND,
@@ -51,6 +51,25 @@ def check_runner(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
     except BadIntent as bad:
         problems = [{**problem, "field": f"{at}{problem['field']}"} for problem in bad.problems]
         raise BadIntent(f"{at}{bad}", problems=problems) from None
+
+
+def say(call: Call[None, wire.Say]) -> wire.Said:
+    """By the run itself: its token says which one it is, so there is no id to get wrong."""
+    runs, token = call.office.runs, bearer(call.headers)
+    if runs is None or token is None or runs.dispatch_of(token) is None:
+        raise Forbidden("only a run's own token (PENSTOCK_JOB_TOKEN) may do this")
+    asked = call.body
+    frame = {
+        "op": asked.op,
+        "checkpoint": None if isinstance(asked.checkpoint, UnsetType) else bytes(asked.checkpoint).decode(),
+        "progress": asked.progress,
+        "amount": None if asked.amount is None else str(asked.amount),
+        "message": asked.message,
+    }
+    told = runs.call(token, frame)
+    if "error" in told:
+        raise BadIntent(told["error"], problems=[{"field": asked.op, "message": told["error"]}])
+    return wire.Said(Raw((told.get("checkpoint") or "null").encode()), told.get("yield"))
 
 
 async def logs(call: Call[wire.LogsQuery, None]) -> wire.Logs:

@@ -27,7 +27,7 @@ from penstock.engine.house import House
 from penstock.http.app import Api, Limits
 from penstock.http.connection import Connection, Doors
 from penstock.http.guard import LOOPBACK, Exposure, Unsafe, check_exposure, private_directory
-from penstock.http.office import Office
+from penstock.http.office import Office, Runs
 from penstock.http.page import Page
 from penstock.http.sessions import Sessions
 from penstock.http.tokens import FIRST_FILE, LOCAL, TokenFile
@@ -95,6 +95,11 @@ class Server:
         scheme = "https" if self._config.tls_cert is not None else "http"
         host = self._config.bind or ""
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def hear(self, runs: Runs) -> None:
+        """From now on a run of this runner may speak for itself, with the token that it was given."""
+        assert self._office is not None
+        self._office.runs = runs
 
     def login_url(self) -> str | None:
         """Opens the page once, with all rights: for whoever started us. None: there is no page."""

@@ -89,6 +89,8 @@ __all__ = [
     "Release",
     "Report",
     "Reported",
+    "Said",
+    "Say",
     "Scope",
     "Scoped",
     "Settled",
@@ -330,6 +332,24 @@ class Logs(Told):
     pieces: list[LogPiece]
     next: int
     over: bool
+
+
+class Say(Asked):
+    """What a run tells about itself, or asks. Each `op` has its own field; `checkpoint` without one asks for the last."""
+
+    op: Literal["checkpoint", "progress", "spend", "log", "should_yield", "yield"]
+    checkpoint: Raw | UnsetType = UNSET
+    progress: Fraction | None = None
+    #: What it has cost more, in the job's unit.
+    amount: Spent | None = None
+    message: Words | None = None
+
+
+class Said(Told):
+    """`yield`: whether to stop at the next safe place, to who asked that."""
+
+    checkpoint: Raw
+    yield_: bool | None = msgspec.field(default=None, name="yield")
 
 
 class Ahead(Told):
@@ -869,6 +889,8 @@ class Scope(StrEnum):
     JOBS_SUBMIT_SHELL = "jobs:submit:shell"
     JOBS_CANCEL = "jobs:cancel"
     WORKER_LEASE = "worker:lease"
+    #: Of a run's own token, which the scheduler makes for it and which is good for that run alone.
+    RUN_SELF = "run:self"
     SIGNALS_REPORT = "signals:report"
     METRICS_READ = "metrics:read"
     ADMIN_CONFIG = "admin:config"
