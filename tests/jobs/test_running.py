@@ -648,3 +648,61 @@ def test_what_was_enqueued_can_be_found_and_edited(real):
         real.find("LOST")
     with pytest.raises(penstock.NotFound):
         real.get("nowhere")
+
+
+# claiming with the submit
+
+
+def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(real):
+    commits = []
+    ran = threading.Event()
+    job = real.job(name="run")(ran.set)
+    with real:
+        until(lambda: real._work.crew._free == 4)
+        real._work.house.driver.stop()  # nobody else can claim
+        real._store._con.set_commit_hook(lambda: bool(commits.append(1)))
+        handle = job.enqueue()
+        assert ran.wait(20)
+        assert 1 == len(commits)
+        real._store._con.set_commit_hook(None)
+    assert "DONE" == handle.state
+
+
+def test_while_all_threads_are_busy_nobody_rides(make):
+    scheduler = make(workers=1)
+    go, busy = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        busy.set()
+        go.wait(20)
+
+    hold = scheduler.job(wait)
+    with scheduler:
+        first = hold.enqueue()
+        assert busy.wait(20)
+
+        assert scheduler._work.crew.board() is None
+        go.set()
+        first.result(20)
+
+
+def test_nothing_is_claimed_for_a_scheduler_that_stops(real):
+    real.job(name="run")(lambda: None)
+    real.start()
+    crew = real._work.crew
+    real.stop()
+
+    assert crew.board() is None
+    assert "QUEUED" == real.job(name="other")(lambda: None).enqueue().state
+
+
+def test_two_never_claim_for_the_same_threads_at_once(real):
+    real.job(name="run")(lambda: None)
+    with real:
+        crew = real._work.crew
+        until(lambda: crew.board() is not None)
+
+        assert crew.board() is None
+        crew.landed([])
+        until(lambda: crew.board() is not None)
+        crew.landed([])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.core import changes
 from penstock.core.admission import Decision
@@ -33,9 +33,9 @@ from penstock.engine.machine import Machine
 from penstock.engine.purse import Purse
 from penstock.engine.room import Room, then
 from penstock.engine.rules import Rules
-from penstock.stores.protocol import Receipt, Store
+from penstock.stores.protocol import Receipt, Ride, Store
 
-__all__ = ["Answer", "Claimed", "Desk", "Report"]
+__all__ = ["Answer", "Claimed", "Desk", "Idler", "Report"]
 
 #: Deciding anew so often means that something is wrong with the store, not that the job is lively.
 _TRIES = 8
@@ -54,6 +54,17 @@ class Report(NamedTuple):
     how: End = End.COMPLETED
     result: str | None = None
     error: str | None = None
+
+
+class Idler(Protocol):
+    """
+    A worker that waits for something to do. `board` says what it would take now: kinds, how many, under which name; None: nothing.
+    It is asked inside a transaction. When it has said something it hears by `landed` what came of it, perhaps nothing, before it is asked again.
+    """
+
+    def board(self) -> tuple[Kinds, int, str] | None: ...
+
+    def landed(self, claimed: list[Claimed]) -> None: ...
 
 
 #: For each report the change that was guessed, if any, and the store's answer to all of these.
@@ -249,11 +260,30 @@ class Desk:
     def _fetch(self, leased: list[Dispatch], kinds: Kinds, limit: int, worker: str) -> list[Claimed]:
         if len(leased) < limit:
             leased += self._dispatcher.fetch(kinds, limit - len(leased), worker, self._store.now())
+        return self._claimed(leased)
+
+    def _claimed(self, leased: list[Dispatch]) -> list[Claimed]:
         jobs = self._store.jobs([d.job_id for d in leased if d.job_id is not None])
         return [
             Claimed(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
             for job, d in zip(jobs, leased, strict=True)
         ]
+
+    def ride(self, idler: Idler) -> Callable[[], None]:
+        """Lets one who is idle claim in the commits of submits, until the answer is called."""
+
+        def landed(leased: list[Dispatch] | None) -> None:
+            claimed: list[Claimed] = []
+            try:
+                claimed = self._claimed(leased or [])
+            finally:
+                idler.landed(claimed)
+
+        def board() -> Ride | None:
+            wish = idler.board()
+            return None if wish is None else self._dispatcher.passage(*wish, landed)
+
+        return self._store.ride(board)
 
     def ask(self, demand: Demand, priority: int, worker: str = "") -> tuple[Dispatch | None, Decision]:
         """May this much work start now? A lease without a job, or why not and when to ask again."""

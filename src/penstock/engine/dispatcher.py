@@ -19,7 +19,7 @@ from penstock.core.outlook import View
 from penstock.core.words import OWN_TYPES, AddonId, JobId, Moment, Span
 from penstock.engine.machine import Machine
 from penstock.engine.rules import Rules
-from penstock.stores.protocol import Store
+from penstock.stores.protocol import Ride, Store
 
 __all__ = ["Dispatcher", "Fetchers", "Kinds"]
 
@@ -79,12 +79,28 @@ class Dispatcher:
     def fetch(self, kinds: Kinds, limit: int, worker: str, now: Moment) -> list[Dispatch]:
         """A round with a worker at hand. What stands before its jobs and is reserved by us is reserved first, so order holds."""
         self._fetchers.came(kinds, now + self._rules.fetch_for)
-        granted = self._round(now, kinds, limit, worker)
-        return [dispatch for dispatch in granted if dispatch.started_at is not None]
+        return _leased(self._round(now, kinds, limit, worker))
+
+    def passage(
+        self, kinds: Kinds, limit: int, worker: str, landed: Callable[[list[Dispatch] | None], None]
+    ) -> Ride:
+        """The same round, for a worker who waits for the next submit and claims in its commit."""
+        now = self._store.now()
+        self._fetchers.came(kinds, now + self._rules.fetch_for)
+        return Ride(
+            self._rules.host,
+            self._decider(now, kinds, limit),
+            self._rules.terms(worker),
+            lambda granted: landed(None if granted is None else _leased(granted)),
+        )
 
     def _round(
         self, now: Moment, here: Kinds | None = None, limit: int | None = None, worker: str = ""
     ) -> list[Dispatch]:
+        decide = self._decider(now, here, limit)
+        return self._store.admit(self._rules.host, decide, self._rules.terms(worker))
+
+    def _decider(self, now: Moment, here: Kinds | None, limit: int | None) -> Callable[[Floor], Verdict]:
         offer = self._offer(now, here)
 
         def decide(floor: Floor) -> Verdict:
@@ -93,7 +109,7 @@ class Dispatcher:
             verdict = weigh(floor, conditions, rules.limits, rules.ordering, offer, most_leases=limit)
             return self._counted(verdict) if here is None else verdict
 
-        return self._store.admit(self._rules.host, decide, self._rules.terms(worker))
+        return decide
 
     def _offer(self, now: Moment, here: Kinds | None = None) -> Callable[[Demand], Offer]:
         fetched = self._fetchers.at(now)
@@ -125,3 +141,7 @@ class Dispatcher:
         }
         verdict.denials = [replace(d, after=before.get(d.waiting.job_id, 0)) for d in verdict.denials]
         return verdict
+
+
+def _leased(granted: list[Dispatch]) -> list[Dispatch]:
+    return [dispatch for dispatch in granted if dispatch.started_at is not None]

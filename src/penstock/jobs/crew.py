@@ -13,7 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from threading import Condition
+from threading import Condition, Lock
 from typing import Any, Final
 
 from penstock.core.landing import End
@@ -66,6 +66,8 @@ class Crew:
         self._closing = False
         self._rung = False
         self._idle = Condition()
+        #: Held by whoever claims, the driver or a ride, from counting the room until what was claimed is in it.
+        self._claiming = Lock()
         self.hands = hands(self._begin, self._finish)
 
     def join(self, desk: Desk, ring: Callable[[], None]) -> None:
@@ -77,24 +79,52 @@ class Crew:
     def step(self, now: Moment) -> Moment:
         self._rung = False
         self._give_back_stale()
-        self._exchange()
+        with self._claiming:
+            self._exchange()
         return now + (SOON if self._waiting else self._tick)
 
     def _exchange(self) -> None:
         """What has ended for what may start. If the store fails, what has ended stays, and is told with the next step."""
         over = self._ended()
-        kinds = Kinds(job_types=frozenset(self._functions))
-        room = self._workers - (len(self.running) - len(over)) - len(self._waiting) + self._ahead()
+        kinds = self._kinds
+        room = self._free + len(over) + self._ahead()
         claimed: list[Claimed] = []
         if room > 0 and kinds.job_types and not self._closing:
             answers, claimed = self._desk.exchange([_report(*each) for each in over], kinds, room, self._name)
         else:
             answers = self._desk.end_many([_report(*each) for each in over]) if over else []
         self._settled(over, answers)
+        self._take(claimed)
+
+    @property
+    def _kinds(self) -> Kinds:
+        return Kinds(job_types=frozenset(self._functions))
+
+    @property
+    def _free(self) -> int:
+        return self._workers - len(self.running) - len(self._waiting)
+
+    def _take(self, claimed: list[Claimed]) -> None:
         for each in claimed:
             attempt = Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
             self._waiting[attempt.facts.dispatch_id] = attempt
             self.hands.start(attempt)
+
+    # what the desk asks when a job is submitted: a thread that has nothing to do gets it with the same commit
+
+    def board(self) -> tuple[Kinds, int, str] | None:
+        if self._closing or self._free <= 0 or self._over or not self._functions:
+            return None
+        # A step that claims now will be rung for this submit, and comes back for it.
+        if not self._claiming.acquire(blocking=False):
+            return None
+        return self._kinds, self._free, self._name
+
+    def landed(self, claimed: list[Claimed]) -> None:
+        try:
+            self._take(claimed)
+        finally:
+            self._claiming.release()
 
     def settle(self) -> None:
         while over := self._ended():
@@ -165,9 +195,10 @@ class Crew:
     def drain(self, timeout: float) -> None:
         """Take nothing more, ask what runs to yield, and wait for it, while the driver goes on settling."""
         self._closing = True
+        with self._claiming:  # what is being claimed is seen below, and nothing is claimed after it
+            pass
         until = time.monotonic() + timeout
         while True:
-            # Again and again: a claim that was under way brings more.
             self._give_back(list(self._waiting.values()))
             for attempt in list(self.running.values()):
                 attempt.yielding = True

@@ -73,12 +73,14 @@ class Work:
             self.crew.hands.close(wait=_CLOSING_SEC)
             raise
         self._beats.start()
+        self._leave = self.house.desk.ride(self.crew)
 
     def ring(self) -> None:
         self.house.driver.ring()
 
     def stop(self, timeout: float) -> None:
         """Bounded, whatever the functions do; and done to its end, whatever interrupts the waiting."""
+        self._leave()
         try:
             self.crew.drain(timeout)
         finally:

@@ -27,9 +27,15 @@ def _address(path: Path) -> str:
     return "\0penstock-" + blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()
 
 
-def ring(path: Path, sender: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # nobody listens, or so many rings wait that one more adds nothing
+def ring(path: Path, sender: socket.socket) -> bool:
+    """Whether somebody is there to hear it."""
+    try:
         sender.sendto(b"1", socket.MSG_DONTWAIT, _address(path))
+    except BlockingIOError:
+        return True  # so many rings wait that one more adds nothing
+    except OSError:
+        return False
+    return True
 
 
 def present(path: Path) -> bool:

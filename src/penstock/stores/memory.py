@@ -27,7 +27,17 @@ from penstock.core.states import IN_FLIGHT, PRUNABLE, SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.ids import uuid7
 from penstock.stores.memory_tables import MemoryTables
-from penstock.stores.protocol import NOTHING_SPENT, Clock, Depth, Receipt, Standing, Tell, Terms, say_nothing
+from penstock.stores.protocol import (
+    NOTHING_SPENT,
+    Clock,
+    Depth,
+    Receipt,
+    Ride,
+    Standing,
+    Tell,
+    Terms,
+    say_nothing,
+)
 from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["MemoryStore"]
@@ -190,6 +200,10 @@ class MemoryStore(MemoryTables):
         account = self._accounts.setdefault(dispatch.addon_id, Account())
         account.hold(dispatch.demand.cost_units, now, self._ordering.sharing)
         return dispatch
+
+    def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
+        """A commit costs nothing here."""
+        return lambda: None
 
     # apply
 

@@ -26,7 +26,7 @@ from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from
 from penstock.stores.postgres_reads import PostgresReads
 from penstock.stores.postgres_schema import migrate
 from penstock.stores.postgres_submit import Submission, Submitting
-from penstock.stores.protocol import Clock, Depth, Receipt, Standing, Tell, Terms, say_nothing
+from penstock.stores.protocol import Clock, Depth, Receipt, Ride, Standing, Tell, Terms, say_nothing
 from penstock.stores.writer import Writer
 
 __all__ = ["PostgresStore"]
@@ -108,6 +108,10 @@ class PostgresStore(PostgresReads):
         dispatches, told = self._admitting.admit(host, weigh, terms)
         self._committed(told)
         return dispatches
+
+    def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
+        """A round locks rows, and would hold them through other people's submits."""
+        return lambda: None
 
     def apply(self, changes: Sequence[Change]) -> list[bool]:
         return self.apply_soon(changes).result()

@@ -32,6 +32,7 @@ __all__ = [
     "Overdue",
     "Query",
     "Receipt",
+    "Ride",
     "Standing",
     "Store",
     "Tell",
@@ -71,6 +72,18 @@ class Terms:
     reserve_for: Span = 30 * SECOND
     lease_for: Span = 30 * SECOND
     worker: str = ""
+
+
+class Ride(NamedTuple):
+    """
+    An `admit` for somebody who is idle, in the transaction of the submit that brings the job: one commit where there would be two.
+    `landed` is called once, when it is on disk; None: nothing came of it, and nothing was written.
+    """
+
+    host: HostId
+    weigh: Callable[[Floor], Verdict]
+    terms: Terms
+    landed: Callable[[list[Dispatch] | None], None]
 
 
 NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
@@ -148,6 +161,13 @@ class Store(Protocol):
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
         """`weigh` sees rows that nobody else can change until its verdict is written. It must be quick, and may be called again."""
+        ...
+
+    def ride(self, board: Callable[[], Ride | None]) -> Callable[[], None]:
+        """
+        `board` is asked with each submit, inside its transaction, until the answer is called. A hint: where it would save nothing nobody
+        is asked, and a rider whose round fails is left behind, so that it cannot harm the submit.
+        """
         ...
 
     def look(self, host: HostId, view: Callable[[Floor], T]) -> T:

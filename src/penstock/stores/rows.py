@@ -28,6 +28,7 @@ __all__ = [
     "job_from",
     "job_row",
     "make_dispatch",
+    "make_intent",
 ]
 
 

@@ -11,10 +11,11 @@ import json
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any, Final, TypeVar
 
 import apsw
@@ -25,11 +26,13 @@ from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job
 from penstock.core.landing import Phase
 from penstock.core.order import Aging, Floor, Ordering, Verdict
+from penstock.core.refusals import StoreFailed
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.audit import audit
 from penstock.stores.bell import Bell, Ear, ring
 from penstock.stores.ids import uuid7
+from penstock.stores.post import Courier, Letter, Post, Reply, post_names
 from penstock.stores.protocol import (
     Addon,
     Clock,
@@ -38,6 +41,7 @@ from penstock.stores.protocol import (
     Overdue,
     Query,
     Receipt,
+    Ride,
     Standing,
     Tell,
     Terms,
@@ -58,7 +62,7 @@ from penstock.stores.sqlite_file import (
 from penstock.stores.sqlite_find import found, marks
 from penstock.stores.sqlite_floor import Accounts, Demands, TableFloor, read_books
 from penstock.stores.sqlite_tx import Transaction
-from penstock.stores.writer import Writer
+from penstock.stores.writer import Passage, Writer
 
 __all__ = ["SqliteStore"]
 
@@ -93,8 +97,13 @@ class SqliteStore:
         self._bell: Bell | None = None
         self._ear: Ear | None = None
         self._dispatch_lock: DispatchLock | None = None
+        self._posts = post_names(self._path)
+        self._courier = Courier(self._posts)
+        self._post: Post | None = None
+        self._post_lock = Lock()
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._writer = Writer(self._begin)
+        self._news = False
+        self._writer = Writer(self._begin, self._tell)
 
     def now(self) -> Moment:
         return self._clock()
@@ -102,10 +111,34 @@ class SqliteStore:
     # writes
 
     def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        if self._post is None:
+            if self._courier.finds(len(intents)):
+                return self._submit_by_post(intents, depth)
+            if self._write_lock.contended:
+                self._stand_in()
         return self.submit_soon(intents, depth).result()
 
+    def _submit_by_post(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        letter = Letter([JobId(self._new_id()) for _ in intents], list(intents), depth)
+        receipts, sure = self._courier.deliver(letter)
+        return self._submit_named(letter, sure=sure).result() if receipts is None else receipts
+
+    def _submit_named(self, letter: Letter, *, sure: bool = True) -> Future[list[Receipt]]:
+        names, intents, depth = letter
+        return self._writer.soon(lambda tx: tx.submit(intents, depth, names, sure=sure), brings=True)
+
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        return self._writer.soon(lambda tx: tx.submit(intents, depth))
+        return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
+
+    def ride(self, board: Callable[[], Ride | None]) -> Callable[[], None]:
+        def passage() -> Passage | None:
+            ride = board()
+            if ride is None:
+                return None
+            host, weigh, terms, landed = ride
+            return Passage(lambda tx: tx.admit(host, weigh, terms), landed)
+
+        return self._writer.ride(passage)
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
         return self._write(lambda tx: tx.admit(host, weigh, terms))
@@ -155,18 +188,53 @@ class SqliteStore:
         )
 
     def _committed(self) -> None:
+        self._news = True
+
+    def _tell(self) -> None:
+        """After a commit, and what rode along in it has been handed over: whoever is rung for it may find it done."""
+        if not self._news:
+            return
+        self._news = False
         for heard in self._rings:
             heard()
         if self._bell is not None:
             self._bell.tell()
-        else:
-            ring(self._path, self._sender)
+        elif ring(self._path, self._sender) and self._post is not None:
+            self._stand_down()  # the dispatcher commits for all from now on, and starts what it commits
+
+    # letters from other processes
+
+    def _take(self, letter: Letter, reply: Reply) -> None:
+        def answered(done: Future[list[Receipt]]) -> None:
+            reply(None if done.exception() is not None else done.result())
+
+        try:
+            self._submit_named(letter).add_done_callback(answered)
+        except StoreFailed:  # it is closed
+            reply(None)
+
+    def _stand_in(self) -> None:
+        """Several processes write, and nobody dispatches: one of them may as well commit for all."""
+        with self._post_lock, suppress(OSError):  # another one was quicker
+            self._post = self._post or Post(self._posts[1], self._take)
+
+    def _stand_down(self) -> None:
+        with self._post_lock:
+            post, self._post = self._post, None
+            self._write_lock.contended = False
+        if post is not None:
+            post.close()
 
     # the dispatcher
 
     def hold_dispatch(self, holder: str) -> None:
         self._dispatch_lock = DispatchLock(self._path, holder)
         self._bell = Bell(self._path, self._heard)
+        self._stand_down()
+        with suppress(
+            OSError
+        ):  # one that stopped at this moment still has the name: others write for themselves
+            self._post = Post(self._posts[0], self._take)
 
     def _heard(self) -> None:
         for heard in self._rings:
@@ -176,6 +244,7 @@ class SqliteStore:
         bell, self._bell = self._bell, None
         if bell is not None:
             bell.close()
+            self._stand_down()
         lock, self._dispatch_lock = self._dispatch_lock, None
         if lock is not None:
             lock.close()
@@ -190,7 +259,9 @@ class SqliteStore:
             self._ear.ask()
 
     def close(self) -> None:
+        self._stand_down()
         self._writer.close()
+        self._courier.close()
         self.release_dispatch()
         if self._ear is not None:
             self._ear.close()

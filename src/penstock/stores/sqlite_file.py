@@ -172,9 +172,14 @@ def one(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) ->
 class WriteLock:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path.with_name(path.name + "-write"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.contended = False  # somebody else writes as well: it had to be waited for
 
     def __enter__(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.contended = True
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)

@@ -88,11 +88,15 @@ class Transaction:
 
     # submit
 
-    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+    def submit(
+        self, intents: Sequence[Intent], depth: Depth, names: Sequence[JobId] = (), *, sure: bool = True
+    ) -> list[Receipt]:
+        """`names`: the ids that the jobs shall have. Not `sure`: another process may have written them already."""
         now = self._clock()
         known = {
             i: self._known(intent) for i, intent in enumerate(intents) if intent.idempotency_key is not None
         }
+        known.update({} if sure else self._written(names))
         fresh = [intent for i, intent in enumerate(intents) if known.get(i) is None]
         self._check_depth(fresh, depth)
         receipts = []
@@ -103,7 +107,7 @@ class Transaction:
             if receipt is None and key in made:
                 receipt = _same_body(made[key], intent)
             if receipt is None:
-                receipt = self._insert(intent, now)
+                receipt = self._insert(intent, names[i] if names else JobId(self._new_id()), now)
                 if intent.idempotency_key is not None:
                     made[key] = (receipt._replace(created=False), body_hash(intent))
             receipts.append(receipt)
@@ -116,6 +120,15 @@ class Transaction:
             return _same_body((Receipt(job_id, State(state), created=False), said), intent)
         return None
 
+    def _written(self, names: Sequence[JobId]) -> dict[int, Receipt]:
+        self._pages.flush_rows()
+        there = self._rows(JOBS, list(names))
+        return {
+            i: Receipt(name, State(there[name][1]), created=True)
+            for i, name in enumerate(names)
+            if name in there
+        }
+
     def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
         if depth.total is not None and fresh:
             (queued,) = one(self._con, "queued_in_all")
@@ -127,9 +140,8 @@ class Transaction:
                 queued += self._pages.tally[addon_id, State.QUEUED]
                 refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
 
-    def _insert(self, intent: Intent, now: Moment) -> Receipt:
+    def _insert(self, intent: Intent, job_id: JobId, now: Moment) -> Receipt:
         no = self._pages.next_no()
-        job_id = JobId(self._new_id())
         its_place = place(intent, now, None, self._ordering)
         demand_no = self._demands.number(self._con, its_place.demand)
         row = job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now)

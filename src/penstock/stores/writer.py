@@ -4,36 +4,61 @@ Group commit: one thread owns the write connection, and whatever has arrived tog
 An fsync costs about as much as a hundred inserts, so sixty-four submitters share one and each still gets its answer only
 after it. When one operation of a batch fails, the batch is rolled back and each runs alone: nobody pays for another's
 mistake, and no savepoint is paid for when all is well.
+
+Whoever is idle may ride along (`ride`): its operation goes into the commit of the one that brings it something to do, which would
+otherwise be followed by a commit of its own. Riders are left behind when anything in the batch fails, so they harm nobody.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.core.refusals import StoreFailed
 
-__all__ = ["Writer"]
+__all__ = ["Passage", "Writer"]
 
 T = TypeVar("T")
+log = logging.getLogger("penstock.stores")
+
+
+class Passage(NamedTuple):
+    """What a rider adds to a transaction. `landed` is called once: with the answer when it is on disk, or None, and nothing was done."""
+
+    run: Callable[[Any], Any]
+    landed: Callable[[Any], None]
+
+
+#: Asked inside the transaction, so it must be quick. None: not this time.
+Board: TypeAlias = Callable[[], Passage | None]
 
 
 class _Op(Generic[T]):
-    __slots__ = ("answer", "run")
+    __slots__ = ("answer", "brings", "run")
 
-    def __init__(self, run: Callable[[Any], T]) -> None:
-        self.run = run
+    def __init__(self, run: Callable[[Any], T], brings: bool) -> None:
+        self.run, self.brings = run, brings
         self.answer: Future[T] = Future()
 
 
 class Writer:
-    def __init__(self, begin: Callable[[], AbstractContextManager[Any]], *, most: int = 512) -> None:
-        self._begin, self._most = begin, most
+    """`after` is called behind every commit, before its answers are given."""
+
+    def __init__(
+        self,
+        begin: Callable[[], AbstractContextManager[Any]],
+        after: Callable[[], None] = lambda: None,
+        *,
+        most: int = 512,
+    ) -> None:
+        self._begin, self._after, self._most = begin, after, most
         self._ops: SimpleQueue[_Op[Any] | None] = SimpleQueue()
+        self._boards: tuple[Board, ...] = ()
         self._gate, self._closed = Lock(), False
         self._thread = Thread(target=self._loop, name="penstock-writer", daemon=True)
         self._thread.start()
@@ -42,13 +67,25 @@ class Writer:
         """Returns when it is on disk. `run` may be called twice, the first time for nothing; leaving `begin` commits."""
         return self.soon(run).result()
 
-    def soon(self, run: Callable[[Any], T]) -> Future[T]:
-        op = _Op(run)
+    def soon(self, run: Callable[[Any], T], *, brings: bool = False) -> Future[T]:
+        """`brings`: riders may find something to do behind it."""
+        op = _Op(run, brings)
         with self._gate:  # nothing may be put behind the end mark: nobody would ever answer it
             if self._closed:
                 raise StoreFailed("the store is closed", kind="closed")
             self._ops.put(op)
         return op.answer
+
+    def ride(self, board: Board) -> Callable[[], None]:
+        """From now on, until the answer is called."""
+        with self._gate:
+            self._boards = (*self._boards, board)
+
+        def leave() -> None:
+            with self._gate:
+                self._boards = tuple(known for known in self._boards if known is not board)
+
+        return leave
 
     def close(self) -> None:
         """What was handed in before is still done."""
@@ -64,21 +101,40 @@ class Writer:
             while len(batch) < self._most and not self._ops.empty():
                 op = self._ops.get()
                 if op is None:
-                    self._run(batch)
+                    self._run(batch, self._boards)
                     return
                 batch.append(op)
-            self._run(batch)
+            self._run(batch, self._boards)
 
-    def _run(self, batch: list[_Op[Any]]) -> None:
+    def _run(self, batch: list[_Op[Any]], boards: tuple[Board, ...]) -> None:
+        riders: list[Passage] = []
+        boarding = False
         try:
             with self._begin() as transaction:
                 results = [op.run(transaction) for op in batch]
+                boarding = bool(boards) and any(op.brings for op in batch)
+                for board in boards if boarding else ():
+                    passage = board()
+                    if passage is not None:
+                        riders.append(passage)
+                brought = [passage.run(transaction) for passage in riders]
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
-            if len(batch) == 1:
+            _land(riders, [None] * len(riders))
+            if len(batch) == 1 and not boarding:
                 batch[0].answer.set_exception(error)
             else:
                 for op in batch:
-                    self._run([op])
+                    self._run([op], ())
             return
+        _land(riders, brought)
+        self._after()
         for op, result in zip(batch, results, strict=True):
             op.answer.set_result(result)
+
+
+def _land(riders: list[Passage], answers: list[Any]) -> None:
+    for passage, answer in zip(riders, answers, strict=True):
+        try:
+            passage.landed(answer)
+        except Exception:
+            log.exception("a rider could not take its answer")

@@ -1,0 +1,292 @@
+"""
+Submits of many processes in the commits of one.
+
+Eight processes that each commit for themselves pay for eight fsyncs, one behind the other. So whoever commits anyway takes letters: the
+process that dispatches, or else the first that had to wait for the write lock (a stand-in). A letter is answered when it is on disk.
+
+Nothing depends on it. A letter without an answer may have been written or not; its sender then writes for itself, and as the jobs had
+their ids before they were sent, it finds them if they are there. Who is killed, on either side, loses nothing.
+
+Both ends look who the other is: the file's mode keeps strangers from submitting, and a name in the abstract namespace does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from penstock.core.intent import Intent
+from penstock.core.states import State
+from penstock.core.words import Constraint, JobId, RunWhen
+from penstock.stores.protocol import Depth, Receipt
+from penstock.stores.rows import make_intent
+
+__all__ = ["Courier", "Letter", "Post", "Reply", "post_names"]
+
+#: What is larger pays for its own commit easily.
+MOST_JOBS: Final = 64
+MOST_BYTES: Final = 60_000
+#: So long is waited for an answer, and so long nobody is asked after one that did not come.
+PATIENCE_SEC: Final = 2.0
+SHY_SEC: Final = 10.0
+
+
+class Letter(NamedTuple):
+    """A submit on its way. The ids are the sender's."""
+
+    names: list[JobId]
+    intents: list[Intent]
+    depth: Depth
+
+
+#: Receipts, durable; or None: not done, write for yourself and see why.
+Reply: TypeAlias = Callable[[list[Receipt] | None], None]
+
+
+def post_names(path: Path) -> tuple[str, str]:
+    """
+    Of the dispatcher's post and of a stand-in's. By the file itself and not by its path, which can be another file in another container.
+    """
+    file = path.stat()
+    name = f"\0penstock-post-{file.st_dev:x}-{file.st_ino:x}"
+    return name, f"{name}-stand-in"
+
+
+# what travels
+
+_Row: TypeAlias = tuple[
+    str, str, int, int, int, str, int, float | int | None, str, tuple[str, ...], bool, int | None, int | None,
+    int | None, int | None, int | None, str, str | None, tuple[int, ...],
+]  # fmt: skip
+_said: Final = attrgetter(*(field.name for field in fields(Intent)))
+_encode: Final = msgspec.msgpack.encode
+_letters: Final = msgspec.msgpack.Decoder(tuple[list[str], list[_Row], tuple[int | None, int | None]])
+_answers: Final = msgspec.msgpack.Decoder(list[tuple[str, str, bool]] | None)
+
+
+def _written(letter: Letter) -> bytes:
+    rows = [_said(intent) for intent in letter.intents]
+    return _encode((letter.names, rows, (letter.depth.total, letter.depth.per_addon)))
+
+
+def _read(text: bytes) -> Letter:
+    names, rows, depth = _letters.decode(text)
+    intents = [make_intent(*row[:4], Constraint(row[4]), RunWhen(row[5]), *row[6:]) for row in rows]
+    return Letter([JobId(name) for name in names], intents, Depth(*depth))
+
+
+# the end that commits
+
+_open_posts: weakref.WeakSet[Post] = weakref.WeakSet()
+
+
+class Post:
+    """OSError: somebody has this name already. `take` must not wait; it is called from the post's own thread."""
+
+    def __init__(self, name: str, take: Callable[[Letter, Reply], None]) -> None:
+        self._take = take
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._door.bind(name)
+        except OSError:
+            self._door.close()
+            raise
+        self._door.listen(128)
+        self._wake, self._ended = socket.socketpair()
+        self._guests: set[socket.socket] = set()
+        self._owed: set[socket.socket] = set()  # who waits for an answer
+        self._closed = False
+        self._lock = (
+            Lock()
+        )  # between an answer and the closing of what it goes to: the number may be another file's by then
+        self._thread = Thread(target=self._serve, name="penstock-post", daemon=True)
+        self._thread.start()
+        _open_posts.add(self)
+
+    def close(self) -> None:
+        """No further letter; those in hand are still answered."""
+        self._wake.send(b"0")
+        self._thread.join()
+        with self._lock:
+            self._shut(self._guests - self._owed)
+
+    def _shut(self, guests: set[socket.socket]) -> None:
+        self._closed = True
+        self._guests -= guests
+        for each in (*guests, self._door, self._wake, self._ended):
+            each.close()
+
+    def leave_to_parent(self) -> None:
+        """A fork has these sockets too, and no thread that serves them: senders would wait at a door that nobody opens."""
+        self._lock = Lock()  # whoever held it stayed in the parent
+        self._shut(set(self._guests))
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as watched:
+            watched.register(self._door, selectors.EVENT_READ)
+            watched.register(self._ended, selectors.EVENT_READ)
+            while True:
+                for key, _ in watched.select():
+                    guest = key.fileobj
+                    if guest is self._ended:
+                        return
+                    if guest is self._door:
+                        self._welcome(watched)
+                    elif isinstance(guest, socket.socket) and not self._hear(guest):
+                        watched.unregister(guest)
+                        self._part(guest)
+
+    def _welcome(self, watched: selectors.BaseSelector) -> None:
+        with contextlib.suppress(OSError):  # gone again, or we have no descriptors left
+            guest, _ = self._door.accept()
+            with self._lock:
+                self._guests.add(guest)
+            if _is_ours(guest):
+                watched.register(guest, selectors.EVENT_READ)
+            else:
+                self._part(guest)
+
+    def _hear(self, guest: socket.socket) -> bool:
+        try:
+            text = guest.recv(MOST_BYTES)
+            letter = _read(text) if text else None
+        except (OSError, ValueError):  # msgspec's errors are ValueErrors: a Penstock of another version
+            return False
+        if letter is None:
+            return False
+        with self._lock:
+            self._owed.add(guest)
+        self._take(letter, lambda receipts: self._answer(guest, receipts))
+        return True
+
+    def _answer(self, guest: socket.socket, receipts: list[Receipt] | None) -> None:
+        text = _encode(None if receipts is None else [receipt[:3] for receipt in receipts])
+        with self._lock:
+            with contextlib.suppress(OSError):  # it did not wait
+                if self._closed:
+                    guest.shutdown(socket.SHUT_RD)  # before it can send its next one here
+                guest.send(text, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._owed.discard(guest)
+            if self._closed:
+                self._guests.discard(guest)
+                guest.close()
+
+    def _part(self, guest: socket.socket) -> None:
+        with self._lock:
+            self._guests.discard(guest)
+            guest.close()
+
+
+def _after_fork() -> None:
+    for post in list(_open_posts):
+        post.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# the end that sends
+
+
+class Courier:
+    """Used by many threads, each of which waits for its own answer: no thread stands between the sender and the disk."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._idle: SimpleQueue[socket.socket] = SimpleQueue()
+        self._shy_until = 0.0
+
+    def finds(self, jobs: int) -> bool:
+        """Whether somebody takes letters now, of so many jobs."""
+        if jobs > MOST_JOBS or time.monotonic() < self._shy_until:
+            return False
+        line = self._line()
+        if line is not None:
+            self._idle.put(line)
+        return line is not None
+
+    def deliver(self, letter: Letter) -> tuple[list[Receipt] | None, bool]:
+        """The answer, if there was one; and whether it is certain that without one nothing was written."""
+        text = _written(letter)
+        if len(text) > MOST_BYTES:
+            return None, True
+        line = self._send(text)
+        return (None, True) if line is None else self._hear(line)
+
+    def _send(self, text: bytes) -> socket.socket | None:
+        """The line on which it went out."""
+        while (line := self._line()) is not None:
+            try:
+                line.send(text, socket.MSG_NOSIGNAL)
+            except OSError:  # whoever was there has gone; perhaps somebody else is there now
+                line.close()
+            else:
+                return line
+        return None
+
+    def _hear(self, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
+        try:
+            told = line.recv(MOST_BYTES)
+            answer = _answers.decode(told) if told else None
+        except BlockingIOError:
+            self._shy_until = time.monotonic() + SHY_SEC
+            line.close()
+            return None, False
+        except (OSError, ValueError):
+            line.close()
+            return None, False
+        except BaseException:  # Ctrl-C: the answer that still comes must not be taken for the next one's
+            line.close()
+            raise
+        if not told:
+            line.close()
+            return None, False
+        self._idle.put(line)
+        if answer is None:
+            return None, True
+        return [Receipt(JobId(name), State(state), created) for name, state, created in answer], True
+
+    def _line(self) -> socket.socket | None:
+        with contextlib.suppress(Empty):
+            return self._idle.get_nowait()
+        for name in self._names:
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                line.connect(name)
+            except OSError:
+                line.close()
+                continue
+            if _is_ours(line):
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(PATIENCE_SEC))
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PATIENCE_SEC))
+                return line
+            line.close()
+        return None
+
+    def close(self) -> None:
+        while not self._idle.empty():
+            self._idle.get().close()
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+
+
+def _is_ours(end: socket.socket) -> bool:
+    told: Any = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", told)
+    return bool(uid == os.geteuid())

@@ -1,0 +1,297 @@
+"""Submits that travel to the process that commits: what arrives, what an answer is worth, and what happens without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from threading import Thread
+
+import pytest
+
+from penstock.core.intent import Intent
+from penstock.core.refusals import KeyConflict, QueueFull
+from penstock.core.words import Constraint, RunWhen
+from penstock.stores import post
+from penstock.stores.post import Courier, Letter, Post, post_names
+from penstock.stores.protocol import Depth, Query
+from penstock.stores.sqlite import SqliteStore
+
+T0 = 1_900_000_000_000_000
+JOB = Intent(addon_id="a", job_type="t")
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Stores as if in processes of their own; `commits` counts what each of them committed itself."""
+    made = []
+
+    def make():
+        store = SqliteStore(tmp_path / "jobs.db", lambda: T0)
+        store.commits = []
+        store._con.set_commit_hook(lambda: bool(store.commits.append(1)))
+        made.append(store)
+        return store
+
+    yield make
+    problems = made[0].audit()
+    for store in made:
+        store.close()
+    assert problems == []
+
+
+@pytest.fixture
+def pair(make):
+    """The dispatcher, and one who submits."""
+    first, second = make(), make()
+    first.hold_dispatch("the first")
+    return first, second
+
+
+def ids(store):
+    return sorted(job.job_id for job in store.find(Query(limit=100_000)))
+
+
+# by the dispatcher
+
+
+def test_who_does_not_dispatch_lets_the_dispatcher_commit(pair):
+    first, second = pair
+    [receipt] = second.submit([JOB], Depth())
+
+    assert (1, 0) == (len(first.commits), len(second.commits))
+    assert (receipt.created, "QUEUED", [receipt.job_id]) == (True, receipt.state, ids(second))
+
+
+def test_an_intent_arrives_as_it_was_sent(pair):
+    first, second = pair
+    intent = Intent(
+        addon_id="a",
+        job_type="t",
+        cost_units=7,
+        priority=75,
+        constraints=Constraint.CPU_HEAVY | Constraint.NETWORK_HEAVY,
+        run_when=RunWhen.QUIET,
+        quiet_for_sec=60,
+        expected_duration_sec=1.5,
+        payload='{"text": "ä\\u0000"}',
+        tags=("x", "y"),
+        time_sensitive=True,
+        deadline_at=T0 + 9_000_000_000,
+        earliest_start_at=T0 + 1,
+        max_runtime_sec=10,
+        max_active_sec=20,
+        cost_limit=5,
+        unit="EUR",
+        idempotency_key="k",
+        retry_delays_sec=(1, 2),
+    )
+    [receipt] = second.submit([intent], Depth())
+
+    assert [] == second.commits
+    assert intent == first.job(receipt.job_id).intent
+
+
+def test_a_refusal_is_the_senders(pair):
+    first, second = pair
+    second.submit([JOB], Depth())
+    with pytest.raises(QueueFull, match="the limit is 1"):
+        second.submit([JOB], Depth(total=1))
+    second.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+    with pytest.raises(KeyConflict):
+        second.submit([Intent(addon_id="a", job_type="u", idempotency_key="k")], Depth())
+
+    assert 2 == len(ids(first))
+
+
+def test_a_key_that_was_used_is_answered_with_its_job(pair):
+    _, second = pair
+    keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
+    [made], [again] = second.submit([keyed], Depth()), second.submit([keyed], Depth())
+
+    assert (made.job_id, True, False) == (again.job_id, made.created, again.created)
+
+
+def test_what_is_large_is_written_by_its_sender(pair):
+    first, second = pair
+    second.submit([JOB] * (post.MOST_JOBS + 1), Depth())
+    second.submit([Intent(addon_id="a", job_type="t", payload=f'"{"x" * post.MOST_BYTES}"')], Depth())
+
+    assert (0, 2) == (len(first.commits), len(second.commits))
+
+
+def test_without_a_dispatcher_everybody_writes(pair):
+    first, second = pair
+    second.submit([JOB], Depth())
+    first.release_dispatch()
+    second.submit([JOB], Depth())
+
+    assert (1, 1) == (len(first.commits), len(second.commits))
+    assert 2 == len(ids(first))
+
+
+def test_strangers_are_not_let_in_and_not_believed(pair, monkeypatch):
+    first, second = pair
+    monkeypatch.setattr(post, "_is_ours", lambda _: False)
+    second.submit([JOB], Depth())
+
+    assert (0, 1) == (len(first.commits), len(second.commits))
+
+
+def test_nonsense_ends_the_conversation_and_nothing_else(pair, tmp_path):
+    _, second = pair
+    line = Courier(post_names(tmp_path / "jobs.db"))._line()
+    line.send(b"nonsense")
+
+    assert b"" == line.recv(100)
+    line.close()
+    assert 1 == len(second.submit([JOB], Depth()))
+    assert [] == second.commits
+
+
+# without an answer
+
+
+def test_a_letter_that_was_written_and_not_answered_is_not_doubled(pair, monkeypatch):
+    first, second = pair
+    written = []
+
+    def mute(self, guest, receipts):
+        written.extend(receipts)
+        self._part(guest)
+
+    monkeypatch.setattr(Post, "_answer", mute)
+    keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
+    receipts = second.submit([JOB, keyed], Depth())
+
+    assert receipts == written
+    assert ids(first) == sorted(receipt.job_id for receipt in receipts)
+
+
+def test_one_who_does_not_answer_in_time_is_left_alone_for_a_while(pair, monkeypatch):
+    first, second = pair
+    monkeypatch.setattr(post, "PATIENCE_SEC", 0.05)
+    monkeypatch.setattr(first, "_take", None)  # its thread is in the middle of something
+    first._post._take = lambda *_: None
+    second.submit([JOB], Depth())
+    second.submit([JOB], Depth())
+
+    assert (0, 2) == (len(first.commits), len(second.commits))
+    assert second._courier._shy_until > 0
+
+
+def test_a_letter_that_comes_after_its_sender_has_written_changes_nothing(pair):
+    first, second = pair
+    letter = Letter(["0190-late"], [JOB], Depth())
+    second._submit_named(letter).result()
+    replies = []
+    late = first._submit_named(letter)
+
+    assert late.exception(10) is not None
+    first._take(letter, replies.append)
+    first.submit([JOB], Depth())
+    assert [None] == replies
+    assert 2 == len(ids(first))
+
+
+def test_a_dispatcher_that_is_killed_takes_no_answered_submit_with_it(make, tmp_path):
+    program = f"""
+        import time
+        from penstock.stores.sqlite import SqliteStore
+
+        store = SqliteStore({str(tmp_path / "jobs.db")!r}, lambda: {T0})
+        store.hold_dispatch("short-lived")
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    mine = make()
+    mine.submit([JOB], Depth())
+    answered, stop = [], []
+
+    def submit():
+        while not stop:
+            answered.extend(mine.submit([JOB] * 2, Depth()))
+
+    threads = [Thread(target=submit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        other = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+        )
+        other.stdout.readline()
+        seen = len(answered)
+        while len(answered) < seen + 20:
+            time.sleep(0.001)
+        other.kill()
+        other.wait()
+        other.stdout.close()
+    stop.append(True)
+    for thread in threads:
+        thread.join()
+
+    kept = ids(mine)
+    assert len(kept) == 1 + len(answered)
+    assert {receipt.job_id for receipt in answered} <= set(kept)
+
+
+# by a stand-in
+
+
+def test_processes_that_wait_for_each_other_agree_on_one_that_commits(make):
+    first, second = make(), make()
+    first._write_lock.contended = True
+    first.submit([JOB], Depth())
+    second.submit([JOB], Depth())
+    second.submit([JOB], Depth())
+
+    assert (3, 0) == (len(first.commits), len(second.commits))
+
+
+def test_who_has_to_wait_for_the_write_lock_knows_it(make):
+    first, second = make(), make()
+    with first._write_lock:
+        waits = second.submit_soon([JOB], Depth())
+        while not second._write_lock.contended:
+            time.sleep(0.001)
+    waits.result(10)
+
+    assert (False, True) == (first._write_lock.contended, second._write_lock.contended)
+
+
+def test_a_stand_in_stands_down_for_a_dispatcher(make):
+    first, second, third = make(), make(), make()
+    first._write_lock.contended = True
+    first.submit([JOB], Depth())
+    second.submit([JOB], Depth())
+    third.hold_dispatch("the third")
+    second.submit([JOB], Depth())  # the stand-in commits it, and hears that somebody dispatches
+    second.submit([JOB], Depth())
+    first.submit([JOB], Depth())
+
+    assert (3, 0, 2) == (len(first.commits), len(second.commits), len(third.commits))
+
+
+def test_a_stand_in_that_goes_leaves_nobody_waiting(make):
+    first, second = make(), make()
+    first._write_lock.contended = True
+    first.submit([JOB], Depth())
+    second.submit([JOB], Depth())
+    first._stand_down()
+    second.submit([JOB], Depth())
+
+    assert (2, 1) == (len(first.commits), len(second.commits))
+
+
+def test_a_fork_does_not_keep_the_door(make, tmp_path):
+    first = make()
+    first.hold_dispatch("the parent")
+    child = os.fork()
+    if child == 0:
+        os.read(0, 0)
+        os._exit(int(first._post._door.fileno() != -1))
+
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert first._post._door.fileno() != -1
