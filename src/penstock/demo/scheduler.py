@@ -132,6 +132,7 @@ The scheduler is at {found["url"]}, its data in {folder} (capacity fixed at {UNI
 Two add-ons, photos and mail, work on sample jobs. Try, in another terminal:
 
   export PENSTOCK_URL={found["url"]} PENSTOCK_TOKEN_FILE={found["token_file"]}
+  .venv/bin/penstock top                                          everything live; also: ls, explain last, run -- make
   api=$PENSTOCK_URL/api/system/scheduler auth="Authorization: Bearer $(cat $PENSTOCK_TOKEN_FILE)"
 
   curl -H "$auth" $api/stats                                      how many jobs are where
