@@ -319,7 +319,7 @@ SELECT addon_id, state, sum(jobs)::bigint FROM penstock.tally GROUP BY addon_id,
 -- name: expired
 SELECT dispatch_id FROM penstock.dispatch
 WHERE phase <> 'ended' AND expires_at <= coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-ORDER BY expires_at LIMIT %(most)s;
+ORDER BY expires_at, dispatch_id LIMIT %(most)s;
 
 -- name: to_stop
 SELECT dispatch_id FROM penstock.dispatch
