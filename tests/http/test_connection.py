@@ -13,8 +13,8 @@ import pytest
 from http_kit import Place
 
 from penstock.core.refusals import Unavailable
+from penstock.engine.private import Unsafe
 from penstock.http.connection import Doors
-from penstock.http.guard import Unsafe
 from penstock.http.server import Config, serve
 from penstock.http.wire import PREFIX
 

@@ -9,7 +9,8 @@ import stat
 import pytest
 
 from penstock.core.words import SECOND
-from penstock.http.guard import Unsafe, check_exposure, private_directory
+from penstock.engine.private import Unsafe, private_directory
+from penstock.http.guard import check_exposure
 from penstock.http.problems import BadToken
 from penstock.http.tokens import FIRST_FILE, TOKENS_FILE, TokenFile, read_secret
 from penstock.http.views import when

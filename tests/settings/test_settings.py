@@ -240,6 +240,25 @@ WRONG = {
     "runner.functions": ["module.name", "a b:c"],
     "runner.path": ["relative"],
     "runner.pass_on": ["A-B"],
+    "alerts.log": ["perhaps"],
+    "alerts.command": [[3], [""], [["sh"]]],
+    "alerts.webhook": [
+        "example.org",
+        "ftp://example.org/",
+        "https://user:secret@example.org/",
+        "https://example.org/#x",
+        "https://example.org:22/",
+        "https://example.org:99999/",
+        "https://",
+        "https://[::1/",
+        "https://ex ample.org",
+        "https://example.org/a b\r\nX: y",
+        3,
+    ],
+    "alerts.webhook_secret_file": ["relative"],
+    "alerts.allow_private": [2],
+    "alerts.window": ["-1s", "8d"],
+    "alerts.retry_for": ["0s", "8d"],
 }
 
 
@@ -258,7 +277,15 @@ def test_a_wrong_value_is_refused_by_name(key, value):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("weight", 0), ("concurrent", -1), ("budget_day", 0), ("budget_month", "much")]
+    ("key", "value"),
+    [
+        ("weight", 0),
+        ("concurrent", -1),
+        ("budget_day", 0),
+        ("budget_month", "much"),
+        ("alert_webhook", "here"),
+        ("webhook", "mailto:me"),
+    ],
 )
 def test_a_wrong_value_of_an_addon_is_refused_by_name(file, key, value):
     [problem] = problems_of(file(f"[addons.photos]\n{key} = {value!r}\n"))
@@ -303,6 +330,28 @@ def test_a_certificate_needs_its_key_and_both_must_exist(tmp_path):
 
     assert ["is given without the other"] == [p.message for p in alone]
     assert ["server.tls_cert", "server.tls_key"] == [p.key for p in absent]
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "fix"),
+    [
+        ({"alerts.command": "no-such-program, --now"}, "alerts.command", "name one that can be run"),
+        ({"alerts.webhook": "http://127.0.0.1:8000/"}, "alerts.webhook", "or set alerts.allow_private"),
+        ({"alerts.webhook": "http://[::1]:8000/"}, "alerts.webhook", "or set alerts.allow_private"),
+        ({"alerts.webhook": "http://169.254.169.254/", "alerts.allow_private": "true"}, "alerts.webhook", "name a receiver elsewhere"),
+    ],
+)  # fmt: skip
+def test_an_alert_that_could_not_be_delivered_is_told_of_before_there_is_one(flags, key, fix):
+    [problem] = problems_of(flags=flags)
+
+    assert key == problem.key
+    assert problem.fix.endswith(fix)
+
+
+def test_a_webhook_of_an_addon_is_judged_like_that_of_all(file):
+    path = file('[addons.photos]\nwebhook = "http://10.0.0.1/"\nalert_webhook = "https://[fe80::1]/"\n')
+
+    assert ["addons.photos.alert_webhook", "addons.photos.webhook"] == [p.key for p in problems_of(path)]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:80", "127.8.8.8:1", "localhost:8420"])

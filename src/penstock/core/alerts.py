@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
-from penstock.core.words import AddonId, JobId
+from penstock.core.words import AddonId, JobId, Moment, Span
 
-__all__ = ["Alert"]
+__all__ = ["Alert", "Repeats", "Told"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +37,35 @@ class Alert:
             "text": self.text,
             **self.data,
         }
+
+
+class Told(NamedTuple):
+    """That an occasion was told, and what has been held back since."""
+
+    at: Moment
+    held: int = 0
+
+
+class Repeats:
+    """Of what happens again and again one is told in a window, and with the next one how many were not."""
+
+    MOST: Final = 10_000
+
+    def __init__(self, window: Span, told: Mapping[str, Told] = MappingProxyType({})) -> None:
+        self._window, self.told = window, dict(told)
+
+    def hear(self, key: str, now: Moment) -> int | None:
+        """None: it is held back. Else it is told, and with it that so many were not."""
+        last = self.told.get(key)
+        if last is not None and last.at <= now < last.at + self._window:
+            self.told[key] = last._replace(held=last.held + 1)
+            return None
+        self.told.pop(key, None)  # so that the dict stays in the order of time
+        self.told[key] = Told(now)
+        return 0 if last is None else last.held
+
+    def forget(self, now: Moment) -> None:
+        """What needs no memory, and the oldest when there are too many: keys are made up by jobs, and jobs never end."""
+        self.told = {k: t for k, t in self.told.items() if t.held or t.at <= now < t.at + self._window}
+        for key in list(self.told)[: max(0, len(self.told) - self.MOST)]:
+            del self.told[key]

@@ -21,6 +21,7 @@ from typing import Final
 
 import penstock
 from penstock import web
+from penstock.alerts import Alerting, Ways
 from penstock.client.signals import heard
 from penstock.core.errors import PenstockError
 from penstock.core.refusals import DispatcherHeld
@@ -28,7 +29,7 @@ from penstock.core.words import AddonId, seconds
 from penstock.daemon.logs import configure
 from penstock.engine.clock import SteadyClock
 from penstock.engine.house import House
-from penstock.http.guard import private_directory
+from penstock.engine.private import private_directory
 from penstock.http.server import Config, Server, serve
 from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
 from penstock.settings import Settings
@@ -96,6 +97,7 @@ def _up(settings: Settings, down: ExitStack) -> Server:
     )
     house.start(_holder(settings))
     down.callback(house.stop)
+    down.callback(Alerting(store, settings.data_dir / "alerts", _ways(settings)).start().stop)
     for name, addon in settings.addons.items():
         if addon.weight is not None:
             store.set_addon(AddonId(name), weight=addon.weight)
@@ -151,6 +153,22 @@ def _socket(settings: Settings) -> Path | None:
 
 
 _MAX_SOCKET_PATH: Final = 107
+
+
+def _ways(settings: Settings) -> Ways:
+    told, addons = settings.alerts, settings.addons
+    return Ways(
+        log=told.log,
+        command=told.command,
+        webhook=told.webhook,
+        of_addon={name: one.alert_webhook for name, one in addons.items() if one.alert_webhook is not None},
+        dispatchable={name: one.webhook for name, one in addons.items() if one.webhook is not None},
+        dispatchable_for=settings.leases.start_timeout,
+        secret_file=settings.webhook_secret_file,
+        allow_private=told.allow_private,
+        window=told.window,
+        retry_for=told.retry_for,
+    )
 
 
 def _functions(settings: Settings) -> Functions:

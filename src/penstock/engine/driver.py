@@ -27,10 +27,17 @@ class Part(Protocol):
 
 
 class Driver:
-    def __init__(self, clock: Clock, parts: Sequence[Part], *, after_failure: Span = 5 * SECOND) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        parts: Sequence[Part],
+        *,
+        after_failure: Span = 5 * SECOND,
+        name: str = "penstock-driver",
+    ) -> None:
         self._clock, self._parts, self._after_failure = clock, parts, after_failure
         self._bell, self._stopping = Event(), Event()
-        self._thread = Thread(target=self._loop, name="penstock-driver", daemon=True)
+        self._thread = Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()

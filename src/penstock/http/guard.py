@@ -8,34 +8,22 @@ It cannot choose its Host, its Origin or its Sec-Fetch-Site. These are compared 
 from __future__ import annotations
 
 import ipaddress
-import os
-import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from penstock.core.errors import PenstockError
+from penstock.engine.private import Unsafe
 from penstock.http.problems import Forbidden
 
 __all__ = [
     "LOOPBACK",
     "Exposure",
-    "Unsafe",
     "check_exposure",
     "check_request",
-    "private_directory",
-    "private_file",
 ]
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _SAME: Final = frozenset({b"same-origin", b"none"})
-
-
-class Unsafe(PenstockError):
-    """A setting, a file or a directory that would let others in; the message says how to mend it."""
-
-    code = "unsafe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +81,3 @@ def _is_loopback(bind: str) -> bool:
         return ipaddress.ip_address(bind.strip("[]")).is_loopback
     except ValueError:
         return bind == "localhost"
-
-
-def private_directory(path: Path) -> Path:
-    """Made if it is not there; refused if anybody else can enter it."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_shared(path, "700")
-    return path
-
-
-def private_file(path: Path) -> Path:
-    _refuse_shared(path, "600")
-    return path
-
-
-def _refuse_shared(path: Path, mode: str) -> None:
-    found = path.stat()
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise Unsafe(f"others on this machine can reach {path}: run `chmod {mode} {path}`", path=str(path))
-    if found.st_uid != os.geteuid():
-        raise Unsafe(f"{path} belongs to another user: choose a place of your own", path=str(path))

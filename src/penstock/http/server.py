@@ -24,9 +24,10 @@ from uvicorn.server import ServerState
 from penstock.core.refusals import Unavailable
 from penstock.core.words import DispatchId
 from penstock.engine.house import House
+from penstock.engine.private import Unsafe, private_directory
 from penstock.http.app import Api, Limits
 from penstock.http.connection import Connection, Doors
-from penstock.http.guard import LOOPBACK, Exposure, Unsafe, check_exposure, private_directory
+from penstock.http.guard import LOOPBACK, Exposure, check_exposure
 from penstock.http.office import Office, Runs
 from penstock.http.page import Page
 from penstock.http.sessions import Sessions

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +22,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.words import SECOND, Moment
-from penstock.http.guard import Unsafe, private_directory, private_file
+from penstock.engine.private import Unsafe, private_directory, private_file, replace_file
 from penstock.http.problems import BadToken
 from penstock.http.wire import NewToken, Scope, Token
 
@@ -135,11 +133,11 @@ class TokenFile:
     def _first(self, secret_file: Path) -> None:
         kept, secret = self._new(NewToken(name="made at first start", scopes=list(Scope)))
         # The secret first: without it a list that holds its hash would lock everybody out.
-        _replace(secret_file, f"{secret}\n".encode())
+        replace_file(secret_file, f"{secret}\n".encode())
         self._save([kept])
 
     def _save(self, kept: list[_Kept]) -> None:
-        _replace(self._path, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
+        replace_file(self._path, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
         self._load(anyway=True)
 
     def _load(self, *, anyway: bool = False) -> None:
@@ -168,20 +166,6 @@ def _principal(token: Token) -> Principal:
     return Principal(
         token.token_id, frozenset(token.scopes), token.addon_id, token.max_cost_units, token.max_priority
     )
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """0600 from its first byte on, and whole or not at all."""
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def read_secret(file: Path) -> str:

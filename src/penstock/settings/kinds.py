@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
+from penstock.core.outbound import HTTP_PORTS
 from penstock.core.quiet import Points
 from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
 from penstock.stores.opening import is_address, shown
@@ -37,6 +39,7 @@ __all__ = [
     "switch",
     "text",
     "unit_count",
+    "web_address",
 ]
 
 T = TypeVar("T")
@@ -282,3 +285,20 @@ def address() -> Kind[Address]:
         return Address(host, int(port))
 
     return Kind('"host:port" or "[::1]:port"', read)
+
+
+def web_address() -> Kind[str]:
+    """Whom we call. No user and password in it: addresses are listed and logged."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]+(/[!-~]*)?", value):
+            raise ValueError
+        parts = urlsplit(value)
+        if not parts.hostname or parts.fragment or (parts.port or 443) not in HTTP_PORTS:
+            raise ValueError
+        return value
+
+    return Kind(
+        'an address such as "https://example.org/alerts": without user and #, on port 80, 443 or from 1024 on',
+        read,
+    )

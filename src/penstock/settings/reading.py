@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from penstock.client.home import config_file, data_dir
 from penstock.core.errors import PenstockError
+from penstock.core.outbound import refusal
 from penstock.settings.kinds import Kind
 from penstock.settings.sources import PREFIX, Given, KeyPath, from_environ, from_file, from_flags
 from penstock.settings.tree import Addon, Tree
@@ -246,6 +250,22 @@ def contradictions(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, s
             yield (("server", name),), f"there is no file {file}", "name a file that exists"
     if server.listen is not None and not server.listen.local:
         yield from _exposed(settings, str(server.listen))
+    yield from _unreachable(settings)
+
+
+def _unreachable(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, str]]:
+    """What would fail at the first alert, which is the worst moment to hear of it. Names are looked up then; numbers can be judged now."""
+    alerts = settings.alerts
+    if alerts.command and shutil.which(alerts.command[0]) is None:
+        yield (("alerts", "command"),), f"there is no program {alerts.command[0]}", "name one that can be run"
+    for path, address in settings.webhooks():
+        host = urlsplit(address).hostname or ""
+        with suppress(ValueError):
+            if why := refusal(host, private=alerts.allow_private):
+                fix = "name a receiver elsewhere" + (
+                    "" if alerts.allow_private else ", or set alerts.allow_private"
+                )
+                yield (path,), f"is not called: {why}", fix
 
 
 def _exposed(settings: Tree, address: str) -> Iterator[tuple[tuple[KeyPath, ...], str, str]]:

@@ -7,7 +7,7 @@ The defaults that the engine has are taken from there: a number that is written 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -40,6 +40,7 @@ from penstock.settings.kinds import (
     switch,
     text,
     unit_count,
+    web_address,
 )
 from penstock.stores.opening import Sharing as StoreSharing
 from penstock.stores.opening import is_address
@@ -47,6 +48,7 @@ from penstock.stores.protocol import Depth as StoreDepth
 
 __all__ = [
     "Addon",
+    "Alerts",
     "CapacitySettings",
     "Caps",
     "Depth",
@@ -219,6 +221,12 @@ class Addon:
     concurrent: int | None = key(optional(_COUNT), None, "how many of its jobs may be in flight at once")
     budget_day: Money | None = key(optional(money()), None, "what its jobs may spend in a day (UTC)")
     budget_month: Money | None = key(optional(money()), None, "and in a month")
+    alert_webhook: str | None = key(
+        optional(web_address()), None, "who is told of its alerts, besides `alerts.webhook`"
+    )
+    webhook: str | None = key(
+        optional(web_address()), None, "who is told, signed, that a job of it waits for its worker"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +322,33 @@ class Runner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alerts:
+    """How the owner hears of what needs a person (`docs/alerts.md`)."""
+
+    log: bool = key(switch(), True, "a line in the log for each")
+    command: tuple[str, ...] = key(
+        many(text("a program or an argument of it", r"[^\0]{1,4000}")),
+        (),
+        "a program that gets each on its standard input, as JSON; never through a shell",
+    )
+    webhook: str | None = key(optional(web_address()), None, "an address that each is posted to, signed")
+    webhook_secret_file: Path | None = key(
+        optional(folder("the path of a file")),
+        None,
+        "what webhooks are signed with, made on first start, mode 0600; none: `webhook.secret` in the data directory",
+    )
+    allow_private: bool = key(
+        switch(), False, "whether webhooks may be on this machine or in a private network"
+    )
+    window: Span = key(
+        span(0, 7 * DAY), HOUR, "of alerts with one key one is told in so long, and then how many were not"
+    )
+    retry_for: Span = key(
+        span(SECOND, 7 * DAY), DAY, "how long it is tried to deliver one to a receiver that is away"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
     data_dir: Path = key(
         folder("an absolute path, or one that begins with ~"),
@@ -339,6 +374,7 @@ class Tree:
     retry: Retry = section(Retry)
     retention: Retention = section(Retention)
     runner: Runner = section(Runner)
+    alerts: Alerts = section(Alerts)
     addons: Mapping[str, Addon] = each(Addon)
 
     @property
@@ -362,6 +398,19 @@ class Tree:
     @property
     def token_file(self) -> Path:
         return self.server.token_file or self.data_dir / "token"
+
+    @property
+    def webhook_secret_file(self) -> Path:
+        return self.alerts.webhook_secret_file or self.data_dir / "webhook.secret"
+
+    def webhooks(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Every address that is called, by its key."""
+        if self.alerts.webhook is not None:
+            yield ("alerts", "webhook"), self.alerts.webhook
+        for name, addon in self.addons.items():
+            for one, url in (("alert_webhook", addon.alert_webhook), ("webhook", addon.webhook)):
+                if url is not None:
+                    yield ("addons", name, one), url
 
     @property
     def host_id(self) -> HostId:

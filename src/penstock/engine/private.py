@@ -1,0 +1,52 @@
+"""Files and directories that hold what nobody else on this machine may read."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from penstock.core.errors import PenstockError
+
+__all__ = ["Unsafe", "private_directory", "private_file", "replace_file"]
+
+
+class Unsafe(PenstockError):
+    """A setting, a file or a directory that would let others in; the message says how to mend it."""
+
+    code = "unsafe"
+
+
+def private_directory(path: Path) -> Path:
+    """Made if it is not there; refused if anybody else can enter it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_shared(path, "700")
+    return path
+
+
+def private_file(path: Path) -> Path:
+    _refuse_shared(path, "600")
+    return path
+
+
+def _refuse_shared(path: Path, mode: str) -> None:
+    found = path.stat()
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise Unsafe(f"others on this machine can reach {path}: run `chmod {mode} {path}`", path=str(path))
+    if found.st_uid != os.geteuid():
+        raise Unsafe(f"{path} belongs to another user: choose a place of your own", path=str(path))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """0600 from its first byte on, and whole or not at all."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

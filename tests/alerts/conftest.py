@@ -1,0 +1,134 @@
+"""Receivers that are really there: an HTTP server on loopback that keeps what it gets, and does what the test tells it to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from penstock.alerts import Alerting, Ways
+from penstock.core.alerts import Alert
+from penstock.core.changes import Change, alert_note
+from penstock.stores.memory import MemoryStore
+
+LONG = 60.0  # nothing takes so long; a test that waits for it has failed
+
+
+def until(true, within=LONG):
+    ends = time.monotonic() + within
+    while not (found := true()):
+        assert time.monotonic() < ends, "it did not come"
+        time.sleep(0.01)
+    return found
+
+
+class Receiver:
+    """`script`: what is done with the next requests, a status or a function of the handler; then 204 for all."""
+
+    def __init__(self, port=0):
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # the connection stays open unless we are the ones to close it
+
+            def do_POST(self):
+                self.body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.seen.append((self.path, dict(self.headers), self.body))
+                answer = receiver.script.popleft() if receiver.script else 204
+                if callable(answer):
+                    answer(self)
+                    return
+                self.send_response(answer)
+                self.send_header("Content-Length", "0")
+                if 300 <= answer < 400:
+                    self.send_header("Location", f"http://127.0.0.1:{receiver.port}/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.script, self.seen = deque(), []
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/alerts?from=test"
+
+    @property
+    def told(self):
+        return [json.loads(body) for _, _, body in self.seen]
+
+    def close(self):
+        if self._thread.is_alive():
+            self._end()
+
+    def _end(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receivers():
+    made = []
+
+    def make(port=0):
+        made.append(Receiver(port))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def receiver(receivers):
+    return receivers()
+
+
+class Desk:
+    """A store, and alerting on it that can be stopped and started."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.store = MemoryStore(lambda: time.time_ns() // 1_000)
+        self.running = None
+
+    @property
+    def secret_file(self):
+        return self.folder / "webhook.secret"
+
+    def start(self, **ways):
+        ways = Ways(**{"secret_file": self.secret_file, "allow_private": True} | ways)
+        self.running = Alerting(self.store, self.folder / "alerts", ways).start()
+        return self
+
+    def stop(self):
+        if self.running is not None:
+            self.running.stop()
+            self.running = None
+
+    def alert(self, key="k", **more):
+        fields = {"kind": "cost_warning", "addon_id": "photos", "text": f"about {key}"} | more
+        self.store.apply([Change(self.store.now(), (alert_note(Alert(key=key, **fields)),))])
+
+    def alerts(self, kind):
+        return [event for event in self.store.events(0, 1_000) if event.reason == kind]
+
+    def letters(self, role="webhook"):
+        return sorted((self.folder / "alerts" / role).glob("*.json"))
+
+
+@pytest.fixture
+def desk(tmp_path):
+    desk = Desk(tmp_path)
+    yield desk
+    desk.stop()
