@@ -80,8 +80,8 @@ def test_a_job_in_flight_says_how_far_it_is(phase, words):
     assert words in explain(job(State.RUNNING), NOW, dispatch=dispatch).text
 
 
-def test_a_settled_job_says_since_when_and_what_may_be_done():
+def test_a_settled_job_says_when_that_was_and_what_may_be_done():
     told = explain(job(State.BLOCKED, ended_at=NOW - 3 * SECOND), NOW)
 
-    assert told.text == "BLOCKED since 3 s"
+    assert told.text == "BLOCKED 3 s ago"
     assert told.allowed == ("cancel", "retry")

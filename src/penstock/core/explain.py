@@ -15,7 +15,7 @@ from penstock.core.job import Dispatch, Job
 from penstock.core.landing import Phase
 from penstock.core.reasons import Reason, as_json, retry_after_sec, words
 from penstock.core.states import State, allowed
-from penstock.core.words import SECOND, AddonId, JobId, Moment, seconds
+from penstock.core.words import AddonId, JobId, Moment, seconds, spelled
 
 __all__ = ["Ahead", "Explanation", "explain"]
 
@@ -73,8 +73,8 @@ def explain(
     parts += _line_words(ahead, line_ahead)
     if likely_start_at is not None and likely_start_at > now:
         when = "" if next_when_ends is None else f", when job {next_when_ends[-8:]} ends"
-        parts.append(f"likely to start in {max(0, likely_start_at - now) // SECOND} s{when}")
-    lead = f"waiting {waiting // SECOND} s" if job.ready_at <= now else "not in line yet"
+        parts.append(f"likely to start in {spelled(likely_start_at - now)}{when}")
+    lead = f"waiting {spelled(waiting)}" if job.ready_at <= now else "not in line yet"
     return Explanation(
         job_id=job.job_id,
         state=job.state,
@@ -113,18 +113,16 @@ def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
 
 def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
     if dispatch is None:
-        ended = "" if job.ended_at is None else f" since {max(0, now - job.ended_at) // SECOND} s"
+        ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
         return f"{job.state}{ended}"
     if dispatch.phase is Phase.RESERVED:
-        left = max(0, dispatch.expires_at - now) // SECOND
-        return f"{dispatch.demand.cost_units} units are reserved; its worker has {left} s left to ask for the lease"
-    since = max(0, now - (dispatch.started_at or dispatch.admitted_at)) // SECOND
+        left = spelled(dispatch.expires_at - now)
+        return f"{dispatch.demand.cost_units} units are reserved; its worker has {left} left to ask for the lease"
+    since = spelled(now - (dispatch.started_at or dispatch.admitted_at))
     if dispatch.phase is Phase.ENDING:
-        left = max(0, dispatch.expires_at - now) // SECOND
-        return (
-            f"running for {since} s and told to stop ({dispatch.reason}); given up in {left} s at the latest"
-        )
+        left = spelled(dispatch.expires_at - now)
+        return f"running for {since} and told to stop ({dispatch.reason}); given up in {left} at the latest"
     expected = ""
     if dispatch.ends_at is not None:
-        expected = f", expected to end in {max(0, dispatch.ends_at - now) // SECOND} s"
-    return f"running for {since} s{expected}"
+        expected = f", expected to end in {spelled(dispatch.ends_at - now)}"
+    return f"running for {since}{expected}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, TypeAlias, assert_never
 
 from penstock.core.quiet import QuietState
-from penstock.core.words import SECOND, JobId, Moment, seconds
+from penstock.core.words import MINUTE, JobId, Moment, seconds, spelled
 
 __all__ = [
     "REASONS",
@@ -199,9 +199,7 @@ def words(reason: Reason, now: Moment) -> str:
         case QueuedAhead(job_id, priority):
             text = f"job {job_id[-8:]} of priority {priority} is in line for the same room"
         case AwaitsWorker(last_came_at):
-            text = (
-                f"waits for its worker to fetch it, nobody came for {max(0, now - last_came_at) // SECOND} s"
-            )
+            text = f"waits for its worker to fetch it, nobody came for {spelled(now - last_came_at)}"
         case _:
             text = _shut(reason)
     return text
@@ -239,11 +237,8 @@ def from_json(code: str, data: dict[str, Any]) -> Reason:
 
 def _in(moment: Moment, now: Moment) -> str:
     """From now on and not as a clock time: the reader's time zone is not ours to know."""
-    span = max(0, moment - now) // SECOND
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if span >= 2 * size:
-            return f"in about {span // size} {unit}"
-    return f"in {span} s"
+    about = "about " if moment - now >= 2 * MINUTE else ""
+    return f"in {about}{spelled(moment - now)}"
 
 
 def _when(lead: str, moment: Moment | None, now: Moment) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "Span",
     "priority_of",
     "seconds",
+    "spelled",
 ]
 
 #: Microseconds since 1970-01-01T00:00Z.
@@ -104,3 +105,12 @@ class RunWhen(StrEnum):
     ANY = "any"  # whenever there is room, short of PANIC
     NORMAL = "normal"  # QUIET or NORMAL; HIGH and up also BUSY
     QUIET = "quiet"  # QUIET only, optionally for some time already
+
+
+def spelled(span: Span) -> str:
+    """For people: whole units, as large as leave a number that says something."""
+    count = max(0, span) // SECOND
+    for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if count >= 2 * size:
+            return f"{count // size} {unit}"
+    return f"{count} s"
