@@ -123,7 +123,7 @@ class Desk:
     def alerts(self, kind):
         return [event for event in self.store.events(0, 1_000) if event.reason == kind]
 
-    def letters(self, role="webhook"):
+    def messages(self, role="webhook"):
         return sorted((self.folder / "alerts" / role).glob("*.json"))
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.alerts.conftest import until
 
 from penstock.alerts.command import Command
-from penstock.alerts.courier import Away, Courier, Refused
-from penstock.alerts.spool import Letter, Spool
+from penstock.alerts.messenger import Away, Messenger, Refused
+from penstock.alerts.spool import Message, Spool
 from penstock.core.alerts import Repeats
 from penstock.core.changes import Change, Note
 from penstock.core.job import Kind
@@ -48,7 +48,7 @@ def test_an_alert_reaches_log_command_and_webhook(desk, receiver, tmp_path, capl
     assert "job-1234567890" == environ["PENSTOCK_ALERT_JOB_ID"]
     assert {"PENSTOCK_ALERT"} == {name[:14] for name in environ if name.startswith("PENSTOCK_")}
     assert ["alert: about k"] == [record.getMessage() for record in caplog.records]
-    until(lambda: not desk.letters() and not desk.letters("command"))
+    until(lambda: not desk.messages() and not desk.messages("command"))
 
 
 def test_the_log_can_be_left_out(desk, receiver, caplog):
@@ -106,7 +106,7 @@ def works():
     from penstock.engine.rules import Rules
     from penstock.stores.memory import MemoryStore
 
-    clock = lambda: time.time_ns() // 1_000  # noqa: E731  # one that the scheduler and the courier share
+    clock = lambda: time.time_ns() // 1_000  # noqa: E731  # one that the scheduler and the messenger share
     store = MemoryStore(clock)
     return type("Works", (Works,), {"now": property(lambda self: clock())})(
         store, clock, Rules(capacity=Capacity(fixed=90), ordering=Ordering())
@@ -231,29 +231,29 @@ def test_a_receiver_that_was_away_gets_it_when_it_is_back_also_after_a_restart(d
     desk.alert()
     until(lambda: len(first.seen) == 2)
     desk.stop()
-    assert 1 == len(desk.letters())
+    assert 1 == len(desk.messages())
 
     desk.start(webhook=first.url)
     until(lambda: len(first.seen) == 3)
-    until(lambda: not desk.letters())
+    until(lambda: not desk.messages())
 
     assert 1 == len({body for _, _, body in first.seen})
 
 
-def test_letters_go_to_an_address_that_was_mended(desk, receiver):
+def test_messages_go_to_an_address_that_was_mended(desk, receiver):
     desk.start(webhook="http://127.0.0.1:1/")
     desk.alert()
-    until(desk.letters)
+    until(desk.messages)
     desk.stop()
     desk.start(webhook=receiver.url)
 
     assert until(lambda: receiver.told)
 
 
-def test_letters_to_a_receiver_that_is_no_more_are_removed(desk, caplog):
+def test_messages_to_a_receiver_that_is_no_more_are_removed(desk, caplog):
     desk.start(webhook="http://127.0.0.1:1/")
     desk.alert()
-    until(desk.letters)
+    until(desk.messages)
     desk.stop()
     desk.start()
 
@@ -282,7 +282,7 @@ def test_a_receiver_that_hangs_delays_neither_the_others_nor_the_scheduler_nor_t
         assert took < 2
         assert time.monotonic() - began < 2
         assert 1 == len(slow.seen)
-        assert 21 == len(desk.letters())
+        assert 21 == len(desk.messages())
     finally:
         hold.set()
 
@@ -313,7 +313,7 @@ def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(desk, tmp_pat
 
     assert time.monotonic() - began < 2
     until(lambda: all(map(gone, mine)))
-    assert 1 == len(desk.letters("command"))
+    assert 1 == len(desk.messages("command"))
 
 
 @pytest.mark.parametrize(
@@ -322,18 +322,18 @@ def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(desk, tmp_pat
 def test_a_command_leaves_nothing_behind_in_time_or_not(tmp_path, stays, outcome):
     file = tmp_path / "pids"
     command = Command((sys.executable, "-c", HANGS, str(file), stays), within=0.5 if outcome else 30)
-    letter = Letter(number=1, told={"id": "1"}, due=0, until=0)
+    message = Message(number=1, told={"id": "1"}, due=0, until=0)
     if outcome:
-        until(lambda: ends(command, letter) == f"it {outcome}" and pids(file), 30)
+        until(lambda: ends(command, message) == f"it {outcome}" and pids(file), 30)
     else:
-        assert ends(command, letter) is None
+        assert ends(command, message) is None
 
     until(lambda: all(map(gone, pids(file))))
 
 
-def ends(command, letter):
+def ends(command, message):
     try:
-        command.deliver(letter, T0)
+        command.deliver(message, T0)
     except (Refused, Away) as error:
         return str(error)
     return None
@@ -353,7 +353,7 @@ def ends(command, letter):
 def test_how_a_command_ended_is_told(argv, said):
     told = {"id": "1", "text": "a\0b" + "x" * 200_000}
 
-    assert said == ends(Command(argv), Letter(number=1, told=told, due=0, until=0))
+    assert said == ends(Command(argv), Message(number=1, told=told, due=0, until=0))
 
 
 # Trying again, on a clock that is moved
@@ -367,8 +367,8 @@ class Door:
     def __init__(self):
         self.tried, self.wrong = [], None
 
-    def deliver(self, letter, now):
-        self.tried.append((letter.number, now))
+    def deliver(self, message, now):
+        self.tried.append((message.number, now))
         if self.wrong is not None:
             raise self.wrong("it is wrong")
 
@@ -384,19 +384,19 @@ class Rounds:
 
     def again(self):
         """As after a restart."""
-        self.courier = Courier(
-            self.door, self.spool, lambda way, letter, why: self.given_up.append(letter.number)
+        self.messenger = Messenger(
+            self.door, self.spool, lambda way, message, why: self.given_up.append(message.number)
         )
 
     def put(self, number, lives=24 * HOUR):
         return self.spool.put(
-            Letter(number=number, told={"id": str(number)}, due=self.now, until=self.now + lives)
+            Message(number=number, told={"id": str(number)}, due=self.now, until=self.now + lives)
         )
 
     def run(self, span):
         """All that falls due within it."""
         ends = self.now + span
-        while (wish := self.courier.step(self.now)) <= ends:
+        while (wish := self.messenger.step(self.now)) <= ends:
             self.now = max(self.now, wish)
         self.now = ends
 
@@ -428,7 +428,7 @@ def test_a_receiver_that_is_away_is_tried_less_and_less_and_then_gets_all_in_ord
     assert 0 == len(rounds.spool)
 
 
-def test_a_letter_that_is_refused_does_not_hold_up_the_others(rounds):
+def test_a_message_that_is_refused_does_not_hold_up_the_others(rounds):
     rounds.door.wrong = Refused
     rounds.put(1)
     rounds.run(0)
@@ -489,12 +489,12 @@ def test_a_full_spool_takes_no_more_and_then_tells_how_many_found_no_room(rounds
     rounds.run(0)
     rounds.put(9)
 
-    [letter] = rounds.spool.letters()
-    assert {"id": "9", "not_told": 3} == letter.told
+    [message] = rounds.spool.messages()
+    assert {"id": "9", "not_told": 3} == message.told
     assert 1 == caplog.text.count("is full")
 
 
-def test_a_damaged_letter_is_put_aside_and_a_torn_one_removed(rounds, caplog):
+def test_a_damaged_message_is_put_aside_and_a_torn_one_removed(rounds, caplog):
     rounds.put(2)
     (rounds.spool.folder / "1.json").write_text("{")
     (rounds.spool.folder / ".3.json.abc").write_text("{")
@@ -506,12 +506,12 @@ def test_a_damaged_letter_is_put_aside_and_a_torn_one_removed(rounds, caplog):
     assert ["1.damaged"] == [path.name for path in rounds.spool.folder.iterdir()]
 
 
-def test_what_could_not_be_delivered_is_in_the_trail_and_makes_no_further_letters(desk, receiver, caplog):
+def test_what_could_not_be_delivered_is_in_the_trail_and_makes_no_further_messages(desk, receiver, caplog):
     receiver.script.extend([500] * 100)
     desk.start(webhook=receiver.url, retry_for=SECOND)
     desk.alert()
     [event] = until(lambda: desk.alerts("undelivered"))
-    until(lambda: not desk.letters())
+    until(lambda: not desk.messages())
     until(lambda: "alert: an alert could not be delivered" in caplog.text)
 
     assert f"http://127.0.0.1:{receiver.port}: answered 500" in event.data["text"]

@@ -1,4 +1,4 @@
-"""A letter over HTTP: signed, to checked addresses, within its time."""
+"""A message over HTTP: signed, to checked addresses, within its time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from threading import Thread
 
 import pytest
 
-from penstock.alerts.courier import Away, Refused, Stopped
-from penstock.alerts.spool import Letter
+from penstock.alerts.messenger import Away, Refused, Stopped
+from penstock.alerts.spool import Message
 from penstock.alerts.webhook import Webhook, secrets_in
 from penstock.core.outbound import refusal
 from penstock.core.words import SECOND
 from penstock.engine.private import Unsafe
 
 NOW = 1_900_000_000 * SECOND
-LETTER = Letter(number=7, told={"id": "ab-7", "type": "alert", "text": "ünser"}, due=NOW, until=NOW + SECOND)
+MESSAGE = Message(
+    number=7, told={"id": "ab-7", "type": "alert", "text": "ünser"}, due=NOW, until=NOW + SECOND
+)
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def listening():
 
 
 def test_the_signature_is_over_id_time_and_body(receiver, secret):
-    Webhook(receiver.url, secret, private=True).deliver(LETTER, NOW)
+    Webhook(receiver.url, secret, private=True).deliver(MESSAGE, NOW)
 
     [(path, headers, body)] = receiver.seen
     key = base64.b64decode(secret.read_text().strip().removeprefix("whsec_"))
@@ -69,9 +71,9 @@ def test_the_signature_is_over_id_time_and_body(receiver, secret):
 def test_with_two_secrets_both_sign_so_that_one_can_be_replaced(receiver, secret):
     secrets_in(secret)
     webhook = Webhook(receiver.url, secret, private=True)
-    webhook.deliver(LETTER, NOW)
+    webhook.deliver(MESSAGE, NOW)
     secret.write_text("a new secret of ours\n".replace(" ", "-") + secret.read_text())
-    webhook.deliver(LETTER, NOW)
+    webhook.deliver(MESSAGE, NOW)
 
     first, second = (headers["Webhook-Signature"].split() for _, headers, _ in receiver.seen)
     assert 2 == len(second)
@@ -103,7 +105,7 @@ def test_a_secret_that_others_can_read_signs_nothing(receiver, secret):
     secret.chmod(0o644)
 
     with pytest.raises(Refused, match="chmod 600"):
-        webhook.deliver(LETTER, NOW)
+        webhook.deliver(MESSAGE, NOW)
     assert receiver.seen == []
 
 
@@ -131,7 +133,7 @@ def test_the_address_behind_a_name_is_what_counts(receiver, secret, host):
     url = f"http://{host}:{receiver.port}/"
 
     with pytest.raises(Away, match="loopback or private.*allow_private"):
-        Webhook(url, secret).deliver(LETTER, NOW)
+        Webhook(url, secret).deliver(MESSAGE, NOW)
     assert receiver.seen == []
 
 
@@ -148,7 +150,7 @@ def test_what_was_checked_is_what_is_connected_to(receiver, secret, monkeypatch)
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
 
-    Webhook(f"http://rebinding.example:{receiver.port}/", secret, private=True).deliver(LETTER, NOW)
+    Webhook(f"http://rebinding.example:{receiver.port}/", secret, private=True).deliver(MESSAGE, NOW)
 
     assert asked == ["rebinding.example"]
     assert f"rebinding.example:{receiver.port}" == receiver.seen[0][1]["Host"]
@@ -160,7 +162,7 @@ def test_one_forbidden_address_among_several_spoils_the_name(receiver, secret, m
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
 
     with pytest.raises(Away, match="169.254.169.254"):
-        Webhook(receiver.url, secret, private=True).deliver(LETTER, NOW)
+        Webhook(receiver.url, secret, private=True).deliver(MESSAGE, NOW)
     assert receiver.seen == []
 
 
@@ -171,21 +173,21 @@ def test_of_two_addresses_the_one_that_answers_is_used(receiver, secret, monkeyp
         socket, "getaddrinfo", lambda host, *a, **k: both if host == "two.example" else real(host, *a, **k)
     )
 
-    Webhook(f"http://two.example:{receiver.port}/", secret, private=True).deliver(LETTER, NOW)
+    Webhook(f"http://two.example:{receiver.port}/", secret, private=True).deliver(MESSAGE, NOW)
 
     assert 1 == len(receiver.seen)
 
 
 def test_a_name_that_is_not_found_is_told(secret):
     with pytest.raises(Away, match="nowhere.invalid has no address"):
-        Webhook("http://nowhere.invalid/", secret).deliver(LETTER, NOW)
+        Webhook("http://nowhere.invalid/", secret).deliver(MESSAGE, NOW)
 
 
 def test_redirects_are_not_followed(receiver, secret):
     receiver.script.append(307)
 
     with pytest.raises(Refused, match="307, and redirects are not followed"):
-        Webhook(receiver.url, secret, private=True).deliver(LETTER, NOW)
+        Webhook(receiver.url, secret, private=True).deliver(MESSAGE, NOW)
     assert 1 == len(receiver.seen)
 
 
@@ -196,7 +198,7 @@ def test_what_the_receiver_says_against_it_is_told(receiver, secret):
     receiver.script.append(lambda handler: handler.send_error(422, "No", "unknown addon"))
 
     with pytest.raises(Refused, match="answered 422 No: "):
-        Webhook(receiver.url, secret, private=True).deliver(LETTER, NOW)
+        Webhook(receiver.url, secret, private=True).deliver(MESSAGE, NOW)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_an_answer_that_is_too_long_or_none_counts_as_away(listening, secret, he
     url = listening(lambda line: (line.recv(65_536), line.sendall(head)))
 
     with pytest.raises(Away, match="no answer"):
-        Webhook(url, secret, private=True).deliver(LETTER, NOW)
+        Webhook(url, secret, private=True).deliver(MESSAGE, NOW)
 
 
 def test_a_long_body_is_not_read(listening, secret):
@@ -226,7 +228,7 @@ def test_a_long_body_is_not_read(listening, secret):
         while len(sent) < 10_000:
             sent.append(line.send(b"x" * 65_536))
 
-    Webhook(listening(pour), secret, private=True).deliver(LETTER, NOW)
+    Webhook(listening(pour), secret, private=True).deliver(MESSAGE, NOW)
 
     assert len(sent) < 10_000
 
@@ -251,7 +253,7 @@ def test_the_time_is_for_all_of_it(listening, secret, scheme, act):
     began = time.monotonic()
 
     with pytest.raises(Away):
-        Webhook(url, secret, private=True, within=0.3).deliver(LETTER, NOW)
+        Webhook(url, secret, private=True, within=0.3).deliver(MESSAGE, NOW)
     assert time.monotonic() - began < 1.5
 
 
@@ -259,16 +261,16 @@ def test_a_resolver_that_hangs_is_left_behind(secret, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(0.5) or [])
 
     with pytest.raises(Away, match="not found in time"):
-        Webhook("http://slow.example/", secret, within=0.2).deliver(LETTER, NOW)
+        Webhook("http://slow.example/", secret, within=0.2).deliver(MESSAGE, NOW)
 
 
 def test_a_delivery_can_be_cut_off(listening, secret):
     webhook = Webhook(listening(lambda line: (webhook.cut(), silence(line))), secret, private=True)
 
     with pytest.raises(Stopped):
-        webhook.deliver(LETTER, NOW)
+        webhook.deliver(MESSAGE, NOW)
     with pytest.raises(Stopped):
-        webhook.deliver(LETTER, NOW)
+        webhook.deliver(MESSAGE, NOW)
 
 
 # TLS
@@ -299,12 +301,12 @@ def test_over_tls_the_name_is_checked_against_the_certificate(listening, secret,
 
     url = listening(serve).replace("http", "https")
     with pytest.raises(Away, match="CERTIFICATE_VERIFY_FAILED"):
-        Webhook(url, secret, private=True).deliver(LETTER, NOW)
+        Webhook(url, secret, private=True).deliver(MESSAGE, NOW)
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     url = listening(serve).replace("http", "https")
     with pytest.raises(Away, match="127.0.0.1"):
-        Webhook(url, secret, private=True).deliver(LETTER, NOW)
+        Webhook(url, secret, private=True).deliver(MESSAGE, NOW)
     url = listening(serve).replace("http", "https").replace("127.0.0.1", "localhost")
-    Webhook(url, secret, private=True).deliver(LETTER, NOW)
+    Webhook(url, secret, private=True).deliver(MESSAGE, NOW)
 
     assert got[-1].startswith(b"POST / HTTP/1.1\r\nHost: localhost:")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.core import changes
+from penstock.core.job import Kind
 from penstock.core.landing import End, Phase
 from penstock.core.order import Ordering
 from penstock.core.retry import Counters
@@ -249,6 +250,20 @@ def test_events_are_numbered_without_gaps_and_read_with_a_cursor(yard):
     assert [event.seq for event in everything] == list(range(1, len(everything) + 1))
     assert paged == everything
     assert yard.store.newest() == everything[-1].seq
+
+
+def test_events_of_some_kinds_are_read_with_the_same_cursor(yard):
+    _, dispatch = yard.start()
+    yard.end(dispatch)
+    yard.submit(n=3)
+    everything = yard.store.events(0, 100)
+    kinds = {Kind.SUBMITTED, Kind.RUNNING}
+    wanted = [event for event in everything if event.kind in kinds]
+
+    assert 5 == len(wanted) < len(everything)
+    assert wanted == yard.store.events_of(kinds, 0, 100)
+    assert wanted[2:4] == yard.store.events_of(kinds, wanted[1].seq, 2)
+    assert [] == yard.store.events_of([Kind.ALERT], 0, 100) == yard.store.events_of([], 0, 100)
 
 
 def test_a_trail_that_has_not_begun_ends_at_zero(yard):

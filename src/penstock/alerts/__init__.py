@@ -1,9 +1,9 @@
 """
 Alerts, and calls to those who wait for a job, carried out of the house (`docs/alerts.md`).
 
-    trail ──▶ reader: whom does it concern, was it told just now? ──▶ spool: a file a letter ──▶ courier: one thread a receiver
+    trail ──▶ reader: whom does it concern, was it told just now? ──▶ spool: a file a message ──▶ messenger: one thread a receiver
 
-The reader decides and never waits; what it decided lies on the disk before it goes on; a courier knows its own receiver and nobody else's.
+The reader decides and never waits; what it decided lies on the disk before it goes on; a messenger knows its own receiver and nobody else's.
 """
 
 from __future__ import annotations

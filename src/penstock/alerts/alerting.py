@@ -1,4 +1,4 @@
-"""The reader and its couriers, put together: who is told what follows from the settings, and nothing here waits for anybody."""
+"""The reader and its messengers, put together: who is told what follows from the settings, and nothing here waits for anybody."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Self
 
 from penstock.alerts.command import Command
-from penstock.alerts.courier import Courier, Way
+from penstock.alerts.messenger import Messenger, Way
 from penstock.alerts.reader import UNDELIVERED, Reader, Receivers
-from penstock.alerts.spool import Letter, Spool
+from penstock.alerts.spool import Message, Spool
 from penstock.alerts.webhook import Webhook, secrets_in
 from penstock.core.alerts import Alert
 from penstock.core.changes import Change, alert_note
@@ -53,7 +53,7 @@ class Alerting:
         self._store, self._folder, self._ways = store, private_directory(folder), ways
         if ways.webhook or ways.of_addon or ways.dispatchable:
             secrets_in(ways.secret_file)
-        self._couriers: list[Courier] = []
+        self._messengers: list[Messenger] = []
         receivers = Receivers(
             alerts=self._general(),
             of_addon={name: self._post("addon", name, url) for name, url in ways.of_addon.items()},
@@ -71,8 +71,8 @@ class Alerting:
             posted=self._ring,
         )
         self._rounds = [
-            Driver(store.now, [courier], name=f"penstock-courier-{n}")
-            for n, courier in enumerate(self._couriers)
+            Driver(store.now, [messenger], name=f"penstock-messenger-{n}")
+            for n, messenger in enumerate(self._messengers)
         ]
         self._reading = Driver(store.now, [self._reader], name="penstock-alerts")
 
@@ -85,31 +85,33 @@ class Alerting:
     def stop(self) -> None:
         """At once: what is on its way is cut off, and is delivered after the next start."""
         self._reading.stop()
-        for courier in self._couriers:
-            courier.way.cut()
+        for messenger in self._messengers:
+            messenger.way.cut()
         for driver in self._rounds:
             driver.stop()
         self._reader.note(self._store.now())
 
     def _general(self) -> list[Spool]:
         ways = self._ways
-        spools = [self._courier(Command(ways.command), "command")] if ways.command else []
-        return spools + ([self._courier(self._webhook(ways.webhook), "webhook")] if ways.webhook else [])
+        spools = [self._messenger(Command(ways.command), "command")] if ways.command else []
+        return spools + ([self._messenger(self._webhook(ways.webhook), "webhook")] if ways.webhook else [])
 
     def _post(self, role: str, addon: str, url: str) -> Spool:
         # By role and not by address: an owner who mends an address gets what could not be delivered to the wrong one.
-        return self._courier(self._webhook(url), f"{role}-{hashlib.sha256(addon.encode()).hexdigest()[:16]}")
+        return self._messenger(
+            self._webhook(url), f"{role}-{hashlib.sha256(addon.encode()).hexdigest()[:16]}"
+        )
 
     def _webhook(self, url: str) -> Webhook:
         return Webhook(url, self._ways.secret_file, private=self._ways.allow_private)
 
-    def _courier(self, way: Way, name: str) -> Spool:
-        self._couriers.append(Courier(way, Spool(self._folder / name), self._gave_up))
-        return self._couriers[-1].spool
+    def _messenger(self, way: Way, name: str) -> Spool:
+        self._messengers.append(Messenger(way, Spool(self._folder / name), self._gave_up))
+        return self._messengers[-1].spool
 
     def _tidy(self) -> None:
-        """Letters to receivers that there are no more."""
-        known = {courier.spool.folder for courier in self._couriers}
+        """Messages to receivers that there are no more."""
+        known = {messenger.spool.folder for messenger in self._messengers}
         for folder in self._folder.iterdir():
             if folder.is_dir() and folder not in known:
                 log.warning("%s: no receiver for it is set any more, so it is removed", folder)
@@ -119,16 +121,16 @@ class Alerting:
         for driver in self._rounds:
             driver.ring()
 
-    def _gave_up(self, way: Way, letter: Letter, why: str) -> None:
+    def _gave_up(self, way: Way, message: Message, why: str) -> None:
         """In the trail too, where the page and the streams see it. A notice that a job waits is worth nothing when it does no more."""
-        if letter.told["type"] != "alert":
+        if message.told["type"] != "alert":
             return
         alert = Alert(
             kind=UNDELIVERED,
-            addon_id=AddonId(letter.told["addon_id"] or ""),
+            addon_id=AddonId(message.told["addon_id"] or ""),
             job_id=None,
             key=f"{UNDELIVERED}/{way.name}",
             text=f"an alert could not be delivered to {way.name}: {why}",
-            data={"alert": letter.told["id"]},
+            data={"alert": message.told["id"]},
         )
         self._store.apply([Change(self._store.now(), (alert_note(alert),))])

@@ -18,8 +18,8 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
-from penstock.alerts.courier import Away, Refused, Stopped
-from penstock.alerts.spool import Letter
+from penstock.alerts.messenger import Away, Refused, Stopped
+from penstock.alerts.spool import Message
 from penstock.core.words import Moment
 
 __all__ = ["Command"]
@@ -36,13 +36,13 @@ class Command:
         self._running: subprocess.Popen[bytes] | None = None
         self._stopped, self._lock = False, Lock()
 
-    def deliver(self, letter: Letter, now: Moment) -> None:  # noqa: ARG002  # other ways sign with the time
+    def deliver(self, message: Message, now: Moment) -> None:  # noqa: ARG002  # other ways sign with the time
         # A file and not a pipe: a program that does not read must not hold us up.
         with tempfile.TemporaryFile() as told:
-            told.write(letter.body)
+            told.write(message.body)
             told.seek(0)
             try:
-                process = self._start(told.fileno(), letter.told)
+                process = self._start(told.fileno(), message.told)
             except OSError as error:
                 raise Away(f"it cannot be started: {error.strerror}") from error
         with process:

@@ -1,8 +1,8 @@
 """
-From the trail to letters: what happened, whom it concerns, and whether the same was told just now.
+From the trail to messages: what happened, whom it concerns, and whether the same was told just now.
 
-How far it has come is in a file beside the database, written after the letters: a kill in between makes it read, and write, the same
-letters again. Before its very first start nothing concerned anybody, so it begins at the end of the trail.
+How far it has come is in a file beside the database, written after the messages: a kill in between makes it read, and write, the same
+messages again. Before its very first start nothing concerned anybody, so it begins at the end of the trail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.alerts.spool import Letter, Spool
+from penstock.alerts.spool import Message, Spool
 from penstock.core.alerts import Repeats, Told
 from penstock.core.job import Event, Job, Kind
 from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, JobId, Moment, Span
@@ -49,7 +49,7 @@ class Receivers:
 
 
 class Reader:
-    """A part of a driver of its own. `posted` is called when there are new letters."""
+    """A part of a driver of its own. `posted` is called when there are new messages."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Reader:
     ) -> None:
         self._store, self._file, self._receivers, self._posted = store, file, receivers, posted
         self._keep_for, self._dispatchable_for, self._logged = keep_for, dispatchable_for, logged
+        self._kinds = {Kind.ALERT, Kind.DISPATCHING} if receivers.dispatchable else {Kind.ALERT}
         self._host = socket.gethostname()
         self._due: Moment = 0
         self._noted: Moment = 0
@@ -75,13 +76,15 @@ class Reader:
         if now < self._due <= now + _PAUSE:
             return self._due
         self._due = now + _PAUSE
-        while batch := self._store.events(self._cursor, _PAGE):
-            letters = self._take(batch, now)
+        end = self._store.newest()  # asked for before: what comes in between is read now or the next time
+        while batch := self._store.events_of(self._kinds, self._cursor, _PAGE):
+            self._take(batch, now)
             self._cursor = batch[-1].seq
-            if letters or now >= self._noted + _NOTE_EVERY:
-                self.note(now)
-            if letters:
-                self._posted()
+            self.note(now)
+            self._posted()
+        self._cursor = max(self._cursor, end)
+        if not self._noted <= now < self._noted + _NOTE_EVERY:
+            self.note(now)
         return now + HOUR  # a commit rings
 
     def note(self, now: Moment) -> None:
@@ -106,22 +109,13 @@ class Reader:
             log.error("%s is damaged (%s): alerts from now on are told", self._file, error)  # noqa: TRY400  # a line for a person
         return secrets.token_hex(4), end, Repeats(window)
 
-    def _take(self, batch: Sequence[Event], now: Moment) -> bool:
-        """Whether anything was to be told."""
-        alerts = [event for event in batch if event.kind is Kind.ALERT]
-        waiting = (
-            [event for event in batch if event.kind is Kind.DISPATCHING]
-            if self._receivers.dispatchable
-            else []
-        )
-        if not alerts and not waiting:
-            return False
-        jobs = self._jobs([*alerts, *waiting])
-        for event in alerts:
-            self._alert(event, jobs, now)
-        for event in waiting:
-            self._dispatchable(event, jobs, now)
-        return True
+    def _take(self, batch: Sequence[Event], now: Moment) -> None:
+        jobs = self._jobs(batch)
+        for event in batch:
+            if event.kind is Kind.ALERT:
+                self._alert(event, jobs, now)
+            else:
+                self._dispatchable(event, jobs, now)
 
     def _jobs(self, events: Sequence[Event]) -> dict[JobId, Job]:
         ids = {event.job_id for event in events if event.job_id is not None}
@@ -140,7 +134,7 @@ class Reader:
             return
         addon = self._receivers.of_addon.get(told["addon_id"])
         for spool in [*self._receivers.alerts, *([] if addon is None else [addon])]:
-            spool.put(Letter(number=event.seq, told=told, due=now, until=now + self._keep_for))
+            spool.put(Message(number=event.seq, told=told, due=now, until=now + self._keep_for))
 
     def _dispatchable(self, event: Event, jobs: Mapping[JobId, Job], now: Moment) -> None:
         job = None if event.job_id is None else jobs.get(event.job_id)
@@ -154,7 +148,7 @@ class Reader:
             "dispatch_id": event.dispatch_id,
         }
         until = event.at + self._dispatchable_for
-        spool.put(Letter(number=event.seq, told=told, due=now, until=until))
+        spool.put(Message(number=event.seq, told=told, due=now, until=until))
 
     def _told(self, event: Event, jobs: Mapping[JobId, Job]) -> dict[str, Any]:
         """Whoever wrote the alert: it has a kind, an owner, a key and words."""

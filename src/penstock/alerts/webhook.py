@@ -2,7 +2,7 @@
 A POST to an address that was checked, signed, within seconds, and not one step further: no redirect, no proxy, no long answer.
 
 The signature is that of the Standard Webhooks convention, for which most languages have a library: HMAC-SHA256 over id, time and body, so
-that nobody can make up a letter, alter one, or send an old one again.
+that nobody can make up a message, alter one, or send an old one again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from threading import Event, Thread, Timer
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from penstock.alerts.courier import Away, Refused, Stopped
-from penstock.alerts.spool import Letter
+from penstock.alerts.messenger import Away, Refused, Stopped
+from penstock.alerts.spool import Message
 from penstock.core.outbound import refusal
 from penstock.core.words import SECOND, Moment
 from penstock.engine.private import Unsafe, private_file, replace_file
@@ -53,8 +53,8 @@ class Webhook:
         self._line: socket.socket | None = None
         self._stopped = Event()
 
-    def deliver(self, letter: Letter, now: Moment) -> None:
-        request = self._request(letter, now)
+    def deliver(self, message: Message, now: Moment) -> None:
+        request = self._request(message, now)
         try:
             with self._connected() as line:
                 line.sendall(request)
@@ -72,9 +72,9 @@ class Webhook:
         self._stopped.set()
         self._hang_up()
 
-    def _request(self, letter: Letter, now: Moment) -> bytes:
-        body, at = letter.body, now // SECOND
-        name = str(letter.told["id"])
+    def _request(self, message: Message, now: Moment) -> bytes:
+        body, at = message.body, now // SECOND
+        name = str(message.told["id"])
         try:
             signed = " ".join(signatures(secrets_in(self._secret_file), name, at, body))
         except (OSError, Unsafe) as error:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from penstock.core.books import Books
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Event, Job
+from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import Phase
 from penstock.core.order import Floor, Ordering
 from penstock.core.share import Account
@@ -119,6 +119,11 @@ class MemoryTables:
             if job_id is not None:
                 return [event for event in self._trails.get(job_id, []) if event.n > after][:limit]
             return list(islice((event for event in self._events if event.seq > after), limit))
+
+    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
+        with self._lock:
+            wanted = (event for event in self._events if event.seq > after and event.kind in kinds)
+            return list(islice(wanted, limit))
 
     def newest(self) -> int:
         with self._lock:

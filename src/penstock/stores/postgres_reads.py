@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 from penstock.core.books import Books
-from penstock.core.job import Dispatch, Event, Job
+from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import Phase
 from penstock.core.order import Floor
 from penstock.core.states import IN_FLIGHT, SETTLED, State
@@ -148,6 +148,11 @@ class PostgresReads:
         name = "events" if job_id is None else "events_of_job"
         values = {"after": after, "most": limit} | ({} if job_id is None else {"job_id": job_id})
         return [event_from(row) for row in self._link.glance(name, values)]
+
+    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
+        self._number()
+        values = {"kinds": [str(kind) for kind in kinds], "after": after, "most": limit}
+        return [event_from(row) for row in self._link.glance("events_of", values)]
 
     def newest(self) -> int:
         self._number()

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from penstock.core.books import Books
 from penstock.core.changes import Beat, Change, Note
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Event, Job
+from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import End, Phase
 from penstock.core.order import Aging, Floor, Verdict
 from penstock.core.states import State
@@ -218,6 +218,10 @@ class Store(Protocol):
 
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
         """By `seq`, or by `n` within one job. Nothing ever appears at or below a number that was seen."""
+        ...
+
+    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
+        """The same, for who wants few of them: what is of another kind costs next to nothing."""
         ...
 
     def newest(self) -> int:

@@ -23,7 +23,7 @@ import apsw
 from penstock.core.books import Books
 from penstock.core.changes import Beat, Change
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Event, Job
+from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import Phase
 from penstock.core.order import Aging, Floor, Ordering, Verdict
 from penstock.core.refusals import StoreFailed
@@ -373,6 +373,11 @@ class SqliteStore:
         values = {"after": after, "most": limit} | ({} if job_id is None else {"job_id": job_id})
         with self._reading() as con:
             return [event_from(row) for row in query(con, name, values)]
+
+    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
+        values = {"kinds": json.dumps([*kinds]), "after": after, "most": limit}
+        with self._reading() as con:
+            return [event_from(row) for row in query(con, "events_of", values)]
 
     def newest(self) -> int:
         with self._reading() as con:

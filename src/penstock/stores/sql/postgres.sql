@@ -281,6 +281,12 @@ SELECT t.until - t.size + e.i, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e
 FROM penstock.trail t JOIN penstock.event e ON e.batch = t.batch LEFT JOIN penstock.job j ON j.no = e.job_no
 WHERE t.until > %(after)s AND t.until - t.size + e.i > %(after)s ORDER BY t.until, e.i LIMIT %(most)s;
 
+-- name: events_of
+SELECT t.until - t.size + e.i, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
+FROM penstock.trail t JOIN penstock.event e ON e.batch = t.batch LEFT JOIN penstock.job j ON j.no = e.job_no
+WHERE t.until > %(after)s AND t.until - t.size + e.i > %(after)s AND e.kind = ANY(%(kinds)s::text[])
+ORDER BY t.until, e.i LIMIT %(most)s;
+
 -- name: newest
 SELECT coalesce(max(until), 0) FROM penstock.trail;
 

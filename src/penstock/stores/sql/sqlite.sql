@@ -218,6 +218,11 @@ SELECT c.data FROM checkpoint c JOIN job j ON j.no = c.job_no WHERE j.job_id = :
 SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
 FROM event e LEFT JOIN job j ON j.no = e.job_no WHERE e.seq > :after ORDER BY e.seq LIMIT :most;
 
+-- name: events_of
+SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
+FROM event e LEFT JOIN job j ON j.no = e.job_no
+WHERE e.seq > :after AND e.kind IN (SELECT value FROM json_each(:kinds)) ORDER BY e.seq LIMIT :most;
+
 -- name: newest
 SELECT coalesce(max(seq), 0) FROM event;
 
