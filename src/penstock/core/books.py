@@ -43,7 +43,8 @@ class Books:
         self, demand: Demand, now: Moment, sharing: Sharing, keys: Sequence[tuple[str, str]] | None = None
     ) -> None:
         """`keys`: those of this demand, where somebody has them at hand."""
-        self.accounts.setdefault(demand.addon_id, Account()).hold(demand.cost_units, now, sharing)
+        account = self.accounts.get(demand.addon_id) or self.accounts.setdefault(demand.addon_id, Account())
+        account.hold(demand.cost_units, now, sharing)
         self.units += demand.cost_units
         self.running += 1
         for name in keys_of(demand) if keys is None else keys:

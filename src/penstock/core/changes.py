@@ -140,7 +140,10 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
 
 def running(worker: str, waited: Span) -> Note:
     """With how long it had been ready, so that whoever reads the trail need not look up the job."""
-    return Note(Kind.RUNNING, data={"waited": max(0, waited)} | ({"worker": worker} if worker else {}))
+    data: dict[str, Any] = {"waited": max(0, waited)}
+    if worker:
+        data["worker"] = worker
+    return Note(Kind.RUNNING, data=data)
 
 
 def stop_moment(
@@ -213,13 +216,7 @@ def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -
     return Change(
         at=now,
         notes=_COMPLETED,
-        job=JobStep(
-            job_id=JobId(job_id),
-            source=State.RUNNING,
-            fence=int(fence),
-            target=State.DONE,
-            counters=NONE_YET,
-        ),
+        job=JobStep(JobId(job_id), State.RUNNING, int(fence), State.DONE, NONE_YET),
         dispatch=DispatchStep(
             dispatch_id=dispatch_id,
             source=Phase.LEASED,

@@ -243,13 +243,13 @@ class _Round:
             if demand.addon_id in self.closed:
                 heappop(heads)
                 continue
-            share = self._share(demand)
-            if share != head.share:
+            alone = len(heads) == 1  # nobody to be compared with, so nothing is reckoned for it
+            if not alone and (share := self._share(demand)) != head.share:
                 # Its addon has started something since it was put here. Shares only grow, so it can only sink.
                 heapreplace(heads, head._replace(share=share))
                 continue
             reason = self._try(lane, head.waiting)
-            following = self._head(lane) if reason is None else None
+            following = None if reason is not None else self._behind(head) if alone else self._head(lane)
             if following is None:
                 heappop(heads)
             else:
@@ -278,6 +278,12 @@ class _Round:
         share = self._share(line.demand)
         return _Head(-its_band, not line.urgent, share, waiting.turn, waiting.no, lane, waiting)
 
+    def _behind(self, head: _Head) -> _Head | None:
+        waiting = next(head.lane.line.jobs, None)
+        if waiting is None:
+            return None
+        return _Head(head.band, head.calm, head.share, waiting.turn, waiting.no, head.lane, waiting)
+
     def _share(self, demand: Demand) -> float:
         share = self.shares.get(demand.addon_id)
         if share is None:
@@ -299,8 +305,9 @@ class _Round:
         self.books.take(demand, self.now, self.ordering.sharing, lane.gates.keys)
         self.shares.pop(demand.addon_id, None)
         self.verdict.picks.append(Pick(waiting, demand, lane.offer, ends_at))
-        self.verdict.passed += self.refused_for_room
-        self.refused_for_room.clear()
+        if self.refused_for_room:
+            self.verdict.passed += self.refused_for_room
+            self.refused_for_room.clear()
         return None
 
     def _denied(self, demand: Demand, waiting: Waiting, reason: Reason) -> None:

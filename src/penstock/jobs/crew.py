@@ -38,6 +38,8 @@ MOST_AT_ONCE: Final = 500
 STALE: Final[Span] = 1 * SECOND
 #: The longest that something that has ended waits for the other half of its batch.
 SOON: Final[Span] = 5 * MILLISECOND
+#: At least so long a stop waits for a claim that is being written.
+LANDING_SEC: Final = 0.5
 
 
 class Crew:
@@ -195,9 +197,10 @@ class Crew:
     def drain(self, timeout: float) -> None:
         """Take nothing more, ask what runs to yield, and wait for it, while the driver goes on settling."""
         self._closing = True
-        with self._claiming:  # what is being claimed is seen below, and nothing is claimed after it
-            pass
         until = time.monotonic() + timeout
+        # What is being claimed is seen below, and nothing is claimed after it. Bounded, because a commit may hang.
+        if self._claiming.acquire(timeout=max(timeout, LANDING_SEC)):
+            self._claiming.release()
         while True:
             self._give_back(list(self._waiting.values()))
             for attempt in list(self.running.values()):

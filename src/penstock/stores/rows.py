@@ -8,6 +8,8 @@ from dataclasses import fields, make_dataclass
 from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind, Place, dispatch_id_of
@@ -55,10 +57,11 @@ make_job, make_intent, make_dispatch = _quick(Job), _quick(Intent), _quick(Dispa
 _STATES: Final = {str(state): state for state in State}
 _IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
 _PHASES: Final = {str(phase): phase for phase in Phase}
+_json: Final = msgspec.json.Encoder().encode
 
 
 def encode(data: Mapping[str, Any]) -> str | None:
-    return json.dumps(data, separators=(",", ":")) if data else None
+    return _json(data).decode() if data else None
 
 
 def body_hash(intent: Intent) -> bytes:

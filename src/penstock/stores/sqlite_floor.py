@@ -61,7 +61,10 @@ class Accounts(dict[AddonId, Account]):
         self._absent: set[AddonId] = set()
 
     def get(self, addon_id: AddonId, default: Any = None) -> Any:
-        if addon_id not in self and addon_id not in self._absent:
+        known = super().get(addon_id)
+        if known is not None:
+            return known
+        if addon_id not in self._absent:
             row = one(self._con, "account", {"addon_id": addon_id})
             if row is None:
                 self._absent.add(addon_id)

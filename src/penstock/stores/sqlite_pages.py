@@ -96,8 +96,15 @@ class Pages:
             self._con.execute(self._sql["set_mark"], {"name": "job", "value": self._no})
             self._jobs, self._intents = [], []
 
-    def flush(self) -> None:
+    def flush_books(self) -> None:
+        """Before a round: what it sees besides the accounts, which are here."""
         self.flush_rows()
+        if self._held:
+            self._con.executemany(self._sql["set_ledger"], self._ledger())
+            self._held.clear()
+
+    def flush(self) -> None:
+        self.flush_books()
         if self._events:
             insert(self._con, "add_event", self._events)
             self._con.execute(self._sql["set_mark"], {"name": "event", "value": self._seq})
@@ -107,13 +114,12 @@ class Pages:
             self.tally[addon_id, target] += n
         self._moves.clear()
         counts = [(addon_id, state, n) for (addon_id, state), n in self.tally.items() if n]
-        self._con.executemany(self._sql["count_jobs"], counts)
-        self._con.executemany(self._sql["set_ledger"], self._ledger())
+        if counts:
+            self._con.executemany(self._sql["count_jobs"], counts)
         for addon_id in self.touched:
             a = self.accounts[addon_id]
             row = (addon_id, a.weight, int(a.paused), a.average, a.units, a.at)
             self._con.execute(self._sql["set_account"], row)
-        self._held.clear()
         self.tally.clear()
         self.touched.clear()
 

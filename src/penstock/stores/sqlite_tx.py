@@ -153,7 +153,7 @@ class Transaction:
     # admit
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
-        self._pages.flush()
+        self._pages.flush_books()
         now = self._clock()
         for line, name in ((1, "whose_time_has_come"), (2, "who_is_urgent")):
             # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.

@@ -1,0 +1,94 @@
+"""Bugs that somebody could write into shared commits: riders, letters, and who commits for whom."""
+
+from __future__ import annotations
+
+RIDE = ("tests/contract/test_ride.py",)
+POST = ("tests/contract/test_post.py",)
+RUNNING = ("tests/jobs/test_running.py", "-k", "claim or busy or idle")
+
+
+def planted(
+    name: str, file: str, old: str, new: str, tests: tuple[str, ...]
+) -> tuple[str, str, str, str, tuple[str, ...]]:
+    return f"post: {name}", f"penstock/{file}.py", old, new, tests
+
+
+MUTANTS = [
+    planted(
+        "a rider that fails takes the submit down",
+        "stores/writer",
+        "if len(batch) == 1 and not boarding:",
+        "if len(batch) == 1:",
+        RIDE,
+    ),
+    planted(
+        "what a failed rider was promised is never told",
+        "stores/writer",
+        "            _land(riders, [None] * len(riders))\n",
+        "",
+        RIDE,
+    ),
+    planted(
+        "everything takes riders along",
+        "stores/writer",
+        "boarding = bool(boards) and any(op.brings for op in batch)",
+        "boarding = bool(boards)",
+        RIDE,
+    ),
+    planted(
+        "a busy crew claims more",
+        "jobs/crew",
+        "if self._closing or self._free <= 0 or self._over or not self._functions:",
+        "if self._closing or not self._functions:",
+        RUNNING,
+    ),
+    planted(
+        "a crew that stops goes on claiming",
+        "jobs/crew",
+        "if self._closing or self._free <= 0 or",
+        "if self._free <= 0 or",
+        RUNNING,
+    ),
+    planted(
+        "an unanswered letter is written blindly",
+        "stores/sqlite_tx",
+        "known.update({} if sure else self._written(names))",
+        "known.update({})",
+        POST,
+    ),
+    planted(
+        "who writes after a lost letter takes new ids",
+        "stores/sqlite",
+        "return self._submit_named(letter, sure=sure).result() if receipts is None else receipts",
+        "return self.submit_soon(intents, depth).result() if receipts is None else receipts",
+        POST,
+    ),
+    planted(
+        "a silent post is asked again and again",
+        "stores/post",
+        "            self._shy_until = time.monotonic() + SHY_SEC\n",
+        "",
+        POST,
+    ),
+    planted(
+        "a fork keeps the door",
+        "stores/post",
+        "os.register_at_fork(after_in_child=_after_fork)\n",
+        "",
+        POST,
+    ),
+    planted(
+        "a stand-in stays for ever",
+        "stores/sqlite",
+        "elif ring(self._path, self._sender) and self._post is not None:",
+        "elif ring(self._path, self._sender) and False:",
+        POST,
+    ),
+    planted(
+        "letters in hand are dropped when the post closes",
+        "stores/post",
+        "self._shut(self._guests - self._owed)",
+        "self._shut(set(self._guests))",
+        POST,
+    ),
+]
