@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: bench-jobs help run demo test lint types check soak fuzz mutants bench bench-pools bench-graphs lock format
+.PHONY: bench-jobs help run demo test lint types check soak fuzz mutants bench bench-pools bench-graphs bench-page screenshots chromium lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,7 +19,7 @@ run: .venv  ## the scheduler with its HTTP API and two add-ons at work on sample
 demo: .venv  ## worker pools: a bounded pipeline under load, live in the terminal
 	$(BIN)/python -m penstock.demo
 
-test: .venv  ## the tests
+test: .venv chromium  ## the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv  ## ruff, and the layer rules
@@ -52,6 +52,21 @@ bench-jobs: .venv-bench  ## durable jobs against the peers (needs redis-server a
 	@command -v redis-server >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 \
 	    || RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server postgresql
 	.venv-bench/bin/python -m bench.jobs
+
+bench-page: .venv chromium  ## what ten open pages cost the scheduler
+	$(BIN)/python -m bench.page
+
+screenshots: .venv chromium  ## the README's pictures, of a scheduler at work
+	$(BIN)/python tests/web/pictures.py
+
+# The page is tested in a real browser. Without one those tests are skipped, and say so.
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get install -y -q --no-install-recommends chromium >/dev/null 2>&1 || \
+		{ apt-get update -q >/dev/null 2>&1 && apt-get install -y -q --no-install-recommends chromium >/dev/null; } || \
+		echo "Chromium could not be installed: the tests of the page are skipped"; \
+	else echo "The tests of the page need Chromium (Debian: sudo apt-get install chromium); they are skipped"; fi
 
 check: lint types test  ## all that CI runs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from web_kit import Tab, beating, chromium, populate, scheduler
+from web_kit import Tab, alive, chromium, populate, scheduler
 
 from penstock import web
 
@@ -27,7 +27,7 @@ def browser():
 def daemon():
     with scheduler() as started:
         started.jobs = populate(started.client)
-        with beating(started.client, started.jobs["lease"]):
+        with alive(started.client, started.jobs["lease"]):
             yield started
 
 

@@ -12,7 +12,7 @@ PAGES = {
     "command": ("jobs/{command}", "Output"),
     "machine": ("machine", "What each unit is spent on"),
     "addons": ("addons", "photos"),
-    "pools": ("pools", "penstock.attach()"),
+    "pools": ("pools", "encode"),
 }
 SHOTS = ROOT / "build" / "screenshots"
 
@@ -79,11 +79,11 @@ def test_everything_that_can_be_used_has_a_name(tab, daemon, name):
     assert page.evaluate("document.documentElement.lang") == "en"
 
 
-@pytest.mark.parametrize("name", ["jobs", "job", "command", "machine", "addons"])
+@pytest.mark.parametrize("name", ["jobs", "job", "command", "machine", "addons", "pools"])
 def test_html_from_users_stays_text(tab, daemon, name):
     page = tab.open(address(name, daemon))
     tab.shows(PAGES[name][1])
-    if name in ("job", "command", "machine"):
+    if name in ("job", "command", "machine", "pools"):
         tab.shows(MARK)
 
     assert (

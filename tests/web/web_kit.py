@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from penstock.client import Client
+from penstock.http import wire
 
 ROOT = Path(__file__).parents[2]
 LONG = 60.0  # seconds; nothing takes so long, a test that waits for it has failed
@@ -26,6 +27,22 @@ EVIL = (
     "<svg onload=alert(2)>&lt;b&gt;\"' ${window.pwned='template'} javascript:alert(3)"
 )
 MARK = "<b id=planted>bold</b>"
+
+
+def pool(name, workers, load, pending, waiting, **more):
+    return wire.Task(
+        name=name, kind="process", workers={"running": workers}, in_flight=sum(load), pending_queue_depth=pending,
+        waiting_queue_depth=waiting, max_in_flight=workers, max_queue_depth=40, policy="block", paused=False,
+        load_by_worker=tuple(load), settled_by_worker=(100,) * workers,
+        totals={"submitted": 1_204, "succeeded": 1_180, "failed": 3}, **{"last_crash": None} | more,
+    )  # fmt: skip
+
+
+POOLS = [
+    pool("decode", 8, (1, 1, 0, 1, 1, 0, 1, 1), 12, 0),
+    pool("encode", 4, (1, 1, 1, 1), 38, 7, last_crash=f"killed by signal 9 {MARK}"),
+    pool("upload", 2, (0, 1), 0, 0),
+]
 
 
 def chromium():
@@ -137,13 +154,16 @@ def populate(client):
 
 
 @contextmanager
-def beating(client, lease_id):
-    """So that what runs goes on running, however long the tests take."""
+def alive(client, lease_id):
+    """What runs goes on running, and a program goes on showing its pools, however long the tests take."""
     over = threading.Event()
 
     def beat():
-        while not over.wait(2):
+        while True:
             client.heartbeat(lease_id)
+            client.attach("encoder", POOLS)
+            if over.wait(2):
+                return
 
     thread = threading.Thread(target=beat)
     thread.start()

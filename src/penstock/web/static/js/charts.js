@@ -17,6 +17,11 @@ function hour(at, ticks) {
 // A few points far apart make no line: they are shown as points.
 const isSparse = (plot, series) => plot.data[series].filter((value) => value != null).length < 30;
 
+// The legend tells the newest values when nobody points at a moment.
+const newest = (plot) => {
+  if (plot && plot.cursor.idx == null) plot.setLegend({ idx: plot.data[0].length - 1 });
+};
+
 // `lines`: [{ label, tone, values, fill, stepped }], `unit`: how a value reads.
 export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor = 0 }) {
   const box = useRef(null),
@@ -39,6 +44,7 @@ export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor =
           padding: [8, 8, 0, 0],
           cursor: { y: false, points: { size: 6 } },
           legend: { live: true },
+          hooks: { ready: [newest] },
           scales: { y: { range: (_, low, high) => [Math.min(floor, low ?? 0), (high ?? 0) <= floor ? floor + 1 : high * 1.1] } },
           axes: [
             { ...axis, space: 80, size: 26, values: (_, ticks) => ticks.map((t) => hour(t, ticks)) },
@@ -77,7 +83,7 @@ export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor =
 
   useEffect(() => {
     plot.current?.setData(data);
-    if (plot.current?.cursor.idx == null) plot.current?.setLegend({ idx: at.length - 1 }); // nobody points at a moment: the newest
+    newest(plot.current);
   }, [at]);
   return html`<div class="chart" ref=${box} role="img" aria-label=${label}></div>`;
 }

@@ -1,0 +1,103 @@
+"""
+`make screenshots`: the pictures of the README, of a scheduler at work on a load that comes and goes.
+
+    python tests/web/pictures.py [SECONDS]       how long it works before the pictures are taken (90)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+
+from playwright.sync_api import sync_playwright
+from web_kit import POOLS, ROOT, Tab, chromium, scheduler
+
+from penstock.client.client import job_of
+from penstock.demo.addons import submit_samples
+
+TARGET = ROOT / "docs" / "img"
+SIZE = {"width": 1360, "height": 860}
+
+
+def main():
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 90.0
+    TARGET.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as down:
+        daemon = down.enter_context(scheduler())
+        for addon in ("photos", "mail"):
+            down.enter_context(addon_at_work(daemon, addon))
+        job = command(daemon.client)
+        work(daemon.client, seconds)
+        playwright = down.enter_context(sync_playwright())
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        down.callback(browser.close)
+        for name, path, scheme in [
+            ("overview", "", "light"),
+            ("jobs", "jobs", "dark"),
+            ("job", f"jobs/{job}", "light"),
+            ("pools", "pools", "dark"),
+        ]:
+            take(browser, daemon, name, path, scheme)
+
+
+def take(browser, daemon, name, path, scheme):
+    tab = Tab(browser.new_context(viewport=SIZE, color_scheme=scheme), daemon).sign_in()
+    tab.open(path)
+    tab.page.wait_for_timeout(2_500)  # so that a few beats have come
+    tab.page.screenshot(path=TARGET / f"{name}.png")
+    tab.close()
+    sys.stdout.write(f"{name}.png {(TARGET / f'{name}.png').stat().st_size // 1024} KB\n")
+
+
+@contextmanager
+def addon_at_work(daemon, addon):
+    env = {**os.environ, "PENSTOCK_URL": daemon.url, "PENSTOCK_TOKEN": daemon.token}
+    env["PYTHONPATH"] = str(ROOT / "src")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.demo.addons", addon], env=env, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def command(client):
+    """One that says something while it works."""
+    script = 'for n in $(seq 1 200); do echo "frame $n of 200: $((n * 17 % 90 + 10)) ms"; sleep 1; done'
+    job = client.submit(
+        "me", "penstock.shell", {"script": script}, cost_units=5, tags=("film",), max_runtime_sec=600
+    )
+    return job.job_id
+
+
+def work(client, seconds):
+    """Waves of jobs, so that the charts have something to tell."""
+    dice = random.Random(7)
+    until = time.monotonic() + seconds
+    submit_samples(client)
+    while (left := until - time.monotonic()) > 0:
+        many = max(0, round(3 + 3 * math.sin(left / 6) + dice.uniform(-1, 1)))
+        jobs = [
+            job_of("photos", "thumbnail", {"name": f"{dice.randrange(10_000)}.jpg"}, cost_units=5)
+            for _ in range(many)
+        ]
+        jobs += [
+            job_of("mail", "send", {"to": f"user{dice.randrange(99)}@example.org"}, cost_units=3)
+            for _ in range(many // 2)
+        ]
+        if jobs:
+            client.submit_many(jobs)
+        client.attach("encoder", POOLS)
+        time.sleep(1)
+    submit_samples(client)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""`penstock.attach()`: a program's own pools and graphs on the page."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from web_kit import until
+
+import penstock
+
+
+@pytest.fixture
+def attached(daemon, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TOKEN", daemon.token)
+    with penstock.attach(daemon.url, name="thumbnailer", interval=0.1) as attachment:
+        yield attachment
+
+
+def shown(daemon):
+    """The tasks of the program, by name."""
+    programs = [one for one in daemon.client.programs() if one.name == "thumbnailer"]
+    return {task.name: task for program in programs for task in program.tasks}
+
+
+@pytest.mark.usefixtures("attached")
+def test_a_pool_that_is_full_shows_red_and_amber_and_then_empties(tab, daemon):
+    go, calls = threading.Event(), []
+    with penstock.WorkerPool(workers=2, kind="thread", name="resize", max_queue_depth=5) as pool:
+        callers = [threading.Thread(target=lambda: calls.append(pool.submit(go.wait))) for _ in range(10)]
+        for caller in callers:
+            caller.start()
+        until(lambda: shown(daemon).get("resize") and shown(daemon)["resize"].waiting_queue_depth == 3)
+        mine = tab.open("pools").locator("section[aria-label=thumbnailer] .pool")
+        tab.shows("resize")
+        bars = {
+            name: mine.locator(f"[role=img][aria-label^='{name} '] span").get_attribute("data-tone")
+            for name in ("in flight", "pending", "waiting")
+        }
+        told = mine.inner_text()
+        go.set()
+        for caller in callers:
+            caller.join()
+        mine.get_by_label("waiting 0").wait_for()
+
+    assert bars == {"in flight": "accent", "pending": "warn", "waiting": "bad"}
+    assert "2/2" in told
+    assert "5/5" in told
+
+
+@pytest.mark.usefixtures("attached")
+def test_a_graph_is_shown_beside_the_pools(daemon):
+    graph = penstock.Graph("greeting", env={"name": str})
+
+    @graph.node
+    def hello(name):
+        return f"Hello, {name}!"
+
+    with penstock.GraphExecutor(name="greeter") as executor:
+        executor.run(graph.compile(), {"name": "you"})
+        told = until(lambda: shown(daemon).get("greeter"))
+
+    assert (told.kind, told.max_queue_depth) == ("graph", None)
+
+
+def test_a_scheduler_that_is_away_is_told_when_it_is_back_and_nothing_is_said_meanwhile(
+    fresh, monkeypatch, caplog
+):
+    monkeypatch.setenv("PENSTOCK_TOKEN", fresh.token)
+    fresh.stop()
+    with (
+        caplog.at_level(logging.INFO, "penstock.client"),
+        penstock.attach(fresh.url, interval=0.05) as attached,
+    ):
+        fresh.start()
+        until(lambda: [one.name for one in fresh.client.programs()] == [attached.name])
+
+    assert caplog.records == []
+
+
+def test_a_token_that_may_not_is_told_of_once(daemon, monkeypatch, caplog):
+    monkeypatch.setenv("PENSTOCK_TOKEN", "wrong")
+    with (
+        caplog.at_level(logging.INFO, "penstock.client"),
+        penstock.attach(daemon.url, interval=0.01) as attached,
+    ):
+        until(lambda: caplog.records)
+        attached._closed.wait(0.2)
+
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("interval", [0, -1, float("inf"), "1"])
+def test_an_interval_is_a_number_of_seconds(interval):
+    with pytest.raises(ValueError, match="above 0"):
+        penstock.attach("http://127.0.0.1:1", interval=interval)
