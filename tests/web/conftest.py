@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from web_kit import Tab, alive, chromium, populate, scheduler
 
 from penstock import web
 
 sync_api = pytest.importorskip("playwright.sync_api")
+ADDONS = count(1)
 
 
 @pytest.fixture(scope="session")
@@ -38,11 +41,32 @@ def fresh():
         yield started
 
 
+@pytest.fixture(scope="session")
+def opened(browser, daemon):
+    return Tab(browser.new_context(viewport={"width": 1360, "height": 900}), daemon).sign_in()
+
+
 @pytest.fixture
-def tab(browser, daemon):
-    opened = Tab(browser.new_context(viewport={"width": 1360, "height": 900}), daemon).sign_in()
+def tab(opened):
+    """The same for all tests that leave things as they are; opening one takes longer than most tests do."""
+    opened.open("")
     yield opened
-    opened.close()
+    opened.check()
+
+
+@pytest.fixture(scope="session")
+def worked_at(browser):
+    with scheduler() as started:
+        yield Tab(browser.new_context(viewport={"width": 1360, "height": 900}), started).sign_in()
+
+
+@pytest.fixture
+def home(worked_at):
+    """At a daemon for tests that change things: each has an addon of its own, and leaves nothing paused but that."""
+    worked_at.open("")
+    worked_at.addon = f"mail{next(ADDONS)}"
+    yield worked_at
+    worked_at.check()
 
 
 @pytest.fixture

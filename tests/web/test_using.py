@@ -5,20 +5,20 @@ from __future__ import annotations
 import signal
 
 import pytest
-from web_kit import UNITS, until
+from web_kit import until
 
 from penstock.client.client import job_of
 
 
-@pytest.fixture
-def home(fresh, tabs):
-    """A signed-in page at a daemon where nothing has happened yet."""
-    return tabs(fresh).sign_in()
-
-
-def queued(client, number, **fields):
+def queued(tab, number=1, **fields):
     """Jobs that nobody takes."""
-    return [client.submit("mail", "send", {"n": n}, **fields).job_id for n in range(number)]
+    addon = getattr(tab, "addon", "mail")
+    return [tab.daemon.client.submit(addon, "send", {"n": n}, **fields).job_id for n in range(number)]
+
+
+def running(tab):
+    queued(tab)
+    return tab.daemon.client.claim(addon_id=tab.addon, wait_sec=30).jobs[0]
 
 
 def rows(tab):
@@ -28,7 +28,8 @@ def rows(tab):
 # live
 
 
-def test_an_empty_scheduler_says_so_on_every_page(home):
+def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
+    tab = tabs(fresh).sign_in()
     for path, words in [
         ("", "No jobs yet"),
         ("jobs", "No job is like that"),
@@ -36,15 +37,16 @@ def test_an_empty_scheduler_says_so_on_every_page(home):
         ("addons", "No addon has submitted anything yet"),
         ("pools", "No program has attached its pools"),
     ]:
-        home.open(path)
+        tab.open(path)
 
-        assert home.shows(words)
+        assert tab.shows(words)
 
 
 def test_what_happens_elsewhere_shows_without_a_reload(home):
     home.page.evaluate("window.same = true")
-    home.open("jobs")
-    [job] = queued(home.daemon.client, 1)
+    home.open(f"jobs?addon={home.addon}")
+    home.shows("No job is like that")
+    [job] = queued(home)
     home.shows(job[-8:])
     home.daemon.client.cancel(job)
     home.shows("CANCELED", "tbody")
@@ -55,9 +57,7 @@ def test_what_happens_elsewhere_shows_without_a_reload(home):
 
 
 def test_a_running_jobs_progress_moves_though_no_event_tells_of_it(home):
-    client = home.daemon.client
-    client.submit("mail", "send")
-    run = client.claim(addon_id="mail", wait_sec=30).jobs[0]
+    client, run = home.daemon.client, running(home)
     home.open(f"jobs/{run.job_id}")
     home.shows("RUNNING", ".jobhead")
     client.heartbeat(run.lease_id, progress=0.42)
@@ -68,7 +68,7 @@ def test_a_running_jobs_progress_moves_though_no_event_tells_of_it(home):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_page_that_stays_open_over_a_restart_goes_on_with_what_is_true_then(fresh, tabs, number):
     tab = tabs(fresh).sign_in()
-    [before] = queued(fresh.client, 1)
+    [before] = queued(tab)
     tab.page.evaluate("window.same = true")
     tab.open("jobs")
     tab.shows(before[-8:])
@@ -76,7 +76,7 @@ def test_a_page_that_stays_open_over_a_restart_goes_on_with_what_is_true_then(fr
     tab.page.wait_for_selector(".connection[data-state=away]")
     words = tab.page.inner_text(".connection")
     fresh.start()
-    [after] = queued(fresh.client, 1)
+    [after] = queued(tab)
     tab.live()
 
     assert words == "reconnecting…"
@@ -130,13 +130,13 @@ def test_a_job_is_found_by_part_of_its_id_or_by_a_tag(tab, daemon):
 
 
 def test_what_is_being_typed_is_not_taken_away_by_the_next_beat(home):
-    home.daemon.client.pause()
-    queued(home.daemon.client, 1)
+    home.daemon.client.set_addon(home.addon, paused=True)
+    queued(home, 40)
     page = home.open("addons")
-    field = page.get_by_label("Weight of mail")
+    field = page.get_by_label(f"Weight of {home.addon}", exact=True)
     field.fill("7")
-    queued(home.daemon.client, 2)
-    home.until("[...document.querySelectorAll('td.n')].some((one) => one.textContent === '3')")
+    queued(home, 1)
+    home.until("[...document.querySelectorAll('td.n')].some((one) => one.textContent === '41')")
 
     assert field.input_value() == "7"
 
@@ -146,8 +146,10 @@ def test_what_is_being_typed_is_not_taken_away_by_the_next_beat(home):
 
 def test_many_jobs_are_canceled_after_a_question_and_only_then(home):
     client = home.daemon.client
-    jobs = [one.job_id for one in client.submit_many([job_of("mail", "send", cost_units=UNITS)] * 300)]
-    page = home.open("jobs?state=QUEUED,DISPATCHING")
+    client.set_addon(home.addon, paused=True)
+    client.submit_many([job_of(home.addon, "send")] * 300)
+    page = home.open(f"jobs?addon={home.addon}")
+    home.until("document.querySelectorAll('tbody tr').length === 100")
     for _ in range(2):
         count = rows(home)
         page.get_by_role("button", name="More").click()
@@ -155,21 +157,19 @@ def test_many_jobs_are_canceled_after_a_question_and_only_then(home):
     page.get_by_label("Choose all that are shown").check()
     page.get_by_role("toolbar").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Keep").click()
-    kept = client.stats().jobs
+    kept = client.stats().addons[home.addon]
     page.get_by_role("toolbar").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel 300 jobs").click()
     home.shows("Canceled 300 jobs", ".toasts")
 
-    assert "CANCELED" not in {state for state, count in kept.items() if count}
-    assert client.stats().jobs["CANCELED"] == len(jobs)
+    assert {state: count for state, count in kept.items() if count} == {"QUEUED": 300}
+    assert client.stats().addons[home.addon]["CANCELED"] == 300
 
 
 def test_a_failed_job_is_retried(home):
-    client = home.daemon.client
-    client.submit("mail", "send")
-    run = client.claim(addon_id="mail", wait_sec=30).jobs[0]
+    client, run = home.daemon.client, running(home)
     client.fail(run.job_id, run.lease_id, "no")
-    client.pause()
+    client.set_addon(home.addon, paused=True)
     page = home.open(f"jobs/{run.job_id}")
     page.get_by_role("button", name="Retry").click()
 
@@ -178,7 +178,7 @@ def test_a_failed_job_is_retried(home):
 
 
 def test_a_job_is_canceled_from_its_own_page(home):
-    [job] = queued(home.daemon.client, 1)
+    [job] = queued(home)
     page = home.open(f"jobs/{job}")
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel the job").click()
@@ -189,8 +189,8 @@ def test_a_job_is_canceled_from_its_own_page(home):
 
 def test_priority_is_changed_and_nonsense_is_not_sent(home):
     client = home.daemon.client
-    client.pause()
-    [job] = queued(client, 1)
+    client.set_addon(home.addon, paused=True)
+    [job] = queued(home)
     page = home.open(f"jobs/{job}")
     field = page.get_by_label("Priority")
     field.fill("900")
@@ -215,18 +215,18 @@ def test_everything_is_paused_and_resumed(home):
 
 
 def test_an_addons_weight_and_pause_are_set(home):
-    client = home.daemon.client
-    queued(client, 1)
-    page = home.open("addons")
-    page.get_by_label("Weight of mail").fill("250")
-    page.keyboard.press("Enter")
-    home.shows("mail changed", ".toasts")
-    page.get_by_role("button", name="Pause").click()
-    page.get_by_role("button", name="Resume").wait_for()
-    [mail] = [one for one in client.addons().addons if one.addon_id == "mail"]
+    queued(home)
+    row = home.open("addons").locator("tr", has=home.page.get_by_role("link", name=home.addon, exact=True))
+    weight = row.get_by_role("spinbutton")
+    weight.fill("250")
+    weight.press("Enter")
+    home.shows(f"{home.addon} changed", ".toasts")
+    row.get_by_role("button", name="Pause").click()
+    row.get_by_role("button", name="Resume").wait_for()
+    [told] = [one for one in home.daemon.client.addons().addons if one.addon_id == home.addon]
 
-    assert (mail.weight, mail.paused) == (250, True)
-    assert page.get_by_label("Weight of mail").input_value() == "250"
+    assert (told.weight, told.paused) == (250, True)
+    assert weight.input_value() == "250"
 
 
 # keys

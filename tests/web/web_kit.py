@@ -234,5 +234,8 @@ class Tab:
 
     def close(self):
         self.context.close()
-        assert not self.complaints, self.complaints
-        assert not self.dialogs, self.dialogs
+        self.check()
+
+    def check(self):
+        said, self.complaints, self.dialogs = [*self.complaints, *self.dialogs], [], []
+        assert not said, said
