@@ -366,3 +366,28 @@ def test_following_the_trail_tells_what_happens_as_it_happens(shell):
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+# Hosts
+
+
+def test_a_host_is_listed_drained_and_undrained(shell):
+    before = shell("hosts").stdout
+    drained = shell("drain", "local").stdout
+    listed = shell("hosts").stdout
+    explained = shell("submit", "--", "true")
+    undrained = shell("undrain", "local")
+
+    assert "local (here)  alive" in before
+    assert "penstock undrain local" in drained
+    assert "alive, draining" in listed
+    assert 0 == explained.returncode
+    assert 0 == undrained.returncode
+    assert 0 == shell("wait", "last", "--timeout", "30s").returncode
+
+
+def test_a_host_that_nobody_knows_is_told_with_those_there_are(shell):
+    done = shell("drain", "nowhere")
+
+    assert NOT_FOUND == done.returncode
+    assert "there is no host nowhere; there is local" in done.stderr

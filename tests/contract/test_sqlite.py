@@ -23,6 +23,7 @@ from penstock.stores.protocol import Depth, Query, Terms
 from penstock.stores.sqlite import SqliteStore
 
 T0 = 1_900_000_000 * SECOND
+LATEST = len(sqlite_file.migrations("sqlite"))
 JOB = Intent(addon_id="a", job_type="t")  # type: ignore[arg-type]  # a plain string will do here
 
 
@@ -205,11 +206,11 @@ def test_an_older_schema_moves_forward_after_a_backup(path, next_version):
     new = SqliteStore(path, lambda: T0)
     kept = new.job(receipt.job_id)
     new.close()
-    backup = apsw.Connection(str(path) + ".v1.backup")
+    backup = apsw.Connection(f"{path}.v{LATEST}.backup")
 
     assert kept is not None
-    assert apsw.Connection(str(path)).pragma("user_version") == 2
-    assert backup.pragma("user_version") == 1
+    assert apsw.Connection(str(path)).pragma("user_version") == LATEST + 1
+    assert backup.pragma("user_version") == LATEST
     assert backup.execute("SELECT count(*) FROM job").get == 1
 
 
@@ -220,7 +221,7 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(path, next_version):
     with pytest.raises(apsw.SQLError):
         SqliteStore(path, lambda: T0)
     con = apsw.Connection(str(path))
-    assert con.pragma("user_version") == 1
+    assert con.pragma("user_version") == LATEST
     assert con.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'novelty'").get == 0
 
 

@@ -205,6 +205,7 @@ def test_a_token_of_another_addon_meets_nothing_of_ours(place):
     assert untouched == {
         "queue/jobs/submit", "queue/jobs/submit/bulk", "queue/find", "stats", "capacity", "addons", "health", "kick",
         "tokens", "tokens/create", "tokens/{token_id}/revoke", "login", "run/say", "pulse", "pulse/history", "programs", "programs/attach",
+        "hosts", "hosts/drain", "hosts/undrain",
     }  # fmt: skip
 
 
@@ -380,3 +381,9 @@ def test_no_secret_appears_in_any_answer_or_log(place, caplog):
     assert secret.encode() not in shown
     assert secret.rpartition("_")[2].encode() not in shown
     assert secret not in caplog.text
+
+
+def test_a_token_of_an_addon_cannot_drain_everybodys_host(place):
+    answer = place.client.mint(addon_id="ours").post("/hosts/drain", {"host": "local"})
+
+    assert 403 == answer.status

@@ -88,6 +88,54 @@ def test_what_a_killed_daemon_ran_is_done_by_another(daemons, store, tmp_path):
     assert {"one"} == {dispatch.host for dispatch in lost}
 
 
+def state_of(client, name):
+    return {host.host: host.state for host in client.hosts().hosts}.get(name)
+
+
+def test_a_daemon_that_is_killed_is_shown_as_lost_and_has_its_name_back_at_once(daemons):
+    one, two = daemons("one"), daemons("two")
+    before = [(host.host, host.state, host.url) for host in two.client.hosts().hosts]
+
+    one.process.kill()
+    one.process.wait(LONG)
+    until(lambda: "lost" == state_of(two.client, "one"))
+    one.start()
+
+    assert [("one", "alive", one.url), ("two", "alive", two.url)] == before
+    assert "alive" == state_of(two.client, "one")
+    one.end()
+    assert state_of(two.client, "one") is None
+
+
+def test_a_second_daemon_of_the_same_name_is_refused(daemons):
+    daemons("one")
+
+    with pytest.raises(AssertionError, match="is called one too"):
+        daemons("one")
+
+
+def test_a_drained_host_starts_nothing_more_and_stays_so_over_a_restart(daemons, store, tmp_path):
+    one, two = daemons("one"), daemons("two")
+    two.client.drain("one")
+    until(lambda: one.client.capacity().draining)
+    one.end()
+    one.start()
+
+    jobs = submit(one.client, 8, tmp_path / "journal", 0.1)
+    drained = [one.client.wait(job, LONG).state for job in jobs]
+    where = set(hosts_of(store, jobs))
+    one.client.undrain("one")
+    until(lambda: not one.client.capacity().draining)
+    one.client.drain("two")
+    until(lambda: two.client.capacity().draining)
+    [again] = submit(one.client, 1, tmp_path / "journal", 0.1)
+
+    assert ["DONE"] * 8 == drained
+    assert {"two"} == where
+    assert "DONE" == one.client.wait(again, LONG).state
+    assert ["one"] == hosts_of(store, [again])
+
+
 def test_the_password_is_in_no_log(daemons, postgres):
     user, _, rest = postgres.dsn.partition("@")
     one = daemons("one", f"database={user}:{SECRET}@{rest}")
@@ -108,6 +156,19 @@ def test_a_scheduler_runs_the_jobs_of_a_database(postgres_server):
 
         assert [n + 1 for n in range(20)] == [job.result(LONG) for job in jobs]
     scheduler.close()
+
+
+def test_explain_says_when_no_process_runs_the_jobs_of_a_database(postgres_server):
+    scheduler = Scheduler(postgres_server.dsn)
+    job = scheduler.job(lambda: 1, name="one").enqueue()
+    alone = job.explain().reason
+    with Scheduler(postgres_server.dsn):
+        accompanied = job.explain().reason
+    job.cancel()
+    scheduler.close()
+
+    assert "nobody_runs" == alone
+    assert "nobody_runs" != accompanied
 
 
 def test_each_process_is_a_host_of_its_own(postgres_server):

@@ -1,4 +1,4 @@
-"""The machine and who uses it: capacity, addons, pause, resume."""
+"""The machine and who uses it: capacity, addons, pause, resume, hosts, drain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import age, span
 
-__all__ = ["addons", "capacity", "pause", "resume"]
+__all__ = ["addons", "capacity", "drain", "hosts", "pause", "resume", "undrain"]
 
 
 @click.command()
@@ -89,3 +89,44 @@ def resume(session: Session, addon: str | None) -> None:
     session.client.resume(addon)
     if not session.tell({"resumed": addon or "*"}):
         click.echo(f"{addon or 'everything'} goes on")
+
+
+@click.command()
+@passes
+def hosts(session: Session) -> None:
+    """The machines that share the jobs. A lost one is silent; what it ran comes back as its leases run out."""
+    told = session.client.hosts()
+    if session.tell(told):
+        return
+    columns = [
+        Column("host"), Column("state"), Column("units", True), Column("of", True), Column("machine"), Column("seen", True),
+        Column("labels", keep=90), Column("version", keep=110), Column("url", keep=120),
+    ]  # fmt: skip
+    rows = [
+        (
+            f"{h.host} (here)" if h.host == told.here else h.host, f"{h.state}, draining" if h.draining else h.state,
+            h.units, h.capacity, h.quiet, f"{age(h.seen_at)} ago", " ".join(h.labels), h.version, h.url or "",
+        )
+        for h in told.hosts
+    ]  # fmt: skip
+    table(session.console, columns, rows)
+
+
+@click.command()
+@click.argument("host")
+@passes
+def drain(session: Session, host: str) -> None:
+    """HOST starts nothing more, also after a restart. What runs there goes on."""
+    session.client.drain(host)
+    if not session.tell({"draining": host}):
+        click.echo(f"{host} is drained: `penstock undrain {host}` lets it start jobs again")
+
+
+@click.command()
+@click.argument("host")
+@passes
+def undrain(session: Session, host: str) -> None:
+    """HOST may start jobs again."""
+    session.client.undrain(host)
+    if not session.tell({"undrained": host}):
+        click.echo(f"{host} starts jobs again")

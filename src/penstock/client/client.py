@@ -290,6 +290,17 @@ class Client:
     def resume(self, addon_id: str | None = None) -> None:
         self._post("resume", wire.Scoped(addon_id=addon_id), wire.Done, again=True)
 
+    def hosts(self) -> wire.Hosts:
+        """Who shares these jobs: alive or lost, with what capacity, drained or not."""
+        return self._get("hosts", wire.Hosts)
+
+    def drain(self, host: str) -> None:
+        """It starts nothing more, also after a restart, until `undrain`. What runs there goes on."""
+        self._post("hosts/drain", wire.HostNamed(host=host), wire.Done, again=True)
+
+    def undrain(self, host: str) -> None:
+        self._post("hosts/undrain", wire.HostNamed(host=host), wire.Done, again=True)
+
     def kick(self) -> None:
         self._post("kick", None, wire.Done, again=True)
 

@@ -43,6 +43,7 @@ class Kind(StrEnum):
     RELEASED = "RELEASED"  # a lease without a job, given back or expired
     ALERT = "ALERT"
     ADDON_SET = "ADDON_SET"
+    HOST_SET = "HOST_SET"  # drained, or not any more
     CLOCK_SHIFTED = "CLOCK_SHIFTED"
     SCHEDULER_STARTED = "SCHEDULER_STARTED"  # and what it did with what the one before it had left in flight
     PRUNED = "PRUNED"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from penstock.daemon.logs import configure
 from penstock.engine.clock import SteadyClock
 from penstock.engine.house import House
 from penstock.engine.private import private_directory
+from penstock.engine.roll import Introduction
 from penstock.http.server import Config, Server, serve
 from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
 from penstock.settings import Settings
@@ -94,6 +96,7 @@ def _up(settings: Settings, down: ExitStack) -> Server:
         clock=None if settings.shared else clock,  # a server's clock is not ours to follow
         survivors=runs.survivors(),
         pids=lambda: [pid for one in runner for pid in one.pids()],
+        introduction=Introduction(_instance(settings)),
     )
     house.start(_holder(settings))
     down.callback(house.stop)
@@ -112,7 +115,18 @@ def _up(settings: Settings, down: ExitStack) -> Server:
         setattr, house.machine, "draining", True
     )  # before anything else goes: nothing more is granted
     _tell(settings, server, config.socket, down)
+    if settings.server.listen is not None:
+        house.roll.tell(server.url)
     return server
+
+
+def _instance(settings: Settings) -> str:
+    """Of this data directory, for good: after a crash it takes its own name up again, and nobody else with the same name can."""
+    file = settings.data_dir / "instance"
+    with suppress(FileExistsError), file.open("x") as new:
+        file.chmod(0o600)
+        new.write(secrets.token_hex(16))
+    return file.read_text().strip()
 
 
 def _holder(settings: Settings) -> str:

@@ -6,11 +6,13 @@ It owns when the parts run, and nothing else. Whoever makes it hands in the stor
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from threading import Lock
 from typing import Final, Self
 
+from penstock.core.refusals import Unavailable
 from penstock.core.words import Moment
 from penstock.engine.clock import SteadyClock
 from penstock.engine.desk import Desk
@@ -21,12 +23,15 @@ from penstock.engine.machine import Machine
 from penstock.engine.probe import Pids, Probe
 from penstock.engine.purse import Purse
 from penstock.engine.recovery import Survivors, put_in_order, recover
+from penstock.engine.roll import Introduction, Roll
 from penstock.engine.room import Room
 from penstock.engine.rules import Rules
 from penstock.engine.signals import Signals
 from penstock.stores.protocol import Store
 
 __all__ = ["House"]
+
+log = logging.getLogger("penstock.house")
 
 _FOR_EVER: Final[Moment] = 1 << 62
 
@@ -50,6 +55,7 @@ class House:
         survivors: Survivors | None = None,
         pids: Pids = tuple,
         reserves: bool = True,
+        introduction: Introduction | None = None,
     ) -> None:
         self.store, self.rules = store, rules
         self._survivors = survivors
@@ -59,8 +65,9 @@ class House:
         self.room = Room(store, rules.depth, self._somebody_waits)
         self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room)
         self.keeper = Keeper(store, rules, clock)
+        self.roll = Roll(store, rules, self.machine, introduction)
         # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
-        parts: list[Part] = [*more, self.room, self.keeper, Purse(store, rules)]
+        parts: list[Part] = [self.roll, *more, self.room, self.keeper, Purse(store, rules)]
         if reserves:
             parts.append(self.dispatcher)
         else:
@@ -74,6 +81,11 @@ class House:
     def start(self, holder: str = "") -> Self:
         holder = holder or f"process {os.getpid()}"
         self.store.hold_dispatch(holder)
+        try:
+            self.roll.join()
+        except BaseException:
+            self.store.release_dispatch()
+            raise
         put_in_order(self.store, self.rules.ordering.aging)
         recover(self.store, self.rules, self._survivors, holder)
         self.store.on_change(self.driver.ring)
@@ -86,12 +98,20 @@ class House:
         if self._started:
             self._started = False
             self.driver.stop()
-            self.store.release_dispatch()
+            self._leave()
         self.room.close()
         with self._lock:
             usher, self._usher = self._usher, None
         if usher is not None:
             usher.stop()
+
+    def _leave(self) -> None:
+        """A store that is away learns it from our silence."""
+        try:
+            self.roll.leave()
+            self.store.release_dispatch()
+        except Unavailable as error:
+            log.warning("left without saying so: %s", error)
 
     def kick(self) -> None:
         """Look now for what may start."""

@@ -29,7 +29,10 @@ class Machine:
         self._readings: dict[tuple[str, str], Reading] = {}
         self._quiet: Quiet | None = None
         self._lock = Lock()
+        #: It is about to stop.
         self.draining = False
+        #: Somebody wants nothing more to start on this host, until they say the opposite.
+        self.drained = False
 
     def report(self, reading: Reading) -> None:
         with self._lock:
@@ -62,12 +65,16 @@ class Machine:
         capacity = self._rules.capacity
         if capacity.fixed is not None:
             # Nobody measures: always quiet, and quiet for as long as anybody could ask.
-            return Conditions(capacity.fixed, QuietState.QUIET, streak=now, draining=self.draining)
+            return Conditions(
+                capacity.fixed, QuietState.QUIET, streak=now, draining=self.draining or self.drained
+            )
         with self._lock:
             score = busy(self._readings.values(), now, self._rules.senses)
             self._quiet = quiet = observe(self._quiet, score, now, self._rules.thresholds)
         units = capacity.units(score.score)
-        return Conditions(units, quiet.state, quiet.streak(now), score, draining=self.draining)
+        return Conditions(
+            units, quiet.state, quiet.streak(now), score, draining=self.draining or self.drained
+        )
 
 
 def _problems(values: Mapping[str, float]) -> Iterator[dict[str, str]]:

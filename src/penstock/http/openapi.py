@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.engine.version import VERSION
 from penstock.http.body import fields_of
 from penstock.http.routes import Open, Route
-from penstock.http.version import VERSION
 from penstock.http.wire import Problem
 
 __all__ = ["describe"]

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from msgspec import UnsetType
 
 from penstock.core.books import EVERYTHING
 from penstock.core.quiet import is_fresh
-from penstock.core.refusals import BadIntent
+from penstock.core.refusals import BadIntent, NotFound
 from penstock.core.states import State
-from penstock.core.words import AddonId, seconds
+from penstock.core.words import AddonId, HostId, seconds
+from penstock.engine.version import VERSION
 from penstock.http import wire
 from penstock.http.office import Call, Office
 from penstock.http.problems import Forbidden
-from penstock.http.version import VERSION
-from penstock.http.views import addon_view, lease_view, said, when
+from penstock.http.views import addon_view, host_view, lease_view, said, when
 from penstock.stores.protocol import Addon, Query
 
 __all__ = [
     "addon_edit",
     "addons",
     "capacity",
+    "drain",
     "health",
+    "hosts",
     "kick",
     "leases",
     "pause",
@@ -31,6 +34,7 @@ __all__ = [
     "resume",
     "signals",
     "stats",
+    "undrain",
 ]
 
 
@@ -145,6 +149,35 @@ def kick(call: Call[None, None]) -> wire.Done:
     return wire.Done()
 
 
+def hosts(call: Call[None, None]) -> wire.Hosts:
+    """Of itself it knows better than what it last wrote down."""
+    house, now = call.office.house, call.store.now()
+    here, conditions = house.rules.host, house.machine.conditions(now)
+    known = [
+        replace(h, capacity=conditions.capacity, quiet=conditions.quiet, seen_at=now) if h.host == here else h
+        for h in call.store.hosts()
+    ]
+    return wire.Hosts(here, [host_view(host, now) for host in known])
+
+
+def drain(call: Call[None, wire.HostNamed]) -> wire.Done:
+    return _set_draining(call, draining=True)
+
+
+def undrain(call: Call[None, wire.HostNamed]) -> wire.Done:
+    return _set_draining(call, draining=False)
+
+
+def _set_draining(call: Call[None, wire.HostNamed], *, draining: bool) -> wire.Done:
+    if call.principal.addon_id is not None:
+        raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: a host is everybody's")
+    name = call.body.host
+    if not call.store.drain(HostId(name), draining):
+        known = ", ".join(host.host for host in call.store.hosts())
+        raise NotFound(f"there is no host {name}; there is {known}", host=name)
+    return wire.Done()
+
+
 def health(call: Call[None, None]) -> wire.Host:
     office = call.office
     problems = problems_of(office)
@@ -166,4 +199,6 @@ def problems_of(office: Office) -> list[str]:
         problems.append(f"the store cannot be read: {error}")
     if office.house.machine.draining:
         problems.append("it is stopping")
+    if office.house.machine.drained:
+        problems.append("this host is drained: it starts nothing more")
     return problems

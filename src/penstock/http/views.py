@@ -9,6 +9,7 @@ from msgspec import Raw, UnsetType
 
 from penstock.core import job as core
 from penstock.core.explain import Explanation
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.landing import End
 from penstock.core.states import State, allowed
@@ -24,6 +25,7 @@ __all__ = [
     "dispatchable_view",
     "event_view",
     "explained_view",
+    "host_view",
     "intent_from",
     "job_view",
     "lease_view",
@@ -295,4 +297,20 @@ def addon_view(addon: Addon) -> wire.Addon:
         units=addon.units,
         average=addon.average,
         jobs={str(state): count for state, count in addon.jobs.items() if count},
+    )
+
+
+def host_view(host: Host, now: Moment) -> wire.KnownHost:
+    return wire.KnownHost(
+        host=host.host,
+        state="alive" if host.alive(now) else "lost",
+        draining=host.draining,
+        capacity=host.capacity,
+        units=host.units,
+        quiet=host.quiet,
+        labels=list(host.labels),
+        version=host.version,
+        url=host.url or None,
+        started_at=when(host.started_at),
+        seen_at=when(host.seen_at),
     )

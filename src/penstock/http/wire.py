@@ -65,10 +65,13 @@ __all__ = [
     "Heartbeat",
     "History",
     "Host",
+    "HostNamed",
+    "Hosts",
     "Job",
     "JobSummary",
     "Jobs",
     "JobsQuery",
+    "KnownHost",
     "Lease",
     "LeaseGranted",
     "LeaseRequest",
@@ -874,6 +877,33 @@ class Host(Told):
     host: str
     started_at: datetime
     now: datetime
+
+
+class KnownHost(Told):
+    """One scheduler with a capacity of its own. `lost`: it has not been heard of in time; what it ran comes back as its leases run out."""
+
+    host: str
+    state: Literal["alive", "lost"]
+    draining: bool
+    capacity: int
+    units: int
+    quiet: QuietState
+    labels: list[str]
+    version: str
+    url: str | None
+    started_at: datetime
+    seen_at: datetime
+
+
+class Hosts(Told):
+    """`here`: the one that answers."""
+
+    here: str
+    hosts: list[KnownHost]
+
+
+class HostNamed(Asked):
+    host: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 # tokens

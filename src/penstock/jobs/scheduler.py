@@ -212,8 +212,11 @@ class Scheduler:
         return dataclasses.replace(told, text=text, reason=reason, reason_data=None, likely_start_at=None)
 
     def _dispatched(self) -> bool:
-        if self._work is not None or is_address(self._place):
+        if self._work is not None:
             return True
+        if is_address(self._place):
+            now = self._store.now()
+            return any(host.alive(now) for host in self._store.hosts())
         return self._place != MEMORY and present(Path(self._place))
 
     def _edit(self, job_id: JobId, given: dict[str, Any]) -> State:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, running, stop_moment
 from penstock.core.demand import Demand
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind, dispatch_id_of, place
 from penstock.core.landing import Phase
@@ -25,9 +26,11 @@ from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import IN_FLIGHT, PRUNABLE, SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
 from penstock.stores.memory_tables import MemoryTables
 from penstock.stores.protocol import (
+    LOST_FOR,
     NOTHING_SPENT,
     Clock,
     Depth,
@@ -46,6 +49,8 @@ T = TypeVar("T")
 
 
 class MemoryStore(MemoryTables):
+    shared = False
+
     def __init__(
         self, clock: Clock, *, ordering: Ordering | None = None, new_id: Callable[[], str] = uuid7
     ) -> None:
@@ -417,6 +422,42 @@ class MemoryStore(MemoryTables):
             for job in looked_at:
                 self._lines.set_turn(job.job_id, turn(job.intent.priority, job.ready_at, aging))
             return looked_at[-1].no if looked_at else 0
+
+    # hosts
+
+    def greet(self, host: Host) -> Host:
+        with self._lock:
+            known = self._hosts.get(host.host)
+            if known is not None and known.instance != host.instance and known.alive(host.seen_at):
+                raise name_taken(host)
+            self._hosts = {
+                name: h for name, h in self._hosts.items() if h.draining or h.until >= host.seen_at - LOST_FOR
+            }
+            told = replace(host, draining=known is not None and known.draining)
+            self._hosts[host.host] = told
+        return told
+
+    def leave(self, host: HostId, instance: str) -> None:
+        with self._lock:
+            known = self._hosts.get(host)
+            if known is not None and known.instance == instance:
+                del self._hosts[host]
+                if known.draining:
+                    self._hosts[host] = replace(known, until=known.seen_at)
+
+    def hosts(self) -> list[Host]:
+        with self._lock:
+            return [replace(h, units=self.books(name).units) for name, h in sorted(self._hosts.items())]
+
+    def drain(self, host: HostId, draining: bool) -> bool:
+        with self._lock:
+            known = self._hosts.get(host)
+            if known is None:
+                return False
+            self._hosts[host] = replace(known, draining=draining)
+            self._note(self._clock(), drain_note(host, draining), None)
+        self._ring()
+        return True
 
     def hold_dispatch(self, holder: str) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from threading import RLock
 from typing import TypeVar
 
 from penstock.core.books import Books
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import Phase
@@ -41,6 +42,7 @@ class MemoryTables:
         self._accounts: dict[AddonId, Account] = {}
         self._checkpoints: dict[JobId, str] = {}
         self._spent: Counter[tuple[AddonId, str]] = Counter()
+        self._hosts: dict[HostId, Host] = {}
         self._holder: str | None = None
         self._rings: list[Callable[[], None]] = []
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from penstock.core.changes import Beat, Change, Note
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind
 from penstock.core.order import Aging, Floor, Ordering, Verdict
 from penstock.core.words import AddonId, HostId, Moment, Span
+from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
 from penstock.stores.postgres_admit import Admitting
 from penstock.stores.postgres_apply import Applying, Beats, Renewing
@@ -26,7 +29,8 @@ from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from
 from penstock.stores.postgres_reads import PostgresReads
 from penstock.stores.postgres_schema import migrate
 from penstock.stores.postgres_submit import Submission, Submitting
-from penstock.stores.protocol import Clock, Depth, Receipt, Ride, Standing, Tell, Terms, say_nothing
+from penstock.stores.protocol import LOST_FOR, Clock, Depth, Receipt, Ride, Standing, Tell, Terms, say_nothing
+from penstock.stores.rows import host_values
 from penstock.stores.writer import Writer
 
 __all__ = ["PostgresStore"]
@@ -37,6 +41,7 @@ Answer = TypeVar("Answer")
 
 
 class PostgresStore(PostgresReads):
+    shared = True
     """
     `clock` is for tests; without one the server's decides. `schema` is made and brought up to date if it is not. `pooler`: behind a
     PgBouncer in transaction mode, without prepared statements and LISTEN.
@@ -192,6 +197,40 @@ class PostgresStore(PostgresReads):
     def shift(self, by: Span) -> int:  # noqa: ARG002 - the protocol's
         """Nothing to do: the clock is the server's, and a jump of ours moves no lease."""
         return 0
+
+    # hosts
+
+    def greet(self, host: Host) -> Host:
+        def write(session: Session) -> Host:
+            _, [found] = self._link.opening(session, ("greet", host_values(host)))
+            if not found:
+                raise name_taken(host)
+            session.leave("forget_hosts", {"before": host.seen_at - LOST_FOR})
+            return replace(host, draining=bool(found[0][0]))
+
+        return self._link.transact(write)
+
+    def leave(self, host: HostId, instance: str) -> None:
+        def write(session: Session) -> None:
+            for name in ("leave_host", "lose_host"):
+                session.leave(name, {"host": host, "instance": instance})
+
+        self._link.transact(write)
+
+    def drain(self, host: HostId, draining: bool) -> bool:
+        def write(session: Session) -> bool:
+            now, [found] = self._link.opening(
+                session, ("drain_host", {"host": host, "draining": int(draining)})
+            )
+            if found:
+                pages = Pages()
+                pages.note(now, drain_note(host, draining), NO_JOB)
+                pages.leave(session)
+            return bool(found)
+
+        known = self._link.transact(write)
+        self._committed(known)
+        return known
 
     # the dispatchers
 

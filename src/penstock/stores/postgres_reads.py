@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 from penstock.core.books import Books
+from penstock.core.hosts import Host
 from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import Phase
 from penstock.core.order import Floor
@@ -16,7 +17,7 @@ from penstock.stores.postgres_floor import Appetite, RowFloor, read_books
 from penstock.stores.postgres_link import Link, Session, array
 from penstock.stores.postgres_pages import Demands
 from penstock.stores.protocol import Addon, Due, Overdue, Query
-from penstock.stores.rows import DEMAND, dispatch_from, event_from, job_from
+from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, job_from
 
 __all__ = ["PostgresReads"]
 
@@ -139,6 +140,9 @@ class PostgresReads:
             for name in sorted(known.keys() | jobs.keys())
             for weight, paused, average, units, _ in [known.get(name, (100, 0, 0.0, 0, 0))]
         ]
+
+    def hosts(self) -> list[Host]:
+        return [host_from(row) for row in self._link.glance("hosts")]
 
     # the trail
 

@@ -16,14 +16,16 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from penstock.core.books import Books
 from penstock.core.changes import Beat, Change, Note
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import End, Phase
 from penstock.core.order import Aging, Floor, Verdict
 from penstock.core.states import State
-from penstock.core.words import SECOND, AddonId, DispatchId, HostId, JobId, Moment, Money, Span
+from penstock.core.words import HOUR, SECOND, AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
 __all__ = [
+    "LOST_FOR",
     "NOTHING_SPENT",
     "Addon",
     "Clock",
@@ -89,6 +91,10 @@ class Ride(NamedTuple):
 NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
 
 
+#: How long a host that was lost is remembered.
+LOST_FOR: Final[Span] = 24 * HOUR
+
+
 class Standing(NamedTuple):
     """Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the desk can judge its spending."""
 
@@ -147,6 +153,9 @@ class Addon:
 
 
 class Store(Protocol):
+    #: Whether others may dispatch from it too.
+    shared: bool
+
     def now(self) -> Moment:
         """The one clock. Everything that is written or judged here is by it."""
         ...
@@ -253,6 +262,25 @@ class Store(Protocol):
 
     def audit(self) -> list[str]:
         """Recompute every sum and check every invariant; what is wrong, in words."""
+        ...
+
+    def greet(self, host: Host) -> Host:
+        """
+        "I am here", until `host.until`; answered with what is known of it. DispatcherHeld: somebody else bears that name, and lives.
+        To be told again and again where `shared`.
+        """
+        ...
+
+    def leave(self, host: HostId, instance: str) -> None:
+        """It ends, and says so."""
+        ...
+
+    def hosts(self) -> list[Host]:
+        """By name: those that live, those that were lost of late, and those that somebody wants drained."""
+        ...
+
+    def drain(self, host: HostId, draining: bool) -> bool:
+        """It starts nothing more, until the opposite is said. False: there is no such host."""
         ...
 
     def hold_dispatch(self, holder: str) -> None:

@@ -11,12 +11,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from penstock.core.demand import Demand
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind, Place, dispatch_id_of
 from penstock.core.landing import End, Phase
+from penstock.core.quiet import QuietState
 from penstock.core.retry import NONE_YET, Counters
 from penstock.core.states import IN_FLIGHT, State
-from penstock.core.words import AddonId, Constraint, DispatchId, JobId, Moment, RunWhen
+from penstock.core.words import AddonId, Constraint, DispatchId, HostId, JobId, Moment, RunWhen
 
 __all__ = [
     "DEMAND",
@@ -26,6 +28,8 @@ __all__ = [
     "dispatch_from",
     "encode",
     "event_from",
+    "host_from",
+    "host_values",
     "intent_row",
     "job_from",
     "job_row",
@@ -228,4 +232,37 @@ def event_from(row: Sequence[Any]) -> Event:
         reason=reason,
         dispatch_id=None if dispatch_id is None else DispatchId(dispatch_id),
         data=json.loads(data) if data else {},
+    )
+
+
+def host_values(host: Host) -> dict[str, Any]:
+    return {
+        "host": host.host,
+        "instance": host.instance,
+        "capacity": host.capacity,
+        "quiet": str(host.quiet),
+        "labels": json.dumps(host.labels),
+        "version": host.version,
+        "url": host.url,
+        "started_at": host.started_at,
+        "seen_at": host.seen_at,
+        "until": host.until,
+    }
+
+
+def host_from(row: Sequence[Any]) -> Host:
+    host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until, draining, units = row
+    return Host(
+        host=HostId(host),
+        instance=instance,
+        capacity=capacity,
+        quiet=QuietState(quiet),
+        labels=tuple(json.loads(labels)),
+        version=version,
+        url=url,
+        started_at=started_at,
+        seen_at=seen_at,
+        until=until,
+        draining=bool(draining),
+        units=units,
     )

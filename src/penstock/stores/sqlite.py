@@ -22,6 +22,7 @@ import apsw
 
 from penstock.core.books import Books
 from penstock.core.changes import Beat, Change
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import Phase
@@ -47,7 +48,7 @@ from penstock.stores.protocol import (
     Terms,
     say_nothing,
 )
-from penstock.stores.rows import DEMAND, dispatch_from, event_from, job_from
+from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, job_from
 from penstock.stores.sqlite_care import Presence, WalGuard, refuse_network_file_system
 from penstock.stores.sqlite_file import (
     DispatchLock,
@@ -71,6 +72,8 @@ _IDLE_READERS: Final = 8
 
 
 class SqliteStore:
+    shared = False
+
     def __init__(
         self,
         path: str | Path,
@@ -224,6 +227,21 @@ class SqliteStore:
             self._write_lock.contended = False
         if post is not None:
             post.close()
+
+    # hosts
+
+    def greet(self, host: Host) -> Host:
+        return self._write(lambda tx: tx.greet(host))
+
+    def leave(self, host: HostId, instance: str) -> None:
+        self._write(lambda tx: tx.leave(host, instance))
+
+    def drain(self, host: HostId, draining: bool) -> bool:
+        return self._write(lambda tx: tx.drain(host, draining))
+
+    def hosts(self) -> list[Host]:
+        with self._reading() as con:
+            return [host_from(row) for row in query(con, "hosts")]
 
     # the dispatcher
 

@@ -28,6 +28,7 @@ TABLES: Final = (
     "tally",
     "addon",
     "budget",
+    "host",
     "demand",
     "checkpoint",
     "dispatch",

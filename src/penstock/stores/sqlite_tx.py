@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Self
 
 import apsw
 
 from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, running, stop_moment
 from penstock.core.demand import Demand
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind, dispatch_id_of, place
 from penstock.core.landing import End, Phase
@@ -21,8 +23,9 @@ from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.stores.dispatches import dispatch_row, new_dispatch
-from penstock.stores.protocol import NOTHING_SPENT, Clock, Depth, Receipt, Standing, Tell, Terms
-from penstock.stores.rows import body_hash, encode, intent_row, job_row
+from penstock.stores.hosting import drain_note, name_taken
+from penstock.stores.protocol import LOST_FOR, NOTHING_SPENT, Clock, Depth, Receipt, Standing, Tell, Terms
+from penstock.stores.rows import body_hash, encode, host_values, intent_row, job_row
 from penstock.stores.sqlite_care import WalGuard
 from penstock.stores.sqlite_file import WriteLock, one, query, statements
 from penstock.stores.sqlite_floor import Demands, TableFloor
@@ -399,6 +402,23 @@ class Transaction:
         self._pages.touched.add(addon_id)
         data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
         self._pages.note(self._clock(), Note(Kind.ADDON_SET, data=data), NO_JOB)
+
+    def greet(self, host: Host) -> Host:
+        row = one(self._con, "greet", host_values(host))
+        if row is None:
+            raise name_taken(host)
+        self._con.execute(self._sql["forget_hosts"], {"before": host.seen_at - LOST_FOR})
+        return replace(host, draining=bool(row[0]))
+
+    def leave(self, host: HostId, instance: str) -> None:
+        for name in ("leave_host", "lose_host"):
+            self._con.execute(self._sql[name], {"host": host, "instance": instance})
+
+    def drain(self, host: HostId, draining: bool) -> bool:
+        if one(self._con, "drain_host", {"host": host, "draining": int(draining)}) is None:
+            return False
+        self._pages.note(self._clock(), drain_note(host, draining), NO_JOB)
+        return True
 
     def prune(self, before: Moment, limit: int) -> int:
         self._pages.flush_rows()

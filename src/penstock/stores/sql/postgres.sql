@@ -347,6 +347,31 @@ SELECT least(
     (SELECT expires_at FROM penstock.dispatch WHERE phase <> 'ended' ORDER BY expires_at LIMIT 1),
     (SELECT stop_at FROM penstock.dispatch WHERE phase = 'leased' AND stop_at IS NOT NULL ORDER BY stop_at LIMIT 1));
 
+-- name: greet
+-- A name that somebody else bears, and is alive, stays as it is: then nothing comes back.
+INSERT INTO penstock.host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)
+VALUES (%(host)s, %(instance)s, %(capacity)s, %(quiet)s, %(labels)s, %(version)s, %(url)s, %(started_at)s, %(seen_at)s, %(until)s)
+ON CONFLICT (host) DO UPDATE SET instance = excluded.instance, capacity = excluded.capacity, quiet = excluded.quiet, labels = excluded.labels,
+    version = excluded.version, url = excluded.url, started_at = excluded.started_at, seen_at = excluded.seen_at, until = excluded.until
+WHERE host.instance = excluded.instance OR host.until <= excluded.seen_at
+RETURNING draining;
+
+-- name: leave_host
+DELETE FROM penstock.host WHERE host = %(host)s AND instance = %(instance)s AND draining = 0;
+
+-- name: lose_host
+UPDATE penstock.host SET until = seen_at WHERE host = %(host)s AND instance = %(instance)s;
+
+-- name: drain_host
+UPDATE penstock.host SET draining = %(draining)s WHERE host = %(host)s RETURNING host;
+
+-- name: forget_hosts
+DELETE FROM penstock.host WHERE until < %(before)s AND draining = 0;
+
+-- name: hosts
+SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0)
+FROM penstock.host h LEFT JOIN penstock.ledger l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
+
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.demand, d.phase, d.fence, j.job_id, j.state, j.fence
 FROM penstock.dispatch d LEFT JOIN penstock.job j ON j.no = d.job_no WHERE d.phase <> 'ended';

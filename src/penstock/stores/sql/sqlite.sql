@@ -257,6 +257,31 @@ SELECT d.dispatch_id, j.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted
        d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.demand
 FROM dispatch d LEFT JOIN job j ON j.no = d.job_no
 
+-- name: greet
+-- A name that somebody else bears, and is alive, stays as it is: then nothing comes back.
+INSERT INTO host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)
+VALUES (:host, :instance, :capacity, :quiet, :labels, :version, :url, :started_at, :seen_at, :until)
+ON CONFLICT (host) DO UPDATE SET instance = excluded.instance, capacity = excluded.capacity, quiet = excluded.quiet, labels = excluded.labels,
+    version = excluded.version, url = excluded.url, started_at = excluded.started_at, seen_at = excluded.seen_at, until = excluded.until
+WHERE host.instance = excluded.instance OR host.until <= excluded.seen_at
+RETURNING draining;
+
+-- name: leave_host
+DELETE FROM host WHERE host = :host AND instance = :instance AND draining = 0;
+
+-- name: lose_host
+UPDATE host SET until = seen_at WHERE host = :host AND instance = :instance;
+
+-- name: drain_host
+UPDATE host SET draining = :draining WHERE host = :host RETURNING host;
+
+-- name: forget_hosts
+DELETE FROM host WHERE until < :before AND draining = 0;
+
+-- name: hosts
+SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0)
+FROM host h LEFT JOIN ledger l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
+
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.demand, d.phase, d.fence, j.job_id, j.state, j.fence
 FROM dispatch d LEFT JOIN job j ON j.no = d.job_no WHERE d.phase <> 'ended';

@@ -1,0 +1,22 @@
+"""What the stores say alike about hosts."""
+
+from __future__ import annotations
+
+from penstock.core.changes import Note
+from penstock.core.hosts import Host
+from penstock.core.job import Kind
+from penstock.core.refusals import DispatcherHeld
+from penstock.core.words import HostId
+
+__all__ = ["drain_note", "name_taken"]
+
+
+def name_taken(host: Host) -> DispatcherHeld:
+    return DispatcherHeld(
+        f"another scheduler that is alive on this database is called {host.host} too: give this one a name of its own (host.name)",
+        holder=host.host,
+    )
+
+
+def drain_note(host: HostId, draining: bool) -> Note:
+    return Note(Kind.HOST_SET, data={"host": host, "draining": draining})

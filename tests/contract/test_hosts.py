@@ -1,0 +1,105 @@
+"""Who dispatches: names that only one bears, silence that is noticed, and a drain that lasts."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.hosts import Host
+from penstock.core.job import Kind
+from penstock.core.quiet import QuietState
+from penstock.core.refusals import DispatcherHeld
+from penstock.core.words import SECOND
+from penstock.stores.protocol import LOST_FOR
+
+
+def host(yard, name="here", instance="first", lasts=30, **more):
+    return Host(
+        host=name,
+        instance=instance,
+        started_at=yard.now,
+        seen_at=yard.now,
+        until=yard.now + lasts * SECOND,
+        **more,
+    )
+
+
+def names(yard):
+    return [known.host for known in yard.store.hosts()]
+
+
+def test_a_host_is_listed_with_what_it_said_and_what_it_holds(yard):
+    told = host(
+        yard, capacity=40, quiet=QuietState.BUSY, labels=("gpu", "zone=a"), version="1.2", url="http://h"
+    )
+    yard.store.greet(told)
+    yard.start(cost_units=7)
+
+    [known] = yard.store.hosts()
+    assert (told.labels, 40, QuietState.BUSY, "1.2", "http://h", 7) == (
+        known.labels, known.capacity, known.quiet, known.version, known.url, known.units,
+    )  # fmt: skip
+    assert known.alive(yard.now)
+
+
+def test_a_host_that_is_silent_is_lost_and_later_forgotten(yard):
+    yard.store.greet(host(yard))
+    yard.later(30)
+    lost = [known.alive(yard.now) for known in yard.store.hosts()]
+    yard.later(LOST_FOR / SECOND + 1)
+    yard.store.greet(host(yard, "there"))
+
+    assert [False] == lost
+    assert ["there"] == names(yard)
+
+
+def test_a_name_is_refused_while_another_that_bears_it_lives(yard):
+    yard.store.greet(host(yard))
+
+    with pytest.raises(DispatcherHeld, match="called here too"):
+        yard.store.greet(host(yard, instance="second"))
+    yard.store.greet(host(yard))
+    yard.later(30)
+    yard.store.greet(host(yard, instance="second"))
+
+    assert ["second"] == [known.instance for known in yard.store.hosts()]
+
+
+def test_who_leaves_is_gone_and_only_its_bearer_can_give_a_name_back(yard):
+    yard.store.greet(host(yard))
+
+    yard.store.leave("here", "second")
+    before = names(yard)
+    yard.store.leave("here", "first")
+
+    assert (["here"], []) == (before, names(yard))
+
+
+def test_a_drain_outlives_beats_ends_and_silence(yard):
+    yard.store.greet(host(yard))
+
+    drained = yard.store.drain("here", True)
+    beat = yard.store.greet(host(yard))
+    yard.store.leave("here", "first")
+    left = yard.store.hosts()
+    yard.later(2 * LOST_FOR / SECOND)
+    back = yard.store.greet(host(yard, instance="second"))
+
+    assert drained
+    assert beat.draining
+    assert [(True, False)] == [(known.draining, known.alive(yard.now)) for known in left]
+    assert back.draining
+
+
+def test_an_undrained_host_may_start_jobs_again_and_both_are_in_the_trail(yard):
+    yard.store.greet(host(yard))
+    yard.store.drain("here", True)
+    yard.store.drain("here", False)
+
+    told = [event.data for event in yard.store.events(0, 10) if event.kind is Kind.HOST_SET]
+    assert [{"host": "here", "draining": True}, {"host": "here", "draining": False}] == told
+    assert not yard.store.greet(host(yard)).draining
+
+
+def test_a_host_that_nobody_knows_cannot_be_drained(yard):
+    assert not yard.store.drain("nowhere", True)
+    assert [] == yard.store.events(0, 10)
