@@ -83,6 +83,30 @@ def migrate(session: Session, path: str | None) -> None:
         click.echo(f"{shown(place)}: up to date")
 
 
+@db.command()
+@click.argument("source", type=click.Path(exists=True, dir_okay=False))
+@click.argument("target")
+@passes
+def copy(session: Session, source: str, target: str) -> None:
+    """All jobs of the SQLite file SOURCE into the empty database TARGET (postgresql://...), with every count compared."""
+    from penstock.settings import load
+    from penstock.stores.opening import is_address, shown
+
+    if not is_address(target):
+        raise click.UsageError(f"TARGET is {shown(target)}; it must be postgresql://USER@HOST/NAME")
+    from penstock.stores.copying import copy_to_postgres
+
+    with session.aside.status(f"copying {source}"):
+        copied = copy_to_postgres(Path(source).absolute(), target, load().sharing)
+    if session.tell({"source": source, "target": shown(target), "counts": copied.counts}):
+        return
+    for name, count in copied.counts.items():
+        click.echo(f"{count:>12,}  {name}")
+    click.echo(
+        f"the same in {source} and {shown(target)}: set `database` to the latter, and start the daemons"
+    )
+
+
 def _opened(place: str) -> Store:
     from penstock.core.order import Ordering
     from penstock.settings import load

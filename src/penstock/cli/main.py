@@ -51,7 +51,7 @@ VERBS: Final = {
     "drain": ("machine", "start nothing more on a host; what runs there goes on"),
     "undrain": ("machine", "start jobs on a host again"),
     "token": ("tokens", "make, list and revoke tokens"),
-    "db": ("db", "check, back up and migrate the database"),
+    "db": ("db", "check, back up, migrate and copy the database"),
     "demo": ("demo", "a bounded pipeline under load, live in the terminal"),
 }
 

@@ -1,0 +1,186 @@
+"""
+Moving up: all that a SQLite file holds into a PostgreSQL that holds nothing yet, in one transaction, and proof that it is the same.
+
+Nobody may dispatch from the file meanwhile, and whoever submits to it waits. Only one thing has another shape there: an event has no number of
+its own but a place in a batch, so each run of numbers becomes a batch of that size, with gaps where events were forgotten.
+"""
+
+# ruff: noqa: S608  # only names of our own tables are put together; every value is bound or copied
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from penstock.core.books import keys_of
+from penstock.core.refusals import StoreFailed
+from penstock.stores.opening import Sharing, open_postgres, shown
+from penstock.stores.postgres_link import Connection, Link, Manners
+from penstock.stores.rows import demand_from
+from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
+
+__all__ = ["Copied", "copy_to_postgres"]
+
+TABLES: Final = (
+    "demand",
+    "job",
+    "intent",
+    "dispatch",
+    "ledger",
+    "addon",
+    "tally",
+    "budget",
+    "checkpoint",
+)
+#: How many numbers of events make a batch.
+BATCH: Final = 1_000
+
+
+class Copied(NamedTuple):
+    """How many of each there are, by name: `jobs QUEUED`, `events`, `dispatches` and so on. Counted on both sides, and equal."""
+
+    counts: dict[str, int]
+
+
+def copy_to_postgres(source: Path, target: str, sharing: Sharing | None = None) -> Copied:
+    """DispatcherHeld while somebody dispatches from the file; StoreFailed when the target holds anything, or is not the same at the end."""
+    sharing = sharing or Sharing()
+    with _held(source) as con:
+        store = open_postgres(target, sharing=sharing)  # makes the tables
+        try:
+            link = Link(target, sharing.schema, Manners(pooler=sharing.pooler, statement_timeout_ms=0), None)
+            with closing(link), link.failures(), link.connection() as server, server.transaction():
+                _refuse_what_is_not_empty(server, link, target)
+                for table in TABLES:
+                    _copy(con, server, link, table)
+                _copy_events(con, server, link)
+                _go_on_counting(con, server, link)
+                copied = _proof(con, server, link)
+            problems = store.audit()
+        finally:
+            store.close()
+    if problems:
+        raise StoreFailed(f"{shown(target)} is not sound after the copy: {problems[0]}", kind="copy")
+    return copied
+
+
+@contextmanager
+def _held(source: Path) -> Iterator[apsw.Connection]:
+    with (
+        failures(source),
+        closing(DispatchLock(source, "penstock db copy")),
+        closing(WriteLock(source)) as lock,
+        closing(connect(source)) as con,
+    ):
+        migrate(con, source)
+        with lock:
+            con.execute("BEGIN IMMEDIATE")
+            try:
+                yield con
+            finally:
+                con.execute("ROLLBACK")
+
+
+def _refuse_what_is_not_empty(server: Connection, link: Link, target: str) -> None:
+    names = ", ".join(f"penstock.{table}" for table in (*TABLES, "trail", "event"))
+    server.execute(link.in_schema(f"LOCK TABLE {names} IN EXCLUSIVE MODE"))
+    for table in ("job", "dispatch", "trail", "addon", "demand"):
+        if server.execute(link.in_schema(f"SELECT 1 FROM penstock.{table} LIMIT 1")).fetchone() is not None:
+            raise StoreFailed(
+                f"{shown(target)} is not empty (schema {link.schema}): choose another schema or database, nothing was changed",
+                kind="copy",
+            )
+
+
+def _copy(con: apsw.Connection, server: Connection, link: Link, table: str) -> None:
+    names = [name for (name,) in con.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+    # PostgreSQL keeps the hash as text.
+    read = ", ".join("lower(hex(body_hash))" if name == "body_hash" else name for name in names)
+    if table == "intent":
+        read = read.replace(
+            "lower(hex(body_hash))", "CASE WHEN body_hash IS NULL THEN NULL ELSE lower(hex(body_hash)) END"
+        )
+    _fill(server, link, table, names, con.execute(f"SELECT {read} FROM {table}"))
+
+
+#: PostgreSQL keeps it as text.
+_HASH: Final = "iif(body_hash IS NULL, NULL, lower(hex(body_hash)))"
+
+
+def _fill(server: Connection, link: Link, table: str, names: list[str], rows: Iterator[Any]) -> None:
+    statement = link.in_schema(f"COPY penstock.{table} ({', '.join(names)}) FROM STDIN")
+    with server.cursor() as cursor, cursor.copy(statement) as into:
+        for row in rows:
+            into.write_row(row)
+
+
+def _copy_events(con: apsw.Connection, server: Connection, link: Link) -> None:
+    [(last,)] = con.execute("SELECT value FROM mark WHERE name = 'event'")
+    batches: list[Any] = con.execute(
+        "SELECT DISTINCT (seq - 1) / ? FROM event ORDER BY 1", (BATCH,)
+    ).fetchall()
+    ends = ((number + 1, min((number + 1) * BATCH, last)) for (number,) in batches)
+    _fill(
+        server,
+        link,
+        "trail",
+        ["batch", "size", "until"],
+        ((n, end - (n - 1) * BATCH, end) for n, end in ends),
+    )
+    names = ["batch", "i", "at", "kind", "job_no", "n", "state", "reason", "dispatch_id", "data"]
+    read = f"SELECT (seq - 1) / {BATCH} + 1, (seq - 1) % {BATCH} + 1, {', '.join(names[2:])} FROM event ORDER BY seq"
+    _fill(server, link, "event", names, con.execute(read))
+
+
+def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> None:
+    """What comes next must not be called as something is already. And what is not in the ledger could not be locked."""
+    marks = dict(con.execute("SELECT name, value FROM mark"))
+    server.execute(
+        link.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'event'"), [marks["event"]]
+    )
+    demands = con.execute("SELECT max(no) FROM demand").get or 0
+    sequence = link.in_schema("SELECT pg_get_serial_sequence('penstock.demand', 'no')")
+    [(of_demands,)] = server.execute(sequence).fetchall()
+    for name, value in (
+        (of_demands, demands),
+        (f"{link.quoted}.job_no", marks["job"]),
+        (f"{link.quoted}.batch", -(-marks["event"] // BATCH)),
+    ):
+        server.execute("SELECT setval(%s::regclass, %s, false)", [name, value + 1])
+    columns = "addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class"
+    rows = con.execute(f"SELECT {columns} FROM demand")
+    keys = sorted({key for row in rows for key in keys_of(demand_from(row))})
+    with server.cursor() as cursor:
+        cursor.executemany(
+            link.in_schema(
+                "INSERT INTO penstock.ledger (scope, name) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+            ),
+            keys,
+        )
+
+
+_COUNTS: Final = {
+    "jobs": "SELECT 'jobs ' || state, count(*) FROM {}job GROUP BY state",
+    "dispatches": "SELECT 'dispatches ' || phase, count(*) FROM {}dispatch GROUP BY phase",
+    "events": "SELECT 'events ' || kind, count(*) FROM {}event GROUP BY kind",
+    "intents": "SELECT 'intents', count(*) FROM {}intent",
+    "checkpoints": "SELECT 'checkpoints', count(*) FROM {}checkpoint",
+    "addons": "SELECT 'addons', count(*) FROM {}addon",
+    "spent": "SELECT 'spent ' || addon_id, sum(spent) FROM {}budget GROUP BY addon_id",
+}
+
+
+def _proof(con: apsw.Connection, server: Connection, link: Link) -> Copied:
+    here: dict[str, int] = {}
+    there: dict[str, int] = {}
+    for sql in _COUNTS.values():
+        here.update({name: int(count) for name, count in con.execute(sql.format(""))})
+        found = server.execute(link.in_schema(sql.format("penstock."))).fetchall()
+        there.update({name: int(count) for name, count in found})
+    if here != there:
+        differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        raise StoreFailed(f"the copy differs in {', '.join(differing)}; nothing was kept of it", kind="copy")
+    return Copied(dict(sorted(here.items())))
