@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 from tests.postgres.conftest import tick
 
+from penstock.cli.main import cli
 from penstock.core import changes
 from penstock.core.changes import Beat
 from penstock.core.intent import Intent
@@ -122,3 +124,22 @@ def test_a_copy_that_is_not_the_same_is_not_kept(file, postgres, monkeypatch):
     store = PostgresStore(postgres.dsn, schema=postgres.schema)
     assert [] == store.find(Query())
     store.close()
+
+
+def test_the_command_prints_what_it_compared(file, postgres, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_POSTGRES_SCHEMA", postgres.schema)
+    user, _, rest = postgres.dsn.partition("@")
+
+    done = CliRunner().invoke(cli, ["db", "copy", str(file), f"{user}:hunter2@{rest}"])
+
+    assert 0 == done.exit_code, done.output
+    assert "3  jobs RUNNING" in done.output
+    assert "postgresql://penstock:***@" in done.output
+    assert "hunter2" not in done.output
+
+
+def test_the_command_refuses_a_target_that_is_a_file(file):
+    done = CliRunner().invoke(cli, ["db", "copy", str(file), "other.db"])
+
+    assert 2 == done.exit_code
+    assert "must be postgresql://" in done.output
