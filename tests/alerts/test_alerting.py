@@ -513,8 +513,10 @@ def test_what_could_not_be_delivered_is_in_the_trail_and_makes_no_further_messag
     [event] = until(lambda: desk.alerts("undelivered"))
     until(lambda: not desk.messages())
     until(lambda: "alert: an alert could not be delivered" in caplog.text)
+    desk.stop()
 
     assert f"http://127.0.0.1:{receiver.port}: answered 500" in event.data["text"]
+    assert [] == desk.messages()
     assert {"about k"} == set(texts(receiver))
 
 
