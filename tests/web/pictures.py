@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack, contextmanager
 
 from playwright.sync_api import sync_playwright
-from web_kit import POOLS, ROOT, Tab, chromium, scheduler
+from web_kit import POOLS, ROOT, SOURCES, Tab, chromium, scheduler
 
 from penstock.client.client import job_of
 from penstock.demo.addons import submit_samples
@@ -57,7 +57,7 @@ def take(browser, daemon, name, path, scheme):
 @contextmanager
 def addon_at_work(daemon, addon):
     env = {**os.environ, "PENSTOCK_URL": daemon.url, "PENSTOCK_TOKEN": daemon.token}
-    env["PYTHONPATH"] = str(ROOT / "src")
+    env["PYTHONPATH"] = str(SOURCES)
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.demo.addons", addon], env=env, stderr=subprocess.DEVNULL
     )

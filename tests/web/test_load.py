@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from drive import backlog
 from http_kit import Place
-from web_kit import ROOT, scheduler
+from web_kit import SOURCES, scheduler
 
 from penstock.http import beats
 from penstock.http.wire import PREFIX
@@ -25,7 +25,7 @@ QUEUED, EVENTS = 10_000, 200
 @contextmanager
 def driven(daemon, events):
     command = [sys.executable, str(Path(__file__).parent / "drive.py"), daemon.url, daemon.token, str(events)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    env = {**os.environ, "PYTHONPATH": str(SOURCES)}
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield

@@ -19,7 +19,8 @@ from penstock.client import Client
 from penstock.http import wire
 
 ROOT = Path(__file__).parents[2]
-LONG = 60.0  # seconds; nothing takes so long, a test that waits for it has failed
+SOURCES = Path(wire.__file__).parents[2]  # those that are tested, which need not be the checkout's
+LONG = 30.0  # seconds; nothing takes so long, a test that waits for it has failed
 UNITS = 40
 #: Whatever a user can say, with what a page could mistake it for.
 EVIL = (
@@ -68,7 +69,7 @@ class Daemon:
     def start(self):
         """On the port it had before, so that an open page finds it again."""
         flags = [*self._flags, f"server.listen=127.0.0.1:{self.port}"]
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        env = {**os.environ, "PYTHONPATH": str(SOURCES)}
         command = [sys.executable, "-m", "penstock.daemon", *(f"--set={flag}" for flag in flags)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
