@@ -242,14 +242,17 @@ def test_every_socket_listens_on_loopback_alone(place):
 def test_a_server_that_stops_leaves_nothing_behind(tmp_path):
     import threading
 
-    Place(tmp_path, start=False).close()  # the first event loop of a process leaves a pipe of its own
     before = threading.active_count()
+    Place(tmp_path, start=False).close()  # the first event loop of a process leaves a pipe of its own
     handles = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         place = Place(tmp_path, start=False)
         place.client.submit()
         place.close()
 
+    until = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)  # a thread that has been told to end is about to
     assert threading.active_count() == before
     assert len(list(Path("/proc/self/fd").iterdir())) <= handles + 1
 
