@@ -127,11 +127,13 @@ def prepared(store):
 
 def test_what_is_asked_often_is_prepared_and_stays_so(postgres):
     store = opened(postgres)
-    for _ in range(8):
+    for _ in range(100):  # which of its connections a store takes is its own business
         [receipt] = store.submit([JOB], Depth())
         store.job(receipt.job_id)
+        if (known := prepared(store)) > 3:
+            break
 
-    assert prepared(store) > 3
+    assert known > 3
     store.close()
 
 

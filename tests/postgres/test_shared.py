@@ -92,9 +92,15 @@ def state_of(client, name):
     return {host.host: host.state for host in client.hosts().hosts}.get(name)
 
 
+def told_of(client):
+    """Once both have said where they are: a host is there before it listens."""
+    hosts = [(host.host, host.state, host.url) for host in client.hosts().hosts]
+    return hosts if all(url for _, _, url in hosts) else None
+
+
 def test_a_daemon_that_is_killed_is_shown_as_lost_and_has_its_name_back_at_once(daemons):
     one, two = daemons("one"), daemons("two")
-    before = [(host.host, host.state, host.url) for host in two.client.hosts().hosts]
+    before = until(lambda: told_of(two.client))
 
     one.process.kill()
     one.process.wait(LONG)
