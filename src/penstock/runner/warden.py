@@ -69,6 +69,7 @@ class Warden:
         self._poll = select.poll()
         self._pipes: dict[int, int] = {}  # descriptor -> stream
         self._recorder: Recorder | None = None
+        self._listening = False
         self._later: list[str] | None = None  # the folder of a job that has printed nothing yet
         self._room = Room()
         self._runs = ""
@@ -92,7 +93,8 @@ class Warden:
                 elif fd == self._bell:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._bell, 4_096)
-                else:
+                elif self._listening:
+                    # Not after an `over` of this same turn: what has come since belongs to the next job.
                     self._read(fd)
             self._reap()
             self._mind_the_time()
@@ -125,6 +127,7 @@ class Warden:
                 self._until = None
                 self._stop_recording()
                 # What comes now belongs to the next job, of which we may hear later than its worker: it waits in the pipe.
+                self._listening = False
                 for fd in self._pipes:
                     self._poll.unregister(fd)
                 self._tell({"op": "written"})
@@ -228,6 +231,7 @@ class Warden:
         self._last_words = b""
 
     def _listen(self) -> None:
+        self._listening = True
         for fd in self._pipes:
             self._poll.register(fd, select.POLLIN)
 
