@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack, contextmanager
 
 from playwright.sync_api import sync_playwright
-from web_kit import POOLS, ROOT, SOURCES, Tab, chromium, scheduler
+from web_kit import ROOT, SOURCES, Tab, chromium, scheduler
 
 from penstock.client.client import job_of
 from penstock.demo.addons import submit_samples
@@ -29,8 +29,8 @@ def main():
     TARGET.mkdir(parents=True, exist_ok=True)
     with ExitStack() as down:
         daemon = down.enter_context(scheduler())
-        for addon in ("photos", "mail"):
-            down.enter_context(addon_at_work(daemon, addon))
+        for program in (["addons", "photos"], ["addons", "mail"], ["studio"]):
+            down.enter_context(at_work(daemon, *program))
         job = command(daemon.client)
         work(daemon.client, seconds)
         playwright = down.enter_context(sync_playwright())
@@ -55,12 +55,11 @@ def take(browser, daemon, name, path, scheme):
 
 
 @contextmanager
-def addon_at_work(daemon, addon):
+def at_work(daemon, program, *arguments):
     env = {**os.environ, "PENSTOCK_URL": daemon.url, "PENSTOCK_TOKEN": daemon.token}
     env["PYTHONPATH"] = str(SOURCES)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.demo.addons", addon], env=env, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", f"penstock.demo.{program}", *arguments]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
@@ -94,7 +93,6 @@ def work(client, seconds):
         ]
         if jobs:
             client.submit_many(jobs)
-        client.attach("encoder", POOLS)
         time.sleep(1)
     submit_samples(client)
 

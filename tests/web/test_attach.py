@@ -71,6 +71,40 @@ def test_a_graph_is_shown_beside_the_pools(daemon):
     assert (told.kind, told.max_queue_depth) == ("graph", None)
 
 
+@pytest.mark.usefixtures("attached")
+def test_a_run_of_a_graph_is_drawn_as_lanes_while_it_goes_on_and_when_it_is_over(tab):
+    go = threading.Event()
+    graph = penstock.Graph("album")
+
+    @graph.node
+    def decode():
+        return 1
+
+    @graph.node(lane="io")
+    def publish(decode):
+        go.wait(30)
+
+    with penstock.GraphExecutor(name="lab") as executor:
+        executor.lanes()
+        run = executor.submit(graph.compile())
+        page = tab.open("pools")
+        try:
+            chart = page.get_by_role("figure", name=f"lab: run {run.id} of album")
+            chart.get_by_text("running", exact=True).wait_for()
+            rows = chart.locator(".who").all_inner_texts()
+            going = [bar.inner_text() for bar in chart.locator(".lane [data-going]").all()]
+        finally:
+            go.set()
+        chart.get_by_text("ok", exact=True).wait_for()
+        bars = [
+            (bar.inner_text(), bar.get_attribute("data-tone")) for bar in chart.locator(".lane span").all()
+        ]
+
+    assert [row.rpartition(" ")[0] for row in rows] == ["compute", "io"]
+    assert going == ["publish"]
+    assert bars == [("decode", "accent"), ("publish", "violet")]
+
+
 def test_a_scheduler_that_is_away_is_told_when_it_is_back_and_nothing_is_said_meanwhile(
     fresh, monkeypatch, caplog
 ):

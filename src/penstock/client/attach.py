@@ -19,7 +19,9 @@ from penstock.client.client import Client
 from penstock.core.errors import PenstockError
 from penstock.core.refusals import Unavailable
 from penstock.http import wire
-from penstock.local.registry import TaskSnapshot, snapshot
+from penstock.local.graphs.executor import GraphExecutor
+from penstock.local.graphs.spotlight import Lanes
+from penstock.local.registry import Registered, TaskSnapshot, registered
 
 __all__ = ["Attachment", "attach"]
 
@@ -28,6 +30,7 @@ log = logging.getLogger("penstock.client")
 #: What the scheduler takes of one program.
 _MOST_TASKS: Final = 100
 _MOST_WORKERS: Final = 1_000
+_MOST_BARS: Final = 2_000
 _LINE: Final = 200
 _WORDS: Final = 20_000
 
@@ -54,7 +57,7 @@ class Attachment:
         complained = ""
         while True:
             try:
-                self._client.attach(self.name, [_task(one) for one in snapshot()[:_MOST_TASKS]])
+                self._client.attach(self.name, _tasks(registered()[:_MOST_TASKS]))
                 complained = ""
             except Unavailable:
                 pass  # it is away; the pools are not
@@ -84,7 +87,17 @@ def _program() -> str:
     return f"{main[:80]} ({os.getpid()})"
 
 
-def _task(told: TaskSnapshot) -> wire.Task:
+def _tasks(things: list[Registered]) -> list[wire.Task]:
+    """The graphs share what there is room for."""
+    graphs = sum(isinstance(thing, GraphExecutor) for thing in things)
+    most = _MOST_BARS // max(1, graphs)
+    return [
+        _task(thing.snapshot(), thing.lanes() if isinstance(thing, GraphExecutor) else None, most)
+        for thing in things
+    ]
+
+
+def _task(told: TaskSnapshot, lanes: Lanes | None, most_bars: int) -> wire.Task:
     """As the wire takes it: JSON has no infinity, and a page no room for a thousand workers."""
     fields: dict[str, Any] = told._asdict() | {
         "name": _text(told.name, _LINE),
@@ -92,8 +105,20 @@ def _task(told: TaskSnapshot) -> wire.Task:
         "load_by_worker": tuple(told.load_by_worker[:_MOST_WORKERS]),
         "settled_by_worker": tuple(told.settled_by_worker[:_MOST_WORKERS]),
         "last_crash": None if told.last_crash is None else _text(told.last_crash, _WORDS),
+        "lanes": None if lanes is None else _lanes(lanes, most_bars),
     }
     return wire.Task(**fields)
+
+
+def _lanes(told: Lanes, most: int) -> wire.Lanes:
+    bars = [
+        wire.LaneBar(**bar._asdict() | {"node": _text(bar.node, _LINE), "worker": _text(bar.worker, _LINE)})
+        for bar in told.bars[-most:]
+    ]
+    left_out = told.left_out + len(told.bars) - len(bars)
+    return wire.Lanes(
+        **told._asdict() | {"graph": _text(told.graph, _LINE), "bars": bars, "left_out": left_out}
+    )
 
 
 def _text(text: str, most: int) -> str:

@@ -48,6 +48,7 @@ def main() -> int:
         _greet(found, folder, client)
         for addon in ("photos", "mail"):
             down.enter_context(_process("workers", folder, "penstock.demo.addons", addon, **_access(found)))
+        down.enter_context(_process("workers", folder, "penstock.demo.studio", **_access(found)))
         before = _last_event(client)
         jobs = submit_samples(client)
         board: Board = LiveBoard() if live else PlainBoard()
@@ -129,7 +130,7 @@ def _greet(found: dict[str, Any], folder: Path, client: Client) -> None:
         sys.stdout.write(f"Open {client.login().url} (good once)\n")
     sys.stdout.write(f"""\
 The scheduler is at {found["url"]}, its data in {folder} (capacity fixed at {UNITS} units for this demo).
-Two add-ons, photos and mail, work on sample jobs. Try, in another terminal:
+Two add-ons, photos and mail, work on sample jobs; a program, studio, shows its pools and graphs on the page. Try, in another terminal:
 
   export PENSTOCK_URL={found["url"]} PENSTOCK_TOKEN_FILE={found["token_file"]}
   .venv/bin/penstock top                                          everything live; also: ls, explain last, run -- make

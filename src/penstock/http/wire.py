@@ -72,6 +72,8 @@ __all__ = [
     "Jobs",
     "JobsQuery",
     "KnownHost",
+    "LaneBar",
+    "Lanes",
     "Lease",
     "LeaseGranted",
     "LeaseRequest",
@@ -784,6 +786,33 @@ class History(Told):
     run_p95: list[float | None]
 
 
+class LaneBar(Struct, forbid_unknown_fields=True):
+    """One attempt at a node of a graph. Times in seconds since the run began."""
+
+    node: Line
+    lane: Line
+    worker: Line
+    ready: float
+    started: float
+    #: null: it goes on.
+    ended: float | None
+    failed: bool
+    #: One of those that made the run take as long as it did.
+    critical: bool
+
+
+class Lanes(Struct, forbid_unknown_fields=True):
+    """One run of a graph, as bars in the rows of those who worked on it."""
+
+    graph: Line
+    run: int
+    status: Line
+    seconds: float
+    nodes: int
+    bars: Annotated[list[LaneBar], Meta(max_length=400)]
+    left_out: int
+
+
 class Task(Struct, forbid_unknown_fields=True):
     """One pool or graph of a program, as its `snapshot()` tells."""
 
@@ -802,6 +831,7 @@ class Task(Struct, forbid_unknown_fields=True):
     settled_by_worker: Annotated[tuple[int, ...], Meta(max_length=1_000)]
     totals: Annotated[dict[str, int], Meta(max_length=64)]
     last_crash: Words | None
+    lanes: Lanes | None = None
 
 
 class Attach(Asked):

@@ -74,9 +74,13 @@ def name_for(name: str | None, kind: str) -> str:
 
 def snapshot() -> list[Any]:
     """Every pool and graph of this process, by name."""
+    return [thing.snapshot() for thing in registered()]
+
+
+def registered() -> list[Registered]:
     with _lock:
         things = list(_things)
-    return [thing.snapshot() for thing in sorted(things, key=lambda thing: thing.name)]
+    return sorted(things, key=lambda thing: thing.name)
 
 
 def subscribe(interval: float, fn: Callable[[list[Any]], object]) -> Subscription:

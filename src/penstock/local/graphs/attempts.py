@@ -79,11 +79,13 @@ class Attempts:
         """Is any in flight that no worker thread is in? Those that are can be seen from the run."""
         return any(not attempt.in_thread for attempt in self._flying)
 
+    def flying(self) -> list[Attempt]:
+        with self._run.gate:
+            return list(self._flying)
+
     def tell(self) -> None:
         """Their run is over, but waits for them."""
-        with self._run.gate:
-            flying = list(self._flying)
-        for attempt in flying:
+        for attempt in self.flying():
             attempt.tell()
 
     def drop(self) -> None:

@@ -32,6 +32,7 @@ from penstock.local.graphs.process import ProcessLane
 from penstock.local.graphs.result import RunResult
 from penstock.local.graphs.run import Run
 from penstock.local.graphs.scheduled import Scheduled
+from penstock.local.graphs.spotlight import Lanes, Spotlight
 from penstock.local.graphs.totals import State, Totals
 from penstock.local.graphs.trace import Recorder
 from penstock.local.options import seconds, whole
@@ -111,6 +112,7 @@ class GraphExecutor:
         self._submitted = count(1)
         self._totals = Totals(self._compute, self._io)
         self._telemetry: Telemetry | None = None
+        self._spotlight = Spotlight(self.name)
         self._state = State(self)
         registry.register(self)
         self._undertaker = weakref.finalize(self, _let_go, self._compute, self._io, self._loop, self._process)
@@ -173,10 +175,11 @@ class GraphExecutor:
             _check_env(plan, env)
         if self.closed:
             self._refuse()
-        recorder = (
-            self._recorder(plan, trace) if trace or self._sample or self._telemetry is not None else None
-        )
+        curious = trace or self._sample or self._telemetry is not None or self._spotlight.vacant
+        recorder = self._recorder(plan, trace) if curious else None
         run = Run(self, plan, env, deadline, recorder)
+        if recorder is not None:
+            self._spotlight.offer(run)
         self._runs.add(run)
         if self.closed:
             # It closes this very moment, and may have looked for live runs before there was this one.
@@ -232,6 +235,13 @@ class GraphExecutor:
             totals=self._totals.as_dict(),
             last_crash=self._totals.last_error,
         )
+
+    def lanes(self) -> Lanes | None:
+        """
+        One run for a Gantt chart: bars by worker, while it goes on and when it is over. Asking is what has a run recorded: the next one, and
+        after its end another. None: none has begun since somebody first asked.
+        """
+        return self._spotlight.look()
 
     def __repr__(self) -> str:
         return f"<GraphExecutor {self.name!r}: {len(self._runs)} runs, {self._state.state().in_flight} nodes in flight>"
@@ -308,15 +318,16 @@ class GraphExecutor:
     def _forget(self, run: Run, result: RunResult) -> None:
         self._runs.discard(run)
         self._totals.add(result)
+        self._spotlight.ended(run, result)
         if self._telemetry is not None and result.trace is not None:
             self._telemetry.measure(result, result.trace)
 
     def _recorder(self, plan: Plan, wanted: bool | None) -> Recorder | None:
-        """Decided once a run: by who submits it, by the sampler of OpenTelemetry, or by our own share of the runs."""
+        """Decided once a run: by who submits it, by the sampler of OpenTelemetry, by our own share of the runs, by who looks on."""
         spans = None if self._telemetry is None else self._telemetry.begin(plan)
-        if spans is not None or (self._is_next() if wanted is None else wanted):
-            return Recorder(spans)
-        return None
+        if wanted is None:
+            wanted = self._is_next() or self._spotlight.fits(plan)
+        return Recorder(spans) if wanted or spans is not None else None
 
     def _is_next(self) -> bool:
         """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.core.graph import NodeStatus, Queue, critical_path
+from penstock.core.graph import NodeStatus, Plan, Queue, critical_path
 
 if TYPE_CHECKING:
     from penstock.local.graphs.attempts import Attempt
     from penstock.local.graphs.result import RunResult
     from penstock.local.graphs.telemetry import RunSpans
 
-__all__ = ["Recorder", "Trace", "TraceEvent", "write_chrome"]
+__all__ = ["Note", "Recorder", "Trace", "TraceEvent", "events_of", "write_chrome"]
 
 
 class TraceEvent(NamedTuple):
@@ -44,7 +44,7 @@ class TraceEvent(NamedTuple):
         return self.ended - self.started
 
 
-class _Note(NamedTuple):
+class Note(NamedTuple):
     node: int
     item: int
     number: int
@@ -53,21 +53,23 @@ class _Note(NamedTuple):
     ended: float
     error: BaseException | None
 
+    @classmethod
+    def of(cls, attempt: Attempt, ended: float, error: BaseException | None) -> Note:
+        worker = attempt.worker.thread.name if attempt.worker is not None else ""
+        return cls(attempt.node, attempt.item, attempt.number, worker, attempt.started, ended, error)
+
 
 class Recorder:
     """Takes notes while the run goes on: one `list.append` an attempt, from any thread."""
 
     def __init__(self, spans: RunSpans | None = None) -> None:
-        self.notes: list[_Note] = []
+        self.notes: list[Note] = []
         self.spans = spans  # of OpenTelemetry, if the run is sampled there
 
     def note(self, attempt: Attempt, now: float, error: BaseException | None) -> None:
         if self.spans is not None:
             self.spans.end(attempt.span, now, error)
-        worker = attempt.worker.thread.name if attempt.worker is not None else ""
-        self.notes.append(
-            _Note(attempt.node, attempt.item, attempt.number, worker, attempt.started, now, error)
-        )
+        self.notes.append(Note.of(attempt, now, error))
 
 
 class Trace:
@@ -76,7 +78,7 @@ class Trace:
     def __init__(self, result: RunResult, run_id: int, began: float, recorder: Recorder) -> None:
         self.result = result
         self.run_id = run_id
-        self.events = _events(result, began, sorted(recorder.notes, key=lambda note: note.started))
+        self.events = events_of(result.plan, began, recorder.notes)
 
     def durations(self) -> dict[str, float]:
         """By node: from its first attempt to the end of its last, so a map node counts as long as it lasted."""
@@ -110,8 +112,8 @@ def write_chrome(path: str | Path, *traces: Trace) -> None:
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
-def _events(result: RunResult, began: float, notes: list[_Note]) -> list[TraceEvent]:
-    plan = result.plan
+def events_of(plan: Plan, began: float, taken: list[Note]) -> list[TraceEvent]:
+    notes = sorted(taken, key=lambda note: note.started)
     done_at: dict[int, float] = {}
     for note in notes:
         done_at[note.node] = max(done_at.get(note.node, 0.0), note.ended)
@@ -139,7 +141,7 @@ def _events(result: RunResult, began: float, notes: list[_Note]) -> list[TraceEv
     return events
 
 
-def _row(rows: dict[str, list[float]], kind: str, note: _Note) -> str:
+def _row(rows: dict[str, list[float]], kind: str, note: Note) -> str:
     ends = rows.setdefault(kind, [])
     for number, end in enumerate(ends):
         if end <= note.started:

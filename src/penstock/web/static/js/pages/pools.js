@@ -2,6 +2,7 @@ import { html, useEffect, useState } from "../html.js";
 import { get } from "../api.js";
 import { now, watching } from "../live.js";
 import { Bar, Card, Empty, Failed } from "../parts.js";
+import { Gantt } from "../gantt.js";
 import { count, span, since } from "../format.js";
 
 export function Pools() {
@@ -30,7 +31,8 @@ export function Pools() {
       program,
       i,
     ) => html`<${Card} key=${i} title=${program.name} wide actions=${html`<span class="muted">${since(program.at, now.value) > 5 ? `silent for ${span(since(program.at, now.value))}` : ""}</span>`}>
-    <div class="pools">${program.tasks.map((task, i) => html`<${Task} key=${i} task=${task} />`)}</div><//>`,
+    <div class="pools">${program.tasks.map((task, i) => html`<${Task} key=${i} task=${task} />`)}</div>
+    ${program.tasks.filter((task) => task.lanes).map((task, i) => html`<${Gantt} key=${i} name=${task.name} lanes=${task.lanes} />`)}<//>`,
   )}`;
 }
 
