@@ -26,7 +26,7 @@ MUTANTS = [
     ),
     (
         "pool: a canceled call that has not begun costs its neighbour the worker",
-        "penstock/local/crew.py",
+        "penstock/local/mortal.py",
         "            if worker.running == dispatch:\n",
         "            if worker.running:\n",
         (f"{ENDING}::test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_worker",),
@@ -40,7 +40,7 @@ MUTANTS = [
     ),
     (
         "pool: everything in the pipe of a dead worker is blamed",
-        "penstock/local/crew.py",
+        "penstock/local/mortal.py",
         "            begun = worker.calls.get(worker.running)\n",
         "            begun = next(reversed(worker.calls.values()), None)\n",
         (f"{CRASHES}::test_calls_that_the_dead_worker_had_not_begun_are_not_failed",),

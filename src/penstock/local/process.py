@@ -19,13 +19,11 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from enum import Enum
-from typing import Any, Final
+from typing import Any
 
-from penstock.core.errors import WorkerCrashedError
 from penstock.local import wire
-from penstock.local.call import Call
 from penstock.local.child import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
+from penstock.local.member import Member
 from penstock.local.segments import Borrower, Parcel
 
 _RECEIVE = 65536  # from 128 KB on, malloc would map and unmap fresh pages for every read
@@ -34,34 +32,10 @@ _PIPE = (
 )  # what a pipe may hold, if the system allows: more than the longest message that travels in one
 
 
-class Condition(Enum):
-    COLD = "cold"  # not started, or stopped: the next call starts it
-    LIVE = "live"
-    LEAVING = "leaving"  # takes no more calls
-    RESTING = "resting"  # crashed; waits out its delay
-    STOPPED = "stopped"  # until somebody starts the workers again
-
-
-# Read for every call that is handed out; a look at the member of an Enum takes longer than the rest of that.
-LIVE: Final = Condition.LIVE
-COLD: Final = Condition.COLD
-
-
-class WorkerProcess:
+class WorkerProcess(Member):
     def __init__(self, place: int) -> None:
-        self.place = place
-        self.condition = Condition.COLD
-        self.calls: dict[int, Call[Any]] = {}
+        super().__init__(place)
         self.outbox: list[tuple[Any, ...]] = []
-        self.handed = 0  # calls given to the present process
-        self.settled = 0  # calls settled by this place, over all its processes
-        self.idle_since = 0.0
-        self.looked_at = 0.0  # when its memory was last looked at
-        self.last_words: tuple[str, str] | None = (
-            None  # what it said before it went: a reason and a traceback
-        )
-        self.ending: str | None = None  # why we ended it ourselves; None if it dies on its own
-        self.opened = False
         self.unsent = 0  # calls in the outbox
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd: int | None = None
@@ -76,11 +50,9 @@ class WorkerProcess:
 
     def open(self) -> None:
         """Everything but the process. From now on calls can be written to it; it reads them when it is up."""
-        self.condition = Condition.LIVE
-        self.opened = True
-        self.handed = self.unsent = 0
+        super().open()
+        self.unsent = 0
         self.outbox = []
-        self.ending = self.last_words = None
         self.known: set[int] = set()
         self.main_sent = False
         self.lent: dict[int, Parcel] = {}
@@ -170,16 +142,13 @@ class WorkerProcess:
 
     @property
     def running(self) -> int:
-        """The dispatch that it runs, 0 if none. True even after its death."""
         return self.page[PAGE_RUNNING]
 
     # Ending
 
     def kill(self, why: str) -> None:
         """Its whole process group: what the function started ends with it. Call it before the process is reaped."""
-        if self.ending is None:
-            self.ending = why
-        self.condition = Condition.LEAVING
+        super().kill(why)
         if self.process is not None and self.process.returncode is None:
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -187,7 +156,6 @@ class WorkerProcess:
                 return
 
     def reap(self) -> str:
-        """Collect the dead process; how it ended, in words."""
         code = self.process.wait() if self.process is not None else 0
         if self.last_words is not None:
             return self.last_words[0]
@@ -199,21 +167,9 @@ class WorkerProcess:
             return f"it was killed by {name}"
         return f"it exited with code {code}"
 
-    def crashed(self, call: Call[Any] | None, cause: str, words: str = "") -> WorkerCrashedError:
-        error = WorkerCrashedError(
-            words or f"worker {self.place} died while it ran this call: {cause}",
-            worker=self.place,
-            attempt=call.attempt if call is not None else 0,
-            cause=cause,
-            started=call is not None,
-        )
-        if self.last_words is not None and self.last_words[1]:
-            error.add_note(self.last_words[1])
-        return error
-
     def close(self) -> None:
         """Give back what `open` and `spawn` took. The page stays readable through `running` until then."""
-        self.opened = False
+        super().close()
         self.page.release()
         self._map.close()
         for fd in (self.inlet, self.outlet, self.lifeline):
@@ -226,7 +182,6 @@ class WorkerProcess:
         self.lent.clear()
 
     def memory(self) -> int | None:
-        """Its resident memory in bytes, where that can be known."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:  # noqa: PTH123  # pathlib is slow to import
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
