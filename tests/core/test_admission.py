@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.admission import Admitted, Caps, Conditions, Kept, Limits, decide
+from penstock.core.admission import Admitted, Caps, Conditions, Gates, Kept, Limits, decide
 from penstock.core.books import EVERYTHING, Books
 from penstock.core.demand import Demand
 from penstock.core.quiet import QuietState
@@ -209,6 +209,19 @@ def test_whatever_comes_capacity_and_caps_hold_and_every_refusal_explains_itself
     for (scope, name), count in books.counts.items():
         limit = caps.limit(scope, name)
         assert limit is None or count <= limit
+
+
+@settings(deadline=None)
+@given(DEMANDS, st.lists(DEMANDS, max_size=10), CAPS, st.integers(0, 100), st.sampled_from(Q))
+def test_there_is_room_for_as_many_as_would_start_one_by_one(demand, before, caps, capacity, quiet):
+    books, conditions = held(*before), Conditions(capacity, quiet, streak=2 * SECOND)
+    gates = Gates(demand, books, conditions, Limits(caps), NOW)
+    room, started = gates.room_for(), 0
+    while gates.refusal() is None:
+        books.take(demand, NOW, Sharing())
+        started += 1
+
+    assert room == started
 
 
 EXAMPLES = [

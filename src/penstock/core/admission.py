@@ -151,6 +151,17 @@ class Gates:
         """None: it may start."""
         return self._shut or self._cap() or self._budget or self._room(kept, ends_at)
 
+    def room_for(self) -> int:
+        """How many may start one after the other, with no room kept for anybody; `refusal` says why not one more."""
+        if self._shut or self._budget:
+            return 0
+        books = self._books
+        free = [(self._capacity - books.units) // self._cost]
+        if self._concurrent is not None:
+            free.append(self._concurrent - books.running)
+        free += [limit - books.counts.get(key, 0) for key, limit in self._caps]
+        return max(0, min(free))
+
     def _cap(self) -> Reason | None:
         if self._concurrent is not None and self._books.running >= self._concurrent:
             return CapReached("concurrent", "", self._concurrent)

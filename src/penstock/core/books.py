@@ -40,15 +40,20 @@ class Books:
         return None
 
     def take(
-        self, demand: Demand, now: Moment, sharing: Sharing, keys: Sequence[tuple[str, str]] | None = None
+        self,
+        demand: Demand,
+        now: Moment,
+        sharing: Sharing,
+        keys: Sequence[tuple[str, str]] | None = None,
+        n: int = 1,
     ) -> None:
-        """`keys`: those of this demand, where somebody has them at hand."""
+        """`n` of them. `keys`: those of this demand, where somebody has them at hand."""
         account = self.accounts.get(demand.addon_id) or self.accounts.setdefault(demand.addon_id, Account())
-        account.hold(demand.cost_units, now, sharing)
-        self.units += demand.cost_units
-        self.running += 1
+        account.hold(n * demand.cost_units, now, sharing)
+        self.units += n * demand.cost_units
+        self.running += n
         for name in keys_of(demand) if keys is None else keys:
-            self.counts[name] = self.counts.get(name, 0) + 1
+            self.counts[name] = self.counts.get(name, 0) + n
 
     def without(self, ended: Iterable[Demand]) -> Books:
         """As if these had ended: to try out what would be admitted then. Shares are left as they are."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heapreplace
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.admission import Conditions, Gates, Kept, Limits
@@ -244,6 +245,14 @@ class _Round:
                 heappop(heads)
                 continue
             alone = len(heads) == 1  # nobody to be compared with, so nothing is reckoned for it
+            most = most_picks - len(self.verdict.picks)
+            if most_leases is not None and lane.offer is Offer.LEASE:
+                most = min(most, most_leases - leases)
+            if alone and (started := self._start_many(head, most)):
+                leases += started if lane.offer is Offer.LEASE else 0
+                following = self._behind(head)
+                heads = [] if following is None else [following]
+                continue
             if not alone and (share := self._share(demand)) != head.share:
                 # Its addon has started something since it was put here. Shares only grow, so it can only sink.
                 heapreplace(heads, head._replace(share=share))
@@ -302,13 +311,35 @@ class _Round:
             return reason
         if kept is not None and not kept.ends_before(ends_at):
             kept.spare -= demand.cost_units
-        self.books.take(demand, self.now, self.ordering.sharing, lane.gates.keys)
+        self._started(lane, [Pick(waiting, demand, lane.offer, ends_at)])
+        return None
+
+    def _start_many(self, head: _Head, most: int) -> int:
+        """
+        As many as may start of a line that nobody competes with, in one go: each would be weighed like the one before it. Where
+        room is kept for somebody, each is looked at by itself.
+        """
+        lane, now = head.lane, self.now
+        n = 0 if self.verdict.kept is not None else min(lane.gates.room_for(), most)
+        if n <= 0:
+            return 0
+        demand, offer = lane.line.demand, lane.offer
+        picks = [
+            Pick(w, demand, offer, None if w.expected_sec is None else now + int(w.expected_sec * SECOND))
+            for w in (head.waiting, *islice(lane.line.jobs, n - 1))
+        ]
+        self._started(lane, picks)
+        self.verdict.weighed += len(picks)
+        return len(picks)
+
+    def _started(self, lane: _Lane, picks: list[Pick]) -> None:
+        demand = lane.line.demand
+        self.books.take(demand, self.now, self.ordering.sharing, lane.gates.keys, len(picks))
         self.shares.pop(demand.addon_id, None)
-        self.verdict.picks.append(Pick(waiting, demand, lane.offer, ends_at))
+        self.verdict.picks += picks
         if self.refused_for_room:
             self.verdict.passed += self.refused_for_room
             self.refused_for_room.clear()
-        return None
 
     def _denied(self, demand: Demand, waiting: Waiting, reason: Reason) -> None:
         self.verdict.refused.append(waiting)
