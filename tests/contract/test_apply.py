@@ -12,7 +12,7 @@ from penstock.core.order import Ordering
 from penstock.core.retry import Counters
 from penstock.core.states import State
 from penstock.core.words import MINUTE, SECOND
-from penstock.stores.protocol import Query
+from penstock.stores.protocol import Done, Query
 
 
 def test_a_completed_job_is_done_and_its_units_are_back(yard):
@@ -34,6 +34,37 @@ def test_units_come_back_once(yard):
     assert yard.store.apply([done, done]) == [True, False]
     assert yard.store.apply([done]) == [False]
     assert yard.store.books("here").units == 0
+
+
+def test_of_many_that_are_done_each_counts_on_its_own_merits(yard):
+    jobs = [yard.start(cost_units=5, job_type=kind) for kind in ("a", "a", "b", "c", "d")]
+    (first, one), (second, two), (third, three), (_, told), (_, gone) = jobs
+    yard.store.apply([changes.stop(told, jobs[3][0], End.CANCELED, yard.now, grace=15 * SECOND)])
+    yard.end(gone, End.GRACEFUL_SHUTDOWN)
+    yard.later(7)
+    names = [one.dispatch_id, two.dispatch_id, one.dispatch_id, "nobody.1", "", "x.0", f"{first.job_id}.2"]
+    done = [Done(name) for name in names] + [
+        Done(three.dispatch_id, "[1]"),
+        Done(told.dispatch_id),
+        Done(gone.dispatch_id),
+    ]
+
+    assert yard.store.complete_soon(done).result() == [True, True, *[False] * 5, True, False, False]
+    assert [yard.state(job.job_id) for job in (first, second, third)] == ["DONE"] * 3
+    assert [yard.store.attempts(job.job_id)[0].result for job in (second, third)] == [None, "[1]"]
+    assert yard.store.job(first.job_id).active == 7 * SECOND
+    assert yard.store.books("here").units == 5
+    assert yard.kinds(third.job_id)[-1] == "DONE"
+    assert yard.store.audit() == []
+
+
+def test_what_is_done_when_the_lease_has_run_out_is_refused(yard):
+    _, dispatch = yard.start()
+    yard.later(30)
+    before = yard.everything()
+
+    assert yard.store.complete_soon([Done(dispatch.dispatch_id)]).result() == [False]
+    assert yard.everything() == before
 
 
 def test_a_reservation_becomes_a_lease_without_a_second_admission(yard):

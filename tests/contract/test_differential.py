@@ -27,7 +27,7 @@ from penstock.core.retry import Schedules
 from penstock.core.states import State
 from penstock.core.words import SECOND
 from penstock.stores.memory import MemoryStore
-from penstock.stores.protocol import Depth, Due, Query, Terms
+from penstock.stores.protocol import Depth, Done, Due, Query, Terms
 from penstock.stores.sqlite import SqliteStore
 
 ORDERING, SCHEDULES = Ordering(), Schedules()
@@ -134,6 +134,12 @@ class Twins(RuleBasedStateMachine):
         except PenstockError:
             return
         self.both(lambda store: store.apply([change, change]))
+
+    @rule(results=st.lists(st.sampled_from([None, "1", "[]"]), min_size=1, max_size=6))
+    def complete_many(self, results):
+        live = [d.dispatch_id for d in self.model.live()]
+        done = [Done(name, result) for name, result in zip(live, results, strict=False)]
+        self.both(lambda store: store.complete_soon([*done, *done[:1]]).result())
 
     @rule(data=st.data())
     def start(self, data):

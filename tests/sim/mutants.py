@@ -62,9 +62,9 @@ MUTANTS = [
     ),
     Mutant(
         "units credited twice",
-        "stores/sqlite_tx.py",
-        "        self._pages.hold(host, demand_no, -1)\n",
-        "        self._pages.hold(host, demand_no, -2)\n",
+        "stores/sqlite_pages.py",
+        "        self.hold(host, demand_no, -n)\n",
+        "        self.hold(host, demand_no, -2 * n)\n",
         CONTRACT,
     ),
     Mutant(

@@ -39,6 +39,7 @@ __all__ = [
     "remark",
     "retry",
     "running",
+    "running_data",
     "start",
     "stop",
     "stop_moment",
@@ -139,11 +140,12 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
 
 
 def running(worker: str, waited: Span) -> Note:
+    return Note(Kind.RUNNING, data=running_data(worker, waited))
+
+
+def running_data(worker: str, waited: Span) -> dict[str, Any]:
     """With how long it had been ready, so that whoever reads the trail need not look up the job."""
-    data: dict[str, Any] = {"waited": max(0, waited)}
-    if worker:
-        data["worker"] = worker
-    return Note(Kind.RUNNING, data=data)
+    return {"waited": max(0, waited), "worker": worker} if worker else {"waited": max(0, waited)}
 
 
 def stop_moment(
@@ -205,18 +207,18 @@ def end(
 _COMPLETED = (Note(Kind.DONE, str(End.COMPLETED)),)
 
 
-def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -> Change | None:
+def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -> Change:
     """
     `end` as COMPLETED of a job that runs under this lease, from the lease's name alone: nothing needs to be read, because the
-    store applies it only if the job does run under it. None: it is the name of a lease without a job.
+    store applies it only if there is such a job, and it does run under it.
     """
     job_id, _, fence = dispatch_id.rpartition(".")
-    if fence == "0" or not fence.isdecimal():
-        return None
     return Change(
         at=now,
         notes=_COMPLETED,
-        job=JobStep(JobId(job_id), State.RUNNING, int(fence), State.DONE, NONE_YET),
+        job=JobStep(
+            JobId(job_id), State.RUNNING, int(fence) if fence.isdecimal() else 0, State.DONE, NONE_YET
+        ),
         dispatch=DispatchStep(
             dispatch_id=dispatch_id,
             source=Phase.LEASED,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from penstock.core import changes
 from penstock.core.admission import Decision
@@ -33,7 +33,7 @@ from penstock.engine.machine import Machine
 from penstock.engine.purse import Purse
 from penstock.engine.room import Room, then
 from penstock.engine.rules import Rules
-from penstock.stores.protocol import Receipt, Ride, Store
+from penstock.stores.protocol import Done, Receipt, Ride, Store
 
 __all__ = ["Answer", "Claimed", "Desk", "Idler", "Report"]
 
@@ -65,10 +65,6 @@ class Idler(Protocol):
     def board(self) -> tuple[Kinds, int, str] | None: ...
 
     def landed(self, claimed: list[Claimed]) -> None: ...
-
-
-#: For each report the change that was guessed, if any, and the store's answer to all of these.
-_Ending: TypeAlias = tuple[list[Change | None], Future[list[bool]]]
 
 
 class Answer(NamedTuple):
@@ -368,23 +364,19 @@ class Desk:
         claimed = self._fetch(leased, kinds, limit, worker)
         return self._ended(reports, ending), claimed
 
-    def _end_soon(self, reports: Sequence[Report]) -> _Ending:
+    def _end_soon(self, reports: Sequence[Report]) -> Future[list[bool]]:
         """
-        Most runs end by being completed under a lease that still counts. That change follows from the lease's name, so it
-        is sent without reading anything; the store refuses it where the world is otherwise, and then we look.
+        Most runs end by being completed under a lease that still counts. What follows is known without reading anything; the
+        store refuses it where the world is otherwise, and then we look.
         """
-        now = self._store.now()
-        guesses = [
-            None if how is not End.COMPLETED else changes.completed(dispatch_id, now, result)
-            for dispatch_id, how, result, _ in reports
-        ]
-        return guesses, self._store.apply_soon([change for change in guesses if change is not None])
+        return self._store.complete_soon(
+            [Done(dispatch_id, result) for dispatch_id, how, result, _ in reports if how is End.COMPLETED]
+        )
 
-    def _ended(self, reports: Sequence[Report], ending: _Ending) -> list[State | Refused | None]:
-        guesses, applied = ending
-        done = iter(applied.result())
+    def _ended(self, reports: Sequence[Report], ending: Future[list[bool]]) -> list[State | Refused | None]:
+        done = iter(ending.result())
         answers: list[State | Refused | None] = [State.DONE] * len(reports)
-        left = [i for i, guess in enumerate(guesses) if guess is None or not next(done)]
+        left = [i for i, report in enumerate(reports) if report.how is not End.COMPLETED or not next(done)]
         for _ in range(_TRIES):
             if not left:
                 break

@@ -14,7 +14,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
-from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, running, stop_moment
+from penstock.core.changes import (
+    Beat,
+    Change,
+    DispatchStep,
+    JobStep,
+    Note,
+    completed,
+    running,
+    stop_moment,
+)
 from penstock.core.demand import Demand
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
@@ -34,6 +43,7 @@ from penstock.stores.protocol import (
     NOTHING_SPENT,
     Clock,
     Depth,
+    Done,
     Receipt,
     Ride,
     Standing,
@@ -221,6 +231,10 @@ class MemoryStore(MemoryTables):
 
     def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
         return _at_once(lambda: self.apply(changes))
+
+    def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
+        now = self.now()
+        return self.apply_soon([completed(each.dispatch_id, now, each.result) for each in done])
 
     def _apply(self, change: Change) -> bool:
         now = self._clock()

@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from penstock.core.changes import Beat, Change, Note
+from penstock.core.changes import Beat, Change, Note, completed
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Kind
@@ -29,7 +29,18 @@ from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from
 from penstock.stores.postgres_reads import PostgresReads
 from penstock.stores.postgres_schema import migrate
 from penstock.stores.postgres_submit import Submission, Submitting
-from penstock.stores.protocol import LOST_FOR, Clock, Depth, Receipt, Ride, Standing, Tell, Terms, say_nothing
+from penstock.stores.protocol import (
+    LOST_FOR,
+    Clock,
+    Depth,
+    Done,
+    Receipt,
+    Ride,
+    Standing,
+    Tell,
+    Terms,
+    say_nothing,
+)
 from penstock.stores.rows import host_values
 from penstock.stores.writer import Writer
 
@@ -126,6 +137,10 @@ class PostgresStore(PostgresReads):
             return _nothing()
         self._last_change = changed = self._changes.soon(lambda group: group.add(changes))
         return changed
+
+    def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
+        now = self.now()
+        return self.apply_soon([completed(each.dispatch_id, now, each.result) for each in done])
 
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()

@@ -76,6 +76,13 @@ class Terms:
     worker: str = ""
 
 
+class Done(NamedTuple):
+    """A worker's word that the job it has under this lease is done."""
+
+    dispatch_id: DispatchId
+    result: str | None = None
+
+
 class Ride(NamedTuple):
     """
     An `admit` for somebody who is idle, in the transaction of the submit that brings the job: one commit where there would be two.
@@ -189,6 +196,10 @@ class Store(Protocol):
 
     def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
         """Before whatever the same thread asks for next; perhaps in one commit with it."""
+        ...
+
+    def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
+        """`apply_soon` of what `changes.completed` says about each: by far the most frequent change of all, so it has a way of its own."""
         ...
 
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:

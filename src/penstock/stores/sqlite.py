@@ -38,6 +38,7 @@ from penstock.stores.protocol import (
     Addon,
     Clock,
     Depth,
+    Done,
     Due,
     Overdue,
     Query,
@@ -151,6 +152,9 @@ class SqliteStore:
 
     def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
         return self._writer.soon(lambda tx: tx.apply(changes)) if changes else _nothing()
+
+    def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
+        return self._writer.soon(lambda tx: tx.complete(done)) if done else _nothing()
 
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()

@@ -5,14 +5,18 @@ once per key, however many jobs were moved.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, TypeAlias
 
 import apsw
+import msgspec
 
 from penstock.core.books import keys_of
 from penstock.core.changes import Note
+from penstock.core.demand import Demand
+from penstock.core.share import Account, Sharing
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, Moment
 from penstock.stores.rows import encode
@@ -25,6 +29,9 @@ __all__ = ["NO_JOB", "Pages", "Told"]
 #: Whose event it is: the job's number, the event's number within the job, the job's state after it.
 Told: TypeAlias = tuple[int | None, int, State | None]
 NO_JOB: Final[Told] = (None, 0, None)
+#: Which one of those asked for, the job's number and events, the demand's number, host, when it started.
+_Lease: TypeAlias = tuple[int, int, int, int, str, Moment]
+_leases: Final = msgspec.json.Decoder(list[_Lease]).decode
 
 
 class Pages:
@@ -52,35 +59,46 @@ class Pages:
         self._jobs.append(job)
         self._intents.append(intent)
 
-    def add_dispatch(self, row: tuple[Any, ...]) -> None:
-        self._dispatches.append(row)
+    def add_dispatches(self, rows: list[tuple[Any, ...]]) -> None:
+        self._dispatches += rows
 
     def update(self, statement: str, key: int | str, *values: Any) -> None:
-        self._updates.setdefault(statement, {}).setdefault(values, []).append(key)
+        self.updates(statement).setdefault(values, []).append(key)
+
+    def updates(self, statement: str) -> dict[Hashable, list[Any]]:
+        """The keys of the rows by what they get: for who has many at once."""
+        return self._updates.setdefault(statement, {})
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
-        """The number is taken under the write lock, so numbers follow commits and a reader's cursor skips nothing."""
         no, n, state = told
+        data = encode(note.data) if note.data else None
+        self.event(at, note.kind, no, n, state, note.reason, dispatch_id, data)
+
+    def event(self, *row: Any) -> None:
+        """The number is taken under the write lock, so numbers follow commits and a reader's cursor skips nothing."""
         self._seq += 1
-        self._events.append(
-            (
-                self._seq,
-                at,
-                note.kind,
-                no,
-                n,
-                state,
-                note.reason,
-                dispatch_id,
-                encode(note.data) if note.data else None,
-            )
-        )
+        self._events.append((self._seq, *row))
 
-    def moved(self, addon_id: AddonId, source: State, target: State) -> None:
-        self._moves[addon_id, source, target] += 1
+    def moved(self, addon_id: AddonId, source: State, target: State, n: int = 1) -> None:
+        self._moves[addon_id, source, target] += n
 
-    def hold(self, host: HostId, demand_no: int, sign: int) -> None:
-        self._held[host, demand_no] += sign
+    def hold(self, host: HostId, demand_no: int, n: int) -> None:
+        self._held[host, demand_no] += n
+
+    def give_back(self, host: HostId, demand_no: int, n: int, sharing: Sharing, now: Moment) -> Demand:
+        """What `n` dispatches held that have ended. Nowhere else do units go back."""
+        demand = self._demands.demand(self._con, demand_no)
+        self.hold(host, demand_no, -n)
+        account = self.accounts.get(demand.addon_id) or self.accounts.setdefault(demand.addon_id, Account())
+        account.hold(-n * demand.cost_units, now, sharing)
+        self.touched.add(demand.addon_id)
+        return demand
+
+    def leases(self, dispatch_ids: Sequence[str], now: Moment) -> list[_Lease]:
+        """Those under which a job runs, as one text: see `sqlite_many`."""
+        values = {"ids": json.dumps(dispatch_ids), "now": now}
+        (text,) = one(self._con, "leases_to_complete", values)
+        return _leases(text)
 
     def flush_rows(self) -> None:
         """Before anything reads jobs or dispatches."""

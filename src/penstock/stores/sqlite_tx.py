@@ -10,13 +10,13 @@ from typing import Any, Final, Self
 
 import apsw
 
-from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note, running, stop_moment
+from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note
 from penstock.core.demand import Demand
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Kind, dispatch_id_of, place
+from penstock.core.job import Dispatch, Kind, place
 from penstock.core.landing import End, Phase
-from penstock.core.order import Aging, Floor, Offer, Ordering, Pick, Verdict, ready_at
+from penstock.core.order import Aging, Floor, Offer, Ordering, Verdict
 from penstock.core.refusals import StoreFailed
 from penstock.core.share import Account
 from penstock.core.spend import windows
@@ -24,18 +24,28 @@ from penstock.core.states import SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.stores.dispatches import dispatch_row, new_dispatch
 from penstock.stores.hosting import drain_note, name_taken
-from penstock.stores.protocol import LOST_FOR, NOTHING_SPENT, Clock, Depth, Receipt, Standing, Tell, Terms
+from penstock.stores.protocol import (
+    LOST_FOR,
+    NOTHING_SPENT,
+    Clock,
+    Depth,
+    Done,
+    Receipt,
+    Standing,
+    Tell,
+    Terms,
+)
 from penstock.stores.rows import body_hash, encode, host_values, intent_row, job_row
 from penstock.stores.sqlite_care import WalGuard
 from penstock.stores.sqlite_file import WriteLock, one, query, statements
 from penstock.stores.sqlite_floor import Demands, TableFloor
+from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_pages import NO_JOB, Pages
 from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["Transaction"]
 
 SUBMITTED: Final = Note(Kind.SUBMITTED)
-DISPATCHING: Final = Note(Kind.DISPATCHING, "admitted")
 #: What `apply` reads by.
 JOBS: Final = "jobs_for_steps"
 DISPATCHES: Final = "dispatches_for_steps"
@@ -169,7 +179,9 @@ class Transaction:
         finally:
             floor.close()
         self._deny(verdict, floor, now)
-        dispatches = [self._pick(pick, floor, host, now, terms) for pick in verdict.picks]
+        dispatches = take(
+            self._pages, verdict.picks, floor.standby, terms, self._ordering, host=host, now=now
+        )
         if verdict.loan is not None:
             dispatches.append(self._loan(verdict.loan, host, now, terms))
         return dispatches
@@ -186,48 +198,20 @@ class Transaction:
         if verdict.passed:
             self._con.executemany(self._sql["pass_job"], [(now, waiting.no) for waiting in verdict.passed])
 
-    def _pick(self, pick: Pick, floor: TableFloor, host: HostId, now: Moment, terms: Terms) -> Dispatch:
-        waiting = pick.waiting
-        demand_no, n, max_runtime, max_active, active = floor.standby[waiting.no]
-        fence = waiting.fence + 1
-        dispatch_id = dispatch_id_of(waiting.job_id, fence)
-        state, n = State.DISPATCHING, n + 1
-        self._pages.note(now, DISPATCHING, (waiting.no, n, state), dispatch_id)
-        limits: tuple[Moment | None, End | None] = (None, None)
-        if pick.offer is Offer.LEASE:
-            state, n = State.RUNNING, n + 1
-            waited = now - ready_at(waiting.turn, waiting.priority, self._ordering.aging)
-            self._pages.note(now, running(terms.worker, waited), (waiting.no, n, state), dispatch_id)
-            limits = stop_moment(max_runtime, max_active, active, now)
-        self._pages.update("take_job", waiting.no, state, fence, n)
-        self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
-        made = new_dispatch(
-            dispatch_id,
-            waiting,
-            pick.demand,
-            pick.offer,
-            terms,
-            host=host,
-            now=now,
-            ends_at=pick.ends_at,
-            limits=limits,
-        )
-        self._hold(made, waiting.no, demand_no)
-        return made
-
     def _loan(self, demand: Demand, host: HostId, now: Moment, terms: Terms) -> Dispatch:
         dispatch_id = DispatchId(f"{self._new_id()}.0")
         made = new_dispatch(dispatch_id, None, demand, Offer.LEASE, terms, host=host, now=now)
-        self._hold(made, None, self._demands.number(self._con, demand))
+        demand_no = self._demands.number(self._con, demand)
+        self._pages.add_dispatches([dispatch_row(made, None, demand_no)])
+        self._pages.hold(host, demand_no, 1)
+        self._pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
         self._pages.note(now, Note(Kind.ADMITTED), NO_JOB, dispatch_id)
         return made
 
-    def _hold(self, made: Dispatch, no: int | None, demand_no: int) -> None:
-        self._pages.add_dispatch(dispatch_row(made, no, demand_no))
-        self._pages.hold(made.host, demand_no, 1)
-        self._pages.touched.add(made.addon_id)  # its account was changed by the round, as it picked
-
     # apply
+
+    def complete(self, done: Sequence[Done]) -> list[bool]:
+        return complete(self._pages, done, self._ordering.sharing, self._clock())
 
     def apply(self, changes: Sequence[Change]) -> list[bool]:
         now = self._clock()
@@ -300,13 +284,7 @@ class Transaction:
         )
         if not ended:
             return 0
-        demand = self._demands.demand(self._con, demand_no)
-        self._pages.hold(host, demand_no, -1)
-        account = self._pages.accounts.get(demand.addon_id) or self._pages.accounts.setdefault(
-            demand.addon_id, Account()
-        )
-        account.hold(-demand.cost_units, now, self._ordering.sharing)
-        self._pages.touched.add(demand.addon_id)
+        self._pages.give_back(host, demand_no, 1, self._ordering.sharing, now)
         return max(0, now - started_at) if started_at is not None else 0
 
     def _move_job(self, step: JobStep, no: int, events: int, active: Span, now: Moment) -> None:

@@ -82,6 +82,19 @@ FROM json_each(:ids) AS asked CROSS JOIN job ON job.job_id = asked.value;
 SELECT dispatch.phase, dispatch.expires_at, dispatch.demand, dispatch.host, dispatch.started_at, dispatch.dispatch_id
 FROM json_each(:ids) AS asked CROSS JOIN dispatch ON dispatch.dispatch_id = asked.value;
 
+-- name: leases_to_complete
+SELECT json_group_array(json_array(asked.key, job.no, job.events, dispatch.demand, dispatch.host, dispatch.started_at))
+FROM (SELECT min(key) AS key, value FROM json_each(:ids) GROUP BY value) AS asked
+CROSS JOIN dispatch ON dispatch.dispatch_id = asked.value CROSS JOIN job ON job.no = dispatch.job_no
+WHERE dispatch.phase = 'leased' AND dispatch.expires_at > :now AND job.state = 'RUNNING' AND job.fence = dispatch.fence;
+
+-- name: complete_job
+UPDATE job SET state = 'DONE', events = ?, ended_at = ?, active = active + ?, crash = 0, unavailable = 0, error = 0, start = 0
+WHERE state = 'RUNNING' AND no = ?;
+
+-- name: complete_dispatch
+UPDATE dispatch SET phase = 'ended', ended_at = ?, how = 'completed', result = ? WHERE phase = 'leased' AND dispatch_id = ?;
+
 -- name: move_job
 UPDATE job SET state = ?, events = ?, line = NULL, ended_at = ?, active = active + ?,
                crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
