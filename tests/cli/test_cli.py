@@ -151,6 +151,17 @@ def test_every_listing_is_text_and_json(shell, verb):
     assert shell(verb, "--json").stdout.lstrip()[0] in "{["
 
 
+def test_what_an_addon_spent_stands_against_its_budget(alone):
+    alone.up("--set", "addons.me.budget_day=0.5", "--set", "addons.me.budget_month=20")
+    command = [sys.executable, "-m", "penstock.runner.job", "spend", "0.45"]
+    alone("wait", alone("submit", "--addon", "me", "--", *command).stdout.strip())
+    told = {use["window"]: use for use in alone.told("addons", "me")["addons"][0]["budgets"]}
+
+    assert (told["day"]["spent"], told["day"]["limit"], told["day"]["mark"]) == (0.45, 0.5, "warned")
+    assert (told["month"]["spent"], told["month"]["limit"], told["month"]["mark"]) == (0.45, 20, None)
+    assert "0.45 of 0.50" in alone("addons").stdout
+
+
 def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
     shell.submit("true")
     narrow, wide = (in_terminal(shell, columns, "ls") for columns in (60, 140))

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.spend import Budget, Mark, judge, windows
+from penstock.core.spend import Budget, Mark, judge, uses, windows
 from penstock.core.words import SECOND
 
 
@@ -56,3 +56,26 @@ def test_december_ends_in_january():
 
 def test_a_budget_knows_only_the_windows_it_limits():
     assert [kind for kind, _, _ in Budget(month=5).windows(moment(2028, 1, 1))] == ["month"]
+
+
+def test_how_a_budget_stands_is_told_with_the_worst_mark_that_it_has_passed():
+    noon = moment(2026, 11, 16, 12)
+    day, month = uses(Budget(day=100, month=1_000), {"day": 80, "month": 1_200}, noon)
+
+    assert (day.window.name, day.spent, day.limit, day.mark) == ("2026-11-16", 80, 100, Mark.WARNED)
+    assert (month.window.name, month.spent, month.limit, month.mark) == (
+        "2026-11",
+        1_200,
+        1_000,
+        Mark.REACHED,
+    )
+
+
+def test_a_window_without_limit_is_told_once_something_was_spent_in_it():
+    noon = moment(2026, 11, 16, 12)
+
+    assert uses(None, {}, noon) == []
+    assert [(use.window.kind, use.limit, use.mark) for use in uses(None, {"month": 5}, noon)] == [
+        ("month", None, None)
+    ]
+    assert [use.spent for use in uses(Budget(day=100), {}, noon)] == [0]

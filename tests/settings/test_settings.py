@@ -70,6 +70,13 @@ def test_each_value_is_listed_with_its_source(file):
     assert "default" == listed["leases.grace"].source
 
 
+def test_an_addon_that_only_a_flag_names_has_its_settings():
+    settings = load(environ=HOME, flags={"addons.photos.budget_day": "2.50"})
+
+    assert {"photos"} == set(settings.addons)
+    assert 2_500_000 == settings.rules().limits.budgets["photos"].day
+
+
 def test_what_is_listed_can_be_given_back(file):
     settings = load(environ=HOME)
     given = {s.key: s.value for s in settings.describe() if s.value not in ("", "{}")}

@@ -93,6 +93,16 @@ def test_html_from_users_stays_text(tab, daemon, name):
     assert page.evaluate("window.pwned") is None
 
 
+def test_an_addon_shows_what_it_spent_of_its_budgets_and_amber_from_eighty_per_cent(tab):
+    page = tab.open("addons")
+    bars = {
+        words: page.get_by_role("img", name=words).locator("span").get_attribute("data-tone")
+        for words in ("photos spent 5.50 of 6.50 this day", "photos spent 5.50 of 100.00 this month")
+    }
+
+    assert list(bars.values()) == ["warn", "good"]
+
+
 def test_what_failed_shows_why(tab, daemon):
     tab.open(f"jobs/{daemon.jobs['failed']}")
 

@@ -215,6 +215,24 @@ def test_everything_is_paused_and_resumed(home):
     assert (paused, home.daemon.client.stats().paused) == (True, False)
 
 
+def test_a_host_is_drained_after_a_question_and_taken_up_again(home):
+    client = home.daemon.client
+    host = client.hosts().here
+    page = home.open("machine")
+    row = page.locator("tr", has=page.get_by_text("(here)"))
+    row.get_by_role("button", name=f"Drain {host}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    row.get_by_text("alive, draining").wait_for()
+    [drained] = client.hosts().hosts
+    row.get_by_role("button", name=f"Undrain {host}").click()
+    row.get_by_text("alive", exact=True).wait_for()
+    [taken_up] = client.hosts().hosts
+    bar = row.get_by_role("img", name=f"{host}: {taken_up.units} of {taken_up.capacity} units in use")
+
+    assert (drained.draining, taken_up.draining) == (True, False)
+    assert bar.count() == 1
+
+
 def test_an_addons_weight_and_pause_are_set(home):
     queued(home)
     row = home.open("addons").locator("tr", has=home.page.get_by_role("link", name=home.addon, exact=True))

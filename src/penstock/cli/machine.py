@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import click
+from rich.text import Text
 
 from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import age, span
+from penstock.core.spend import Mark
+from penstock.http.wire import Addon
 
 __all__ = ["addons", "capacity", "drain", "hosts", "pause", "resume", "undrain"]
 
@@ -43,7 +46,7 @@ def capacity(session: Session) -> None:
 @click.argument("addon", required=False)
 @passes
 def addons(session: Session, addon: str | None, weight: int | None) -> None:
-    """Who uses the machine: weights, shares, jobs. With ADDON and --weight: set it."""
+    """Who uses the machine: weights, shares, jobs, budgets. With ADDON and --weight: set it."""
     if weight is not None:
         if addon is None:
             raise click.UsageError("--weight needs an ADDON")
@@ -57,16 +60,28 @@ def addons(session: Session, addon: str | None, weight: int | None) -> None:
         session.console.print("[yellow]everything is paused[/]: `penstock resume`")
     columns = [
         Column("addon"), Column("weight", True), Column("units", True), Column("of late", True, 70), Column("queued", True),
-        Column("running", True), Column("done", True, 80), Column("failed", True, 80), Column(""),
+        Column("running", True), Column("done", True, 80), Column("failed", True, 80), Column("today", True, 100),
+        Column("this month", True, 110), Column(""),
     ]  # fmt: skip
     rows = [
         (
             a.addon_id, a.weight, a.units, f"{a.average:.1f}", a.jobs.get("QUEUED", 0), a.jobs.get("RUNNING", 0),
-            a.jobs.get("DONE", 0), a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0), "paused" if a.paused else "",
+            a.jobs.get("DONE", 0), a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0), _spent(a, "day"),
+            _spent(a, "month"), "paused" if a.paused else "",
         )
         for a in told.addons
     ]  # fmt: skip
     table(session.console, columns, rows)
+
+
+def _spent(addon: Addon, window: str) -> Text:
+    """Against the limit if there is one; yellow from the mark at which its owner is warned."""
+    use = next((use for use in addon.budgets if use.window == window), None)
+    if use is None:
+        return Text("")
+    limit = "" if use.limit is None else f" of {use.limit:.2f}"
+    color = {None: "", Mark.WARNED: "yellow", Mark.REACHED: "red"}[use.mark]
+    return Text(f"{use.spent:.2f}{limit}", style=color)
 
 
 @click.command()

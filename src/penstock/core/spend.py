@@ -21,10 +21,12 @@ __all__ = [
     "Budget",
     "Mark",
     "Spending",
+    "Use",
     "Window",
     "judge",
     "over",
     "spending_alerts",
+    "uses",
     "windows",
 ]
 
@@ -91,6 +93,28 @@ class Budget:
         for window, limit in zip(windows(now), (self.day, self.month), strict=True):
             if limit is not None:
                 yield window.kind, limit, window.ends_at
+
+
+class Use(NamedTuple):
+    """How a window stands now: for those who look, not for those who decide."""
+
+    window: Window
+    spent: Money
+    limit: Money | None
+
+    @property
+    def mark(self) -> Mark | None:
+        return judge(0, self.spent, self.limit)
+
+
+def uses(budget: Budget | None, spent: Mapping[str, Money], now: Moment) -> list[Use]:
+    """Day and month, as far as there is a limit or something was spent."""
+    limits = (None, None) if budget is None else (budget.day, budget.month)
+    stand = (
+        Use(window, spent.get(window.kind, 0), limit)
+        for window, limit in zip(windows(now), limits, strict=True)
+    )
+    return [use for use in stand if use.spent or use.limit is not None]
 
 
 class Spending(NamedTuple):

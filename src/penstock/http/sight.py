@@ -11,13 +11,14 @@ from msgspec import UnsetType
 from penstock.core.books import EVERYTHING
 from penstock.core.quiet import is_fresh
 from penstock.core.refusals import BadIntent, NotFound
+from penstock.core.spend import uses
 from penstock.core.states import State
 from penstock.core.words import AddonId, HostId, seconds
 from penstock.engine.version import VERSION
 from penstock.http import wire
 from penstock.http.office import Call, Office
 from penstock.http.problems import Forbidden
-from penstock.http.views import addon_view, host_view, lease_view, said, when
+from penstock.http.views import addon_view, host_view, job_counts, lease_view, said, when
 from penstock.stores.protocol import Addon, Query
 
 __all__ = [
@@ -43,7 +44,7 @@ def stats(call: Call[None, None]) -> wire.Stats:
     house, store = call.office.house, call.store
     now, shown = store.now(), _shown(call)
     conditions = house.machine.conditions(now)
-    per_addon = {a.addon_id: addon_view(a).jobs for a in shown}
+    per_addon = {a.addon_id: job_counts(a) for a in shown}
     totals: Counter[str] = Counter()
     for jobs in per_addon.values():
         totals.update(jobs)
@@ -114,7 +115,14 @@ def signals(call: Call[None, wire.Signals]) -> wire.Done:
 
 
 def addons(call: Call[None, None]) -> wire.Addons:
-    return wire.Addons([addon_view(a) for a in _shown(call)], _all_paused(call.store.addons()))
+    return wire.Addons(_views(call, _shown(call)), _all_paused(call.store.addons()))
+
+
+def _views(call: Call[Any, Any], shown: list[Addon]) -> list[wire.Addon]:
+    """With what each has spent, of a budget that holds on all hosts."""
+    rules, now = call.office.house.rules, call.store.now()
+    spent, budgets = call.store.books(rules.host).spent, rules.limits.budgets
+    return [addon_view(a, uses(budgets.get(a.addon_id), spent.get(a.addon_id, {}), now)) for a in shown]
 
 
 def addon_edit(call: Call[None, wire.AddonEdit]) -> wire.Addon:
@@ -124,7 +132,8 @@ def addon_edit(call: Call[None, wire.AddonEdit]) -> wire.Addon:
         problem = {"field": "body", "message": "must have weight, paused or both"}
         raise BadIntent(f"body {problem['message']}", problems=[problem])
     call.store.set_addon(addon_id, weight=said(asked.weight), paused=said(asked.paused))
-    return next(addon_view(a) for a in call.store.addons() if a.addon_id == addon_id)
+    [edited] = _views(call, [a for a in call.store.addons() if a.addon_id == addon_id])
+    return edited
 
 
 def pause(call: Call[None, wire.Scoped]) -> wire.Done:

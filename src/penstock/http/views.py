@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
@@ -12,6 +13,7 @@ from penstock.core.explain import Explanation
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.landing import End
+from penstock.core.spend import Use
 from penstock.core.states import State, allowed
 from penstock.core.words import AddonId, Constraint, Moment, Money, priority_of, seconds
 from penstock.http import wire
@@ -27,6 +29,7 @@ __all__ = [
     "explained_view",
     "host_view",
     "intent_from",
+    "job_counts",
     "job_view",
     "lease_view",
     "loan_from",
@@ -289,14 +292,30 @@ def event_view(event: core.Event) -> wire.Event:
     )
 
 
-def addon_view(addon: Addon) -> wire.Addon:
+def addon_view(addon: Addon, budgets: Sequence[Use]) -> wire.Addon:
     return wire.Addon(
         addon_id=addon.addon_id,
         weight=addon.weight,
         paused=addon.paused,
         units=addon.units,
         average=addon.average,
-        jobs={str(state): count for state, count in addon.jobs.items() if count},
+        jobs=job_counts(addon),
+        budgets=[_use_view(use) for use in budgets],
+    )
+
+
+def job_counts(addon: Addon) -> dict[str, int]:
+    return {str(state): count for state, count in addon.jobs.items() if count}
+
+
+def _use_view(use: Use) -> wire.BudgetUse:
+    return wire.BudgetUse(
+        window="day" if use.window.kind == "day" else "month",
+        name=use.window.name,
+        spent=_amount(use.spent),
+        limit=None if use.limit is None else _amount(use.limit),
+        mark=use.mark,
+        ends_at=when(use.window.ends_at),
     )
 
 

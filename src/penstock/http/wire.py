@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from penstock.core.intent import MAX_SPAN_SEC
 from penstock.core.landing import End, Phase
 from penstock.core.quiet import TOLD, QuietState
+from penstock.core.spend import Mark
 from penstock.core.states import State
 from penstock.core.words import RunWhen
 
@@ -35,6 +36,7 @@ __all__ = [
     "Beat",
     "BeatSecond",
     "Beaten",
+    "BudgetUse",
     "BulkSubmitted",
     "Capacity",
     "Claim",
@@ -681,6 +683,18 @@ class Leases(Told):
     leases: list[Lease]
 
 
+class BudgetUse(Told):
+    """What an addon's jobs spent in the present day or month (UTC). `limit`: null if there is none."""
+
+    window: Literal["day", "month"]
+    name: str
+    spent: float
+    limit: float | None
+    #: The worst of those it has passed: 80 % of the limit, or the limit.
+    mark: Mark | None
+    ends_at: datetime
+
+
 class Addon(Told):
     addon_id: str
     weight: int
@@ -689,6 +703,8 @@ class Addon(Told):
     #: The weighted average of the units it has held lately: what fair share goes by.
     average: float
     jobs: dict[str, int]
+    #: Windows that have a limit, or in which something was spent.
+    budgets: list[BudgetUse]
 
 
 class Addons(Told):

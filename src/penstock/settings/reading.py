@@ -160,6 +160,10 @@ class _Reader:
             if stop is not None and path[: len(stop)] == stop:
                 continue
             stop, general = None, _general(path)
+            if general != path and general in (*_SCHEMA, *_SECTIONS):
+                self._addons[path[1]] = (
+                    None  # a flag names its key at once, without the table that a file has above it
+                )
             if general in _SCHEMA:
                 stop = path
                 self._read(path, value, source)
@@ -168,8 +172,6 @@ class _Reader:
                 self._problem(_dotted(path), source, "is not a setting", _nearest(path, source))
             elif not isinstance(value, dict):
                 self._problem(_dotted(path), source, f"is {value!r}", "must be a table of settings")
-            elif len(path) == 2:
-                self._addons[path[1]] = None
 
     def _read(self, path: KeyPath, value: Any, source: str) -> None:
         kind = _schema(path).kind

@@ -2,7 +2,9 @@ import { html, useEffect, useState } from "../html.js";
 import { get, post } from "../api.js";
 import { watching } from "../live.js";
 import { Bar, Card, Empty, Failed, Field, toast } from "../parts.js";
-import { count } from "../format.js";
+import { count, percent } from "../format.js";
+
+const TONES = { warned: "warn", reached: "bad" };
 
 export function Addons() {
   const [addons, setAddons] = useState(null),
@@ -36,17 +38,29 @@ export function Addons() {
     <p class="muted">Owed: the share that its weight gives it among those that have work. Got: what it held of late. Whoever is furthest below goes first.</p>
     ${
       addons.length
-        ? html`<div class="scroll"><table><thead><tr><th>Addon</th><th>Owed and got</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Weight</th><th></th></tr></thead>
+        ? html`<div class="scroll"><table class="cards"><thead><tr><th>Addon</th><th>Owed and got</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Spent</th><th>Weight</th><th></th></tr></thead>
       <tbody>${addons.map((a) => {
         const on = active.includes(a),
           owed = on ? a.weight / weights : 0,
           has = got ? a.average / got : 0;
-        return html`<tr key=${a.addon_id} class=${a.paused ? "stale" : ""}><td><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(a.addon_id)}`}>${a.addon_id}</a></td>
-          <td class="share"><${Bar} whole=${1} label=${`owed ${Math.round(owed * 100)} %`} parts=${[{ value: owed, tone: "muted", label: "owed" }]} /><${Bar} whole=${1} label=${`got ${Math.round(has * 100)} %`} parts=${[{ value: has, tone: "accent", label: "got" }]} /><span class="muted">${Math.round(owed * 100)} % owed, ${Math.round(has * 100)} % got</span></td>
-          <td class="n">${count(a.jobs.QUEUED || 0)}</td><td class="n">${count(a.jobs.RUNNING || 0)}</td><td class="n">${count(a.jobs.DONE || 0)}</td><td class="n">${count((a.jobs.FAILED || 0) + (a.jobs.BLOCKED || 0))}</td><td class="n">${a.units}</td>
-          <td><${Field} type="number" min="1" max="10000" required aria-label=${`Weight of ${a.addon_id}`} value=${a.weight} onCommit=${(weight) => edit(a.addon_id, { weight: Number(weight) })} /></td>
-          <td><button onClick=${() => edit(a.addon_id, { paused: !a.paused })}>${a.paused ? "Resume" : "Pause"}</button></td></tr>`;
+        return html`<tr key=${a.addon_id} class=${a.paused ? "stale" : ""}><td class="whole"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(a.addon_id)}`}>${a.addon_id}</a></td>
+          <td class="share whole"><${Bar} whole=${1} label=${`owed ${Math.round(owed * 100)} %`} parts=${[{ value: owed, tone: "muted", label: "owed" }]} /><${Bar} whole=${1} label=${`got ${Math.round(has * 100)} %`} parts=${[{ value: has, tone: "accent", label: "got" }]} /><span class="muted">${Math.round(owed * 100)} % owed, ${Math.round(has * 100)} % got</span></td>
+          <td class="n" data-label="Queued">${count(a.jobs.QUEUED || 0)}</td><td class="n" data-label="Running">${count(a.jobs.RUNNING || 0)}</td><td class="n" data-label="Done">${count(a.jobs.DONE || 0)}</td><td class="n" data-label="Failed">${count((a.jobs.FAILED || 0) + (a.jobs.BLOCKED || 0))}</td><td class="n" data-label="Units">${a.units}</td>
+          <td class="whole" data-label="Spent">${a.budgets.length ? a.budgets.map((use) => html`<${Budget} key=${use.window} addon=${a.addon_id} use=${use} />`) : html`<span class="muted">–</span>`}</td>
+          <td class="half" data-label="Weight"><${Field} type="number" min="1" max="10000" required aria-label=${`Weight of ${a.addon_id}`} value=${a.weight} onCommit=${(weight) => edit(a.addon_id, { weight: Number(weight) })} /></td>
+          <td class="half last"><button onClick=${() => edit(a.addon_id, { paused: !a.paused })}>${a.paused ? "Resume" : "Pause"}</button></td></tr>`;
       })}</tbody></table></div>`
         : html`<${Empty}>No addon has submitted anything yet.<//>`
     }<//>`;
 }
+
+// Of a window with a limit: how much of it is gone, with a tick where the owner is warned.
+function Budget({ addon, use }) {
+  const tone = TONES[use.mark] || "good";
+  const words = `${addon} spent ${amount(use.spent)} ${use.limit == null ? "" : `of ${amount(use.limit)} `}this ${use.window}`;
+  return html`<div class="use" title=${`${use.name}, until ${new Date(use.ends_at).toLocaleString([], { hour12: false })}`}><span class="muted">${use.window}</span>
+    ${use.limit == null ? html`<span class="muted">no limit</span>` : html`<span class="limit"><${Bar} whole=${use.limit} label=${words} parts=${[{ value: use.spent, tone, label: percent(use.spent / use.limit) }]} /></span>`}
+    <b data-tone=${use.mark ? tone : ""}>${amount(use.spent)}${use.limit == null ? "" : html`<span class="muted"> / ${amount(use.limit)}</span>`}</b></div>`;
+}
+
+const amount = (money) => (money && money < 0.01 ? money.toPrecision(2) : money.toFixed(2));

@@ -1,24 +1,27 @@
 import { html, useEffect, useState } from "../html.js";
 import { get, post } from "../api.js";
 import { frame, history, watching } from "../live.js";
-import { Bar, Card, Empty, Failed, JobLink, Since, Tile, toast } from "../parts.js";
+import { Bar, Card, confirm, Empty, Failed, JobLink, Since, Tile, toast } from "../parts.js";
 import { Chart } from "../charts.js";
 import { count, percent, span } from "../format.js";
 
 const TONES = ["accent", "good", "warn", "violet", "muted", "bad"];
+const QUIET = { QUIET: "good", BUSY: "warn", PANIC: "bad" };
 
 export function Machine() {
   const [capacity, setCapacity] = useState(null),
     [leases, setLeases] = useState([]),
+    [hosts, setHosts] = useState({ here: "", hosts: [] }),
     [problem, setProblem] = useState(null);
   useEffect(
     () =>
       watching(
         async () => {
           try {
-            const [a, b] = await Promise.all([get("capacity"), get("leases")]);
+            const [a, b, c] = await Promise.all([get("capacity"), get("leases"), get("hosts")]);
             setCapacity(a);
             setLeases(b.leases);
+            setHosts(c);
             setProblem(null);
           } catch (error) {
             setProblem(error);
@@ -44,7 +47,7 @@ export function Machine() {
   };
   return html`<${Failed} problem=${problem} />
     <div class="tiles">
-      <${Tile} label="State" value=${capacity.quiet} sub=${capacity.quiet_sec > 1e8 ? "fixed by a setting" : `for ${span(capacity.quiet_sec)}`} tone=${{ QUIET: "good", BUSY: "warn", PANIC: "bad" }[capacity.quiet] || ""} />
+      <${Tile} label="State" value=${capacity.quiet} sub=${capacity.quiet_sec > 1e8 ? "fixed by a setting" : `for ${span(capacity.quiet_sec)}`} tone=${QUIET[capacity.quiet] || ""} />
       <${Tile} label="Busy score" value=${capacity.busy.toFixed(1)} sub=${capacity.busy_by ? `decided by ${capacity.busy_by}` : "of 10"} />
       <${Tile} label="Capacity now" value=${capacity.capacity} sub=${`of ${capacity.most} at its quietest`} />
       <${Tile} label="In use" value=${capacity.in_use} sub=${`${capacity.free} units free`} />
@@ -54,10 +57,11 @@ export function Machine() {
         <${Bar} whole=${Math.max(capacity.most, capacity.in_use)} label=${`${capacity.in_use} units in use`} parts=${leases.map((l) => ({ value: l.cost_units, tone: tone(l.addon_id), label: `${l.addon_id} ${l.job_type}: ${l.cost_units} units` }))} />
         ${
           leases.length
-            ? html`<div class="scroll"><table><thead><tr><th></th><th>Job</th><th>Addon</th><th>Type</th><th class="n">Units</th><th>Phase</th><th>For</th><th>Progress</th><th>Worker</th></tr></thead>
-          <tbody>${leases.map((l) => html`<tr key=${l.lease_id}><td><i class="dot" data-tone=${tone(l.addon_id)}></i></td><td>${l.job_id ? html`<${JobLink} id=${l.job_id} />` : "a lease alone"}</td><td>${l.addon_id}</td><td>${l.job_type}</td><td class="n">${l.cost_units}</td><td>${l.phase}${l.reason ? `: ${l.reason.replaceAll("_", " ")}` : ""}</td><td><${Since} iso=${l.started_at || l.admitted_at} /></td><td>${percent(l.progress)}</td><td>${l.worker}</td></tr>`)}</tbody></table></div>`
+            ? html`<div class="scroll"><table class="cards"><thead><tr><th></th><th>Job</th><th>Addon</th><th>Type</th><th class="n">Units</th><th>Phase</th><th>For</th><th>Progress</th><th>Worker</th></tr></thead>
+          <tbody>${leases.map((l) => html`<tr key=${l.lease_id}><td class="mark"><i class="dot" data-tone=${tone(l.addon_id)}></i></td><td data-label="Job">${l.job_id ? html`<${JobLink} id=${l.job_id} />` : "a lease alone"}</td><td data-label="Addon">${l.addon_id}</td><td data-label="Type">${l.job_type}</td><td class="n" data-label="Units">${l.cost_units}</td><td data-label="Phase">${l.phase}${l.reason ? `: ${l.reason.replaceAll("_", " ")}` : ""}</td><td data-label="For"><${Since} iso=${l.started_at || l.admitted_at} /></td><td data-label="Progress">${percent(l.progress) || "–"}</td><td data-label="Worker">${l.worker}</td></tr>`)}</tbody></table></div>`
             : html`<${Empty}>Nothing is in flight.<//>`
         }<//>
+      <${Hosts} ...${hosts} />
       <${Card} title="Pressure">
         ${capacity.readings.length ? html`<table><thead><tr><th>Signal</th><th class="n">Value</th><th>Taken</th></tr></thead><tbody>${capacity.readings.map((r) => html`<tr key=${r.name} class=${r.fresh ? "" : "stale"}><td>${r.name}</td><td class="n">${r.value < 10 ? r.value.toFixed(2) : count(Math.round(r.value))}</td><td><${Since} iso=${r.at} /> ago${r.fresh ? "" : ", stale"}</td></tr>`)}</tbody></table>` : html`<${Empty}>The capacity is fixed by a setting: nothing is measured.<//>`}<//>
       <${Card} title="Busy, and what it leaves">
@@ -74,4 +78,27 @@ function Decisions({ beat }) {
   const reasons = Object.entries(beat?.denials || {}).sort((a, b) => b[1] - a[1]);
   if (!reasons.length) return html`<${Empty}>No head of a line has been refused in the last quarter of an hour.<//>`;
   return html`<table><thead><tr><th>Refused because</th><th class="n">In the last 15 min</th></tr></thead><tbody>${reasons.map(([reason, n]) => html`<tr key=${reason}><td>${reason.replaceAll("_", " ")}</td><td class="n">${count(n)}</td></tr>`)}</tbody></table>`;
+}
+
+// The machines that share the jobs. One that is lost is silent: what it ran comes back as its leases run out.
+function Hosts({ here, hosts }) {
+  const flip = async ({ host, draining }) => {
+    if (!draining && !(await confirm(`Drain ${host}?`, "It starts nothing more, also after a restart. What runs there goes on.", "Drain"))) return;
+    try {
+      await post(draining ? "hosts/undrain" : "hosts/drain", { host });
+      toast(draining ? `${host} starts jobs again.` : `${host} starts nothing more.`);
+    } catch (error) {
+      toast(error.message, "bad");
+    }
+  };
+  return html`<${Card} title="Hosts" wide>
+    <div class="scroll"><table class="cards"><thead><tr><th>Host</th><th>State</th><th>Units in use</th><th>Machine</th><th>Seen</th><th>Up</th><th>Labels</th><th>Version</th><th></th></tr></thead>
+    <tbody>${hosts.map(
+      (h) => html`<tr key=${h.host} class=${h.state === "lost" ? "stale" : ""}>
+      <td class="half">${h.url && h.host !== here ? html`<a href=${h.url} rel="noreferrer">${h.host}</a>` : h.host}${h.host === here && html` <span class="muted">(here)</span>`}</td>
+      <td class="half last"><span class="state" data-tone=${h.state === "lost" ? "bad" : h.draining ? "warn" : "good"}>${h.state}${h.draining ? ", draining" : ""}</span></td>
+      <td class="share whole"><${Bar} whole=${Math.max(1, h.capacity, h.units)} label=${`${h.host}: ${h.units} of ${h.capacity} units in use`} parts=${[{ value: h.units, tone: "accent", label: `${h.units} units` }]} /><span class="muted">${h.units} of ${h.capacity}</span></td>
+      <td data-label="Machine">${h.quiet}</td><td data-label="Seen"><${Since} iso=${h.seen_at} /> ago</td><td data-label="Up"><${Since} iso=${h.started_at} /></td><td class="whole" data-label="Labels">${h.labels.join(" ") || "–"}</td><td class="half" data-label="Version">${h.version}</td>
+      <td class="half last"><button onClick=${() => flip(h)} aria-label=${`${h.draining ? "Undrain" : "Drain"} ${h.host}`}>${h.draining ? "Undrain" : "Drain"}</button></td></tr>`,
+    )}</tbody></table></div><//>`;
 }
