@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -186,6 +187,14 @@ def test_an_unknown_variable_of_a_known_section_is_refused():
     assert ("PENSTOCK_LEASES_TTTL", "did you mean PENSTOCK_LEASES_TTL?") == (problem.source, problem.fix)
 
 
+def test_a_collector_without_the_extra_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    [problem] = problems_of(flags={"telemetry.otlp": "http://127.0.0.1:4318"})
+
+    assert ("telemetry.otlp", "needs OpenTelemetry") == (problem.key, problem.message)
+    assert "penstock[otlp]" in problem.fix
+
+
 def test_an_unknown_flag_is_refused():
     [problem] = problems_of(flags={"leases.ttll": "3s"})
 
@@ -266,6 +275,8 @@ WRONG = {
     "alerts.allow_private": [2],
     "alerts.window": ["-1s", "8d"],
     "alerts.retry_for": ["0s", "8d"],
+    "telemetry.otlp": ["collector:4318", "ftp://collector/"],
+    "telemetry.every": ["0s", "2d"],
 }
 
 

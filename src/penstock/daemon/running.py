@@ -111,6 +111,7 @@ def _up(settings: Settings, down: ExitStack) -> Server:
         runner.append(Runner(house, runs, _runner_settings(settings, server)).start())
         server.hear(runner[0])
         down.callback(runner[0].stop, _RUNS * seconds(settings.server.shutdown_timeout))
+    _send_metrics(settings, server, down)
     down.callback(
         setattr, house.machine, "draining", True
     )  # before anything else goes: nothing more is granted
@@ -199,6 +200,20 @@ def _runner_settings(settings: Settings, server: Server) -> RunnerSettings:
         passed_on=told.pass_on,
         url=server.url if settings.server.listen is not None else None,
     )
+
+
+def _send_metrics(settings: Settings, server: Server, down: ExitStack) -> None:
+    if settings.telemetry.otlp is None:
+        return
+    from penstock.daemon.telemetry import Telemetry, otlp  # noqa: PLC0415  # an extra, and slow to load
+
+    telemetry = Telemetry(
+        server.families,
+        otlp(settings.telemetry.otlp),
+        every=seconds(settings.telemetry.every),
+        attributes={"service.instance.id": settings.host_id},
+    )
+    down.callback(telemetry.start().stop)
 
 
 def _tell(settings: Settings, server: Server, socket: Path | None, down: ExitStack) -> None:

@@ -24,7 +24,7 @@ from penstock.http.office import Call, Office
 from penstock.http.problems import Forbidden
 from penstock.stores.protocol import Addon, Query
 
-__all__ = ["CONTENT_TYPE", "expose", "metrics"]
+__all__ = ["CONTENT_TYPE", "expose", "families", "metrics"]
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _NAMED_ADDONS: Final = 50
@@ -40,6 +40,11 @@ def expose(office: Office) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(office))
     return generate_latest(registry)
+
+
+def families(office: Office) -> Iterator[Metric]:
+    """The same for who sends them elsewhere."""
+    return _Collector(office).collect()
 
 
 class _Collector(Collector):

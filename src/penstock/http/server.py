@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -19,6 +19,7 @@ from typing import Self
 
 import uvicorn
 import uvloop
+from prometheus_client.core import Metric
 from uvicorn.server import ServerState
 
 from penstock.core.refusals import Unavailable
@@ -28,6 +29,7 @@ from penstock.engine.private import Unsafe, private_directory
 from penstock.http.app import Api, Limits
 from penstock.http.connection import Connection, Doors
 from penstock.http.guard import LOOPBACK, Exposure, check_exposure
+from penstock.http.metrics import families
 from penstock.http.office import Office, Runs
 from penstock.http.page import Page
 from penstock.http.sessions import Sessions
@@ -101,6 +103,11 @@ class Server:
         """From now on a run of this runner may speak for itself, with the token that it was given."""
         assert self._office is not None
         self._office.runs = runs
+
+    def families(self) -> Iterator[Metric]:
+        """What `/metrics` tells."""
+        assert self._office is not None
+        return families(self._office)
 
     def login_url(self) -> str | None:
         """Opens the page once, with all rights: for whoever started us. None: there is no page."""

@@ -6,6 +6,7 @@ origin and what to write instead.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -252,7 +253,16 @@ def contradictions(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, s
             yield (("server", name),), f"there is no file {file}", "name a file that exists"
     if server.listen is not None and not server.listen.local:
         yield from _exposed(settings, str(server.listen))
+    if settings.telemetry.otlp is not None and not _has_otlp():
+        yield (("telemetry", "otlp"),), "needs OpenTelemetry", "pip install 'penstock[otlp]', or leave it out"
     yield from _unreachable(settings)
+
+
+def _has_otlp() -> bool:
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # not even its parents
+        return False
 
 
 def _unreachable(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, str]]:

@@ -349,6 +349,18 @@ class Alerts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Metrics for OpenTelemetry (`docs/telemetry.md`). Prometheus fetches them from `/metrics` and needs none of this."""
+
+    otlp: str | None = key(
+        optional(web_address()),
+        None,
+        "the collector that metrics are sent to, such as http://127.0.0.1:4318; needs `penstock[otlp]`",
+    )
+    every: Span = key(span(SECOND, DAY), 60 * SECOND, "how often")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
     data_dir: Path = key(
         folder("an absolute path, or one that begins with ~"),
@@ -375,6 +387,7 @@ class Tree:
     retention: Retention = section(Retention)
     runner: Runner = section(Runner)
     alerts: Alerts = section(Alerts)
+    telemetry: Telemetry = section(Telemetry)
     addons: Mapping[str, Addon] = each(Addon)
 
     @property

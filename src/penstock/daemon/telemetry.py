@@ -1,0 +1,168 @@
+"""
+What `/metrics` shows, sent to an OpenTelemetry collector (OTLP over HTTP) again and again.
+
+The families are taken as they are, sums and histograms included: whoever looks at both sees the same numbers, and counting costs nothing more. So there
+is no meter here, whose counters would have to be fed event by event; only the SDK's words for a measurement, and its exporter, which knows
+about headers, certificates and tries. A collector that is away costs a line in the log, and what it missed is in the next sums.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, Self
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+import penstock
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+    from prometheus_client.samples import Sample
+
+__all__ = ["Telemetry", "measured", "otlp"]
+
+log = logging.getLogger("penstock.telemetry")
+
+_CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
+#: How long the last word before a stop may take: nobody is to wait for a collector.
+_LAST_WORD_MS: Final = 1_000
+_TIMEOUT_MS: Final = 10_000
+
+
+def otlp(address: str) -> MetricExporter:
+    """More than the address (headers, certificates, compression) is said by OpenTelemetry's own variables, OTEL_EXPORTER_OTLP_..."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415  # only for who sends something
+        OTLPMetricExporter,
+    )
+
+    exporter: MetricExporter = OTLPMetricExporter(endpoint=f"{address.rstrip('/')}/v1/metrics")
+    return exporter
+
+
+class Telemetry:
+    """A thread that sends what there is every `every` seconds, and once more when it is stopped."""
+
+    def __init__(
+        self,
+        families: Callable[[], Iterable[Family]],
+        exporter: MetricExporter,
+        *,
+        every: float,
+        attributes: Mapping[str, str],
+    ) -> None:
+        self._families, self._exporter, self._every = families, exporter, every
+        told = {"service.name": "penstock", "service.version": penstock.__version__, **attributes}
+        self._resource = Resource(told).merge(
+            OTELResourceDetector().detect()
+        )  # OTEL_SERVICE_NAME and the like
+        self._began_ns = time.time_ns()
+        self._over, self._refused = threading.Event(), False
+        self._said = _Said()
+        self._thread = threading.Thread(target=self._run, name="penstock-telemetry", daemon=True)
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(2 * _LAST_WORD_MS / 1e3)
+        self._exporter.shutdown(_LAST_WORD_MS)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every):
+            self._send(_TIMEOUT_MS)
+        self._send(_LAST_WORD_MS)
+
+    def _send(self, timeout_ms: float) -> None:
+        try:
+            data = measured(self._families(), self._resource, self._began_ns, time.time_ns())
+            sent = self._exporter.export(data, timeout_millis=timeout_ms) is MetricExportResult.SUCCESS
+        except Exception:  # an exporter is somebody's code, and a store in trouble is told of by others
+            log.debug("metrics were not sent", exc_info=True)
+            sent = False
+        if sent and self._refused:
+            log.info("the OpenTelemetry collector takes metrics again")
+        elif not sent and not self._refused:
+            log.warning("the OpenTelemetry collector does not take metrics; trying on: %s", self._said.last)
+        self._refused = not sent
+
+
+class _Said(logging.Handler):
+    """Why something was not sent is known to the exporter alone, which says it at each try. Here it is kept for the one line that tells of it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = "nobody says why"
+        exporters = logging.getLogger("opentelemetry.exporter")
+        exporters.propagate = False
+        exporters.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+
+
+def measured(families: Iterable[Family], resource: Resource, began_ns: int, now_ns: int) -> MetricsData:
+    metrics = [_metric(family, began_ns, now_ns) for family in families]
+    scope = ScopeMetrics(InstrumentationScope("penstock", penstock.__version__), metrics, "")
+    return MetricsData([ResourceMetrics(resource, [scope], "")])
+
+
+def _metric(family: Family, began_ns: int, now_ns: int) -> Metric:
+    """Under a name that becomes the one of `/metrics` again where a collector passes it on to Prometheus."""
+    name, unit = family.name.replace("_", ".", 1), ""
+    if name.endswith("_seconds"):
+        name, unit = name.removesuffix("_seconds"), "s"
+    if family.type == "histogram":
+        points = _distributions(family.samples, began_ns, now_ns)
+        return Metric(name, family.documentation, unit, Histogram(list(points), _CUMULATIVE))
+    numbers = [
+        NumberDataPoint(sample.labels, began_ns, now_ns, sample.value)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+    if family.type == "counter":
+        return Metric(name, family.documentation, unit, Sum(numbers, _CUMULATIVE, is_monotonic=True))
+    return Metric(name, family.documentation, unit, Gauge(numbers))
+
+
+def _distributions(samples: list[Sample], began_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
+    """Prometheus counts what was at most so long, OpenTelemetry what lay between two bounds."""
+    rising = [
+        (float(sample.labels["le"]), int(sample.value))
+        for sample in samples
+        if sample.name.endswith("_bucket")
+    ]
+    if not rising:
+        return
+    total = next(sample.value for sample in samples if sample.name.endswith("_sum"))
+    counts = [here - below for (_, here), (_, below) in zip(rising, [(0.0, 0), *rising], strict=False)]
+    yield HistogramDataPoint(
+        attributes={},
+        start_time_unix_nano=began_ns,
+        time_unix_nano=now_ns,
+        count=rising[-1][1],
+        sum=total,
+        bucket_counts=counts,
+        explicit_bounds=[bound for bound, _ in rising[:-1]],
+        min=None,  # type: ignore[arg-type]  # nobody kept it, and the message may leave it out
+        max=None,  # type: ignore[arg-type]  # likewise
+    )

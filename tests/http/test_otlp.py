@@ -1,0 +1,178 @@
+"""The daemon's metrics for OpenTelemetry: the same numbers as `/metrics`, sent to a collector that may be away."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from http_kit import Place
+
+pytest.importorskip("opentelemetry.sdk")
+from opentelemetry.sdk.metrics.export import Histogram, MetricExporter, MetricExportResult, Sum
+
+from penstock.daemon.telemetry import Telemetry
+
+LONG = 30
+
+
+class Kept(MetricExporter):
+    """In memory, as the SDK hands it over."""
+
+    def __init__(self, *results):
+        super().__init__()
+        self.results, self.got, self.closed = list(results), [], False
+
+    def export(self, metrics_data, timeout_millis=10_000, **_):
+        self.got.append(metrics_data)
+        return self.results.pop(0) if self.results else MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis=10_000):
+        return True
+
+    def shutdown(self, timeout_millis=30_000, **_):
+        self.closed = True
+
+
+@pytest.fixture
+def place(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    made = Place(home)
+    yield made
+    made.close()
+
+
+def worked(place):
+    """A job that ran, and one that waits."""
+    job = place.client.submit()
+    [taken] = place.client.claim(wait_sec=20)
+    place.client.post(f"/queue/jobs/{job}/complete", {"lease_id": taken["lease_id"], "state": "DONE"})
+    place.client.post("/pause", {})
+    place.client.submit(addon_id="mail")
+    ends = time.monotonic() + LONG
+    while 'penstock_events_total{kind="DONE"} 1.0' not in exposed(place):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def exposed(place):
+    return place.client.send("GET", "/metrics", prefix="").content.decode()
+
+
+def sent(place, exporter):
+    """By a stop: then the last word is sent at once."""
+    Telemetry(
+        place.server.families, exporter, every=3_600, attributes={"service.instance.id": "here"}
+    ).start().stop()
+    [resource] = exporter.got[-1].resource_metrics
+    return resource.resource.attributes, {metric.name: metric for metric in resource.scope_metrics[0].metrics}
+
+
+def test_it_tells_what_metrics_tell(place):
+    worked(place)
+    exporter = Kept()
+    attributes, metrics = sent(place, exporter)
+    shown = re.findall(
+        r"^(penstock_\w+?)(?:_total|_bucket|_count|_sum)?(\{.*\})? (\S+)$", exposed(place), re.MULTILINE
+    )
+    names = {name.replace("_", ".", 1).removesuffix("_seconds") for name, _, _ in shown}
+    jobs = {point.attributes["state"]: point.value for point in metrics["penstock.jobs"].data.data_points}
+    events = metrics["penstock.events"].data
+
+    assert {name for name, metric in metrics.items() if metric.data.data_points} == names
+    assert (jobs["DONE"], jobs["QUEUED"]) == (1, 1)
+    assert isinstance(events, Sum)
+    assert events.is_monotonic
+    assert {point.attributes["kind"]: point.value for point in events.data_points}["SUBMITTED"] == 2
+    assert (attributes["service.name"], attributes["service.instance.id"]) == ("penstock", "here")
+    assert exporter.closed
+
+
+def test_a_histogram_says_how_many_lay_between_two_bounds(place):
+    worked(place)
+    _, metrics = sent(place, Kept())
+    [point] = metrics["penstock.run"].data.data_points
+
+    assert isinstance(metrics["penstock.run"].data, Histogram)
+    assert metrics["penstock.run"].unit == "s"
+    assert (point.count, sum(point.bucket_counts)) == (1, 1)
+    assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
+    assert 0 < point.sum < LONG
+
+
+def test_a_collector_that_is_away_is_told_of_once_and_so_is_its_return(place, caplog):
+    failed = MetricExportResult.FAILURE
+    exporter = Kept(failed, failed, failed)
+    with caplog.at_level(logging.INFO, "penstock.telemetry"):
+        telemetry = Telemetry(place.server.families, exporter, every=0.01, attributes={}).start()
+        ends = time.monotonic() + LONG
+        while len(exporter.got) < 6 and time.monotonic() < ends:
+            time.sleep(0.01)
+        telemetry.stop()
+
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+class Sink(BaseHTTPRequestHandler):
+    """A collector: keeps what it gets."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        unpacked = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        self.server.got.append((self.path, unpacked))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_daemon_sends_to_a_collector_as_its_setting_says(tmp_path):
+    proto = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    sink = HTTPServer(("127.0.0.1", 0), Sink)
+    sink.got = []
+    collector = threading.Thread(target=sink.serve_forever)
+    collector.start()
+    tmp_path.chmod(0o700)
+    settings = [
+        f"data_dir={tmp_path}",
+        "server.listen=none",
+        f"telemetry.otlp=http://127.0.0.1:{sink.server_port}",
+    ]
+    daemon = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "penstock.daemon",
+            *(f"--set={one}" for one in (*settings, "telemetry.every=1s")),
+        ],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OTEL_SERVICE_NAME": "ours"},
+    )
+    try:
+        ends = time.monotonic() + LONG
+        while not sink.got and time.monotonic() < ends:
+            time.sleep(0.05)
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        code = daemon.wait(LONG)
+        sink.shutdown()
+        collector.join()
+        sink.server_close()
+    path, body = sink.got[0]
+    [told] = proto.ExportMetricsServiceRequest.FromString(body).resource_metrics
+    names = {metric.name for metric in told.scope_metrics[0].metrics}
+
+    assert (code, path) == (0, "/v1/metrics")
+    assert {"penstock.jobs", "penstock.capacity_units", "penstock.wait", "penstock.events"} <= names
+    assert {one.key: one.value.string_value for one in told.resource.attributes}["service.name"] == "ours"
