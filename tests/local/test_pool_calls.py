@@ -216,15 +216,34 @@ def test_work_goes_to_the_least_loaded_worker_and_no_pipe_gets_more_than_its_sha
             future.result(30)
 
 
-def test_a_long_call_after_many_brief_ones_holds_nobody_up():
-    both = threading.Barrier(2)
+@pytest.mark.parametrize(("workers", "in_flight"), [(2, 2), (4, 64)])
+def test_a_long_call_after_many_brief_ones_holds_nobody_up(workers, in_flight):
+    together = threading.Barrier(workers)
 
-    with penstock.WorkerPool(2, kind="thread") as pool:
+    with penstock.WorkerPool(workers, kind="thread", max_in_flight=in_flight) as pool:
         for _ in range(20):
             brief = [pool.submit(calls.echo, number) for number in range(60)]
-            assert list(range(60)) == [call.result(30) for call in brief]
+            long = [pool.submit(together.wait, 20) for _ in range(workers)]
 
-            assert {0, 1} == {call.result(30) for call in [pool.submit(both.wait, 20) for _ in range(2)]}
+            assert list(range(60)) == [call.result(30) for call in brief]
+            assert set(range(workers)) == {call.result(30) for call in long}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_call_that_ended_is_told_while_a_long_one_runs_behind_it(workers):
+    heard = []
+
+    with penstock.WorkerPool(workers, kind="thread", max_in_flight=64) as pool:
+        for _ in range(20):
+            told = threading.Event()
+            brief = [pool.submit(calls.echo, number) for number in range(200)]
+            long = [pool.submit(told.wait, 20) for _ in range(workers)]
+            heard += [call.result(10) for call in brief]
+            told.set()
+
+            assert [True] * workers == [call.result(30) for call in long]
+
+    assert 20 * sum(range(200)) == sum(heard)
 
 
 def test_a_paused_pool_accepts_and_hands_out_nothing_until_resumed(kind):
