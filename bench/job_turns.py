@@ -28,11 +28,11 @@ __all__ = ["drain", "latency", "submit"]
 _STUCK = 60.0  # seconds without a single job
 
 
-def drain(queue: str, server: str, count: int, more: int = 0) -> dict[str, float]:
-    """Jobs a second, claimed, run and completed. `more`: so many wait behind them and are not run here."""
+def drain(queue: str, server: str, work: str, count: int) -> dict[str, float]:
+    """Jobs a second, claimed, run and completed. `work`: which of the queue's ways to do so."""
     with _turn(queue, server) as (peer, ticks):
-        _fill(peer, count + more)
-        with _worker(queue):
+        _fill(peer, count)
+        with _worker(queue, work):
             ran = ticks.read(count)
     return {"jobs_s": (count - 1) / (ran[-1] - ran[0]) * 1e9}
 
@@ -124,8 +124,8 @@ def _turn(queue: str, server: str) -> Iterator[tuple[ModuleType, Ticks]]:
 
 
 @contextmanager
-def _worker(queue: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "bench.job_turns", queue, "work"]
+def _worker(queue: str, work: str = "work") -> Iterator[None]:
+    command = [sys.executable, "-m", "bench.job_turns", queue, work]
     worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
@@ -156,8 +156,8 @@ class Ticks:
 def _child() -> None:
     queue, what, *rest = sys.argv[1:]
     peer = import_module(f"bench.queues.{queue}")
-    if what == "work":
-        peer.work()
+    if what.startswith("work"):
+        getattr(peer, what)()
         return
     with peer.session() as submit_one:
         submit_one()

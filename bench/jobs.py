@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+from bench.command_turns import SPOOLERS
 from bench.harness import Contestant, Measure, Table, fresh, main
 from bench.servers import postgres, redis
 
 OURS, OVER_HTTP = "penstock (on disk)", "penstock over HTTP (on disk)"
+RUNNER = "penstock daemon (on disk)"
 
 #: name: its module, its server, and how many jobs fill a turn.
 QUEUES: Mapping[str, tuple[str, str, int]] = {
@@ -32,12 +34,23 @@ QUEUES: Mapping[str, tuple[str, str, int]] = {
 }
 DURABLE = [name for name in QUEUES if "on disk" in name and "penstock" not in name]
 PEERS = [name for name in QUEUES if "penstock" not in name]
+#: The queues that mind processes of their own for their jobs: name, module, server, and how many jobs fill a turn.
+IN_PROCESSES: Mapping[str, tuple[str, str, int]] = {
+    RUNNER: ("penstock_runner", "", 10_000),
+    "Celery, prefork (in memory)": ("celery_", "redis", 2_000),
+    "Dramatiq, 2 processes (in memory)": ("dramatiq_", "redis", 4_000),
+    "taskiq, 2 processes (in memory)": ("taskiq_", "redis", 4_000),
+    "Huey, 2 processes, SQLite (on disk)": ("huey_", "", 1_500),
+    "RQ, a process a job (in memory)": ("rq_", "redis", 200),
+}
 BULK = {"penstock_", "penstock_http", "pgqueuer_", "procrastinate_", "rq_"}
 
 
 def measures(servers: Mapping[str, str], quick: bool) -> Sequence[Measure]:
     return [
         drain(servers, quick),
+        processes(servers, quick),
+        commands(quick),
         submit(servers, quick, "one", "Submitting one by one"),
         submit(servers, quick, "bulk", "Submitting in bulk"),
         submit(servers, quick, "eight", "Submitting from 8 processes"),
@@ -50,11 +63,44 @@ def measures(servers: Mapping[str, str], quick: bool) -> Sequence[Measure]:
 def drain(servers: Mapping[str, str], quick: bool) -> Measure:
     wanted = {peer: 2.0 if peer.startswith("PgQueuer") else 8.0 for peer in PEERS}
     contestants = [
-        _contestant(name, "drain", server and servers[server], max(50, count // (20 if quick else 1)))
+        _contestant(name, "drain", server and servers[server], "work", max(50, count // (20 if quick else 1)))
         for name, (_, server, count) in QUEUES.items()
     ]
     title = "Claim, run and complete no-op jobs"
     return Measure("drain", contestants, [Table(title, "jobs_s", "jobs/s", "more", OURS, wanted)])
+
+
+def processes(servers: Mapping[str, str], quick: bool) -> Measure:
+    """Jobs in processes that the queue starts and minds, two of them each."""
+    contestants = []
+    for name, (module, server, full) in IN_PROCESSES.items():
+        work, count = "work" if name == RUNNER else "work_in_processes", max(50, full // (10 if quick else 1))
+        turn = partial(
+            fresh, "bench.job_turns:drain", module, server and servers[server], work, count, seconds=240
+        )
+        contestants.append(Contestant(name, turn, size=f"{count:,} jobs", ours=name == RUNNER))
+    wanted = {name: 5.0 for name in IN_PROCESSES if name != RUNNER}
+    table = Table("No-op functions in worker processes", "jobs_s", "jobs/s", "more", RUNNER, wanted)
+    return Measure("processes", contestants, [table])
+
+
+def commands(quick: bool) -> Measure:
+    count = 100 if quick else 1_000
+    turns = {RUNNER: "ours", "subprocess.run in a loop": "bare", **SPOOLERS}
+    contestants = [
+        Contestant(
+            name,
+            partial(fresh, f"bench.command_turns:{turn}", count, seconds=240),
+            size=f"{count:,} commands",
+            ours=name == RUNNER,
+        )
+        for name, turn in turns.items()
+    ]
+    tables = [
+        Table("No-op commands", "commands_s", "commands/s", "more", RUNNER, dict.fromkeys(SPOOLERS, 1.0)),
+        Table("A no-op command, of the time of all", "each_ms", "ms", "less", RUNNER),
+    ]
+    return Measure("commands", contestants, tables)
 
 
 def submit(servers: Mapping[str, str], quick: bool, how: str, title: str) -> Measure:

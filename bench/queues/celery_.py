@@ -37,17 +37,13 @@ def session() -> Iterator[Callable[[], object]]:
 
 def work() -> None:
     """Threads: quicker than its processes for a job this small."""
-    app.worker_main(
-        [
-            "worker",
-            "-P",
-            "threads",
-            "-c",
-            "4",
-            "-l",
-            "CRITICAL",
-            "--without-gossip",
-            "--without-mingle",
-            "--without-heartbeat",
-        ]
-    )
+    _work("threads", 4)
+
+
+def work_in_processes() -> None:
+    _work("prefork", 2)
+
+
+def _work(pool: str, workers: int) -> None:
+    quiet = ["-l", "CRITICAL", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    app.worker_main(["worker", "-P", pool, "-c", str(workers), *quiet])

@@ -29,11 +29,19 @@ def session() -> Iterator[Callable[[], object]]:
 
 
 def work() -> None:
+    _work("thread")
+
+
+def work_in_processes() -> None:
+    _work("process")
+
+
+def _work(kind: str) -> None:
     logging.getLogger("huey").setLevel(logging.ERROR)
     Consumer(
         app,
         workers=2,
-        worker_type="thread",
+        worker_type=kind,
         initial_delay=0.001,
         backoff=1.0,
         max_delay=0.001,

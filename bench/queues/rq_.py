@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from redis import Redis
-from rq import Queue, SimpleWorker
+from rq import Queue, SimpleWorker, Worker
 
 from bench.queues.tick import server, tick
 
@@ -30,8 +30,17 @@ def submit_bulk(count: int) -> None:
 
 
 def work() -> None:
-    """Two workers that run jobs in themselves: a fork for each job would be its default, at ten times the cost."""
+    """Two workers that run jobs in themselves."""
+    _work(SimpleWorker)
+
+
+def work_in_processes() -> None:
+    """The default: a process for each job, so that one can be ended without its worker."""
+    _work(Worker)
+
+
+def _work(kind: type[Worker]) -> None:
     logging.disable(logging.WARNING)
     os.fork()
     connection = Redis.from_url(server())
-    SimpleWorker([Queue(connection=connection)], connection=connection).work(logging_level="ERROR")
+    kind([Queue(connection=connection)], connection=connection).work(logging_level="ERROR")

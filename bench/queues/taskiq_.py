@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from redis import Redis
 from taskiq.receiver import Receiver
 from taskiq_redis import ListQueueBroker
 
+from bench.fresh import ROOT
 from bench.queues.tick import server, tick
 
 GUARANTEE = "in memory"
@@ -45,3 +48,10 @@ def work() -> None:
             await receiver.listen(asyncio.Event())
 
     asyncio.run(run())
+
+
+def work_in_processes() -> None:
+    os.environ["PYTHONPATH"] = str(ROOT)
+    command = ["worker", "bench.queues.taskiq_:broker", "--workers", "2", "--log-level", "CRITICAL"]
+    module = ["-m", "taskiq", *command, "--max-async-tasks", "100", "--max-prefetch", "100"]
+    os.execv(sys.executable, [sys.executable, *module])

@@ -8,6 +8,7 @@ RUNNING = "tests/runner/test_running.py"
 ENDING = "tests/runner/test_ending.py"
 CONTEXT = "tests/runner/test_context.py"
 LOST = "tests/runner/test_lost.py"
+AHEAD = "tests/runner/test_ahead.py"
 
 MUTANTS = [
     (
@@ -131,16 +132,16 @@ MUTANTS = [
     ),
     (
         "runner: what a function leaves running stays",
-        "penstock/runner/crew.py",
-        "        if worker.left_behind():\n",
-        "        if False:\n",
+        "penstock/runner/warm.py",
+        'if frame.get("left") or (not worker.calls and worker.left_behind()):',
+        "if False:",
         (f"{RUNNING}::test_what_a_function_leaves_running_is_ended_with_its_worker",),
     ),
     (
         "runner: a token outlives its run",
         "penstock/runner/runner.py",
-        "            del self._runs[run.dispatch_id], self._tokens[run.token]\n",
-        "            del self._runs[run.dispatch_id]\n",
+        "            self._tokens.pop(run.token, None)\n",
+        "",
         (f"{CONTEXT}::test_a_token_is_good_for_its_run_and_no_longer",),
     ),
     (
@@ -177,5 +178,51 @@ MUTANTS = [
         "        desk, ended = self._house.desk, list(self._ended)\n",
         "        desk, ended = self._house.desk, list(self._ended)\n        self._ended.clear()\n",
         (f"{LOST}::test_an_end_that_cannot_be_written_is_written_later",),
+    ),
+    (
+        "runner: a worker does not look for its ticket",
+        "penstock/runner/worker.py",
+        '            if not self._tickets.take(frame["call"]):\n',
+        "            if False:\n",
+        (
+            f"{AHEAD}::test_one_that_waits_in_a_workers_hands_is_canceled_at_once_and_the_one_before_it_goes_on",
+        ),
+    ),
+    (
+        "runner: a worker does not wait until its output is read",
+        "penstock/runner/worker.py",
+        "            while not self._page.all_read(self._pipes):\n",
+        "            while False:\n",
+        (f"{AHEAD}::test_what_each_printed_is_its_own",),
+    ),
+    (
+        "runner: every call in a dead worker's hands has crashed",
+        "penstock/runner/warm.py",
+        "            self._return(worker)\n            self._watch.drop(worker)\n",
+        "            self._watch.drop(worker)\n",
+        (f"{AHEAD}::test_when_the_worker_dies_only_the_call_that_it_ran_has_crashed",),
+    ),
+    (
+        "runner: calls wait behind a long one",
+        "penstock/runner/warm.py",
+        "            if now - worker.heard_at >= _STUCK_SEC:\n                self._return(worker)\n",
+        "            pass\n",
+        (f"{AHEAD}::test_who_waits_behind_a_call_that_takes_longer_than_expected_is_run_by_another_worker",),
+    ),
+    (
+        "runner: calls are claimed ahead of a worker that is at something long",
+        "penstock/runner/warm.py",
+        "sum(bool(w.calls) and w.heard_at < late for w in self._workers.values())",
+        "0",
+        (f"{AHEAD}::test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there",),
+    ),
+    (
+        "runner: a worker goes on beside what its function left",
+        "penstock/runner/worker.py",
+        "            if self._left_something():\n",
+        "            if False:\n",
+        (
+            f"{AHEAD}::test_a_function_that_leaves_a_process_running_ends_with_its_worker_and_the_next_has_another",
+        ),
     ),
 ]

@@ -65,6 +65,19 @@ def sleep(path, seconds=60):
     return "slept"
 
 
+def maybe_long(path, seconds=0.0, words="", behind=False, die=False):
+    """Mostly short; says in a file of its own that it ran."""
+    with Path(path).open("a") as file:
+        file.write(f"{current_job().job_id}\n")
+    if words:
+        os.write(1, words.encode())
+    if behind:
+        subprocess.Popen(["sleep", "60"], start_new_session=True)
+    if die:
+        os._exit(3)
+    time.sleep(seconds)
+
+
 def compute(seconds):
     """Never lets another thread of its process run."""
     sys.setswitchinterval(1_000)

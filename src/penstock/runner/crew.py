@@ -10,23 +10,22 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from secrets import token_hex
 from typing import Any
 
-from penstock.core.intent import MAX_PAYLOAD
 from penstock.core.landing import End
 from penstock.core.tracker import end_of_exit
 from penstock.runner.frames import Frame
 from penstock.runner.links import LauncherLink, WardenLink, WorkerLink, python_code
 from penstock.runner.options import RunnerSettings
-from penstock.runner.payload import Command, Function
+from penstock.runner.payload import Command
 from penstock.runner.runs import Outcome, Run
 from penstock.runner.survivors import RunsFolder
 from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked, send
+from penstock.runner.warm import Warm
 from penstock.runner.watch import Watch
 
 __all__ = ["Crew"]
@@ -52,11 +51,10 @@ class Crew:
         over: Callable[[Run, Outcome], None],
     ) -> None:
         self._runs, self._mark, self._settings, self._watch = str(runs.path), runs.mark, settings, watch
-        self._asked, self._over = asked, over
+        self._over = over
         self._environment = settings.environment() | {RUNNER_MARK: runs.mark}
-        self._tenants: dict[WardenLink, Run | None] = {}
-        self._workers: dict[WardenLink, WorkerLink] = {}
-        self._idle: list[WorkerLink] = []
+        self._commands: dict[WardenLink, Run] = {}
+        self.functions = Warm(settings, watch, hire=self._hire, asked=asked, over=over)
         self._fallen: dict[str, WardenLink] = {}  # wardens that were killed, by the mark of what they leave
         self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
         self._launcher: LauncherLink
@@ -67,17 +65,16 @@ class Crew:
 
     # starting
 
-    def start(self, run: Run, until: float, extra: Mapping[str, str]) -> None:
-        """`until`: when the warden ends it unless told otherwise; `extra`: what a command finds in its environment."""
-        match run.work:
-            case Command() as command:
-                self._start_command(run, command, until, extra)
-            case Function() as function:
-                self._call(run, function, until)
+    @property
+    def commands(self) -> int:
+        """How many run."""
+        return len(self._commands)
 
-    def _start_command(self, run: Run, command: Command, until: float, extra: Mapping[str, str]) -> None:
+    def start(self, run: Run, command: Command, extra: Mapping[str, str]) -> None:
+        """`extra`: what it finds in its environment."""
         marks = {DISPATCH_MARK: run.dispatch_id, **extra}
-        run.warden = self._warden(run.dispatch_id, run)
+        run.warden = WardenLink(run.dispatch_id, self._launcher)
+        self._commands[run.warden] = run
         self._order(
             run.warden,
             argv=command.argv,
@@ -87,17 +84,28 @@ class Crew:
             limits=dict(command.limits),
             nice=command.nice,
             folder=run.folder,
-            until=until,
+            until=run.until,
         )
 
-    def _warden(self, mark: str, run: Run | None, talk: socket.socket | None = None) -> WardenLink:
-        warden = WardenLink(mark, self._launcher, talk)
-        self._tenants[warden] = run
-        self._watch.add(warden, partial(self._warden_said, warden))
-        return warden
+    def _hire(self, limits: Mapping[str, int]) -> WorkerLink:
+        settings, mark = self._settings, f"worker-{token_hex(8)}"
+        worker = WorkerLink(mark, self._launcher)
+        self._order(
+            worker.warden,
+            argv=[settings.python, "-c", python_code(settings.path, "penstock.runner.worker", "")],
+            cwd=settings.cwd,
+            env=self._environment | {DISPATCH_MARK: mark},
+            stdin=None,
+            limits=dict(limits),
+            nice=0,
+            folder=None,
+            until=None,
+        )
+        return worker
 
     def _order(self, warden: WardenLink, **order: Any) -> None:
         room = self._settings.output
+        self._watch.add(warden, partial(self._warden_said, warden))
         warden.tell(
             "run",
             runs=self._runs,
@@ -107,53 +115,13 @@ class Crew:
         )
         self._watch.mind(warden)
 
-    def _call(self, run: Run, function: Function, until: float) -> None:
-        worker = self._idle.pop() if self._idle and not function.limits else self._new_worker(function)
-        run.worker, run.warden = worker, worker.warden
-        self._tenants[worker.warden] = run
-        worker.jobs += 1
-        worker.warden.tell("begin", folder=run.folder, until=until)
-        worker.tell(
-            {
-                "op": "call",
-                "job": run.job.job_id,
-                "dispatch": run.dispatch_id,
-                "function": function.function,
-                "args": function.args,
-                "kwargs": function.kwargs,
-                "checkpoint": run.checkpoint,
-            }
-        )
-        self._watch.mind(worker)
-
-    def _new_worker(self, function: Function) -> WorkerLink:
-        settings = self._settings
-        ours, theirs = socket.socketpair()
-        mark = f"worker-{token_hex(8)}"
-        warden = self._warden(mark, None, theirs)
-        worker = self._workers[warden] = WorkerLink(warden, ours)
-        self._watch.add(worker, partial(self._worker_said, worker))
-        if function.limits:
-            worker.jobs = settings.jobs_per_worker  # it is not used again: what it may use cannot be raised
-        code = python_code(settings.path, "penstock.runner.worker", "")
-        self._order(
-            warden,
-            argv=[settings.python, "-c", code],
-            cwd=settings.cwd,
-            env=self._environment | {DISPATCH_MARK: mark},
-            stdin=None,
-            limits=dict(function.limits),
-            nice=0,
-            folder=None,
-            until=None,
-        )
-        return worker
-
     # telling
 
     def cancel(self, run: Run) -> None:
-        """The cancel signal. A command hears of it when it asks."""
-        if run.worker is not None:
+        """The cancel signal. A command hears of it when it asks; a function that nobody has begun is over at once."""
+        if self.functions.take_back(run):
+            self._over(run, Outcome(End.RELEASED))
+        elif run.worker is not None:
             run.worker.tell({"op": "stop", "dispatch": run.dispatch_id})
             self._watch.mind(run.worker)
 
@@ -170,44 +138,21 @@ class Crew:
             run.warden.force()
 
     def renew(self, run: Run, until: float) -> None:
-        if run.warden is not None:
+        run.until = until
+        if run.warden is not None and (run.worker is None or run.call == next(iter(run.worker.calls), 0)):
             run.warden.tell("until", until=until)
 
     def note(self, run: Run, text: str) -> None:
+        run.noted = True
         if run.warden is not None:
-            run.warden.tell("note", text=text)
+            run.warden.tell("note", call=run.call, text=text)
 
     # hearing
-
-    def _worker_said(self, worker: WorkerLink) -> None:
-        if not worker.hear(partial(self._worker_frame, worker)):
-            self._watch.drop(worker)
-            worker.close()
-            if worker in self._idle:
-                self._idle.remove(worker)
-            worker.warden.kill("the worker broke off the conversation")
-
-    def _worker_frame(self, worker: WorkerLink, frame: Frame) -> None:
-        run = self._tenants.get(worker.warden)
-        if run is None or frame.get("dispatch") != run.dispatch_id or run.outcome is not None:
-            return  # a late word of a run that is over
-        outcome = _told(frame)
-        if outcome is None:
-            worker.tell(self._asked(run, frame) | {"op": "answer"})
-            self._watch.mind(worker)
-            return
-        run.outcome = outcome
-        if worker.left_behind():
-            worker.warden.tell("term")
-            worker.warden.kill("its function left processes running")
-        else:
-            worker.warden.tell("over")
 
     def _warden_said(self, warden: WardenLink) -> None:
         open_ = warden.hear()
         if warden.written:
-            warden.written = False
-            self._worker_is_free(warden)
+            self.functions.written(warden)
         if warden.report is not None:
             self._forget(warden)
             self._gone(warden)
@@ -220,35 +165,11 @@ class Crew:
     def _forget(self, warden: WardenLink) -> None:
         self._watch.drop(warden)
         warden.close()
-        if worker := self._workers.pop(warden, None):
-            if worker in self._idle:
-                self._idle.remove(worker)
-            if worker.fileno() >= 0:
-                self._watch.drop(worker)
-                worker.close()
 
     def _gone(self, warden: WardenLink) -> None:
-        run = self._tenants.pop(warden)
-        if run is not None:
-            self._over(run, run.outcome or _judge(run, warden))
-
-    def _worker_is_free(self, warden: WardenLink) -> None:
-        run, worker = self._tenants[warden], self._workers.get(warden)
-        if run is None or run.outcome is None:
-            return
-        self._tenants[warden] = None
-        if worker is not None and worker.fileno() >= 0:
-            if worker.jobs < self._settings.jobs_per_worker:
-                worker.idle_since = time.monotonic()
-                self._idle.append(worker)
-            else:
-                self._retire(worker)
-        self._over(run, run.outcome)
-
-    def _retire(self, worker: WorkerLink) -> None:
-        """It ends by itself when nobody talks to it any more."""
-        self._watch.drop(worker)
-        worker.close()
+        run = self._commands.pop(warden, None)
+        for each in self.functions.gone(warden) if run is None else [run]:
+            self._over(each, each.outcome or _judge(each, warden))
 
     def _launcher_ended(self) -> None:
         """Somebody killed it. What it started goes on, for each warden talks to us; the next ones need a new launcher."""
@@ -266,14 +187,11 @@ class Crew:
             self._sweep()
             self._sweep_at = now + self._sweep_every
             self._sweep_every = min(2 * self._sweep_every, _SWEEP_LAST)
-        extra = self._idle[: max(0, len(self._idle) - self._settings.warm)]  # the oldest
-        for worker in extra:
-            if now - worker.idle_since >= self._settings.idle_sec:
-                self._idle.remove(worker)
-                self._retire(worker)
-        if self._fallen:
-            return self._sweep_at - now
-        return self._settings.idle_sec if extra else None
+        wish = self.functions.step()
+        if not self._fallen:
+            return wish
+        sweep = self._sweep_at - now
+        return sweep if wish is None else min(sweep, wish)
 
     def _sweep(self) -> None:
         left = set()
@@ -285,42 +203,16 @@ class Crew:
 
     def pids(self) -> list[int]:
         """The roots of everything that runs for us."""
-        return [warden.root for warden in self._tenants if warden.root]
+        return [warden.root for warden in list(self._commands) if warden.root] + self.functions.pids()
 
     def close(self, wait_sec: float) -> None:
-        for warden in list(self._tenants):
+        """Wardens that hear no more from us end what is below them."""
+        self.functions.close()
+        for warden in (*self._commands, *self.functions.wardens):
             if warden.fileno() >= 0:
                 self._forget(warden)
-        self._tenants.clear()
         self._watch.drop(self._launcher)
         self._launcher.close(wait_sec)
-
-
-def _told(frame: Frame) -> Outcome | None:
-    """What a function's end is, in the words of its worker; None: it has not ended."""
-    error = str(frame.get("error", ""))
-    match frame.get("op"):
-        case "done":
-            return _checked(frame.get("result"))
-        case "failed":
-            return Outcome(End.JOB_ERROR, error=error)
-        case "unavailable":
-            return Outcome(End.UNAVAILABLE, error=error)
-        case "yielded":
-            return Outcome(End.COOPERATIVE_PREEMPTION)
-        case _:
-            return None
-
-
-def _checked(result: Any) -> Outcome:
-    """A worker is not believed: what is stored as JSON is JSON, and no longer than it may be."""
-    try:
-        if not isinstance(result, str) or len(result) > MAX_PAYLOAD:
-            raise ValueError(f"at most {MAX_PAYLOAD} characters")
-        json.loads(result)
-    except (ValueError, RecursionError) as error:
-        return Outcome(End.JOB_ERROR, error=f"the result cannot be kept: {error}")
-    return Outcome(End.COMPLETED, result=result)
 
 
 def _judge(run: Run, warden: WardenLink) -> Outcome:

@@ -11,11 +11,13 @@ import socket
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
-__all__ = ["MOST", "BadFrame", "Channel", "Frame", "Inbox", "pack"]
+__all__ = ["MOST", "TICKET", "BadFrame", "Channel", "Frame", "Inbox", "pack"]
 
 Frame: TypeAlias = dict[str, Any]
 #: Bytes of one frame: a payload of 1,000,000 characters, whatever they are, and what is around it.
 MOST: Final = 8_000_000
+#: Bytes of a ticket: the number of a call that its worker may begin.
+TICKET: Final = 8
 _LENGTH: Final = Struct("<I")
 
 
@@ -73,8 +75,9 @@ class Channel:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def send(self, message: Frame) -> None:
-        self._out += pack(message)
+    def send(self, *messages: Frame) -> None:
+        for message in messages:
+            self._out += pack(message)
         self.push()
 
     @property

@@ -76,7 +76,7 @@ class Launcher:
 
     def _launch(self) -> bool:
         try:
-            _, fds, _, _ = socket.recv_fds(self._control, 1, 2)
+            _, fds, _, _ = socket.recv_fds(self._control, 1, 4)
         except ConnectionError:
             return False
         if not fds:
@@ -94,7 +94,7 @@ class Launcher:
             self._control.close()
             os.close(self._bell)
             bell = _hear_of_children()
-            Warden(socket.socket(fileno=fds[0]), fds[1] if len(fds) > 1 else None, bell).run()
+            Warden(socket.socket(fileno=fds[0]), fds[1:], bell).run()
         except BaseException as error:  # noqa: BLE001  # whatever it is: a warden must not go on as a second launcher
             sys.stderr.write(f"penstock: a warden failed: {error!r}\n")
         finally:

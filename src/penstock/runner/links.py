@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.runner.frames import BadFrame, Channel, Frame
+from penstock.runner.frames import TICKET, BadFrame, Channel, Frame
+from penstock.runner.page import page_file
+from penstock.runner.payload import Function
 from penstock.runner.trees import RUNNER_MARK, children, look, send
+
+if TYPE_CHECKING:
+    from penstock.runner.runs import Run
 
 __all__ = ["LauncherLink", "WardenLink", "WorkerLink", "python_code"]
 
@@ -50,17 +56,15 @@ class LauncherLink:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def launch(self, control: socket.socket, talk: socket.socket | None) -> None:
-        """When it is dead the sockets close with it, which is how the other end hears of it."""
-        fds = [control.fileno()] + ([] if talk is None else [talk.fileno()])
+    def launch(self, fds: list[int]) -> None:
+        """They become the warden's. When the launcher is dead the sockets among them close with it, which is how the other end hears of it."""
         try:
             socket.send_fds(self._sock, [b"w"], fds)
         except OSError:
             return
         finally:
-            control.close()
-            if talk is not None:
-                talk.close()
+            for fd in fds:
+                os.close(fd)
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -77,15 +81,16 @@ class LauncherLink:
 class WardenLink:
     """One warden. `mark`: what its tree carries in the environment."""
 
-    def __init__(self, mark: str, launcher: LauncherLink, talk: socket.socket | None = None) -> None:
+    def __init__(self, mark: str, launcher: LauncherLink, worker: Sequence[int] = ()) -> None:
+        """`worker`: descriptors for a warm worker below it."""
         ours, theirs = socket.socketpair()
         self.mark = mark
         self.pid = self.root = 0
-        self.written = False  # all output of the job that is over
+        self.written: list[int] = []  # calls whose output is all on disk, as was asked
         self.report: Frame | None = None  # its last word
         self.refused: Frame | None = None
         self._channel = Channel(ours)
-        launcher.launch(theirs, talk)
+        launcher.launch([theirs.detach(), *worker])
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -113,7 +118,7 @@ class WardenLink:
                 case "started":
                     self.pid, self.root = frame["warden"], frame["pid"]
                 case "written":
-                    self.written = True
+                    self.written.append(frame["call"])
                 case "refused":
                     self.refused = frame
                 case "gone":
@@ -133,13 +138,20 @@ class WardenLink:
 
 
 class WorkerLink:
-    """A warm worker: the conversation with it, and the warden above it."""
+    """A warm worker: the conversation with it, the calls that it has in hand, and the warden above it."""
 
-    def __init__(self, warden: WardenLink, talk: socket.socket) -> None:
-        self.warden = warden
-        self.jobs = 0
-        self.idle_since = 0.0
+    def __init__(self, mark: str, launcher: LauncherLink) -> None:
+        talk, theirs = socket.socketpair()
+        self._tickets_out, self._tickets = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.warden = WardenLink(mark, launcher, [theirs.detach(), os.dup(self._tickets_out), page_file()])
         self._channel = Channel(talk)
+        #: By number, in their order: the first may run, the others have not begun.
+        self.calls: dict[int, Run] = {}
+        #: They have ended; what they leave is being ended or written.
+        self.closing: dict[int, Run] = {}
+        self.begun = 0  # the number of the last call
+        self.last = False  # it gets no further calls
+        self.heard_at = 0.0  # when it last had something to say or to do
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -150,6 +162,32 @@ class WorkerLink:
 
     def push(self) -> None:
         self._channel.push()
+
+    def hand_over(self, runs: list[Run]) -> None:
+        """Tickets before calls: a call without one would seem to be taken back."""
+        first = min((*self.calls, *self.closing, self.begun + 1))
+        given = dict(enumerate(runs, self.begun + 1))
+        self.begun += len(runs)
+        for call, run in given.items():
+            run.call, run.worker, run.warden = call, self, self.warden
+        self.calls |= given
+        os.write(self._tickets, b"".join(call.to_bytes(TICKET, "little") for call in given))
+        self.warden.tell(
+            "begin",
+            first=first,
+            calls=[[call, *run.folder] for call, run in given.items()],
+            until=min(run.until for run in self.calls.values()),
+        )
+        self._channel.send(*(_call(run) for run in runs))
+
+    def take_back(self) -> list[Run]:
+        """Every call that it has not begun. What it reads of them later has no ticket any more."""
+        try:
+            tickets = os.read(self._tickets_out, 65_536)
+        except BlockingIOError:
+            return []
+        calls = [int.from_bytes(tickets[at : at + TICKET], "little") for at in range(0, len(tickets), TICKET)]
+        return [self.calls.pop(call) for call in calls if call in self.calls]
 
     def tell(self, frame: Frame) -> None:
         self._channel.send(frame)
@@ -164,9 +202,35 @@ class WorkerLink:
             heard(frame)
         return frames is not None
 
+    def hear_out(self, heard: Callable[[Frame], None]) -> None:
+        """What a dead worker had said."""
+        try:
+            while frames := self._channel.receive():
+                for frame in frames:
+                    heard(frame)
+        except BadFrame:
+            return
+
     def left_behind(self) -> bool:
         """Whether its function left processes running: beside it, below the warden, or below itself."""
         return children(self.warden.pid) != [self.warden.root] or bool(children(self.warden.root))
 
     def close(self) -> None:
-        self._channel.close()
+        if self.fileno() >= 0:
+            self._channel.close()
+            os.close(self._tickets)
+            os.close(self._tickets_out)
+
+
+def _call(run: Run) -> Frame:
+    assert isinstance(run.work, Function)
+    return {
+        "op": "call",
+        "call": run.call,
+        "job": run.job.job_id,
+        "dispatch": run.dispatch_id,
+        "function": run.work.function,
+        "args": run.work.args,
+        "kwargs": run.work.kwargs,
+        "checkpoint": run.checkpoint,
+    }

@@ -36,7 +36,7 @@ class RunnerSettings:
     warm: int = 2
     idle_sec: float = 60.0
     #: A worker is replaced after so many jobs, so that what they leak is given back.
-    jobs_per_worker: int = 1_000
+    jobs_per_worker: int = 10_000
     #: Further names of variables that jobs may see; a trailing * stands for any ending.
     passed_on: tuple[str, ...] = ("LC_*",)
     #: Where the HTTP API is, for jobs that would rather use it.

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from secrets import token_urlsafe
 from threading import Thread
 from typing import Final, Self
 
@@ -50,6 +51,8 @@ _BREATH: Final = 0.02
 _AFTER_FAILURE: Final = 1.0
 #: What a stop may take beyond its timeout.
 _AFTER_STOP: Final = 0.8
+#: The longest that something that has ended waits for the other half of its batch.
+_SOON: Final = 0.005
 #: Progress is told at least so often.
 _TOLD_WITHIN: Final = 1.0
 
@@ -213,28 +216,31 @@ class Runner:
         desk, ended = self._house.desk, list(self._ended)
         reports = [Report(run.dispatch_id, *outcome) for run, outcome in ended]
         kinds, free = self._free()
+        if not (free or ended):
+            self._turn_at = boot_time() + seconds(self._rules.tick)
+            return
         self._turn_at = boot_time() + _AFTER_FAILURE
         if free:
             answers, claimed = desk.exchange(reports, kinds, free, WORKER)
         else:
             answers, claimed = desk.end_many(reports), []
-        # As many as there was room for: there may be more, and room of the other kind.
-        full = free and len(claimed) == free
-        self._turn_at = 0.0 if full else boot_time() + seconds(self._rules.tick)
         del self._ended[: len(ended)]
         for report, answer in zip(reports, answers, strict=True):
             if isinstance(answer, Refused):
                 log.warning("%s ended too late to count: %s", report.dispatch_id, answer)
         for each in claimed:
             self._begin(each)
+        self._crew.functions.feed()
+        # As many as there was room for: there may be more, and room of the other kind.
+        more = free and len(claimed) == free and self._free()[1]
+        self._turn_at = 0.0 if more else boot_time() + seconds(self._rules.tick)
 
     def _free(self) -> tuple[Kinds, int]:
         if self._give_up_at is not None:
             return _ALL, 0
         # Said even when there is no room, or nobody would seem to come for such jobs and they would be reserved for a stranger.
         self._house.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
-        busy = sum(run.worker is not None for run in self._runs.values())
-        workers, slots = self._settings.workers - busy, self._settings.slots - (len(self._runs) - busy)
+        workers, slots = self._crew.functions.room, self._settings.slots - self._crew.commands
         if workers > 0 and slots > 0:
             return _ALL, min(workers, slots)
         return (_FUNCTIONS, workers) if workers > 0 else (_COMMANDS, max(0, slots))
@@ -251,9 +257,16 @@ class Runner:
             why = "processes of its last attempt survive on this host"
             self._end(run, Outcome(End.START_TIMEOUT, error=why))
             return
-        self._runs[run.dispatch_id] = self._tokens[run.token] = run
-        self._tracker.register(run.dispatch_id, listens=isinstance(work, Command) and work.listens)
-        self._crew.start(run, boot_time() + self._unheard, self._told_to(run))
+        self._runs[run.dispatch_id] = run
+        run.until = boot_time() + self._unheard
+        if isinstance(work, Command):
+            self._tracker.register(run.dispatch_id, listens=work.listens)
+            run.token = token_urlsafe(32)
+            self._tokens[run.token] = run
+            self._crew.start(run, work, self._told_to(run))
+        else:
+            self._tracker.register(run.dispatch_id)
+            self._crew.functions.add(run)
 
     def _told_to(self, run: Run) -> dict[str, str]:
         """The environment of a command: who it is, and where and as whom it can talk to us."""
@@ -365,12 +378,15 @@ class Runner:
     def _settle(self, run: Run, outcome: Outcome) -> None:
         how = self._tracker.settle(run.dispatch_id, outcome.how)
         if how is not None:
-            del self._runs[run.dispatch_id], self._tokens[run.token]
+            del self._runs[run.dispatch_id]
+            self._tokens.pop(run.token, None)
             self._end(run, outcome._replace(how=how))
 
     def _end(self, run: Run, outcome: Outcome) -> None:
+        """Half a batch at a time: one half runs while the other is written. Where nothing waits behind it, at once."""
         self._ended.append((run, outcome))
-        self._turn_at = 0.0
+        more = len(self._ended) < self._crew.functions.ahead
+        self._turn_at = min(self._turn_at, boot_time() + _SOON) if more else 0.0
 
     def _write_notes(self) -> None:
         """Kept until they are written; what comes meanwhile is for the next time."""

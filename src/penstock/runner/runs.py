@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from secrets import token_urlsafe
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.core.job import Dispatch, Job
@@ -27,13 +26,18 @@ class Run:
     dispatch: Dispatch  # as we last saw it
     work: Work
     checkpoint: str | None
-    #: Good for what this run may say about itself, and for as long as it runs.
-    token: str = field(default_factory=lambda: token_urlsafe(32))
+    #: Who runs it without having heard from us ends it at this moment, of the clock that counts from boot.
+    until: float = 0.0
+    #: Good for what a command may say about itself, and for as long as it runs. A function has its worker to talk to.
+    token: str = ""
     warden: WardenLink | None = None
     worker: WorkerLink | None = None
+    call: int = 0  # its number among those of its worker
+    waits_since: float = 0.0  # for a worker
     #: What it said, while its processes are not all gone or its output not all written.
     outcome: Outcome | None = None
     yielded: bool = False
+    noted: bool = False  # it logged something, which its warden writes down in its own time
     spent: Money = 0
     progress: float | None = None
     untold: bool = False  # progress that no heartbeat has carried yet

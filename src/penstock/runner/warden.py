@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 
 from penstock.runner.frames import BadFrame, Channel, Frame
 from penstock.runner.output import Recorder, Room, open_folder
+from penstock.runner.page import Page
 from penstock.runner.trees import (
     become_subreaper,
     descendants,
@@ -63,14 +64,17 @@ def boot_time() -> float:
 
 
 class Warden:
-    def __init__(self, control: socket.socket, talk: int | None, children_bell: int) -> None:
-        """`talk`: a socket for what is started. `children_bell`: readable when a child has ended."""
-        self._control, self._talk, self._bell = Channel(control), talk, children_bell
+    def __init__(self, control: socket.socket, worker: list[int], children_bell: int) -> None:
+        """`worker`: what a warm worker is handed: its socket, its tickets, its page. `children_bell`: readable when a child has ended."""
+        self._control, self._worker, self._bell = Channel(control), worker, children_bell
+        self._page = Page(worker[2]) if worker else Page()
         self._poll = select.poll()
         self._pipes: dict[int, int] = {}  # descriptor -> stream
-        self._recorder: Recorder | None = None
         self._listening = False
-        self._later: list[str] | None = None  # the folder of a job that has printed nothing yet
+        #: By the number of the call, 0 for a command: where its output goes, and who writes it once there is any.
+        self._folders: dict[int, list[str]] = {}
+        self._recorders: dict[int, Recorder | None] = {}
+        self._talking = 0  # the call whose last words we keep
         self._room = Room()
         self._runs = ""
         self._root = 0
@@ -94,7 +98,6 @@ class Warden:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._bell, 4_096)
                 elif self._listening:
-                    # Not after an `over` of this same turn: what has come since belongs to the next job.
                     self._read(fd)
             self._reap()
             self._mind_the_time()
@@ -121,16 +124,13 @@ class Warden:
             case "run":
                 self._start(frame)
             case "begin":
-                self._until, self._later = frame["until"], frame["folder"]
+                self._until = frame["until"]
+                self._forget_before(frame["first"])
+                self._folders |= {call: folder for call, *folder in frame["calls"]}
                 self._listen()
             case "over":
-                self._until = None
-                self._stop_recording()
-                # What comes now belongs to the next job, of which we may hear later than its worker: it waits in the pipe.
-                self._listening = False
-                for fd in self._pipes:
-                    self._poll.unregister(fd)
-                self._tell({"op": "written"})
+                self._forget(frame["call"])
+                self._tell({"op": "written", "call": frame["call"]})
             case "until":
                 self._until = frame["until"]
             case "term":
@@ -138,7 +138,7 @@ class Warden:
             case "kill":
                 self._kill(frame["why"])
             case "note":
-                self._write(2, frame["text"].encode())
+                self._write(frame["call"], 2, frame["text"].encode())
 
     # starting
 
@@ -148,7 +148,8 @@ class Warden:
         self._stragglers = order["stragglers"]
         try:
             if order["folder"]:
-                self._record(order["folder"])
+                self._folders[0] = order["folder"]
+                self._recorders[0] = self._recorder(0)
             process = self._spawn(order)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             # The child reports what went wrong before exec as a SubprocessError without its number.
@@ -165,18 +166,18 @@ class Warden:
                 pipe.close()
                 os.set_blocking(fd, False)
                 self._pipes[fd] = stream
-        if self._recorder is not None:
+        if self._folders:
             self._listen()
-        if self._talk is not None:
-            os.close(self._talk)
+        for fd in self._worker:
+            os.close(fd)
         self._tell({"op": "started", "pid": process.pid, "warden": os.getpid()})
 
     def _spawn(self, order: Frame) -> subprocess.Popen[bytes]:
         cwd = order["cwd"] or self._own_folder(order["folder"][0])
         stdin = self._stdin(order["stdin"])
         env = dict(order["env"])
-        if self._talk is not None:
-            env["PENSTOCK_TALK"] = str(self._talk)
+        if self._worker:
+            env["PENSTOCK_TALK"] = " ".join(map(str, self._worker))
         try:
             return subprocess.Popen(  # noqa: S603  # what the job asked for, as a list of arguments
                 order["argv"],
@@ -187,7 +188,7 @@ class Warden:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 close_fds=True,
-                pass_fds=() if self._talk is None else (self._talk,),
+                pass_fds=self._worker,
                 start_new_session=True,
                 umask=0o077,
                 preexec_fn=_prepare(os.getpid(), order["limits"], order["nice"]),  # noqa: PLW1509  # we have no thread
@@ -214,51 +215,71 @@ class Warden:
 
     # output
 
-    def _record(self, folder: list[str]) -> None:
-        self._later = None
-        self._recorder = Recorder(open_folder(self._runs, *folder), self._room)
+    def _listen(self) -> None:
+        self._listening = True
+        for fd in self._pipes:
+            self._poll.register(fd, select.POLLIN)
+
+    def _wait_for_a_name(self) -> None:
+        """A worker may hear of its call before we do. What it prints meanwhile waits in the pipe."""
+        self._listening = False
+        for fd in self._pipes:
+            self._poll.unregister(fd)
 
     def _drain(self) -> None:
         for fd in list(self._pipes):
             while self._read(fd):
                 pass
 
-    def _stop_recording(self) -> None:
-        self._drain()
-        if self._recorder is not None:
-            self._recorder.close()
-        self._recorder = self._later = None
-        self._last_words = b""
-
-    def _listen(self) -> None:
-        self._listening = True
-        for fd in self._pipes:
-            self._poll.register(fd, select.POLLIN)
-
     def _read(self, fd: int) -> bool:
-        try:
-            data = os.read(fd, 65_536)
-        except BlockingIOError:
-            return False
-        if not data:
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(fd)
-            del self._pipes[fd]
-            os.close(fd)
-            return False
-        stream = self._pipes[fd]
+        with self._page.reading():
+            call = self._page.running
+            if call not in self._folders:
+                if not self._folders:
+                    self._wait_for_a_name()
+                    return False
+                call = min(self._folders)  # printed between two calls, or before the first
+            try:
+                data = os.read(fd, 65_536)
+            except BlockingIOError:
+                return False
+            if data:
+                self._hear_out(call, self._pipes[fd], data)
+                return True
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
+        del self._pipes[fd]
+        os.close(fd)
+        return False
+
+    def _hear_out(self, call: int, stream: int, data: bytes) -> None:
+        if self._talking != call:
+            self._talking, self._last_words = call, b""
         if stream == 1:
             self._last_words = (self._last_words + data)[-_LAST_WORDS:]
-        self._write(stream, data)
-        return True
+        self._write(call, stream, data)
 
-    def _write(self, stream: int, data: bytes) -> None:
-        if self._later is not None:
+    def _write(self, call: int, stream: int, data: bytes) -> None:
+        if call not in self._recorders and call in self._folders:
             # Most functions print nothing, and a folder and a file cost more than the rest of a small job.
-            with contextlib.suppress(OSError):
-                self._record(self._later)
-        if self._recorder is not None:
-            self._recorder.write(stream, data)
+            try:
+                self._recorders[call] = self._recorder(call)
+            except OSError:
+                self._recorders[call] = None
+        if recorder := self._recorders.get(call):
+            recorder.write(stream, data)
+
+    def _recorder(self, call: int) -> Recorder:
+        return Recorder(open_folder(self._runs, *self._folders[call]), self._room)
+
+    def _forget_before(self, first: int) -> None:
+        for call in [call for call in self._folders if call < first]:
+            self._forget(call)
+
+    def _forget(self, call: int) -> None:
+        self._folders.pop(call, None)
+        if recorder := self._recorders.pop(call, None):
+            recorder.close()
 
     # ending
 
@@ -320,15 +341,19 @@ class Warden:
         return False
 
     def _report(self) -> None:
-        self._drain()
+        if self._folders:
+            self._drain()
+        last = self._last_words if self._talking == self._page.running else b""
+        recorder = self._recorders.get(0)
         report = {
             "op": "gone",
             "code": self._code,
             "killed": self._killing,
-            "stderr": self._last_words.decode(errors="replace"),
-            "lost": 0 if self._recorder is None else self._recorder.lost,
+            "stderr": last.decode(errors="replace"),
+            "lost": 0 if recorder is None else recorder.lost,
         }
-        self._stop_recording()  # before it is told: whoever hears of the end may read all of the output
+        for call in list(self._folders):
+            self._forget(call)  # before it is told: whoever hears of the end may read all of the output
         self._tell(report)
         if not self._orphaned:
             os.set_blocking(self._control.fileno(), True)

@@ -1,8 +1,10 @@
 """
-A warm Python process that runs one function at a time.
+A warm Python process that runs functions, one at a time.
 
-It keeps what it has imported, so that a small job costs a round trip on a socket. Like every process of a job it has a session of its own
-and a warden above it, which ends it, with all that the function started, when its job must end.
+It keeps what it has imported, and while functions are short it is handed several calls at once, so that a small job costs less than a round trip on a socket.
+A call that is handed over is not begun yet: for each there is a ticket in a pipe, and whoever reads the ticket has the call, the worker to run it
+or the scheduler to take it back. Like every process of a job it has a session of its own and a warden above it, which ends it, with all that
+the function started, when its job must end.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import socket
 import sys
+import time
 import traceback
 from collections import deque
 from threading import Lock
@@ -20,7 +23,8 @@ from typing import Any, Final
 
 from penstock.core.errors import JobStopped, JobUnavailable
 from penstock.runner.context import JobContext, JobRefused, JobYielded, _current
-from penstock.runner.frames import BadFrame, Frame, Inbox, pack
+from penstock.runner.frames import TICKET, BadFrame, Frame, Inbox, pack
+from penstock.runner.page import Page
 
 __all__ = ["main"]
 
@@ -30,19 +34,44 @@ _MOST_ERROR: Final = 20_000
 
 
 def main() -> None:
-    # Taken away from the job: the socket is between us and the scheduler.
-    fd = int(os.environ.pop("PENSTOCK_TALK"))
-    os.set_inheritable(fd, False)
+    # Taken away from the job: these are between us and the scheduler.
+    talk, tickets, page = map(int, os.environ.pop("PENSTOCK_TALK").split())
+    for fd in (talk, tickets, page):
+        os.set_inheritable(fd, False)
     try:
-        Worker(socket.socket(fileno=fd)).run()
+        Worker(socket.socket(fileno=talk), Tickets(tickets), Page(page)).run()
     except (EOFError, ConnectionError, BadFrame):
         os._exit(0)
 
 
+class Tickets:
+    """The worker's end of the pipe with the numbers of the calls that nobody has begun or taken back."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._next = fd, 0
+
+    def take(self, call: int) -> bool:
+        """False: it was taken back. Numbers only grow, so a higher one than we look for is kept for its own call."""
+        if not self._next:
+            try:
+                self._next = int.from_bytes(os.read(self._fd, TICKET), "little")
+            except BlockingIOError:
+                return False
+        if self._next != call:
+            return False
+        self._next = 0
+        return True
+
+
 class Worker:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, tickets: Tickets, page: Page) -> None:
         self._sock, self._inbox = sock, Inbox()
-        self._waiting: deque[Frame] = deque()
+        self._tickets, self._page = tickets, page
+        self._pipes = (os.dup(1), os.dup(2))  # a function may close its own
+        self._family = os.open(f"/proc/{os.getppid()}/task/{os.getppid()}/children", os.O_RDONLY)
+        self._alone = f"{os.getpid()} ".encode()
+        self._calls: deque[Frame] = deque()
+        self._answers: deque[Frame] = deque()
         self._lock = Lock()
         self._stop_for = ""  # the dispatch that should stop
         self._functions: dict[str, Any] = {}
@@ -50,11 +79,33 @@ class Worker:
 
     def run(self) -> None:
         while True:
-            frame = self._next()
-            if frame["op"] == "call":
-                answer = self._call(frame)
-                _flush()
-                self._sock.sendall(pack(answer | {"dispatch": frame["dispatch"]}))
+            while not self._calls:
+                self._receive(0)
+            frame = self._calls.popleft()
+            if not self._tickets.take(frame["call"]):
+                continue
+            self._page.running = frame["call"]
+            began = time.perf_counter()
+            answer = self._call(frame)
+            answer["sec"] = time.perf_counter() - began
+            answer["call"] = frame["call"]
+            _flush()
+            if self._left_something():
+                answer["left"] = True
+                self._sock.sendall(pack(answer))
+                while True:  # nobody else's function runs beside what this one left: we are ended with it
+                    self._receive(0)
+            while not self._page.all_read(self._pipes):
+                time.sleep(0.000_2)
+            self._sock.sendall(pack(answer))
+
+    def _left_something(self) -> bool:
+        """Processes of the function: children of ours, or what hid from us and is the warden's by now."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return os.pread(self._family, 4_096, 0) != self._alone
+        return True
 
     def _call(self, frame: Frame) -> Frame:
         context = self._context(frame)
@@ -87,13 +138,14 @@ class Worker:
     # the job's side of the conversation
 
     def _context(self, frame: Frame) -> JobContext:
-        dispatch, checkpoint = frame["dispatch"], frame["checkpoint"]
+        dispatch, checkpoint, call = frame["dispatch"], frame["checkpoint"], frame["call"]
 
         def ask(verb: str, args: dict[str, Any]) -> dict[str, Any]:
             with self._lock:
-                self._sock.sendall(pack({"op": verb, "dispatch": dispatch, **args}))
-                while (answer := self._next())["op"] != "answer":
-                    pass
+                self._sock.sendall(pack({"op": verb, "call": call, **args}))
+                while not self._answers:
+                    self._receive(0)
+                answer = self._answers.popleft()
             if "error" in answer:
                 raise JobRefused(answer["error"])
             return answer
@@ -109,11 +161,6 @@ class Worker:
         saved = None if checkpoint is None else json.loads(checkpoint)
         return JobContext(frame["job"], dispatch, saved, ask, should_yield)
 
-    def _next(self) -> Frame:
-        while not self._waiting:
-            self._receive(0)
-        return self._waiting.popleft()
-
     def _look(self) -> None:
         try:
             self._receive(socket.MSG_DONTWAIT)
@@ -125,10 +172,13 @@ class Worker:
         if not data:
             raise EOFError
         for frame in self._inbox.feed(data):
-            if frame["op"] == "stop":
-                self._stop_for = frame["dispatch"]
-            else:
-                self._waiting.append(frame)
+            match frame["op"]:
+                case "call":
+                    self._calls.append(frame)
+                case "answer":
+                    self._answers.append(frame)
+                case "stop":
+                    self._stop_for = frame["dispatch"]
 
 
 def _result(value: Any, context: JobContext) -> Any:

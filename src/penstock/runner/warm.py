@@ -1,0 +1,314 @@
+"""
+Functions in warm workers: who gets which call, and what it said when it was over.
+
+A long function has a worker to itself. Short ones are handed over several at a time, as much as a worker will run in a few milliseconds, so that it need not stand
+still while the ends of the last ones are written down. Whatever a worker has not begun can be taken back: because its job was told to stop,
+because the call before it takes longer than such calls do, or because the worker died.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from penstock.core.intent import MAX_PAYLOAD
+from penstock.core.landing import End
+from penstock.runner.frames import Frame
+from penstock.runner.links import WardenLink, WorkerLink
+from penstock.runner.options import RunnerSettings
+from penstock.runner.payload import Function
+from penstock.runner.runs import Outcome, Run
+from penstock.runner.watch import Watch
+
+__all__ = ["Warm"]
+
+#: So much work may be claimed before a worker is free for it: longer than a commit takes, shorter than anybody notices.
+_AHEAD_SEC: Final = 0.02
+_MOST_AHEAD: Final = 200
+#: So much of it a worker is handed at once.
+_HANDFUL_SEC: Final = _AHEAD_SEC / 2
+#: A worker that has said nothing for so long has met a call that is longer than those before it.
+_STUCK_SEC: Final = 0.1
+#: What no worker was free for in this time goes back to the queue, where somebody else may be.
+_STALE_SEC: Final = 1.0
+#: Durations that are remembered; beyond that the scheduler forgets them all and learns anew.
+_MOST_KNOWN: Final = 10_000
+
+
+class Warm:
+    """
+    `hire`: starts a worker with these limits. `asked`: a function says or asks something. `over`: a run has ended and nothing of it is left.
+    """
+
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        watch: Watch,
+        *,
+        hire: Callable[[Mapping[str, int]], WorkerLink],
+        asked: Callable[[Run, Frame], Frame],
+        over: Callable[[Run, Outcome], None],
+    ) -> None:
+        self._settings, self._watch = settings, watch
+        self._hire, self._asked, self._over = hire, asked, over
+        self._workers: dict[WardenLink, WorkerLink] = {}
+        self._waiting: deque[Run] = deque()
+        self._mean: dict[str, float] = {}  # seconds of a call, lately
+        self._mean_of_all = _AHEAD_SEC
+
+    # how much is in hand
+
+    @property
+    def ahead(self) -> int:
+        """How many calls are in hand beyond one for each worker; negative while some worker has none."""
+        in_hand = len(self._waiting) + sum(len(worker.calls) for worker in self._workers.values())
+        return in_hand - self._settings.workers
+
+    @property
+    def room(self) -> int:
+        """How many more calls are welcome. Ahead of a worker that is at something long there is no room."""
+        if self._mean_of_all >= _AHEAD_SEC:
+            return -self.ahead
+        late = time.monotonic() - _STUCK_SEC
+        brisk = self._settings.workers - sum(
+            bool(w.calls) and w.heard_at < late for w in self._workers.values()
+        )
+        return min(_MOST_AHEAD, int(brisk * _AHEAD_SEC / self._mean_of_all)) - self.ahead
+
+    # handing over
+
+    def add(self, run: Run) -> None:
+        """To be fed: what has come together is handed over together."""
+        run.waits_since = time.monotonic()
+        self._waiting.append(run)
+
+    def feed(self) -> None:
+        share = -(-(self.ahead + self._settings.workers) // self._settings.workers)
+        while self._waiting and (worker := self._next_worker()):
+            self._hand_over(worker, share)
+
+    def _next_worker(self) -> WorkerLink | None:
+        """The one with the least to do, if that is little; a new one rather than one that is busy."""
+        limits = _limits(self._waiting[0])
+        open_ = [] if limits else [worker for worker in self._workers.values() if not worker.last]
+        least = min(open_, key=lambda worker: len(worker.calls), default=None)
+        if least is not None and not least.calls:
+            return least
+        if sum(bool(worker.calls) for worker in self._workers.values()) < self._settings.workers:
+            return self._new(limits)
+        if least is None or self._load(least) + self._expected(self._waiting[0]) > _HANDFUL_SEC:
+            return None
+        return least
+
+    def _new(self, limits: Mapping[str, int]) -> WorkerLink:
+        worker = self._hire(limits)
+        worker.last = bool(limits)  # what it may use cannot be raised
+        self._workers[worker.warden] = worker
+        self._watch.add(worker, partial(self._said, worker))
+        return worker
+
+    def _hand_over(self, worker: WorkerLink, share: int) -> None:
+        """`share`: so many calls it may have in hand."""
+        most = min(share - len(worker.calls), self._settings.jobs_per_worker - worker.begun)
+        runs, load = [self._waiting.popleft()], self._load(worker)
+        load += self._expected(runs[0])
+        while self._waiting and len(runs) < most and not worker.last:
+            load += self._expected(self._waiting[0])
+            if load > _HANDFUL_SEC or _limits(self._waiting[0]):
+                break
+            runs.append(self._waiting.popleft())
+        worker.heard_at = time.monotonic()
+        worker.hand_over(runs)
+        worker.last = worker.last or worker.begun >= self._settings.jobs_per_worker
+        self._watch.mind(worker)
+
+    def _load(self, worker: WorkerLink) -> float:
+        return sum(map(self._expected, worker.calls.values()))
+
+    def _expected(self, run: Run) -> float:
+        """Seconds. A function that has not been seen may take any time, so nothing is put behind it."""
+        return self._mean.get(_name(run), _AHEAD_SEC)
+
+    # taking back
+
+    def take_back(self, run: Run) -> bool:
+        """False: it has begun."""
+        if run.worker is not None and run.call in run.worker.calls:
+            self._return(run.worker)
+        if run not in self._waiting:
+            return False
+        self._waiting.remove(run)
+        return True
+
+    def _return(self, worker: WorkerLink) -> None:
+        runs = worker.take_back()
+        for run in runs:
+            run.worker = run.warden = None
+        self._waiting.extendleft(reversed(runs))
+
+    def step(self) -> float | None:
+        """Seconds until it wants to be called again."""
+        now = time.monotonic()
+        deep = [worker for worker in self._workers.values() if len(worker.calls) > 1]
+        for worker in deep:
+            if now - worker.heard_at >= _STUCK_SEC:
+                self._return(worker)
+        while self._waiting and now - self._waiting[0].waits_since >= _STALE_SEC:
+            self._over(self._waiting.popleft(), Outcome(End.RELEASED))
+        self.feed()
+        extra = self._extra()
+        for worker in extra:
+            if now - worker.heard_at >= self._settings.idle_sec:
+                self._retire(worker)
+        if deep:
+            return _STUCK_SEC
+        if self._waiting:
+            return _STALE_SEC
+        return self._settings.idle_sec if extra else None
+
+    def _extra(self) -> list[WorkerLink]:
+        """Who has nothing to do, the longest first, but for those that are kept warm."""
+        if len(self._workers) <= self._settings.warm:
+            return []
+        idle = [worker for worker in self._workers.values() if not worker.calls and not worker.last]
+        idle.sort(key=lambda worker: worker.heard_at)
+        return idle[: max(0, len(idle) - self._settings.warm)]
+
+    # hearing
+
+    def _said(self, worker: WorkerLink) -> None:
+        if not worker.hear(partial(self._heard, worker)):
+            self._retire(worker)
+            worker.warden.kill("the worker broke off the conversation")
+        elif not worker.calls:
+            self._idle(worker)
+        self.feed()
+
+    def _heard(self, worker: WorkerLink, frame: Frame) -> None:
+        worker.heard_at = time.monotonic()
+        call = next(iter(worker.calls), None)
+        if call is None or frame.get("call") != call:
+            # A thread that its function left behind: it waits for an answer, and gets one.
+            worker.tell({"op": "answer", "error": "this run is over"})
+            return
+        run = worker.calls[call]
+        outcome = _told(frame)
+        if outcome is None:
+            worker.tell(self._asked(run, frame) | {"op": "answer"})
+            self._watch.mind(worker)
+            return
+        del worker.calls[call]
+        run.outcome = outcome
+        self._learn(run, frame.get("sec"))
+        if frame.get("left") or (not worker.calls and worker.left_behind()):
+            worker.closing[call] = run
+            self._end_with(worker)
+        elif run.noted:
+            worker.closing[call] = run
+            worker.warden.tell("over", call=call)
+        else:
+            self._over(run, outcome)
+
+    def _end_with(self, worker: WorkerLink) -> None:
+        """It goes, with what its function left running. What it has not begun is for others."""
+        self._return(worker)
+        worker.last = True
+        worker.warden.tell("term")
+        worker.warden.kill("its function left processes running")
+
+    def _idle(self, worker: WorkerLink) -> None:
+        if worker.last and not worker.closing:
+            self._retire(worker)
+        else:
+            worker.warden.tell("until", until=None)
+
+    def _retire(self, worker: WorkerLink) -> None:
+        """It ends by itself when nobody talks to it any more."""
+        worker.last = True
+        if worker.fileno() >= 0:
+            self._return(worker)
+            self._watch.drop(worker)
+            worker.close()
+
+    def _learn(self, run: Run, sec: Any) -> None:
+        if not isinstance(sec, float) or not 0 <= sec < 1e9:
+            return
+        if len(self._mean) > _MOST_KNOWN:
+            self._mean.clear()
+        name = _name(run)
+        before = self._mean.setdefault(name, sec)
+        self._mean[name] = before + (sec - before) / 4
+        self._mean_of_all += (sec - self._mean_of_all) / 4
+
+    # what its warden tells of it
+
+    def written(self, warden: WardenLink) -> None:
+        worker = self._workers[warden]
+        for call in warden.written:
+            run = worker.closing.pop(call, None)
+            if run is not None and run.outcome is not None:
+                self._over(run, run.outcome)
+        warden.written.clear()
+        if not worker.calls:
+            self._idle(worker)
+
+    def gone(self, warden: WardenLink) -> list[Run]:
+        """The runs that it had begun, if this was a worker: what it said before it went still counts."""
+        worker = self._workers.pop(warden, None)
+        if worker is None:
+            return []
+        if worker.fileno() >= 0:
+            worker.hear_out(partial(self._heard, worker))
+        self._retire(worker)
+        return [*worker.closing.values(), *worker.calls.values()]
+
+    @property
+    def wardens(self) -> list[WardenLink]:
+        return list(self._workers)
+
+    def pids(self) -> list[int]:
+        return [warden.root for warden in self.wardens if warden.root]
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            self._retire(worker)
+
+
+def _name(run: Run) -> str:
+    assert isinstance(run.work, Function)
+    return run.work.function
+
+
+def _limits(run: Run) -> Mapping[str, int]:
+    return run.work.limits
+
+
+def _told(frame: Frame) -> Outcome | None:
+    """What a function's end is, in the words of its worker; None: it has not ended."""
+    error = str(frame.get("error", ""))
+    match frame.get("op"):
+        case "done":
+            return _checked(frame.get("result"))
+        case "failed":
+            return Outcome(End.JOB_ERROR, error=error)
+        case "unavailable":
+            return Outcome(End.UNAVAILABLE, error=error)
+        case "yielded":
+            return Outcome(End.COOPERATIVE_PREEMPTION)
+        case _:
+            return None
+
+
+def _checked(result: Any) -> Outcome:
+    """A worker is not believed: what is stored as JSON is JSON, and no longer than it may be."""
+    try:
+        if not isinstance(result, str) or len(result) > MAX_PAYLOAD:
+            raise ValueError(f"at most {MAX_PAYLOAD} characters")
+        json.loads(result)
+    except (ValueError, RecursionError) as error:
+        return Outcome(End.JOB_ERROR, error=f"the result cannot be kept: {error}")
+    return Outcome(End.COMPLETED, result=result)
