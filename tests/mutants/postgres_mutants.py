@@ -27,12 +27,13 @@ def found_by_contract(name: str, file: str, old: str, new: str) -> tuple[str, st
 
 MUTANTS = [
     found_in("hosts", "the claim without a lock on the ledger", SQL, "ORDER BY scope <> 'host', scope, name FOR UPDATE;", "ORDER BY scope <> 'host', scope, name;"),
-    found_in("hosts", "only the host's row is locked", ADMIT, 'keys = [("host", host), *(key for demand in demands for key in keys_of(demand))]', 'keys = [("host", host)]'),
+    found_in("hosts", "only the host's row is locked", ADMIT, "            lock_ledger(keys),\n", '            lock_ledger(key for key in keys if key[0] == "host"),\n'),
     found_in("many", "a kind's first job has no row to count in", PAGES, '        ("add_ledger", columns(sorted(keys_of(demand)))),\n', '        ("now", None),\n'),
     found_in("many", "units come back to what was read before", SQL, "SET units = ledger.units + new.units, running = ledger.running + new.running", "SET units = greatest(0, new.units), running = greatest(0, new.running)"),
-    found_in("many", "a loan is decided on rows that were not locked", ADMIT, "if verdict.loan is not None and verdict.loan not in demands:", "if verdict.loan is not None and not self._demands.make([verdict.loan]) and False:"),
+    found_in("many", "a loan is decided on rows that were not locked", ADMIT, "                self._need(set(keys_of(verdict.loan)), verdict.loan)\n", "                of.demands.make([verdict.loan])\n"),
     found_in("many", "a changed head is started all the same", SQL, "WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "FOR UPDATE OF j SKIP LOCKED;"),
     found_in("many", "a round waits for whoever is at a job", SQL, "AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "AND j.events = seen.events FOR UPDATE OF j;"),
+    found_in("many", "what was guessed to be there is written though it is not", SQL, "SELECT 1 / (count(*) = %s)::integer FROM (", "SELECT count(*) = %s FROM ("),
     found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and any(", "if not exact and any("),
     found_in("many", "a deadlock is the caller's problem", LINK, "errors.DeadlockDetected, ", ""),
     found_in("many", "two who use a key at once see a broken index", LINK, ", errors.UniqueViolation):", "):"),
@@ -56,5 +57,8 @@ MUTANTS = [
     found_by_contract("a stale phase may settle", APPLY, "dispatch is None or dispatch.phase != step.source", "dispatch is None"),
     found_by_contract("a report counts after the lease", APPLY, "return not (step.while_valid and dispatch.expires_at <= now)", "return True"),
     found_by_contract("a heartbeat revives an expired lease", APPLY, " or run.expires_at <= self._now:", ":"),
-    found_by_contract("units are not given back", APPLY, "            self.pages.hold(host, demand, -1)\n", ""),
+    found_by_contract("units are not given back", APPLY, "            self.pages.hold(host, demand, -n)\n", "            pass\n"),
+    found_by_contract("an older fence may complete", SQL, " AND job.fence = done.fence AND", " AND"),
+    found_by_contract("a job is completed after its lease", SQL, " AND d.expires_at > t.now\n", "\n"),
+    found_by_contract("a job that was told to stop is completed by the quick way", SQL, " AND d.phase = 'leased' AND d.expires_at > t.now", " AND d.expires_at > t.now"),
 ]  # fmt: skip

@@ -12,12 +12,16 @@ from tests.postgres.conftest import JOB, tick, until_there_is
 
 from penstock.core import changes
 from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.books import keys_of
+from penstock.core.demand import Demand
 from penstock.core.intent import Intent
 from penstock.core.landing import End
 from penstock.core.order import Offer, Ordering, Verdict, weigh
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
+from penstock.stores.postgres_admit import Admission, _Turning
+from penstock.stores.postgres_complete import Completing
 from penstock.stores.protocol import Depth, Query, Terms
 
 RULES = {"schedules": Schedules(), "ordering": Ordering()}
@@ -177,7 +181,6 @@ def test_the_tally_is_right_while_it_is_added_up(opened):
 
 
 def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
-    from penstock.core.demand import Demand
     from penstock.core.loan import weigh_loan
 
     stores = [opened() for _ in range(4)]
@@ -207,7 +210,11 @@ def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opene
 
     def before_and_after(session):
         before = written(session)
-        store._admitting._round(session, "here", lambda floor: Verdict(), Terms(), set())
+        turning = _Turning(
+            store._admitting, {("host", "here"), *keys_of(Demand("a", "t", 50))}, careful=False
+        )
+        nothing_ended = Completing(store._link, store._demands, [])
+        turning.run(session, nothing_ended, [Admission("here", lambda floor: Verdict(), Terms())])
         return before, written(session)
 
     before, after = store._link.transact(before_and_after)

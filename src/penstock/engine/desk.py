@@ -242,6 +242,8 @@ class Desk:
     def _take_up(self, kinds: Kinds, limit: int, worker: str) -> list[Dispatch]:
         """Leases for what is reserved already, on this host: another's units are no room here."""
         leased: list[Dispatch] = []
+        if not self._dispatcher.reserves:
+            return leased
         for dispatch in self.dispatchable(kinds.addon_id):
             if len(leased) == limit:
                 break
@@ -259,7 +261,7 @@ class Desk:
         return self._claimed(leased)
 
     def _claimed(self, leased: list[Dispatch]) -> list[Claimed]:
-        jobs = self._store.jobs([d.job_id for d in leased if d.job_id is not None])
+        jobs = self._store.claimed(leased)
         return [
             Claimed(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
             for job, d in zip(jobs, leased, strict=True)

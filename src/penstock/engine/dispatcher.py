@@ -70,6 +70,8 @@ class Dispatcher:
         #: How often each head was refused for its present reason. Told when the reason changes, and not before: it would be
         #: a write per head and tick.
         self.refusals: dict[JobId, int] = {}
+        #: False: nothing here was ever reserved, so nobody need look for it.
+        self.reserves = True
 
     def step(self, now: Moment) -> Moment:
         while len(self._round(now)) >= MOST_PICKS:

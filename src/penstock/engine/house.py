@@ -72,6 +72,8 @@ class House:
             parts.append(self.dispatcher)
         else:
             self.fetchers.came(Kinds(own=True), _FOR_EVER)
+            # Of a file there is one dispatcher at a time, and the one before may have left reservations to this one.
+            self.dispatcher.reserves = not store.shared
         if rules.capacity.fixed is None:
             parts.insert(0, Signals(self.machine, Probe(pids), every=rules.sense_every))
         self.driver = Driver(store.now, parts)

@@ -6,12 +6,13 @@ old is forgotten. Every write is a compare-and-set, so any number of keepers may
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from penstock.core import changes
 from penstock.core.changes import Change
 from penstock.core.landing import End, Phase
 from penstock.core.refusals import Refused
-from penstock.core.words import Moment
+from penstock.core.words import MILLISECOND, Moment, Span
 from penstock.engine.clock import SteadyClock
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Due, Overdue, Store
@@ -20,6 +21,9 @@ __all__ = ["Keeper"]
 
 log = logging.getLogger("penstock.keeper")
 
+#: A look at a server costs round trips, and every commit of every host rings.
+_LOOK: Final[Span] = 100 * MILLISECOND
+
 
 class Keeper:
     def __init__(
@@ -27,8 +31,13 @@ class Keeper:
     ) -> None:
         self._store, self._rules, self._clock, self._batch = store, rules, clock, batch
         self._prune_at: Moment = 0
+        self._look_at: Moment = 0
 
     def step(self, now: Moment) -> Moment:
+        if now < self._look_at:
+            return self._look_at
+        if self._store.shared:
+            self._look_at = now + _LOOK
         now += self._mind_the_clock()
         while len(overdue := self._store.overdue(self._batch)) > 0:
             decided = [change for item in overdue if (change := self._decide(item, now)) is not None]

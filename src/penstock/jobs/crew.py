@@ -67,6 +67,8 @@ class Crew:
         self._mean_sec = AHEAD_SEC  # of a run, lately
         self._closing = False
         self._rung = False
+        #: When a claim last brought some, and all that could be had.
+        self._asked_at: Moment = 0
         self._idle = Condition()
         #: Held by whoever claims, the driver or a ride, from counting the room until what was claimed is in it.
         self._claiming = Lock()
@@ -81,6 +83,8 @@ class Crew:
     def step(self, now: Moment) -> Moment:
         self._rung = False
         self._give_back_stale()
+        if not self._over and now < self._asked_at + SOON:
+            return self._asked_at + SOON  # most likely rung by our own commit
         with self._claiming:
             self._exchange()
         return now + (SOON if self._waiting else self._tick)
@@ -97,6 +101,7 @@ class Crew:
             answers = self._desk.end_many([_report(*each) for each in over]) if over else []
         self._settled(over, answers)
         self._take(claimed)
+        self._asked_at = self._now() if 0 < len(claimed) < room else 0
 
     @property
     def _kinds(self) -> Kinds:

@@ -216,6 +216,9 @@ class MemoryStore(MemoryTables):
         account.hold(dispatch.demand.cost_units, now, self._ordering.sharing)
         return dispatch
 
+    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
+        return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
+
     def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
         """A commit costs nothing here."""
         return lambda: None

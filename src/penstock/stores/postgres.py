@@ -1,8 +1,8 @@
 """
 Jobs in a PostgreSQL database, for any number of hosts. Every process may submit, read and dispatch.
 
-Writes that arrive together in a process go out together: submits, changes and heartbeats each have a lane with group commit
-(`writer`), so that a submit never waits for a ledger row. The server's clock is the clock.
+Writes that arrive together in a process go out together: submits, turns (changes, and the rounds behind them) and heartbeats each have
+a lane with group commit (`writer`), so that a submit never waits for a ledger row. The server's clock is the clock.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from penstock.core.changes import Beat, Change, Note, completed
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Kind
+from penstock.core.job import Dispatch, Job, Kind
 from penstock.core.order import Aging, Floor, Ordering, Verdict
-from penstock.core.words import AddonId, HostId, Moment, Span
+from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
-from penstock.stores.postgres_admit import Admitting
-from penstock.stores.postgres_apply import Applying, Beats, Renewing
+from penstock.stores.postgres_admit import Admission, Admitting, Turn
+from penstock.stores.postgres_apply import Applying, Beats, Changes, Renewing
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed, retried
+from penstock.stores.postgres_complete import Completing, Completion
 from penstock.stores.postgres_link import Link, Manners, Session, array, columns
 from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
 from penstock.stores.postgres_reads import PostgresReads
@@ -49,6 +50,10 @@ __all__ = ["PostgresStore"]
 T = TypeVar("T")
 Op = TypeVar("Op")
 Answer = TypeVar("Answer")
+#: What waits for one transaction: changes and completions, in their order, and rounds behind them.
+_Op: TypeAlias = Sequence[Change] | Completion | Admission
+#: Of jobs that were leased and not asked for yet.
+MOST_KEPT: Final = 10_000
 
 
 class PostgresStore(PostgresReads):
@@ -79,13 +84,14 @@ class PostgresStore(PostgresReads):
             raise
         super().__init__(link, Demands(link))
         self._submitting = Submitting(link, self._demands, self._ordering, new_id)
-        self._admitting = Admitting(link, self._demands, self._ordering, new_id)
         self._applying, self._renewing = Applying(link, self._demands, self._ordering), Renewing(link)
+        self._admitting = Admitting(link, self._demands, self._ordering, new_id=new_id, keep=self._keep)
+        self._just_leased: dict[JobId, Job] = {}
         self._holder: str | None = None
         self._rings: list[Callable[[], None]] = []
         self._bell = Bell(link, self._heard, by_notice=not manners.pooler)
         self._submits = Writer(lambda: _Group(self._submit_all))
-        self._changes = Writer(lambda: _Group(self._apply_all))
+        self._turns = Writer(lambda: _Group(self._turn))
         self._beats = Writer(lambda: _Group(self._renew_all))
         self._last_change: Future[list[bool]] = _nothing()
 
@@ -120,10 +126,23 @@ class PostgresStore(PostgresReads):
         return receipts
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
-        wait([self._last_change])  # what this thread has ended before must have given its room back
-        dispatches, told = self._admitting.admit(host, weigh, terms)
-        self._committed(told)
-        return dispatches
+        """Behind what this thread has ended before, and with it in one commit where it has not begun."""
+        return self._turns.write(lambda group: group.add(Admission(host, weigh, terms)))
+
+    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
+        ids = [d.job_id for d in dispatches if d.job_id is not None]
+        kept = {job_id: job for job_id in ids if (job := self._just_leased.pop(job_id, None)) is not None}
+        if missing := [
+            job_id for job_id in ids if job_id not in kept
+        ]:  # reserved before, or a COMMIT without an answer
+            kept |= {job.job_id: job for job in self.jobs(missing)}
+        return [kept[job_id] for job_id in ids if job_id in kept]
+
+    def _keep(self, rows: list[Any]) -> None:
+        if len(self._just_leased) > MOST_KEPT:  # nobody came for them
+            self._just_leased.clear()
+        for job in self._jobs_from(rows, self._demands.known):
+            self._just_leased[job.job_id] = job
 
     def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
         """A round locks rows, and would hold them through other people's submits."""
@@ -135,12 +154,14 @@ class PostgresStore(PostgresReads):
     def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
         if not changes:
             return _nothing()
-        self._last_change = changed = self._changes.soon(lambda group: group.add(changes))
+        self._last_change = changed = self._turns.soon(lambda group: group.add(changes))
         return changed
 
     def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
-        now = self.now()
-        return self.apply_soon([completed(each.dispatch_id, now, each.result) for each in done])
+        if not done:
+            return _nothing()
+        self._last_change = ended = self._turns.soon(lambda group: group.add(Completion(done)))
+        return ended
 
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()
@@ -150,11 +171,23 @@ class PostgresStore(PostgresReads):
         told = _Beats(Beats(beats, tell), self._last_change)
         return self._beats.soon(lambda group: group.add(told)) if beats else _nothing()
 
-    def _apply_all(self, batches: list[Sequence[Change]]) -> list[list[bool]]:
-        self._applying.prepare(batches)
-        answers, told = self._link.transact(lambda session: self._applying.run(session, batches))
-        self._committed(told)
-        return answers
+    def _turn(self, ops: list[_Op]) -> list[list[Any]]:
+        """What ended before the rounds, so that these have the room that was given back."""
+        admissions = [op for op in ops if isinstance(op, Admission)]
+        ending = [op for op in ops if not isinstance(op, Admission)]
+        completions = [op for op in ending if isinstance(op, Completion)]
+        if len(completions) == len(ending):
+            turn = self._admitting.turn(Completing(self._link, self._demands, completions), admissions)
+        else:
+            now = self._link.now()
+            changes = Changes(self._demands, [_changes(op, now) for op in ending])
+            if admissions:
+                turn = self._admitting.turn(changes, admissions)
+            else:
+                turn = Turn(*self._link.transact(lambda session: self._applying.run(session, changes)))
+        self._committed(turn.told)
+        answers, started = iter(turn.answers), iter(turn.started)
+        return [next(started if isinstance(op, Admission) else answers) for op in ops]
 
     def _renew_all(self, told_beats: list[_Beats]) -> list[list[Standing | None]]:
         wait([beats.after for beats in told_beats])
@@ -278,10 +311,17 @@ class PostgresStore(PostgresReads):
             heard()
 
     def close(self) -> None:
-        for lane in (self._submits, self._changes, self._beats):
+        for lane in (self._submits, self._turns, self._beats):
             lane.close()
         self._bell.close()
         self._link.close()
+
+
+def _changes(op: Sequence[Change] | Completion, now: Moment) -> Sequence[Change]:
+    """Among others in one transaction a completion is one of them, so that all are judged in the order of their arrival."""
+    if isinstance(op, Completion):
+        return [completed(done.dispatch_id, now, done.result) for done in op.done]
+    return op
 
 
 class _Beats(NamedTuple):

@@ -6,7 +6,7 @@ ledger), judged here one after the other on what was read, and written in one go
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,11 +19,11 @@ from penstock.core.order import Ordering
 from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money
-from penstock.stores.postgres_link import Link, Session, array, columns
+from penstock.stores.postgres_link import Link, Session, Values, array, columns
 from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, accounts_from, lock_ledger
 from penstock.stores.protocol import Standing, Tell
 
-__all__ = ["Applying", "Beats", "Renewing"]
+__all__ = ["Applying", "Beats", "Changes", "Judged", "Renewing"]
 
 
 @dataclass(slots=True)
@@ -125,52 +125,71 @@ class _Dispatch:
         return (self.dispatch_id, self.phase, *times, self.stop_for, self.reason, self.worker, *end)
 
 
-class Applying:
-    def __init__(self, link: Link, demands: Demands, ordering: Ordering) -> None:
-        self._link, self._demands, self._ordering = link, demands, ordering
+class Changes:
+    """What several asked for, each on its own merits."""
 
-    def prepare(self, batches: Iterable[Sequence[Change]]) -> None:
-        self._demands.make(
+    def __init__(self, demands: Demands, batches: Sequence[Sequence[Change]]) -> None:
+        self._demands, self._batches = demands, batches
+        demands.make(
             {c.job.place.demand for batch in batches for c in batch if c.job is not None and c.job.place}
         )
 
-    def run(self, session: Session, batches: Sequence[Sequence[Change]]) -> tuple[list[list[bool]], bool]:
-        """The answers, and whether anything was written."""
-        batch = self._read(session, [change for changes in batches for change in changes])
-        answers = [[batch.apply(change) for change in changes] for changes in batches]
-        if batch.ended:
-            keys: list[Key] = []
-            for host, demand in set(batch.ended):
-                keys += [("host", host), *keys_of(demand)]
-            addons = array(sorted({demand.addon_id for _, demand in batch.ended}))
-            _, accounts = session.together(lock_ledger(keys), ("accounts", {"addons": addons}))
-            batch.pages.accounts = accounts_from(accounts)
-        batch.leave(session, self._demands, self._ordering)
-        return answers, batch.pages.leave(session)
-
-    def _read(self, session: Session, changes: Sequence[Change]) -> _Batch:
+    def calls(self) -> list[tuple[str, Values]]:
+        changes = [change for batch in self._batches for change in batch]
         jobs = sorted({c.job.job_id for c in changes if c.job is not None})
         dispatches = sorted({c.dispatch.dispatch_id for c in changes if c.dispatch is not None})
-        now, [job_rows, dispatch_rows] = self._link.opening(
-            session, ("lock_jobs", {"ids": array(jobs)}), ("lock_dispatches", {"ids": array(dispatches)})
-        )
-        demands = self._demands.of(session, {row[3] for row in dispatch_rows})
-        return _Batch(
+        return [("lock_jobs", {"ids": array(jobs)}), ("lock_dispatches", {"ids": array(dispatches)})]
+
+    def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
+        job_rows, dispatch_rows = rows
+        judged = Judged(
             now,
             {row[1]: _Job(*row) for row in job_rows},
             {row[0]: _Dispatch(*row) for row in dispatch_rows},
-            demands,
+            self._demands.of(session, {row[3] for row in dispatch_rows}),
         )
+        judged.answers = [[judged.apply(change) for change in batch] for batch in self._batches]
+        return judged
+
+
+class Applying:
+    """Changes alone. Nothing is guessed here: whoever ends nothing locks no ledger row."""
+
+    def __init__(self, link: Link, demands: Demands, ordering: Ordering) -> None:
+        self._link, self._demands, self._ordering = link, demands, ordering
+
+    def run(self, session: Session, changes: Changes) -> tuple[list[list[bool]], bool]:
+        """The answers, and whether anything was written."""
+        now, rows = self._link.opening(session, *changes.calls())
+        judged = changes.judge(session, now, rows)
+        if judged.ended:
+            addons = array(sorted({demand.addon_id for _, demand in judged.ended}))
+            _, accounts = session.together(lock_ledger(judged.keys), ("accounts", {"addons": addons}))
+            judged.pages.accounts = accounts_from(accounts)
+            for (_, demand), n in judged.ended.items():
+                account = judged.pages.account(demand.addon_id)
+                account.hold(-n * demand.cost_units, now, self._ordering.sharing)
+        judged.leave(session, self._demands)
+        return judged.answers, judged.pages.leave(session)
 
 
 @dataclass(slots=True)
-class _Batch:
+class Judged:
+    """What changes come to, and what is to be written of it."""
+
     now: Moment
-    jobs: dict[JobId, _Job]
-    dispatches: dict[DispatchId, _Dispatch]
-    demands: dict[int, Demand]
+    jobs: dict[JobId, _Job] = field(default_factory=dict)
+    dispatches: dict[DispatchId, _Dispatch] = field(default_factory=dict)
+    demands: dict[int, Demand] = field(default_factory=dict)
     pages: Pages = field(default_factory=Pages)
-    ended: list[tuple[HostId, Demand]] = field(default_factory=list)
+    #: How many of a kind ended where. Only here do units go back, and a dispatch ends once.
+    ended: Counter[tuple[HostId, Demand]] = field(default_factory=Counter)
+    answers: list[list[bool]] = field(default_factory=list)
+
+    @property
+    def keys(self) -> set[Key]:
+        """The ledger rows of what ended."""
+        return {key for host, demand in self.ended for key in (("host", host), *keys_of(demand))}
 
     def apply(self, change: Change) -> bool:
         job_step, dispatch_step = change.job, change.dispatch
@@ -182,7 +201,7 @@ class _Batch:
         if dispatch is not None and dispatch_step is not None:
             active = dispatch.step(dispatch_step, self.now)
             if dispatch_step.target is Phase.ENDED:
-                self.ended.append((dispatch.host, self.demands[dispatch.demand]))
+                self.ended[dispatch.host, self.demands[dispatch.demand]] += 1
         dispatch_id = None if dispatch_step is None else dispatch_step.dispatch_id
         if job is None or job_step is None:
             for note in change.notes:
@@ -194,7 +213,7 @@ class _Batch:
         job.step(job_step, len(change.notes), active, self.now)
         return True
 
-    def leave(self, session: Session, demands: Demands, ordering: Ordering) -> None:
+    def leave(self, session: Session, demands: Demands) -> None:
         moved = [job for job in self.jobs.values() if job.moved]
         # Placed first: a job that is moved to QUEUED needs its line.
         if placed := [_place_row(job.no, job.place, demands, self.now) for job in moved if job.place]:
@@ -203,10 +222,8 @@ class _Batch:
             session.leave("move_jobs", columns([job.row for job in moved]))
         if dispatches := [dispatch.row for dispatch in self.dispatches.values() if dispatch.moved]:
             session.leave("move_dispatches", columns(dispatches))
-        for host, demand in self.ended:
-            # Only here do units go back, and a dispatch ends once.
-            self.pages.account(demand.addon_id).hold(-demand.cost_units, self.now, ordering.sharing)
-            self.pages.hold(host, demand, -1)
+        for (host, demand), n in self.ended.items():
+            self.pages.hold(host, demand, -n)
 
 
 def _is_as_seen(job: _Job | None, step: JobStep | None) -> bool:

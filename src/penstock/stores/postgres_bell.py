@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock, Thread
+from time import monotonic
 from typing import Final
 
 import psycopg
@@ -22,6 +23,8 @@ from penstock.stores.postgres_link import Connection, Link
 __all__ = ["Bell"]
 
 POLL_SEC: Final = 1.0
+#: Between two notices of one process: the first goes out at once, those close behind it become one.
+GAP_SEC: Final = 0.01
 
 
 class Bell:
@@ -47,7 +50,7 @@ class Bell:
             self._closed.set()
             threads = dict(self._threads)
         self._rung.set()
-        if "ear" in threads and "ring" not in threads:
+        if "ear" in threads:
             self._tell()  # it waits for a notice: our own will do
         for thread in threads.values():
             thread.join()
@@ -61,7 +64,7 @@ class Bell:
                 self._threads[name].start()
 
     def _send(self) -> None:
-        while not self._closed.is_set():
+        while not self._closed.wait(GAP_SEC):
             self._rung.wait()
             self._rung.clear()
             self._tell()
@@ -72,13 +75,19 @@ class Bell:
 
     def _attend(self) -> None:
         con: Connection | None = None
+        look_at = 0.0
         while not self._closed.is_set():
             try:
                 if con is None and self._by_notice:
                     con = self._link.connect()
                     con.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(self.channel)))
-                if self._notified(con) or self._something_new():
+                    look_at = 0.0  # for what was told before it listened
+                if self._notified(con):
                     self._heard()
+                elif monotonic() >= look_at:
+                    look_at = monotonic() + POLL_SEC
+                    if self._something_new():
+                        self._heard()
             except (psycopg.Error, PenstockError):
                 # Away: the poll goes on, and the next round connects anew.
                 if con is not None:

@@ -50,7 +50,7 @@ class _Borrowed(Session):
         self._cursor = con.cursor(row_factory=tuple_row)
 
     def finish(self) -> None:
-        self._run([(self._sql[name], values) for name, values in self._left])
+        self.flush()
 
     def _run(self, calls: Any) -> list[list[Any]]:
         return [self._one(statement, values) for statement, values in calls]

@@ -1,24 +1,24 @@
 """
 What a round sees of the database: books, and one line per demand.
 
-A line is read in pieces, the first piece of all lines at once and as long as lines were last time, since a round trip costs more
+A line is read in pieces, the first piece of all lines at once and as long as a round went last time, since a round trip costs more
 than a few rows too many. Nothing is locked by looking.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.core.books import Books
 from penstock.core.order import Line, Running, Waiting
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
-from penstock.stores.postgres_link import Session, array
+from penstock.stores.postgres_link import Session
 from penstock.stores.postgres_pages import Demands, accounts_from
 
-__all__ = ["Appetite", "RowFloor", "Standby", "enter", "read_books", "spent_from"]
+__all__ = ["Appetite", "Heads", "RowFloor", "Standby", "enter", "read_books", "spent_from"]
 
 PIECE: Final = 1_000
 #: What the first pieces of all lines hold together.
@@ -26,16 +26,18 @@ FIRST: Final = 1_000
 
 
 class Appetite:
-    """How far into a line a round went the last time."""
+    """How many lines there were the last time, and how far into one a round went."""
 
     def __init__(self) -> None:
-        self._rows = 16
+        self._rows, self._lines = 16, 1
 
-    def first(self, lines: int) -> int:
-        return max(1, min(self._rows, FIRST // max(1, lines)))
+    @property
+    def first(self) -> int:
+        return max(1, min(self._rows, FIRST // self._lines))
 
-    def was(self, rows: int) -> None:
-        self._rows = min(PIECE, max(8, rows + 1))
+    def was(self, rows: int, lines: int) -> None:
+        """A short round does not make the next one's appetite small: rounds of a worker with two halves alternate."""
+        self._rows, self._lines = min(PIECE, max(8, rows + 1, self._rows * 7 // 8)), max(1, lines)
 
 
 class Standby(NamedTuple):
@@ -47,8 +49,18 @@ class Standby(NamedTuple):
     active: int
 
 
+class Heads:
+    """The first piece of every line. A line is named by its demand's number and where it stands (1, urgent: 2)."""
+
+    def __init__(self, rows: Iterable[Any], most: int) -> None:
+        self.most = most
+        self.lines: dict[tuple[int, int], list[Any]] = defaultdict(list)
+        for demand_no, line, *row in rows:
+            self.lines[demand_no, line].append(row)
+
+
 class RowFloor:
-    """`lines`: demand and line (1, urgent: 2) of each. `without`: jobs that somebody else is at just now."""
+    """`without`: jobs that somebody else is at just now."""
 
     def __init__(
         self,
@@ -56,29 +68,22 @@ class RowFloor:
         host: HostId,
         now: Moment,
         books: Books,
-        lines: Sequence[tuple[int, int]],
+        heads: Heads,
         *,
         demands: Demands,
-        appetite: Appetite,
         without: Collection[int] = (),
     ) -> None:
         self.now, self.books = now, books
         self.standby: dict[int, Standby] = {}
-        self._session, self._host, self._lines, self._without = session, host, lines, without
-        self._demands, self._appetite = demands, appetite
+        self._session, self._host, self._heads, self._without = session, host, heads, without
+        self._demands = demands
         self._pulled: dict[tuple[int, int], int] = defaultdict(int)
 
     def lines(self) -> Iterator[Line]:
-        if not self._lines:
-            return
-        most = self._appetite.first(len(self._lines))
-        first: dict[tuple[int, int], list[Any]] = defaultdict(list)
-        named = [array(column) for column in zip(*self._lines, strict=True)]
-        for demand_no, line, *row in self._session.ask("heads", [*named, most]):
-            first[demand_no, line].append(row)
-        demands = self._demands.of(self._session, {no for no, _ in self._lines})
-        for key in self._lines:
-            yield Line(demands[key[0]], key[1] == 2, self._pull(key, first[key], most))
+        lines = self._heads.lines
+        demands = self._demands.of(self._session, {no for no, _ in lines})
+        for key in sorted(lines):
+            yield Line(demands[key[0]], key[1] == 2, self._pull(key, lines[key], self._heads.most))
 
     def _pull(self, key: tuple[int, int], rows: Sequence[Any], most: int) -> Iterator[Waiting]:
         while True:
@@ -97,8 +102,9 @@ class RowFloor:
     def running(self) -> Sequence[Running]:
         return [Running(*row) for row in self._session.ask("running", {"host": self._host})]
 
-    def over(self) -> None:
-        self._appetite.was(max(self._pulled.values(), default=0))
+    def tell(self, appetite: Appetite) -> None:
+        """What this round was like, for the next one."""
+        appetite.was(max(self._pulled.values(), default=0), len(self._heads.lines))
 
 
 def read_books(session: Session, host: HostId, now: Moment) -> Books:

@@ -10,10 +10,10 @@ cannot be found out is the caller told so.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore
 from time import monotonic, sleep
 from typing import Any, Final, TypeAlias, TypeVar
@@ -29,7 +29,7 @@ from penstock.core.words import Moment
 from penstock.stores.protocol import Clock
 from penstock.stores.statements import statements
 
-__all__ = ["Conflict", "Connection", "Link", "Manners", "Session", "array", "columns"]
+__all__ = ["Conflict", "Connection", "Link", "Manners", "Session", "Values", "array", "columns"]
 
 T = TypeVar("T")
 Connection: TypeAlias = psycopg.Connection[TupleRow]
@@ -65,6 +65,12 @@ class Manners:
             "statement_timeout": str(self.statement_timeout_ms),
             "lock_timeout": str(self.lock_timeout_ms),
             "idle_in_transaction_session_timeout": str(self.idle_timeout_ms),
+            # A plan is kept for as long as its connection, and what is known of tables like these is always out of date: one that was
+            # made when they were small would scan them for ever. All of ours go from key to key.
+            "enable_seqscan": "off",
+            "enable_hashjoin": "off",
+            "enable_mergejoin": "off",
+            "jit": "off",
         }
 
 
@@ -73,7 +79,7 @@ class Session:
 
     def __init__(self, con: Connection, sql: Mapping[str, bytes], opening: Sequence[bytes]) -> None:
         self._con, self._sql, self._opening = con, sql, opening
-        self._left: list[tuple[str, Values]] = []
+        self._left: list[tuple[str, Values, Callable[[list[Any]], None] | None]] = []
         self.xid: str | None = None
         self.finishing = False
 
@@ -88,14 +94,25 @@ class Session:
         """For lists, whose conditions are put together from fixed words."""
         return self._run([(sql, values)])[0]
 
-    def leave(self, name: str, values: Values) -> None:
-        self._left.append((name, values))
+    def leave(self, name: str, values: Values, then: Callable[[list[Any]], None] | None = None) -> None:
+        """`then`: what its rows are for, which come with the COMMIT."""
+        self._left.append((name, values, then))
+
+    def flush(self) -> None:
+        """What comes next must see what was left."""
+        self._run_left(())
 
     def finish(self) -> None:
-        calls = [(self._sql[name], values) for name, values in self._left]
-        if calls or not self._opening:
+        if self._left or not self._opening:
             self.finishing = True
-            self._run([*calls, (b"COMMIT", None)])
+            self._run_left([(b"COMMIT", None)])
+
+    def _run_left(self, more: Sequence[tuple[bytes, Values]]) -> None:
+        left, self._left = self._left, []
+        answers = self._run([*((self._sql[name], values) for name, values, _ in left), *more])
+        for (_, _, then), rows in zip(left, answers, strict=False):
+            if then is not None:
+                then(rows)
 
     def _run(self, calls: Sequence[tuple[bytes, Values]]) -> list[list[Any]]:
         opening, self._opening = self._opening, ()
@@ -112,7 +129,9 @@ class Link:
         self._dsn = _conninfo(dsn, manners)
         self.quoted = psycopg.sql.Identifier(schema).as_string()
         self.sql = {name: self.in_schema(text) for name, text in statements("postgres").items()}
-        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        #: The last one used is used next: its server process has everything at hand.
+        self.sql["jobs_by_no"] = self.sql["job_columns"] + b" WHERE j.no = ANY(%(nos)s::bigint[])"
+        self._idle: deque[Connection] = deque()
         self._room = BoundedSemaphore(manners.connections)
         self._offset, self._asked, self._latest = 0, float("-inf"), 0
         self._closed = False
@@ -249,8 +268,8 @@ class Link:
             raise StoreFailed("the store is closed", kind="closed")
         with self._room:
             try:
-                con = self._idle.get_nowait()
-            except Empty:
+                con = self._idle.pop()
+            except IndexError:
                 con = self.connect()
             try:
                 yield con
@@ -264,7 +283,7 @@ class Link:
         except psycopg.Error:
             con.close()
         if not con.closed:
-            self._idle.put(con)
+            self._idle.append(con)
         if self._closed:
             self._drop_idle()
 
@@ -280,8 +299,8 @@ class Link:
     def _drop_idle(self) -> None:
         while True:
             try:
-                self._idle.get_nowait().close()
-            except Empty:
+                self._idle.pop().close()
+            except IndexError:
                 return
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Demands:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._numbers: dict[Demand, int] = {}
-        self._demands: dict[int, Demand] = {}
+        self.known: dict[int, Demand] = {}
 
     def make(self, demands: Iterable[Demand]) -> None:
         """Before the transaction that needs them."""
@@ -46,12 +46,15 @@ class Demands:
     def number(self, demand: Demand) -> int:
         return self._numbers[demand]
 
+    def knows(self, demand: Demand) -> bool:
+        return demand in self._numbers
+
     def of(self, session: Session, numbers: Iterable[int]) -> dict[int, Demand]:
-        if missing := set(numbers) - self._demands.keys():
+        if missing := set(numbers) - self.known.keys():
             for no, *row in session.ask("demands_by_no", {"nos": array(sorted(missing))}):
-                demand = self._demands[no] = demand_from(row)
+                demand = self.known[no] = demand_from(row)
                 self._numbers[demand] = no
-        return self._demands
+        return self.known
 
 
 def _number(session: Session, demand: Demand) -> int:
@@ -65,7 +68,8 @@ def _number(session: Session, demand: Demand) -> int:
 
 
 def lock_ledger(keys: Iterable[Key]) -> tuple[str, Sequence[str]]:
-    return "lock_ledger", columns(sorted(set(keys)))
+    named = sorted(set(keys))
+    return "lock_ledger", [array([scope for scope, _ in named]), array([name for _, name in named])]
 
 
 def accounts_from(rows: Iterable[Any]) -> dict[AddonId, Account]:
@@ -93,9 +97,9 @@ class Pages:
             self.tally[addon_id, source] -= 1
             self.tally[addon_id, target] += 1
 
-    def hold(self, host: HostId, demand: Demand, sign: int) -> None:
+    def hold(self, host: HostId, demand: Demand, more: int) -> None:
         """The rows of its keys are locked by now."""
-        self._held[host, demand] += sign
+        self._held[host, demand] += more
         self._touched.add(demand.addon_id)
 
     def account(self, addon_id: AddonId) -> Account:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from penstock.core.books import Books
+from penstock.core.demand import Demand
 from penstock.core.hosts import Host
 from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import Phase
@@ -13,7 +14,7 @@ from penstock.core.order import Floor
 from penstock.core.states import IN_FLIGHT, SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
-from penstock.stores.postgres_floor import Appetite, RowFloor, read_books
+from penstock.stores.postgres_floor import Heads, RowFloor, read_books
 from penstock.stores.postgres_link import Link, Session, array
 from penstock.stores.postgres_pages import Demands
 from penstock.stores.protocol import Addon, Due, Overdue, Query
@@ -22,12 +23,13 @@ from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, j
 __all__ = ["PostgresReads"]
 
 T = TypeVar("T")
+#: How much of each line is read at first by those who only look.
+LOOK: Final = 16
 
 
 class PostgresReads:
     def __init__(self, link: Link, demands: Demands) -> None:
         self._link, self._demands = link, demands
-        self._looking = Appetite()
 
     def now(self) -> Moment:
         return self._link.now()
@@ -37,9 +39,8 @@ class PostgresReads:
 
         def seen(session: Session) -> T:
             books = read_books(session, host, now)
-            lines = session.ask("lines")
-            floor = RowFloor(session, host, now, books, lines, demands=self._demands, appetite=self._looking)
-            return view(floor)
+            heads = Heads(session.ask("heads", {"most": LOOK}), LOOK)
+            return view(RowFloor(session, host, now, books, heads, demands=self._demands))
 
         return self._link.snapshot(seen)
 
@@ -62,7 +63,9 @@ class PostgresReads:
 
     def _jobs_where(self, session: Session, where: str, values: dict[str, Any]) -> list[Job]:
         rows = session.plain(b"%s %s" % (self._link.sql["job_columns"], self._link.in_schema(where)), values)
-        demands = self._demands.of(session, {row[DEMAND] for row in rows})
+        return self._jobs_from(rows, self._demands.of(session, {row[DEMAND] for row in rows}))
+
+    def _jobs_from(self, rows: Sequence[Any], demands: Mapping[int, Demand]) -> list[Job]:
         return [job_from(row[: DEMAND + 1], row[DEMAND + 1 :], demands[row[DEMAND]]) for row in rows]
 
     def find(self, query: Query) -> list[Job]:

@@ -179,6 +179,10 @@ class Store(Protocol):
         """`weigh` sees rows that nobody else can change until its verdict is written. It must be quick, and may be called again."""
         ...
 
+    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
+        """The jobs of what `admit` has just leased: as they were then, for a store may have read them along with it."""
+        ...
+
     def ride(self, board: Callable[[], Ride | None]) -> Callable[[], None]:
         """
         `board` is asked with each submit, inside its transaction, until the answer is called. A hint: where it would save nothing nobody

@@ -134,6 +134,9 @@ class SqliteStore:
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
         return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
 
+    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
+        return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
+
     def ride(self, board: Callable[[], Ride | None]) -> Callable[[], None]:
         def passage() -> Passage | None:
             ride = board()

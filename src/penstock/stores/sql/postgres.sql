@@ -88,27 +88,19 @@ WITH due AS MATERIALIZED (
     ORDER BY urgent_at LIMIT %(most)s FOR UPDATE SKIP LOCKED)
 UPDATE penstock.job SET line = 2 FROM due WHERE job.no = due.no;
 
--- name: lines
--- Skips from demand to demand through the index: as many steps as there are lines, however long they are.
+-- name: heads
+-- The first of every line, without a lock: a round that starts nothing must not write. Skips from demand to demand through the index:
+-- as many steps as there are lines, however long they are.
 WITH RECURSIVE active (demand) AS (
     (SELECT demand FROM penstock.job WHERE line > 0 ORDER BY demand LIMIT 1)
     UNION ALL
     SELECT (SELECT job.demand FROM penstock.job WHERE line > 0 AND job.demand > active.demand ORDER BY job.demand LIMIT 1)
     FROM active WHERE active.demand IS NOT NULL
 )
-SELECT demand, standing FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing)
-WHERE demand IS NOT NULL
-  AND EXISTS (SELECT 1 FROM penstock.job WHERE job.demand = active.demand AND job.line = standing AND job.line > 0);
-
--- name: heads
--- The first of every line, without a lock: a round that starts nothing must not write.
-SELECT l.demand, l.line, j.no, j.job_id, j.priority, j.turn, j.fence, j.expected_sec, j.passed_at, j.denied, j.events,
-       j.max_runtime_sec, j.max_active_sec, j.active
-FROM unnest(%s::integer[], %s::integer[]) WITH ORDINALITY AS l (demand, line, i)
-CROSS JOIN LATERAL (
-    SELECT * FROM penstock.job
-    WHERE job.demand = l.demand AND job.line = l.line AND job.line > 0 ORDER BY turn, no LIMIT %s) AS j
-ORDER BY l.i, j.turn, j.no;
+SELECT active.demand, standing, j.* FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
+    SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
+    FROM penstock.job WHERE job.demand = active.demand AND job.line = standing AND job.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
+WHERE active.demand IS NOT NULL;
 
 -- name: in_line
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
@@ -127,6 +119,12 @@ ORDER BY scope <> 'host', scope, name FOR UPDATE;
 -- Only those that are as the round saw them; whoever holds one now is not waited for.
 SELECT j.no FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN penstock.job j ON j.no = seen.no
 WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;
+
+-- name: lock_all_heads
+-- The same where all of them are expected, sent along with the writes: fails, and everything with it, if one is missing.
+SELECT 1 / (count(*) = %s)::integer FROM (
+    SELECT 1 FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN penstock.job j ON j.no = seen.no
+    WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED) AS mine;
 
 -- name: take_jobs
 UPDATE penstock.job SET state = new.state, line = NULL, fence = new.fence, events = new.events,
@@ -159,6 +157,23 @@ INSERT INTO penstock.addon (addon_id, weight, paused, average, units, at)
 SELECT * FROM unnest(%s::text[], %s::integer[], %s::integer[], %s::double precision[], %s::bigint[], %s::bigint[])
 ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
                                      units = excluded.units, at = excluded.at;
+
+-- name: complete
+-- Of those that run under the lease that is named, and it counts. If somebody changes a dispatch meanwhile there are fewer rows than
+-- were moved, which each of them says. OFFSET 0: by the name, and not through all that is leased.
+WITH moved AS (
+    UPDATE penstock.job SET state = 'DONE', events = job.events + 1, ended_at = t.now, crash = 0, unavailable = 0, error = 0, start = 0,
+           active = job.active + greatest(0, t.now - d.started_at)
+    FROM unnest(%s::text[], %s::text[], %s::integer[], %s::text[]) AS done (dispatch_id, job_id, fence, result)
+    CROSS JOIN (SELECT coalesce(%s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now OFFSET 0) AS t
+    CROSS JOIN LATERAL (SELECT * FROM penstock.dispatch WHERE dispatch.dispatch_id = done.dispatch_id OFFSET 0) AS d
+    WHERE job.job_id = done.job_id AND job.state = 'RUNNING' AND job.fence = done.fence AND d.phase = 'leased' AND d.expires_at > t.now
+    RETURNING done.dispatch_id, done.result, t.now, job.no, job.events, job.addon_id, d.host, d.demand),
+ended AS (
+    UPDATE penstock.dispatch SET phase = 'ended', ended_at = moved.now, how = 'completed', result = moved.result
+    FROM moved WHERE dispatch.dispatch_id = moved.dispatch_id AND dispatch.phase = 'leased'
+    RETURNING moved.dispatch_id, moved.no, moved.events, moved.addon_id, moved.host, moved.demand)
+SELECT everything.n, ended.* FROM (SELECT count(*) AS n FROM moved) AS everything LEFT JOIN ended ON true;
 
 -- name: lock_jobs
 SELECT no, job_id, state, fence, events, addon_id, active, crash, unavailable, error, start, spent, spent_before, ended_at
