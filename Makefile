@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: bench-jobs help run demo test lint types check soak fuzz mutants bench bench-pools bench-graphs bench-page screenshots chromium lock format
+.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-page screenshots chromium lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,6 +21,9 @@ demo: .venv  ## worker pools: a bounded pipeline under load, live in the termina
 
 test: .venv chromium  ## the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-cluster: .venv-cluster  ## the tests of workers on a cluster: a real Ray cluster on this machine
+	.venv-cluster/bin/python -m pytest tests/cluster
 
 lint: .venv  ## ruff, and the layer rules
 	$(BIN)/ruff check .
@@ -87,6 +90,13 @@ format: .venv  ## rewrite in the house style
 	PYTHON=$(PYTHON) sh ./setup-venv.sh .venv-bench requirements-bench.lock
 	@touch $@
 
+.venv-cluster: .venv-cluster/.ready  ## the environment of `make test-cluster`
+
+.venv-cluster/.ready: requirements-cluster.lock pyproject.toml
+	PYTHON=$(PYTHON) sh ./setup-venv.sh .venv-cluster requirements-cluster.lock
+	@touch $@
+
 lock:  ## make the lock files anew (needs uv)
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra otel --extra otlp --extra pictures --extra jobs --extra postgres --extra demo --group dev -o requirements.lock
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra jobs --extra postgres --extra demo --group bench -o requirements-bench.lock
+	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra cluster --group cluster-tests -o requirements-cluster.lock

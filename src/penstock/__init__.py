@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from penstock.jobs.scheduler import Scheduler as Scheduler
     from penstock.local.call import Call as Call
     from penstock.local.call import CancelSignal as CancelSignal
+    from penstock.local.cluster.options import Cluster as Cluster
     from penstock.local.context import CallContext as CallContext
     from penstock.local.context import current_call as current_call
     from penstock.local.flow import parallel_limit as parallel_limit
@@ -115,6 +116,7 @@ _HOMES = {
     "penstock.jobs.outcomes": ("JobCanceled", "JobFailed"),
     "penstock.jobs.scheduler": ("Scheduler",),
     "penstock.local.call": ("Call", "CancelSignal"),
+    "penstock.local.cluster.options": ("Cluster",),
     "penstock.local.context": ("CallContext", "current_call"),
     "penstock.local.flow": ("parallel_limit",),
     "penstock.local.flow_sync": ("parallel_limit_sync",),

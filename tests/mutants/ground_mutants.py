@@ -45,5 +45,5 @@ MUTANTS = [
     in_exports("the import loads asyncio", PACKAGE, "from typing import TYPE_CHECKING, Any\n", "import asyncio\nfrom typing import TYPE_CHECKING, Any\n"),
     in_exports("a pool loads asyncio", "penstock/local/options.py", "import math\n", "import asyncio\nimport math\n"),
     in_exports("a pool loads a package", "penstock/local/options.py", "import math\n", "import hypothesis\nimport math\n"),
-    in_exports("a worker loads a package", "penstock/local/child.py", "import traceback\n", "import traceback\n\nimport hypothesis\n"),
+    in_exports("a worker loads a package", "penstock/local/child.py", "import threading\n", "import threading\n\nimport hypothesis\n"),
 ]  # fmt: skip

@@ -23,16 +23,15 @@ import select
 import signal
 import sys
 import threading
-import traceback
 from collections import deque
 from typing import Any, NoReturn
 
-from penstock.core.errors import NotPicklable
 from penstock.local import context, wire
 from penstock.local.context import CallContext, in_process
 from penstock.local.remote import pack_error
 from penstock.local.segments import AVAILABLE as SHARED_MEMORY
 from penstock.local.segments import Arena, Borrower, Parcel, load
+from penstock.local.station import Station, Unready, is_plain_result, make_context, or_unready, unsendable
 from penstock.local.timers import clock
 
 #: Where the fields of the shared page are.
@@ -90,9 +89,9 @@ class Worker:
         self._cancels = 0
         self._frames = wire.Frames()
         self._inbox: deque[tuple[Any, ...]] = deque()
-        self._functions: dict[int, Any] = {}
+        self._station = Station()
+        self._functions = self._station.functions
         self._canceled: set[int] = set()
-        self._object: Any = None
         self._tracer: Any = None
         self._borrower = Borrower()
         self._arena = Arena()
@@ -136,9 +135,9 @@ class Worker:
             case wire.DROP:
                 self._borrower.drop(args[0])
             case wire.MAIN:
-                self._or_say_why("your script could not be imported:", import_main, *args)
+                self._or_say_why(import_main_or_unready, *args)
             case wire.SETUP:
-                self._set_up(*args)
+                self._or_say_why(self._set_up, *args)
             case wire.EXIT:
                 self._leave()
 
@@ -147,21 +146,16 @@ class Worker:
         os.chdir(cwd)
         _set_title(title)
         if main is not None:
-            self._or_say_why("your script could not be imported:", import_main, *main)
-        setup: dict[str, Any] = self._or_say_why("its setup could not be read:", pickle.loads, blob)
-        if setup["initializer"] is not None:
-            self._or_say_why("its initializer raised", setup["initializer"], *setup["initargs"])
-        if setup["target"] is not None:
-            self._object = self._or_say_why("its object could not be made:", setup["target"], *setup["args"])
+            import_main_or_unready(*main)
+        self._station.set_up(blob)
         self._send([(wire.READY,)])
 
-    def _or_say_why(self, what: str, fn: Any, *args: Any) -> Any:
-        """Without this no call can run here: if it fails, tell the pool why and go."""
+    def _or_say_why(self, fn: Any, *args: Any) -> None:
+        """If it fails, tell the pool why and go."""
         try:
-            return fn(*args)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the pool must hear of it
-            why = "".join(traceback.format_exception_only(error)).strip()
-            self._send([(wire.FATAL, f"{what} {why}", "".join(traceback.format_exception(error)))])
+            fn(*args)
+        except Unready as unready:
+            self._send([(wire.FATAL, unready.reason, unready.trace)])
             self._leave(1)
 
     def _leave(self, code: int = 0) -> NoReturn:
@@ -192,7 +186,7 @@ class Worker:
         try:
             if extra is None and type(body) is tuple:
                 fn = self._functions.get(function)
-                value = fn(*body) if callable(fn) else self._function(function)(*body)
+                value = fn(*body) if callable(fn) else self._station.function(function)(*body)
             else:
                 value = self._call_fully(function, body, extra)
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
@@ -209,52 +203,34 @@ class Worker:
         self._canceled.discard(dispatch)
 
     def _call_fully(self, function: Any, body: Any, extra: Any) -> Any:
-        attempt_key_deadline, trace, ref = extra or (None, None, None)  # noqa: RUF059  # the first is for the context
+        _, trace, ref = extra or (None, None, None)
+        call: Any
         if type(body) is tuple:
-            fn, args, kwargs = None, body, {}
+            call = None, body, {}
         elif ref is None:
-            fn, args, kwargs = pickle.loads(body)
+            call = pickle.loads(body)
         else:
-            fn, args, kwargs = load(body, ref, self._borrower)
-        fn = self._function(function) if fn is None else fn
-        if trace is None:
-            return fn(*args, **kwargs)
-        from penstock.local.otel import run_traced  # noqa: PLC0415  # only where the caller traces
-
-        return run_traced(trace, fn, args, kwargs)
-
-    def _function(self, function: Any) -> Any:
-        if type(function) is str:
-            return getattr(self._object, function)
-        if function == 0:
-            return self._object
-        found = self._functions[function]
-        if type(found) is bytes:
-            found = self._functions[function] = pickle.loads(found)
-        return found
+            call = load(body, ref, self._borrower)
+        return self._station.invoke(function, call, trace)
 
     def _context(self) -> CallContext:
         dispatch, _, _, extra = self._running
-        attempt, key, deadline = extra[0] if extra is not None and extra[0] is not None else (1, None, None)
 
         def canceled() -> bool:
             self._look()
             return dispatch in self._canceled
 
-        return CallContext(
-            dispatch, pickle.loads(key) if type(key) is bytes else key, attempt, deadline, canceled
-        )
+        return make_context(dispatch, extra[0] if extra is not None else None, canceled)
 
     # Replying
 
     def _pack(self, value: Any) -> tuple[int, Any]:
-        kind = type(value)
-        if kind in wire.PLAIN_TYPES or (kind is str and len(value) <= wire.SHORT):
+        if is_plain_result(value):
             return wire.PLAIN, value
         try:
             data, buffers = wire.pack_result(value)
         except Exception as error:  # noqa: BLE001  # whatever pickling raises
-            return wire.ERROR, pack_error(_unsendable(value, error))
+            return wire.ERROR, pack_error(unsendable(value, error))
         if SHARED_MEMORY and (buffers or len(data) >= wire.LARGE):
             whole = len(data) >= wire.LARGE
             parcel = self._arena.pack([data, *buffers] if whole else [*buffers])
@@ -269,17 +245,8 @@ class Worker:
             sent += os.write(self._outlet, data[sent:])
 
 
-def _unsendable(value: Any, error: Exception) -> NotPicklable:
-    import inspect  # noqa: PLC0415  # only when something went wrong
-
-    if inspect.iscoroutine(value):
-        value.close()
-        return NotPicklable(
-            "the function is `async def`: it gave a coroutine, not a result; call it with asyncio.run"
-        )
-    return NotPicklable(
-        f"the result ({type(value).__name__}) cannot be sent back to the caller: {error}{wire.advice()}"
-    )
+def import_main_or_unready(how: str, where: str) -> None:
+    or_unready("your script could not be imported:", import_main, how, where)
 
 
 def import_main(how: str, where: str) -> None:

@@ -12,7 +12,6 @@ import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import NotPicklable
 from penstock.local import segments, wire
 from penstock.local.call import Call
 from penstock.local.gate import Gate
@@ -20,7 +19,7 @@ from penstock.local.member import COLD, LIVE
 from penstock.local.mortal import MortalCrew
 from penstock.local.packing import Function, Packed, Packer
 from penstock.local.process import WorkerProcess
-from penstock.local.remote import unpack_error
+from penstock.local.remote import cannot_be_rebuilt, unpack_error
 from penstock.local.timers import Timer, call_at, clock
 from penstock.local.watch import Watch
 
@@ -238,7 +237,7 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
                 return segments.load(value[0], value[1], worker.borrower), None
             return None, unpack_error(value)
         except Exception as error:  # noqa: BLE001  # the result's own code runs here
-            return None, NotPicklable(f"the result cannot be rebuilt in the caller's process: {error!r}")
+            return None, cannot_be_rebuilt(error)
 
     # Coming and going (with the gate's lock held)
 

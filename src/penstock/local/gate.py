@@ -86,6 +86,17 @@ class Crew(Protocol):
         """
 
 
+class Unled:
+    """The part of a crew whose workers tell it themselves what they have done: there is nothing to lead."""
+
+    def nudge(self, call: Call[Any]) -> None: ...
+
+    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:  # noqa: ARG002  # as above
+        return False
+
+    def attend(self, box: object) -> None: ...
+
+
 class Totals:
     """Plain counters, changed under the gate's lock and read by anybody."""
 

@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.core.queue import Limits, Policy
 from penstock.local import context, wire
 from penstock.local.crash import CrashPolicy
 
-Kind = Literal["process", "thread"]
+if TYPE_CHECKING:
+    from penstock.local.cluster.options import Cluster
+
+Kind = Literal["process", "thread", "cluster"]
 
 
 @dataclass(slots=True)
@@ -77,10 +80,13 @@ class WorkerOptions:
     target: Callable[..., object] | None
     args: tuple[Any, ...]
     name: str
+    cluster: Cluster | None = None
     trim_after: float = 30.0
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, ("process", "thread"))
+        one_of("kind", self.kind, get_args(Kind))
+        if self.cluster is not None and self.kind != "cluster":
+            raise TypeError(f'cluster= is for kind="cluster"; this pool has kind={self.kind!r}')
         whole("workers", self.workers, least=1)
         whole("crash_max_retries", self.crash_max_retries, least=0)
         if self.max_calls is not None:
@@ -91,21 +97,24 @@ class WorkerOptions:
         seconds("grace", self.grace)
         if self.initializer is not None and not callable(self.initializer):
             raise TypeError(f"initializer is {self.initializer!r}; it must be callable")
-        if context.importing_main and self.kind == "process":
+        if context.importing_main and self.kind != "thread":
             raise RuntimeError(
                 "a worker imports your script to find the functions in it, and the script makes a pool while it is "
                 'imported; put what it does below  if __name__ == "__main__":'
             )
 
-    def pack_setup(self) -> tuple[tuple[list[str], str, list[str]], str, bytes, tuple[str, str] | None]:
-        """The first message to a worker process: where it is, and what to make there."""
-        target = {
+    def setup(self) -> dict[str, Any]:
+        """What a worker that is not of this process has to make before its first call."""
+        return {
             "initializer": self.initializer,
             "initargs": self.initargs,
             "target": self.target,
             "args": self.args,
         }
-        blob = wire.pack_setup(target)
+
+    def pack_setup(self) -> tuple[tuple[list[str], str, list[str]], str, bytes, tuple[str, str] | None]:
+        """The first message to a worker process: where it is, and what to make there."""
+        blob = wire.pack_setup(self.setup())
         main = wire.main_module() if b"__main__" in blob else None
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
         place = paths, os.getcwd(), sys.argv  # noqa: PTH109  # as above

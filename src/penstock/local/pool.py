@@ -28,6 +28,8 @@ from penstock.local.task import Task
 from penstock.local.thread import ThreadCrew
 
 if TYPE_CHECKING:
+    from penstock.local.cluster.crew import ClusterCrew
+    from penstock.local.cluster.options import Cluster
     from penstock.local.registry import TaskSnapshot
 
     class Tracing(Protocol):
@@ -40,7 +42,7 @@ R = TypeVar("R")
 
 class WorkerPool(Executor):
     """
-    Runs functions on `workers` processes (or threads), with at most `max_in_flight` handed out and `max_queue_depth`
+    Runs functions on `workers` processes (or threads, or workers on a Ray cluster: see `Cluster`), with at most `max_in_flight` handed out and `max_queue_depth`
     accepted behind them. What happens to one more call is the `policy`: it waits at the call site (`block`), or is
     refused (`reject`, `drop-latest`), or takes the place of the oldest (`drop-oldest`).
 
@@ -54,6 +56,7 @@ class WorkerPool(Executor):
         workers: int | None = None,
         *,
         kind: str = "process",
+        cluster: Cluster | None = None,
         max_in_flight: int | None = None,
         max_queue_depth: float | None = None,
         policy: str = "block",
@@ -83,7 +86,7 @@ class WorkerPool(Executor):
         if workers is not None and max_workers is not None:
             raise TypeError("workers and max_workers are two names of one option; give one of them")
         workers = next((n for n in (workers, max_workers) if n is not None), None)
-        workers = (os.cpu_count() or 1) if workers is None else workers
+        workers = _default_workers(kind, cluster) if workers is None else workers
         one_of("start", start, ("lazy", "eager"))
         one_of("crash_policy", crash_policy, [str(known) for known in CrashPolicy])
         seconds("timeout", timeout, or_none=True)
@@ -93,6 +96,7 @@ class WorkerPool(Executor):
         options = WorkerOptions(
             workers=workers,
             kind=kind,
+            cluster=cluster,
             eager=start == "eager",
             idle_stop=idle_stop,
             crash_policy=CrashPolicy(crash_policy),
@@ -122,9 +126,7 @@ class WorkerPool(Executor):
         self._timeout = timeout
         self._key_of = key_of
         self._gate = Gate(limits, name=name, hooks=[hooks] if isinstance(hooks, QueueHooks) else hooks)
-        self._crew = (
-            ProcessCrew(self._gate, options) if kind == "process" else ThreadCrew(self._gate, options)
-        )
+        self._crew = _make_crew(self._gate, options)
         self._gate.crew = self._crew
         self._maps: set[OrderedMap[Any]] = set()
         self._closed = False
@@ -320,6 +322,27 @@ class WorkerPool(Executor):
                 name="penstock-undertaker",
                 daemon=True,
             ).start()
+
+
+def _default_workers(kind: str, cluster: Cluster | None) -> int:
+    if kind != "cluster":
+        return os.cpu_count() or 1
+    from penstock.local.cluster import engine  # noqa: PLC0415  # Ray is for those who ask for it
+    from penstock.local.cluster.options import Cluster  # noqa: PLC0415
+
+    return engine.most_workers(engine.connect(cluster or Cluster()), cluster or Cluster())
+
+
+def _make_crew(gate: Gate, options: WorkerOptions) -> ProcessCrew | ThreadCrew | ClusterCrew:
+    match options.kind:
+        case "process":
+            return ProcessCrew(gate, options)
+        case "thread":
+            return ThreadCrew(gate, options)
+        case _:
+            from penstock.local.cluster.crew import ClusterCrew  # noqa: PLC0415  # as above
+
+            return ClusterCrew(gate, options)
 
 
 _open: weakref.WeakSet[WorkerPool] = weakref.WeakSet()

@@ -8,10 +8,12 @@ the whole pool down; here it becomes a RemoteError that says what it was.
 
 from __future__ import annotations
 
+import math
 import pickle
 import traceback
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotPicklable, PenstockError
+from penstock.local import wire
 
 
 class RemoteTraceback(Exception):  # shown as a cause, never raised
@@ -33,7 +35,7 @@ def pack_error(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(error))
     error.__traceback__ = None
     try:
-        blob = pickle.dumps((error, text), 5)
+        blob, _ = wire.dump((error, text), large=math.inf)
         pickle.loads(blob)
     except Exception:  # noqa: BLE001  # a foreign __reduce__ or __init__ may raise anything
         name = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -46,6 +48,10 @@ def unpack_error(blob: bytes) -> BaseException:
     error, text = pickle.loads(blob)
     error.__cause__ = RemoteTraceback(text)
     return error  # type: ignore[no-any-return]  # pack_error puts an exception there
+
+
+def cannot_be_rebuilt(error: Exception) -> NotPicklable:
+    return NotPicklable(f"the result cannot be rebuilt in the caller's process: {error!r}")
 
 
 def _words(error: BaseException) -> str:

@@ -31,7 +31,7 @@ from penstock.core.errors import WorkerCrashedError
 from penstock.core.queue import IN_FLIGHT
 from penstock.local.call import Call
 from penstock.local.context import CallContext, here
-from penstock.local.gate import Gate, never_block_here
+from penstock.local.gate import Gate, Unled, never_block_here
 from penstock.local.lookout import LOOK, Lookout
 from penstock.local.timers import clock
 
@@ -74,7 +74,7 @@ class ThreadWorker:
         return None if self.running is None else self.running._context()
 
 
-class ThreadCrew:
+class ThreadCrew(Unled):
     kind = "thread"
 
     def __init__(self, gate: Gate, options: WorkerOptions) -> None:
@@ -149,15 +149,6 @@ class ThreadCrew:
 
     def in_flight(self) -> Iterator[Call[Any]]:
         return iter([*self._calls.values()])
-
-    def nudge(self, call: Call[Any]) -> None:
-        """Nobody leads here."""
-
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:  # noqa: ARG002  # as above
-        return False
-
-    def attend(self, box: object) -> None:
-        """Nor here."""
 
     # With the lock released
 

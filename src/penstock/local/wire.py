@@ -112,22 +112,24 @@ def _whole(value: Any) -> Any:
     return _Whole(value) if type(value) in (bytes, bytearray) and len(value) >= LARGE else value
 
 
-def pack_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[memoryview]]:
+def pack_arguments(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, portable: bool = False
+) -> tuple[bytes, list[memoryview]]:
     """`fn` is None where the worker knows the function already."""
     args = tuple([_whole(value) for value in args])
     kwargs = {name: _whole(value) for name, value in kwargs.items()}
     try:
-        return dump((fn, args, kwargs))
+        return dump((fn, args, kwargs), portable=portable)
     except Exception as error:
         raise NotPicklable(
             f"{_culprit(fn, args, kwargs)} cannot be sent to a worker process: {error}{advice()}"
         ) from error
 
 
-def pack_setup(setup: dict[str, Any]) -> bytes:
+def pack_setup(setup: dict[str, Any], *, portable: bool = False) -> bytes:
     """What a worker needs before its first call; all of it in band, because it is kept for restarts."""
     try:
-        return dump(setup, large=float("inf"))[0]
+        return dump(setup, large=float("inf"), portable=portable)[0]
     except Exception as error:
         raise NotPicklable(
             f"the target or initializer cannot be sent to a worker process: {error}{advice()}"
@@ -138,8 +140,11 @@ def pack_result(value: Any) -> tuple[bytes, list[memoryview]]:
     return dump(_whole(value))
 
 
-def dump(value: Any, large: float = LARGE) -> tuple[bytes, list[memoryview]]:
-    """Pickled, with its large buffers beside it: by `pickle`, and by `cloudpickle` where that fails and is installed."""
+def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[bytes, list[memoryview]]:
+    """
+    Pickled, with its large buffers beside it: by `pickle`, and by `cloudpickle` where that fails and is installed.
+    `portable`: for a machine that may lack the script which is `__main__` here.
+    """
     buffers: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -156,7 +161,7 @@ def dump(value: Any, large: float = LARGE) -> tuple[bytes, list[memoryview]]:
             raise
         buffers.clear()
         return cloudpickle().dumps(value, 5, buffer_callback=in_band), buffers
-    if b"__main__" in data and not main_can_be_imported() and cloudpickle() is not None:
+    if b"__main__" in data and (portable or not main_can_be_imported()) and cloudpickle() is not None:
         buffers.clear()
         data = cloudpickle().dumps(value, 5, buffer_callback=in_band)
     return data, buffers

@@ -1,0 +1,298 @@
+"""
+Workers on a Ray cluster, behind the same gate and by the same rules as process workers.
+
+What is handed out lies in one inbox on this side, and whichever worker is free takes the next: a worker has one call at
+a time (see `worker`). Ray tells of a worker's death; a worker that may live on where nobody can reach it is taken for
+dead when its lease is over (see `actor`), and not before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.local import wire
+from penstock.local.call import Call
+from penstock.local.cluster.courier import Courier
+from penstock.local.cluster.engine import Unreachable, check_connected, connect, in_words, is_certain
+from penstock.local.cluster.link import Link
+from penstock.local.cluster.options import Cluster
+from penstock.local.cluster.packing import ClusterPacker, unpack
+from penstock.local.cluster.worker import ClusterWorker
+from penstock.local.gate import Gate, Unled
+from penstock.local.member import COLD
+from penstock.local.mortal import MortalCrew
+from penstock.local.packing import Function
+from penstock.local.remote import cannot_be_rebuilt, unpack_error
+from penstock.local.timers import Timer, call_at, clock
+
+if TYPE_CHECKING:
+    from penstock.local.options import WorkerOptions
+
+log = logging.getLogger("penstock")
+
+#: How often a worker hears from us within the time of its lease.
+_BEATS: Final = 6
+#: After so many seconds somebody should hear that the cluster has no place for a worker.
+_LONG_TO_START: Final = 30.0
+
+
+class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
+    kind = "cluster"
+
+    def __init__(self, gate: Gate, options: WorkerOptions) -> None:
+        self._terms = options.cluster or Cluster()
+        self._ray = connect(self._terms)
+        self._courier = Courier(gate.name)
+        super().__init__(gate, options, [ClusterWorker(place, self._end) for place in range(options.workers)])
+        paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
+        self._setup = paths, wire.pack_setup(options.setup(), portable=True)
+        self._inbox: deque[Call[Any]] = deque()  # handed out, and with no worker yet
+        self._beat_timer: Timer | None = None
+        self.gone = threading.Event()
+        self.describe = ClusterPacker(self._ray).describe
+
+    # Handing out (with the gate's lock held)
+
+    def pump(self, now: float) -> None:
+        gate = self._gate
+        queue, herald = gate.queue, gate.herald
+        while queue.pending and (call := queue.take(now)) is not None:
+            gate.totals.dispatched += 1
+            self._inbox.append(call)
+            herald.note(herald.dispatch, call)
+        if self._inbox:
+            self._share_out(now)
+
+    def _share_out(self, now: float) -> None:
+        limit = self._options.max_calls
+        for worker in self.workers:
+            if not self._inbox:
+                return
+            if worker.free and (limit is None or worker.handed < limit):
+                self._hand(worker, self._inbox.popleft())
+        if limit is not None:
+            self._offer(now)
+        short = len(self._inbox) - sum(worker.coming for worker in self.workers)
+        cold = [worker for worker in self.workers if worker.condition is COLD]
+        for worker in cold[: max(short, 0)]:
+            self._start(worker)
+
+    def _hand(self, worker: ClusterWorker, call: Call[Any]) -> None:
+        function, blob = call.function, None
+        if type(function) is Function:
+            if function.number not in worker.known:
+                worker.known.add(function.number)
+                blob = function.blob
+            function = function.number
+        call.home = worker
+        worker.calls[call.dispatch] = call
+        worker.handed += 1
+        self._courier.post(self._send, worker, worker.link, call, call.dispatch, (call.body, function, blob))
+
+    def tell_canceled(self, call: Call[Any], now: float) -> None:
+        if call in self._inbox:
+            self._inbox.remove(call)
+            self._gate.queue.settle(call, call.dispatch, now)
+            return
+        worker: ClusterWorker = call.home
+        self._courier.post(self._cancel, worker, worker.link, call.dispatch)
+        self._give_grace(worker, call.dispatch, now)
+
+    def in_flight(self) -> Iterator[Call[Any]]:
+        yield from super().in_flight()
+        yield from list(self._inbox)
+
+    # Coming and going (with the gate's lock held)
+
+    def _start(self, worker: ClusterWorker) -> None:
+        link = Link(self._ray, self._terms, self._courier.when)
+        worker.connect(link)
+        self._gate.totals.spawned += 1
+        self._courier.post(self._spawn, worker, link)
+        call_at(clock() + _LONG_TO_START, self._complain, worker, link)
+        if self._beat_timer is None:
+            self._beat_later()
+
+    def _dismiss(self, worker: ClusterWorker) -> None:
+        self._courier.post(self._see_out, worker, worker.link, worker.ready)
+
+    def _end(self, worker: ClusterWorker, link: Link) -> None:
+        self._courier.post(self._try, worker, link, link.kill)
+
+    def _clear_away(self, worker: ClusterWorker) -> None:
+        super()._clear_away(worker)
+        if self._closing:
+            self._wind_up()
+
+    def _wind_up(self) -> None:
+        if not any(worker.opened for worker in self.workers):
+            if self._beat_timer is not None:
+                self._beat_timer.cancel()
+            self._courier.leave()
+            self.gone.set()
+
+    def stop(self) -> None:
+        super().stop()
+        with self._gate.lock:
+            inbox = list(self._inbox)
+            self._inbox.clear()
+            self._requeue(inbox, [], clock())
+
+    # What the courier does (with no lock held)
+
+    def _try(self, worker: ClusterWorker, link: Link, act: Any, *args: Any) -> None:
+        """Tell the engine something about this worker. If it will not hear us, the worker is lost to us."""
+        if worker.link is not link:
+            return
+        try:
+            check_connected(self._ray)
+            act(*args)
+        except Exception as error:  # noqa: BLE001  # Ray raises whatever comes up, a bare Exception for an unknown actor
+            self._lost(worker, link, error)
+
+    def _spawn(self, worker: ClusterWorker, link: Link) -> None:
+        self._try(worker, link, self._open, worker, link)
+
+    def _open(self, worker: ClusterWorker, link: Link) -> None:
+        link.open(
+            self._setup,
+            reports_memory=self._options.max_memory is not None,
+            ready=lambda answer, error: self._came(worker, link, answer, error),
+            dead=lambda _, error: self._lost(worker, link, error) if error is not None else None,
+        )
+
+    def _came(self, worker: ClusterWorker, link: Link, answer: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._lost(worker, link, error)
+            return
+        link.node, pid, words = answer
+        if words is not None:
+            worker.last_words = words
+            self._try(worker, link, link.kill)
+            return
+
+        def is_ready(now: float) -> None:
+            if worker.link is link:
+                worker.ready, worker.pid, worker.idle_since = True, pid, now
+
+        self._try(worker, link, link.beat)
+        self._gate.change(is_ready)
+        with self._gate.lock:
+            if worker.free and self._minds_idleness:
+                self._fell_idle(worker, clock())
+
+    def _send(
+        self,
+        worker: ClusterWorker,
+        link: Link,
+        call: Call[Any],
+        dispatch: int,
+        what: tuple[Any, Any, bytes | None],
+    ) -> None:
+        extra = None
+        if call.attempt > 1 or call.guarded or call.extra is not None:
+            # The clocks of two machines have nothing in common: a deadline travels as the time that is left.
+            remaining = None if call.deadline is None else call.deadline - clock()
+            key = call.key if wire.is_plain(call.key) else wire.try_dump(call.key)
+            extra = (call.attempt, key, remaining), call.extra
+
+        def settled(answer: Any, error: BaseException | None) -> None:
+            self._settled(worker, link, dispatch, answer, error)
+
+        self._try(worker, link, link.call, (dispatch, *what, extra), settled)
+
+    def _cancel(self, worker: ClusterWorker, link: Link, dispatch: int) -> None:
+        self._try(worker, link, link.cancel, dispatch)
+
+    def _settled(
+        self, worker: ClusterWorker, link: Link, dispatch: int, answer: Any, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            self._lost(worker, link, error)
+            return
+        gate = self._gate
+        kind, value, ran_for, size = answer
+        with gate.lock:
+            now = clock()
+            call = worker.calls.pop(dispatch, None) if worker.link is link else None
+            if call is None:
+                return
+            worker.settled += 1
+            worker.size = size
+            call.ran_for = ran_for
+            counts = gate.queue.settle(call, dispatch, now)
+            if counts and kind == wire.ERROR:
+                gate.totals.failed += 1
+            elif counts:
+                gate.totals.succeeded += 1
+                self.crashes = 0
+            if self._minds_idleness:
+                self._fell_idle(worker, now)
+            self.pump(now)
+            wake = gate.collect_granted()
+            gate.note_state()
+        gate.report([(call, *_unpack(kind, value))] if counts else (), wake)
+
+    def _see_out(self, worker: ClusterWorker, link: Link, was_ready: bool) -> None:
+        if not was_ready:  # it may be waiting for a place on the cluster, and would do so to the end of time
+            self._try(worker, link, link.kill)
+            return
+        self._try(worker, link, link.dismiss, lambda _, error: self._lost(worker, link, error))
+        call_at(clock() + self._options.grace, self._end, worker, link)
+
+    # Deaths, and what may be one (with no lock held)
+
+    def _lost(self, worker: ClusterWorker, link: Link, error: BaseException | None) -> None:
+        """Ray says that it died, or it cannot be reached. `error` is None for one that left as it was told."""
+        if worker.link is not link:
+            return
+        worker.cause = worker.cause or in_words(error)
+        if link.doubted:
+            return
+        if error is None or is_certain(self._ray, error, link.node):
+            self._bury(worker, link)
+            return
+        link.doubted = True
+        with suppress(Exception):  # it will not hear us either, or is dead already; its lease ends it
+            link.kill()
+        call_at(max(link.lease_over(), clock()), self._courier.post, self._bury, worker, link)
+
+    def _bury(self, worker: ClusterWorker, link: Link) -> None:
+        if worker.link is link:
+            self.bury(worker)
+
+    def _beat_later(self) -> None:
+        self._beat_timer = call_at(clock() + self._terms.lease / _BEATS, self._courier.post, self._beat_all)
+
+    def _beat_all(self) -> None:
+        for worker in self.workers:
+            if worker.link is not None and worker.ready:
+                self._try(worker, worker.link, self._beat, worker.link)
+        with self._gate.lock:
+            self._beat_timer = None
+            if any(worker.opened for worker in self.workers):
+                self._beat_later()
+
+    def _beat(self, link: Link) -> None:
+        if not link.beat():
+            raise Unreachable(f"it has not answered for {self._terms.lease:g} s; its machine may be lost")
+
+    def _complain(self, worker: ClusterWorker, link: Link) -> None:
+        if worker.link is link and worker.coming:
+            log.warning("%s: the cluster has had no place for worker %d yet", self._gate.name, worker.place)
+
+
+def _unpack(kind: int, value: Any) -> tuple[Any, BaseException | None]:
+    if kind == wire.PLAIN:
+        return value, None
+    try:
+        return (None, unpack_error(value)) if kind == wire.ERROR else (unpack(value), None)
+    except Exception as error:  # noqa: BLE001  # the result's own code runs here
+        return None, cannot_be_rebuilt(error)

@@ -1,0 +1,202 @@
+"""Cluster workers and machines that die: only their own calls are touched, by the rules that every pool has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import calls
+import pytest
+
+import penstock
+from tests.cluster.conftest import NODE, actors
+from tests.local.conftest import wait_until
+from tests.local.test_pool_ending import alive, lines
+
+
+def worker_of(call):
+    """The pid of the worker that has this call now."""
+    return call.home.pid
+
+
+def test_a_killed_worker_fails_the_call_that_it_ran_and_no_other(make_pool, gate):
+    with make_pool(2, max_in_flight=4) as pool:
+        dying, other, *behind = (pool.submit(calls.wait_for, str(gate), n) for n in range(4))
+        wait_until(lambda: pool.snapshot().load_by_worker == (1, 1))
+        wait_until(lambda: dying.home.ready and other.home.ready)
+        os.kill(worker_of(dying), signal.SIGKILL)
+
+        with pytest.raises(penstock.WorkerCrashedError) as caught:
+            dying.result(60)
+        assert (1, True) == (caught.value.attempt, caught.value.started)
+        gate.touch()
+        assert [1, 2, 3] == [future.result(60) for future in (other, *behind)]
+        assert {"spawned": 3, "crashed": 1, "failed": 1}.items() <= pool.snapshot().totals.items()
+        assert all(1 == future.attempt for future in (other, *behind))
+
+
+def test_a_killed_worker_has_its_call_requeued_and_no_other(make_pool, gate, tmp_path):
+    log = tmp_path / "log"
+    with make_pool(2, crash_policy="restart-requeue-in-flight") as pool:
+        futures = [pool.submit(calls.mark_and_wait, str(log), n, str(gate)) for n in range(2)]
+        wait_until(lambda: sorted(lines(log)) == ["0", "1"], 60)
+        os.kill(worker_of(futures[0]), signal.SIGKILL)
+        wait_until(lambda: sorted(lines(log)) == ["0", "0", "1"], 60)
+        gate.touch()
+
+        assert [0, 1] == [future.result(60) for future in futures]
+        assert [2, 1] == [future.attempt for future in futures]
+        assert 1 == pool.snapshot().totals["requeued"]
+
+
+def test_a_call_that_kills_its_worker_every_time_fails_after_max_attempts(make_pool, tmp_path):
+    options = {"crash_policy": "restart-requeue-in-flight", "crash_max_retries": 10, "max_attempts": 2}
+    with make_pool(1, max_in_flight=2, **options) as pool:
+        killer = pool.submit(calls.die_until, str(tmp_path / "log"), 99)
+        other = pool.submit(calls.echo, "other")
+
+        with pytest.raises(penstock.WorkerCrashedError, match="crashed 2 workers"):
+            killer.result(60)
+        assert "other" == other.result(60)
+    assert ["1", "2"] == lines(tmp_path / "log")
+
+
+def test_fail_task_fails_everything_and_halts_until_restarted(make_pool):
+    with make_pool(1, crash_policy="fail-task", max_in_flight=2, max_queue_depth=5) as pool:
+        dying = pool.submit(calls.die)
+        behind = [pool.submit(calls.echo, n) for n in range(3)]
+
+        for future in (dying, *behind):
+            with pytest.raises(penstock.WorkerCrashedError):
+                future.result(60)
+        wait_until(lambda: pool.snapshot().workers == {"halted": 1})
+        pool.restart()
+        assert 1 == pool.submit(calls.echo, 1).result(60)
+
+
+def test_a_worker_that_cannot_be_set_up_says_why(make_pool):
+    with make_pool(1, crash_max_retries=1, initializer=calls.bad_initializer) as pool:
+        with pytest.raises(penstock.WorkerCrashedError, match="RuntimeError: no weights") as caught:
+            pool.submit(calls.echo, 1).result(60)
+        assert "bad_initializer" in "".join(caught.value.__notes__)
+
+
+def test_an_idle_worker_that_is_killed_is_noticed_at_once(make_pool):
+    with make_pool(1) as pool:
+        pid = pool.submit(calls.pid).result(60)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pool.snapshot().totals["crashed"] == 1)
+
+        assert pid != pool.submit(calls.pid).result(60)
+
+
+def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(make_pool, gate, tmp_path):
+    log = tmp_path / "log"
+    with make_pool(1, max_in_flight=2) as pool:
+        futures = [pool.submit(calls.mark_and_wait, str(log), n, str(gate)) for n in range(2)]
+        wait_until(lambda: lines(log) == ["0"], 60)
+        pool.stop_workers()
+        wait_until(lambda: pool.state.in_flight == 0 and not actors())
+        assert 2 == pool.state.pending
+
+        gate.touch()
+        pool.start_workers()
+        assert [0, 1] == [future.result(60) for future in futures]
+        assert ["0", "0", "1"] == lines(log)
+
+
+def test_workers_are_recycled(make_pool):
+    with make_pool(1, recycle_after_calls=2) as pool:
+        pids = [pool.submit(calls.pid).result(60) for _ in range(4)]
+        assert pids[0] == pids[1] != pids[2] == pids[3]
+    with make_pool(1, recycle_above_rss=1) as pool:
+        assert pool.submit(calls.pid).result(60) != pool.submit(calls.pid).result(60)
+    assert 0 == pool.snapshot().totals["crashed"]
+
+
+def test_idle_workers_stop_and_start_again_when_needed(make_pool):
+    with make_pool(1, idle_stop=0.05) as pool:
+        assert 1 == pool.submit(calls.echo, 1).result(60)
+        wait_until(lambda: not actors())
+        assert 2 == pool.submit(calls.echo, 2).result(60)
+
+
+def test_a_lost_machine_has_its_calls_run_elsewhere(machines, gate, tmp_path):
+    log = tmp_path / "log"
+    machine = machines.add_node(**{**NODE, "num_cpus": 1}, resources={"far": 2})
+    near = penstock.Cluster(cpus=1, lease=2)
+    with (
+        penstock.WorkerPool(
+            1,
+            kind="cluster",
+            cluster=penstock.Cluster(cpus=0, resources={"far": 1}, lease=2),
+            crash_policy="restart-requeue-in-flight",
+        ) as far,
+        penstock.WorkerPool(1, kind="cluster", cluster=near) as other,
+    ):
+        kept = other.submit(calls.wait_for, str(gate), "kept")
+        moved = far.submit(calls.mark_and_wait, str(log), "moved", str(gate))
+        wait_until(lambda: lines(log) == ["moved"], 60)
+        pid = worker_of(moved)
+
+        machines.remove_node(machine, allow_graceful=False)
+        wait_until(lambda: far.snapshot().totals["requeued"] == 1, 60)
+        assert not alive(pid)
+        machine = machines.add_node(**{**NODE, "num_cpus": 1}, resources={"far": 2})
+        gate.touch()
+
+        assert "moved" == moved.result(60)
+        assert "kept" == kept.result(60)
+        assert (2, 1) == (moved.attempt, kept.attempt)
+    machines.remove_node(machine)
+
+
+def test_a_worker_that_hears_nothing_ends_itself_before_its_call_is_run_elsewhere(machines, tmp_path):
+    log = tmp_path / "log"
+    terms = penstock.Cluster(lease=1)
+    options = {"crash_policy": "restart-requeue-in-flight", "restart_delay": 0.001}
+    with penstock.WorkerPool(1, kind="cluster", cluster=terms, **options) as pool:
+        future = pool.submit(hold_the_first_time, str(log))
+        wait_until(lambda: lines(log), 60)
+        pid = worker_of(future)
+        os.kill(pid, signal.SIGSTOP)  # like a machine that nobody reaches
+
+        wait_until(lambda: pool.snapshot().totals["requeued"] == 1, 60)
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: not alive(pid))
+        assert 2 == future.result(60)
+        assert "has not answered" in pool.snapshot().last_crash
+
+
+def test_a_program_that_is_killed_leaves_no_actor(machines, tmp_path):
+    program = f"""
+        import calls, penstock, ray, time
+        ray.init(address={machines.address!r}, log_to_driver=False)
+        pool = penstock.WorkerPool(2, kind="cluster", cluster=penstock.Cluster(cpus=0.5))
+        for n in range(2):
+            pool.submit(calls.mark_and_wait, {str(tmp_path / "log")!r}, n, "never")
+        time.sleep(60)
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env=env)
+    try:
+        wait_until(lambda: len(lines(tmp_path / "log")) == 2, 60)
+        pids = [actor["Pid"] for actor in actors()]
+        assert 2 == len(pids)
+    finally:
+        child.kill()
+        child.wait()
+
+    wait_until(lambda: not actors(), 30)
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+def hold_the_first_time(path):
+    attempt = penstock.current_call().attempt
+    calls.mark(path, attempt)
+    if attempt == 1:
+        calls.wait_for("never")
+    return attempt
