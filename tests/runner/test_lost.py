@@ -124,7 +124,7 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkey
     def fail(*_, **__):
         raise full
 
-    for verb in ("apply", "apply_soon", "complete_soon", "renew"):
+    for verb in ("apply", "apply_soon", "complete_soon", "exchange_soon", "renew"):
         monkeypatch.setattr(plant.store, verb, fail)
     began = time.monotonic()
     plant.runner.stop(1)
@@ -142,15 +142,19 @@ def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
     plant = plants()
     job = plant.command("sleep", "0.2")
     wait_until(plant.runner.pids)
-    failed, complete_soon = [], plant.store.complete_soon
+    failed = []
 
-    def fail(done):
-        if not done:
-            return complete_soon(done)
-        failed.append(done)
-        raise StoreFailed("the disk is full")
+    def failing(verb):
+        def fail(done, *more):
+            if not done:
+                return verb(done, *more)
+            failed.append(done)
+            raise StoreFailed("the disk is full")
 
-    monkeypatch.setattr(plant.store, "complete_soon", fail)
+        return fail
+
+    for name in ("complete_soon", "exchange_soon"):
+        monkeypatch.setattr(plant.store, name, failing(getattr(plant.store, name)))
     wait_until(lambda: failed)
     assert plant.state(job) == "RUNNING"
     monkeypatch.undo()

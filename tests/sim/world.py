@@ -38,7 +38,8 @@ __all__ = ["CAPACITY", "Broken", "World"]
 CAPACITY = 90
 HOST_CAPS = Caps(per_addon=4, constraints={"disk_write_heavy": 1})
 WRITES = frozenset({
-    "submit", "submit_soon", "admit", "apply", "apply_soon", "complete_soon", "renew", "renew_soon", "set_addon", "prune", "shift", "reorder",
+    "submit", "submit_soon", "admit", "apply", "apply_soon", "complete_soon", "exchange_soon", "renew", "renew_soon",
+    "set_addon", "prune", "shift", "reorder",
 })  # fmt: skip
 DEPTH = 6
 DAY = 24 * HOUR

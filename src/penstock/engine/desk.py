@@ -28,7 +28,7 @@ from penstock.core.reasons import AwaitsWorker, NoRoom
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
 from penstock.core.states import State
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Moment, Money
-from penstock.engine.dispatcher import Dispatcher, Kinds
+from penstock.engine.dispatcher import Dispatcher, Kinds, leased
 from penstock.engine.machine import Machine
 from penstock.engine.purse import Purse
 from penstock.engine.room import Room, then
@@ -237,43 +237,44 @@ class Desk:
 
     def claim(self, kinds: Kinds, limit: int = 1, worker: str = "") -> list[Claimed]:
         """The one-step way: what is reserved for such a worker already, then what may start now."""
-        return self._fetch(self._take_up(kinds, limit, worker), kinds, limit, worker)
+        leases = self._take_up(kinds, limit, worker)
+        if len(leases) < limit:
+            leases += self._dispatcher.fetch(kinds, limit - len(leases), worker, self._store.now())
+        return self.claimed(leases)
 
     def _take_up(self, kinds: Kinds, limit: int, worker: str) -> list[Dispatch]:
         """Leases for what is reserved already, on this host: another's units are no room here."""
-        leased: list[Dispatch] = []
+        leases: list[Dispatch] = []
         if not self._dispatcher.reserves:
-            return leased
+            return leases
         for dispatch in self.dispatchable(kinds.addon_id):
-            if len(leased) == limit:
+            if len(leases) == limit:
                 break
             here = dispatch.host == self._rules.host
             if here and dispatch.job_id is not None and kinds.fits(dispatch.demand):
                 try:
-                    leased.append(self.lease(dispatch.job_id, worker))
+                    leases.append(self.lease(dispatch.job_id, worker))
                 except StaleDispatch:
                     continue
-        return leased
+        return leases
 
-    def _fetch(self, leased: list[Dispatch], kinds: Kinds, limit: int, worker: str) -> list[Claimed]:
-        if len(leased) < limit:
-            leased += self._dispatcher.fetch(kinds, limit - len(leased), worker, self._store.now())
-        return self._claimed(leased)
-
-    def _claimed(self, leased: list[Dispatch]) -> list[Claimed]:
-        jobs = self._store.claimed(leased)
+    def claimed(self, leases: Sequence[Dispatch]) -> list[Claimed]:
+        """With all that their worker must know."""
+        if not leases:
+            return []
+        jobs = self._store.claimed(leases)
         return [
             Claimed(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
-            for job, d in zip(jobs, leased, strict=True)
+            for job, d in zip(jobs, leases, strict=True)
         ]
 
     def ride(self, idler: Idler) -> Callable[[], None]:
         """Lets one who is idle claim in the commits of submits, until the answer is called."""
 
-        def landed(leased: list[Dispatch] | None) -> None:
+        def landed(leases: list[Dispatch] | None) -> None:
             claimed: list[Claimed] = []
             try:
-                claimed = self._claimed(leased or [])
+                claimed = self.claimed(leases or [])
             finally:
                 idler.landed(claimed)
 
@@ -355,28 +356,41 @@ class Desk:
 
     def end_many(self, reports: Sequence[Report]) -> list[State | Refused | None]:
         """One commit, each on its own merits: where its job landed, or why nothing was changed by it."""
-        return self._ended(reports, self._end_soon(reports))
+        return self._ended(reports, self._end_soon(reports).result())
 
     def exchange(
         self, reports: Sequence[Report], kinds: Kinds, limit: int = 1, worker: str = ""
     ) -> tuple[list[State | Refused | None], list[Claimed]]:
-        """`end_many` and `claim`, in one commit when nobody comes between: what has ended makes room for what is claimed."""
-        leased = self._take_up(kinds, limit, worker)
-        ending = self._end_soon(reports)
-        claimed = self._fetch(leased, kinds, limit, worker)
-        return self._ended(reports, ending), claimed
+        """`end_many` and `claim`, in one commit where that can be: what has ended makes room for what is claimed."""
+        answers, leases = self.exchange_soon(reports, kinds, limit, worker)()
+        return answers, self.claimed(leases)
+
+    def exchange_soon(
+        self, reports: Sequence[Report], kinds: Kinds, limit: int, worker: str
+    ) -> Callable[[], tuple[list[State | Refused | None], list[Dispatch]]]:
+        """The same for who has something to do meanwhile. The answer waits for it; `claimed` says what is to be run."""
+        taken_up = self._take_up(kinds, limit, worker)
+        if len(taken_up) == limit:
+            ending = self._end_soon(reports)
+            return lambda: (self._ended(reports, ending.result()), taken_up)
+        now = self._store.now()
+        exchanged = self._dispatcher.exchange_soon(_done(reports), kinds, limit - len(taken_up), worker, now)
+
+        def land() -> tuple[list[State | Refused | None], list[Dispatch]]:
+            done, granted = exchanged.result()
+            return self._ended(reports, done), taken_up + leased(granted)
+
+        return land
 
     def _end_soon(self, reports: Sequence[Report]) -> Future[list[bool]]:
         """
         Most runs end by being completed under a lease that still counts. What follows is known without reading anything; the
         store refuses it where the world is otherwise, and then we look.
         """
-        return self._store.complete_soon(
-            [Done(dispatch_id, result) for dispatch_id, how, result, _ in reports if how is End.COMPLETED]
-        )
+        return self._store.complete_soon(_done(reports))
 
-    def _ended(self, reports: Sequence[Report], ending: Future[list[bool]]) -> list[State | Refused | None]:
-        done = iter(ending.result())
+    def _ended(self, reports: Sequence[Report], completed: Sequence[bool]) -> list[State | Refused | None]:
+        done = iter(completed)
         answers: list[State | Refused | None] = [State.DONE] * len(reports)
         left = [i for i, report in enumerate(reports) if report.how is not End.COMPLETED or not next(done)]
         for _ in range(_TRIES):
@@ -426,3 +440,7 @@ class Desk:
     @property
     def _landing(self) -> dict[str, Any]:
         return {"schedules": self._rules.schedules, "ordering": self._rules.ordering}
+
+
+def _done(reports: Sequence[Report]) -> list[Done]:
+    return [Done(dispatch_id, result) for dispatch_id, how, result, _ in reports if how is End.COMPLETED]

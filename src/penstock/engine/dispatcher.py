@@ -7,7 +7,8 @@ others are reserved, and their addon is told by the trail.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
@@ -16,12 +17,12 @@ from penstock.core.demand import Demand
 from penstock.core.job import Dispatch
 from penstock.core.order import MOST_PICKS, Floor, Offer, Verdict, weigh
 from penstock.core.outlook import View
-from penstock.core.words import OWN_TYPES, AddonId, JobId, Moment, Span
+from penstock.core.words import OWN_TYPES, AddonId, HostId, JobId, Moment, Span
 from penstock.engine.machine import Machine
 from penstock.engine.rules import Rules
-from penstock.stores.protocol import Ride, Store
+from penstock.stores.protocol import Done, Ride, Store, Terms
 
-__all__ = ["Dispatcher", "Fetchers", "Kinds"]
+__all__ = ["Dispatcher", "Fetchers", "Kinds", "leased"]
 
 
 class Kinds(NamedTuple):
@@ -80,29 +81,35 @@ class Dispatcher:
 
     def fetch(self, kinds: Kinds, limit: int, worker: str, now: Moment) -> list[Dispatch]:
         """A round with a worker at hand. What stands before its jobs and is reserved by us is reserved first, so order holds."""
+        return leased(self._store.admit(*self._visit(kinds, limit, worker, now)))
+
+    def exchange_soon(
+        self, done: Sequence[Done], kinds: Kinds, limit: int, worker: str, now: Moment
+    ) -> Future[tuple[list[bool], list[Dispatch]]]:
+        """The same, behind what that worker has done. Some that it is answered with may be only reserved (`leased`)."""
+        return self._store.exchange_soon(done, *self._visit(kinds, limit, worker, now))
+
+    def _visit(
+        self, kinds: Kinds, limit: int, worker: str, now: Moment
+    ) -> tuple[HostId, Callable[[Floor], Verdict], Terms]:
         self._fetchers.came(kinds, now + self._rules.fetch_for)
-        return _leased(self._round(now, kinds, limit, worker))
+        return self._rules.host, self._decider(now, kinds, limit), self._rules.terms(worker)
 
     def passage(
         self, kinds: Kinds, limit: int, worker: str, landed: Callable[[list[Dispatch] | None], None]
     ) -> Ride:
         """The same round, for a worker who waits for the next submit and claims in its commit."""
-        now = self._store.now()
-        self._fetchers.came(kinds, now + self._rules.fetch_for)
         return Ride(
-            self._rules.host,
-            self._decider(now, kinds, limit),
-            self._rules.terms(worker),
-            lambda granted: landed(None if granted is None else _leased(granted)),
+            *self._visit(kinds, limit, worker, self._store.now()),
+            lambda granted: landed(None if granted is None else leased(granted)),
         )
 
-    def _round(
-        self, now: Moment, here: Kinds | None = None, limit: int | None = None, worker: str = ""
-    ) -> list[Dispatch]:
-        decide = self._decider(now, here, limit)
-        return self._store.admit(self._rules.host, decide, self._rules.terms(worker))
+    def _round(self, now: Moment) -> list[Dispatch]:
+        return self._store.admit(self._rules.host, self._decider(now), self._rules.terms(""))
 
-    def _decider(self, now: Moment, here: Kinds | None, limit: int | None) -> Callable[[Floor], Verdict]:
+    def _decider(
+        self, now: Moment, here: Kinds | None = None, limit: int | None = None
+    ) -> Callable[[Floor], Verdict]:
         offer = self._offer(now, here)
 
         def decide(floor: Floor) -> Verdict:
@@ -145,5 +152,5 @@ class Dispatcher:
         return verdict
 
 
-def _leased(granted: list[Dispatch]) -> list[Dispatch]:
+def leased(granted: list[Dispatch]) -> list[Dispatch]:
     return [dispatch for dispatch in granted if dispatch.started_at is not None]

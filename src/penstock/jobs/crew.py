@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Lock
 from typing import Any, Final
 
+from penstock.core.job import Dispatch
 from penstock.core.landing import End
 from penstock.core.refusals import Refused
 from penstock.core.states import State
@@ -35,6 +36,10 @@ log = logging.getLogger("penstock.jobs")
 AHEAD_SEC: Final = 0.02
 MOST_AHEAD: Final = 200
 MOST_AT_ONCE: Final = 500
+#: So many are not worth a commit of their own.
+FEW: Final = 32
+#: Then the other parts of the scheduler have their turn.
+MOST_EXCHANGES: Final = 8
 STALE: Final[Span] = 1 * SECOND
 #: The longest that something that has ended waits for the other half of its batch.
 SOON: Final[Span] = 5 * MILLISECOND
@@ -90,18 +95,30 @@ class Crew:
         return now + (SOON if self._waiting else self._tick)
 
     def _exchange(self) -> None:
-        """What has ended for what may start. If the store fails, what has ended stays, and is told with the next step."""
-        over = self._ended()
-        kinds = self._kinds
-        room = self._free + len(over) + self._ahead()
-        claimed: list[Claimed] = []
-        if room > 0 and kinds.job_types and not self._closing:
-            answers, claimed = self._desk.exchange([_report(*each) for each in over], kinds, room, self._name)
-        else:
-            answers = self._desk.end_many([_report(*each) for each in over]) if over else []
-        self._settled(over, answers)
-        self._take(claimed)
-        self._asked_at = self._now() if 0 < len(claimed) < room else 0
+        """
+        What has ended for what may start. If the store fails, what has ended stays, and is told with the next step.
+
+        Under load one exchange follows another, and what the last one brought is made ready to run while the next is being written.
+        """
+        brought: list[Dispatch] = []
+        try:
+            for _ in range(MOST_EXCHANGES):
+                over = self._ended(len(brought))
+                reports = [_report(*each) for each in over]
+                room = self._free + len(over) + self._ahead() - len(brought)
+                if room <= 0 or self._closing or not self._functions:
+                    self._settled(over, self._desk.end_many(reports) if over else [])
+                    break
+                landing = self._desk.exchange_soon(reports, self._kinds, room, self._name)
+                ready, brought = brought, []
+                self._take(self._desk.claimed(ready))
+                answers, brought = landing()
+                self._settled(over, answers)
+                self._asked_at = self._now() if 0 < len(brought) < room else 0
+                if len(self._over) < max(1, len(brought)):
+                    break
+        finally:
+            self._take(self._desk.claimed(brought))
 
     @property
     def _kinds(self) -> Kinds:
@@ -112,10 +129,12 @@ class Crew:
         return self._workers - len(self.running) - len(self._waiting)
 
     def _take(self, claimed: list[Claimed]) -> None:
-        for each in claimed:
-            attempt = Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
-            self._waiting[attempt.facts.dispatch_id] = attempt
-            self.hands.start(attempt)
+        attempts = [
+            Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
+            for each in claimed
+        ]
+        self._waiting.update((attempt.facts.dispatch_id, attempt) for attempt in attempts)
+        self.hands.start(attempts)
 
     # what the desk asks when a job is submitted: a thread that has nothing to do gets it with the same commit
 
@@ -137,8 +156,10 @@ class Crew:
         while over := self._ended():
             self._settled(over, self._desk.end_many([_report(*each) for each in over]))
 
-    def _ended(self) -> list[tuple[Attempt, Outcome]]:
-        return list(itertools.islice(self._over, MOST_AT_ONCE))
+    def _ended(self, brought: int = 0) -> list[tuple[Attempt, Outcome]]:
+        """Half of what is in flight at most: while it is written, the other half can run."""
+        most = (len(self.running) + len(self._waiting) + brought) // 2
+        return list(itertools.islice(self._over, min(MOST_AT_ONCE, max(FEW, most))))
 
     def _settled(
         self, over: list[tuple[Attempt, Outcome]], answers: Sequence[State | Refused | None]

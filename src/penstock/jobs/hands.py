@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol, TypeAlias
@@ -28,7 +29,7 @@ class Hands(Protocol):
     #: How many may wait here for each one that runs, when they are short: 0 where handing one over is dear anyway.
     ahead: int
 
-    def start(self, attempt: Attempt) -> None: ...
+    def start(self, attempts: Sequence[Attempt]) -> None: ...
 
     def end(self, attempt: Attempt) -> None:
         """It was told to stop: end it by force where that is possible."""
@@ -52,7 +53,9 @@ class LocalHands:
 
     def __init__(self, workers: int, began: Began, finished: Finished) -> None:
         self._began, self._finished = began, finished
-        self._ready: SimpleQueue[Attempt | None] = SimpleQueue()
+        #: Threads take from here until it is empty, and sleep until somebody wakes them: a batch wakes each of them once.
+        self._ready: deque[Attempt | None] = deque()
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._numbers = itertools.count(1)
         self._threads: list[Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,11 +63,16 @@ class LocalHands:
         for _ in range(workers):
             self._hire()
 
-    def start(self, attempt: Attempt) -> None:
-        if attempt.function.is_async:
-            asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
-        else:
-            self._ready.put(attempt)
+    def start(self, attempts: Sequence[Attempt]) -> None:
+        self._put([attempt for attempt in attempts if not attempt.function.is_async])
+        for attempt in attempts:
+            if attempt.function.is_async:
+                asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
+
+    def _put(self, work: Sequence[Attempt | None]) -> None:
+        self._ready.extend(work)
+        for _ in range(min(len(work), len(self._threads))):
+            self._wake.put(None)
 
     def end(self, attempt: Attempt) -> None:
         task = attempt.ended_by
@@ -81,8 +89,7 @@ class LocalHands:
     def close(self, *, wait: float) -> None:
         """Threads that are stuck in a function are left to it: they are daemons, and what they return is refused."""
         until = time.monotonic() + wait
-        for _ in self._threads:
-            self._ready.put(None)
+        self._put([None] * len(self._threads))
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
@@ -94,7 +101,14 @@ class LocalHands:
         thread.start()
 
     def _work(self) -> None:
-        while (attempt := self._ready.get()) is not None:
+        while True:
+            try:
+                attempt = self._ready.popleft()
+            except IndexError:
+                self._wake.get()
+                continue
+            if attempt is None:
+                return
             if self._began(attempt):
                 self._finished(attempt, perform(attempt.function, attempt.facts, attempt))
                 if attempt.given_up:

@@ -13,6 +13,7 @@ import asyncio
 import importlib
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import reduce
 from pathlib import Path
@@ -56,9 +57,12 @@ class ProcessHands:
             name="penstock jobs",
         )
 
-    def start(self, attempt: Attempt) -> None:
-        if not self._began(attempt):
-            return
+    def start(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            if self._began(attempt):
+                self._submit(attempt)
+
+    def _submit(self, attempt: Attempt) -> None:
         place = place_of(attempt.function.fn)
         call = self._pool.submit(_run, place, attempt.facts, str(self._yield_file))
         attempt.ended_by = call

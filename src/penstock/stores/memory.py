@@ -239,6 +239,12 @@ class MemoryStore(MemoryTables):
         now = self.now()
         return self.apply_soon([completed(each.dispatch_id, now, each.result) for each in done])
 
+    def exchange_soon(
+        self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
+    ) -> Future[tuple[list[bool], list[Dispatch]]]:
+        completed = self.complete_soon(done)
+        return _at_once(lambda: (completed.result(), self.admit(host, weigh, terms)))
+
     def _apply(self, change: Change) -> bool:
         now = self._clock()
         step, ending = change.job, change.dispatch

@@ -93,7 +93,7 @@ class PostgresStore(PostgresReads):
         self._submits = Writer(lambda: _Group(self._submit_all))
         self._turns = Writer(lambda: _Group(self._turn))
         self._beats = Writer(lambda: _Group(self._renew_all))
-        self._last_change: Future[list[bool]] = _nothing()
+        self._last_change: Future[Any] = _nothing()
 
     # writes
 
@@ -162,6 +162,15 @@ class PostgresStore(PostgresReads):
             return _nothing()
         self._last_change = ended = self._turns.soon(lambda group: group.add(Completion(done)))
         return ended
+
+    def exchange_soon(
+        self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
+    ) -> Future[tuple[list[bool], list[Dispatch]]]:
+        exchanged = self._turns.soon(
+            lambda group: (group.add(Completion(done)), group.add(Admission(host, weigh, terms)))
+        )
+        self._last_change = exchanged
+        return exchanged
 
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()

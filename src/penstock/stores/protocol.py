@@ -206,6 +206,12 @@ class Store(Protocol):
         """`apply_soon` of what `changes.completed` says about each: by far the most frequent change of all, so it has a way of its own."""
         ...
 
+    def exchange_soon(
+        self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
+    ) -> Future[tuple[list[bool], list[Dispatch]]]:
+        """`complete_soon`, then `admit`, in one commit where that can be: what is done makes room for what starts."""
+        ...
+
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         """None: stale, ended or expired; nothing was changed. A dispatch that is ending is not prolonged."""
         ...

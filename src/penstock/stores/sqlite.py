@@ -159,6 +159,11 @@ class SqliteStore:
     def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
         return self._writer.soon(lambda tx: tx.complete(done)) if done else _nothing()
 
+    def exchange_soon(
+        self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
+    ) -> Future[tuple[list[bool], list[Dispatch]]]:
+        return self._writer.soon(lambda tx: (tx.complete(done), tx.admit(host, weigh, terms)))
+
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()
 
