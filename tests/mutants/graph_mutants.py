@@ -413,8 +413,8 @@ MUTANTS = [
     planted(
         "the neighbours of an error are not told",
         f"{LOCAL}/attempts.py",
-        "            flying = list(self._flying)\n",
-        "            flying = []\n",
+        "            return list(self._flying)\n",
+        "            return []\n",
         "errors",
     ),
     planted(
