@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "http": {"core", "stores", "engine", "runner", "http"},
     "client": {"core", "client", "local"},
     "jobs": {"core", "stores", "engine", "local", "jobs"},
+    "simulation": {"core", "stores", "engine", "simulation"},
     "testing": {"core", "stores", "engine", "jobs", "testing"},
     "settings": {"core", "stores", "engine", "client", "settings"},
     "daemon": {
@@ -40,7 +41,7 @@ MAY_IMPORT = {
         "web",
         "client",
     },
-    "cli": {"penstock", "core", "client", "cli", "settings", "daemon", "stores"},
+    "cli": {"penstock", "core", "client", "cli", "settings", "daemon", "stores", "simulation"},
     "web": {"web"},
     "demo": {"penstock", "core", "local", "client", "demo"},
     "penstock": {"core", "local", "stores", "engine", "jobs", "client"},

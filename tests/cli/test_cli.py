@@ -162,6 +162,27 @@ def test_what_an_addon_spent_stands_against_its_budget(alone):
     assert "0.45 of 0.50" in alone("addons").stdout
 
 
+def test_the_jobs_that_ran_are_played_again_under_other_settings(shell):
+    shell("wait", shell.submit("sleep", "0.2"))
+    told = shell.told("simulate", "--set", "capacity.units=1")
+    text = shell("simulate")
+
+    assert told["as_it_is"]["everything"]["refused"] == 0
+    assert told["tried"]["everything"]["refused"] == told["tried"]["everything"]["jobs"] > 0
+    assert "all done after" in text.stdout
+    assert "\x1b" not in text.stdout + text.stderr
+
+
+def test_a_made_up_load_needs_no_scheduler_and_settings_are_checked_first(alone):
+    nothing, made_up = alone("simulate"), alone("simulate", "--made-up", "--jobs", "50", "--hosts", "2")
+    wrong = alone("simulate", "--made-up", "--set", "capacity.unitss=3")
+
+    assert (nothing.returncode, made_up.returncode, wrong.returncode) == (FAILED, DONE, USAGE)
+    assert "--made-up" in nothing.stderr
+    assert "addon0" in made_up.stdout
+    assert "did you mean capacity.units?" in wrong.stderr
+
+
 def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
     shell.submit("true")
     narrow, wide = (in_terminal(shell, columns, "ls") for columns in (60, 140))

@@ -15,7 +15,7 @@ from penstock.cli.session import UNREACHABLE, Session, fail, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import DURATION
 
-__all__ = ["login", "settings", "stop", "up"]
+__all__ = ["load_settings", "login", "pair", "settings", "stop", "up"]
 
 
 def _config(command: Any) -> Any:
@@ -42,12 +42,12 @@ def up(
     """Start the scheduler here: daemon, HTTP API and page. Ctrl-C stops it; a second one at once."""
     from penstock.daemon import run
 
-    given = dict(_pair(flag) for flag in flags)
+    given = dict(pair(flag) for flag in flags)
     if data_dir is not None:
         given["data_dir"] = data_dir
     if port is not None:
         given["server.listen"] = f"127.0.0.1:{port}"
-    raise click.exceptions.Exit(run(_load(config, given), on_ready=_greet))
+    raise click.exceptions.Exit(run(load_settings(config, given), on_ready=_greet))
 
 
 def _greet(server: Any) -> None:
@@ -57,14 +57,14 @@ def _greet(server: Any) -> None:
     click.echo("try   penstock run -- echo hello        penstock top        penstock --help")
 
 
-def _pair(flag: str) -> tuple[str, str]:
+def pair(flag: str) -> tuple[str, str]:
     key, found, value = flag.partition("=")
     if not found:
         raise click.UsageError(f"--set {flag}: write KEY=VALUE")
     return key.strip(), value.strip()
 
 
-def _load(config: str | None, flags: dict[str, str]) -> Any:
+def load_settings(config: str | None, flags: dict[str, str]) -> Any:
     from penstock.settings import BadSettings, load
 
     try:
@@ -137,7 +137,7 @@ def settings(session: Session, config: str | None, flags: tuple[str, ...], chang
     """Every setting, its value, and where that came from. Checks them all; exits with 2 when one is wrong."""
     found = [
         one
-        for one in _load(config, dict(_pair(flag) for flag in flags)).describe()
+        for one in load_settings(config, dict(pair(flag) for flag in flags)).describe()
         if not changed or one.source != "default"
     ]
     if session.tell([one._asdict() for one in found]):

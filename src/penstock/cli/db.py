@@ -12,7 +12,7 @@ from penstock.cli.session import Session, fail, passes
 if TYPE_CHECKING:
     from penstock.stores.protocol import Store
 
-__all__ = ["db"]
+__all__ = ["db", "opened"]
 
 
 @click.group()
@@ -39,7 +39,7 @@ def check(session: Session, path: str | None) -> None:
     with session.aside.status(f"checking {name}"):
         problems = [] if is_address(place) else integrity(_existing(path))
         if not problems:
-            store = _opened(place)
+            store = opened(place)
             try:
                 problems = store.audit()
             finally:
@@ -78,7 +78,7 @@ def migrate(session: Session, path: str | None) -> None:
     place = _place(path)
     if not is_address(place):
         _existing(path)
-    _opened(place).close()
+    opened(place).close()
     if not session.tell({"path": shown(place), "migrated": True}):
         click.echo(f"{shown(place)}: up to date")
 
@@ -107,7 +107,7 @@ def copy(session: Session, source: str, target: str) -> None:
     )
 
 
-def _opened(place: str) -> Store:
+def opened(place: str) -> Store:
     from penstock.core.order import Ordering
     from penstock.settings import load
     from penstock.stores.opening import open_store

@@ -52,6 +52,7 @@ VERBS: Final = {
     "undrain": ("machine", "start jobs on a host again"),
     "token": ("tokens", "make, list and revoke tokens"),
     "db": ("db", "check, back up, migrate and copy the database"),
+    "simulate": ("simulate", "what other settings would have done with this load, or with a made-up one"),
     "demo": ("demo", "a bounded pipeline under load, live in the terminal"),
 }
 

@@ -1,0 +1,9 @@
+"""What another policy would have done: the same rules on a clock that jumps (SPEC BY-2)."""
+
+from __future__ import annotations
+
+from penstock.simulation.figures import Figures, figures
+from penstock.simulation.load import Arrival, made_up, replayed
+from penstock.simulation.play import Played, play
+
+__all__ = ["Arrival", "Figures", "Played", "figures", "made_up", "play", "replayed"]

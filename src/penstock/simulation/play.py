@@ -1,0 +1,171 @@
+"""
+The load, played under some rules.
+
+What decides is the real thing: the store in memory, the dispatcher, the keeper and what they ask of the core. Simulated are the workers, who take what they are
+given and are done with it when the load says so, and time, which jumps to the next moment at which anything can happen.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Final
+
+from penstock.core.job import Dispatch
+from penstock.core.order import MOST_PICKS
+from penstock.core.refusals import Refused
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.engine.desk import Desk, Report
+from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
+from penstock.engine.keeper import Keeper
+from penstock.engine.machine import Machine
+from penstock.engine.room import Room
+from penstock.engine.rules import Rules
+from penstock.simulation.load import Arrival
+from penstock.stores.memory import MemoryStore
+
+__all__ = ["Outcome", "Played", "play"]
+
+_FOR_EVER: Final[Span] = 1 << 60
+_ANY: Final = Kinds(own=True)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`started`: None if it never was: refused, or its deadline passed before its turn."""
+
+    arrival: Arrival
+    refused: bool = False
+    started: Moment | None = None
+
+    @property
+    def wait(self) -> Span | None:
+        """From the moment at which it could have started, if there had been room."""
+        ready = max(self.arrival.at, self.arrival.intent.earliest_start_at or 0)
+        return None if self.started is None else self.started - ready
+
+
+@dataclass(slots=True)
+class Played:
+    outcomes: list[Outcome]
+    capacity: int  # of all hosts
+    lasted: Span  # from the first arrival to the last end
+
+
+def play(
+    load: Sequence[Arrival],
+    rules: Rules,
+    *,
+    hosts: int = 1,
+    weights: Mapping[str, int] | None = None,
+    tell: Callable[[int], object] = lambda _: None,
+) -> Played:
+    """`tell` hears how many jobs have ended or will never start."""
+    stage = _Stage(_steady(rules), hosts, weights or {})
+    stage.run(load, tell)
+    most = stage.rules.capacity.most * hosts
+    lasted = stage.now - load[0].at if load else 0
+    return Played(stage.outcomes, most, lasted)
+
+
+def _steady(rules: Rules) -> Rules:
+    """The machine is quiet, workers never die, and nothing is forgotten: what is compared is policy."""
+    capacity = replace(rules.capacity, fixed=rules.capacity.most)
+    return replace(rules, capacity=capacity, lease_for=_FOR_EVER, fetch_for=_FOR_EVER, retention=_FOR_EVER)
+
+
+@dataclass
+class _Stage:
+    rules: Rules
+    hosts: int
+    weights: Mapping[str, int]
+    now: Moment = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        numbers = count(1)
+        self.store = MemoryStore(
+            lambda: self.now, ordering=self.rules.ordering, new_id=lambda: f"{next(numbers):012}"
+        )
+        machine, room = Machine(self.rules), Room(self.store, self.rules.depth)
+        self.dispatchers = [self._dispatcher(number, machine) for number in range(self.hosts)]
+        self.free = [self.rules.capacity.most] * self.hosts
+        self.desk = Desk(self.store, self.rules, machine, self.dispatchers[0], room)
+        self.keeper = Keeper(self.store, self.rules)
+        self.of_job: dict[JobId, Outcome] = {}
+        self.ends: list[
+            tuple[Moment, DispatchId, int, int]
+        ] = []  # when, what, where, and the units it gives back
+        self.moments: list[Moment] = []  # at which something becomes ready, urgent or too late
+        for addon_id, weight in self.weights.items():
+            self.store.set_addon(AddonId(addon_id), weight=weight)
+
+    def _dispatcher(self, number: int, machine: Machine) -> Dispatcher:
+        return Dispatcher(self.store, replace(self.rules, host=HostId(f"host{number}")), machine, Fetchers())
+
+    def run(self, load: Sequence[Arrival], tell: Callable[[int], object]) -> None:
+        arrivals, settled = iter(load), 0
+        coming = next(arrivals, None)
+        while coming is not None or self.ends or self.moments:
+            due = [end[0] for end in self.ends[:1]] + self.moments[:1]
+            self.now = min(due if coming is None else [*due, coming.at])
+            while coming is not None and coming.at <= self.now:
+                settled += not self._arrive(coming)
+                coming = next(arrivals, None)
+            settled += self._end()
+            self._pass_moments()
+            self._start()
+            tell(settled)
+
+    def _arrive(self, arrival: Arrival) -> bool:
+        outcome = Outcome(arrival)
+        self.outcomes.append(outcome)
+        try:
+            [receipt] = self.desk.submit([arrival.intent])
+        except Refused:  # a queue that is full, or a cost that no host could ever give
+            outcome.refused = True
+            return False
+        self.of_job[receipt.job_id] = outcome
+        intent = arrival.intent
+        for moment in (intent.earliest_start_at, intent.deadline_at):
+            if moment is not None and moment > self.now:
+                heapq.heappush(self.moments, moment)
+        return True
+
+    def _end(self) -> int:
+        reports = []
+        while self.ends and self.ends[0][0] <= self.now:
+            _, dispatch_id, host, units = heapq.heappop(self.ends)
+            reports.append(Report(dispatch_id))
+            self.free[host] += units
+        if reports:
+            self.desk.end_many(reports)
+        return len(reports)
+
+    def _pass_moments(self) -> None:
+        if not self.moments or self.moments[0] > self.now:
+            return
+        while self.moments and self.moments[0] <= self.now:
+            heapq.heappop(self.moments)
+        self.keeper.step(self.now)
+
+    def _start(self) -> None:
+        """The host with most room comes first, one job at a time, as if all had asked. When it finds nothing nobody does: hosts are alike."""
+        limit = MOST_PICKS if self.hosts == 1 else 1
+        while self.of_job:
+            host = self.free.index(max(self.free))
+            taken = self.dispatchers[host].fetch(_ANY, limit, "simulated", self.now)
+            for dispatch in taken:
+                self._began(dispatch, host)
+            if len(taken) < limit:
+                return
+
+    def _began(self, dispatch: Dispatch, host: int) -> None:
+        assert dispatch.job_id is not None
+        outcome = self.of_job.pop(dispatch.job_id)
+        outcome.started = self.now
+        units = outcome.arrival.intent.cost_units
+        self.free[host] -= units
+        heapq.heappush(self.ends, (self.now + outcome.arrival.runs_for, dispatch.dispatch_id, host, units))
