@@ -123,6 +123,13 @@ def test_a_job_for_an_addon_waits_for_its_worker(shell):
     assert (told["job_type"], told["addon_id"], told["payload"]) == ("index", "photos", {"path": "/data"})
 
 
+def test_a_job_asks_for_a_label_that_no_host_has_and_is_told_so(shell):
+    job_id = shell("submit", "--label", "gpu", "--label", "large", "-t", "t", "--addon", "a").stdout.strip()
+
+    assert "no host that is up has the labels gpu and large" in shell("explain", job_id).stdout
+    assert "gpu, large" in shell("show", job_id).stdout
+
+
 def test_a_key_makes_two_submits_one_job(shell):
     first, second = (shell("submit", "--key", "nightly", "--", "true") for _ in range(2))
 

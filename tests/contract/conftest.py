@@ -49,12 +49,13 @@ class Yard:
         intents = [Intent(**{"addon_id": "a", "job_type": "t"} | fields)] * n
         return [receipt.job_id for receipt in self.store.submit(intents, depth)]
 
-    def tick(self, capacity=90, *, lease=False, caps=None, host="here", limit=None, worker=""):
+    def tick(self, capacity=90, *, lease=False, caps=None, host="here", limit=None, worker="", labels=()):
         offer = Offer.LEASE if lease else Offer.RESERVE
 
         def decide(floor):
             limits = Limits(caps or Caps())
-            return weigh(floor, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit)
+            conditions = Conditions(capacity, labels=frozenset(labels))
+            return weigh(floor, conditions, limits, Ordering(), lambda _: offer, most_leases=limit)
 
         return self.store.admit(host, decide, Terms(worker=worker))
 

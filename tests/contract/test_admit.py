@@ -278,3 +278,12 @@ def test_a_job_that_could_not_start_now_does_not_keep_others_from_a_lease(yard):
     yard.submit(cost_units=80)
 
     assert loan(yard, capacity=50)[0]
+
+
+def test_a_job_that_asks_for_labels_starts_only_where_they_are(yard):
+    [asks, plain] = [*yard.submit(labels=("gpu", "large")), *yard.submit()]
+
+    assert [plain] == [d.job_id for d in yard.tick(host="other", labels=["gpu"])]
+    assert [asks] == [d.job_id for d in yard.tick(host="here", labels=["large", "gpu", "arm"])]
+    labels_of = {d.job_id: d.demand.labels for d in yard.store.live()}
+    assert ("gpu", "large") == yard.store.job(asks).intent.labels == labels_of[asks]

@@ -87,6 +87,7 @@ def test_an_intent_arrives_as_it_was_sent(pair):
         unit="EUR",
         idempotency_key="k",
         retry_delays_sec=(1, 2),
+        labels=("arch=arm64", "gpu"),
     )
     [receipt] = second.submit([intent], Depth())
 

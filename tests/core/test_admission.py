@@ -17,6 +17,7 @@ from penstock.core.reasons import (
     BudgetSpent,
     CapReached,
     Draining,
+    LabelMissing,
     NoRoom,
     NotQuiet,
     NotQuietLongEnough,
@@ -55,6 +56,14 @@ def test_a_job_starts_only_if_its_cost_fits():
     assert code(replace(JOB, cost_units=90)) == "admitted"
     assert code(replace(JOB, cost_units=81), held(JOB)) == "no_room"
     assert code(replace(JOB, cost_units=80), held(JOB)) == "admitted"
+
+
+def test_a_job_starts_only_where_everything_is_that_it_asks_for():
+    asks = replace(JOB, labels=("gpu", "large"))
+
+    assert "label_missing" == code(asks) == code(asks, conditions=replace(CALM, labels=frozenset({"gpu"})))
+    assert "admitted" == code(asks, conditions=replace(CALM, labels=frozenset({"gpu", "large", "arm"})))
+    assert "admitted" == code(JOB, conditions=replace(CALM, labels=frozenset({"gpu"})))
 
 
 def test_capacity_that_fell_below_what_runs_admits_nothing_and_shows_no_negative_room():
@@ -226,6 +235,8 @@ def test_there_is_room_for_as_many_as_would_start_one_by_one(demand, before, cap
 
 EXAMPLES = [
     Draining(),
+    LabelMissing(("gpu",)),
+    LabelMissing(("gpu", "large"), ("render-1",)),
     Paused("a"),
     Paused("*"),
     NotReady(NOW + 90 * SECOND),
@@ -257,5 +268,6 @@ def test_every_reason_has_words_a_hint_and_survives_being_recorded(reason):
 
 def test_the_words_name_the_numbers():
     assert words(NoRoom(8, 5, 90, NOW + 7 * SECOND), NOW) == "needs 8 units, 5 free of 90, expected in 7 s"
+    assert words(LabelMissing(("a", "b")), NOW) == "no host that is up has the labels a and b"
     assert "4 slots" in words(CapReached("concurrent", "", 4), NOW)
     assert "in about 2 h" in words(NotReady(NOW + 7_500 * SECOND), NOW)

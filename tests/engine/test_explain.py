@@ -5,6 +5,7 @@ import json
 import pytest
 
 from penstock.core.admission import Caps, Limits
+from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity, Reading
 from penstock.core.reasons import REASONS
@@ -166,7 +167,12 @@ def awaits_worker(works):
     return works, works.submit()[0]
 
 
+def label_missing(works):
+    return works.under(labels=("arm",)), works.submit(labels=("gpu",))[0]
+
+
 CASES = {
+    "label_missing": (label_missing, "no host that is up has the label gpu"),
     "draining": (draining, "takes nothing more"),
     "paused": (everything_paused, "everything is paused"),
     "not_ready": (not_ready, "not before in 90 s"),
@@ -279,3 +285,30 @@ def test_a_bulk_is_looked_at_once_and_the_future_has_the_answer_too(works, monke
 
     assert len(looks) == 1
     assert [r.deadline_reachable for r in receipts] == [True] * 9 + [None] * 41
+
+
+def test_who_asks_at_another_host_is_told_where_it_will_run(works):
+    [job_id] = works.submit(labels=("gpu",))
+    until = works.now + 30 * SECOND
+    here = Host(
+        host="render-1",
+        instance="i",
+        started_at=works.now,
+        seen_at=works.now,
+        until=until,
+        labels=("arm", "gpu"),
+    )
+    works.store.greet(here)
+
+    assert "not for this host but for render-1" in works.desk.explain(job_id).text
+    works.later(31)
+    assert "no host that is up has the label gpu" in works.desk.explain(job_id).text
+
+
+def test_a_label_holds_nobody_else_up_and_nobody_records_what_is_not_for_them(works):
+    [asks] = works.submit(labels=("gpu",), priority=90, cost_units=90)
+    [plain] = works.submit(cost_units=90)
+    works.step()
+
+    assert ("QUEUED", "DISPATCHING") == (works.state(asks), works.state(plain))
+    assert ["SUBMITTED"] == works.kinds(asks)

@@ -24,6 +24,7 @@ BAD_FIELDS = [
     ("run_when", ["never", "QUIET", None, 1]),
     ("quiet_for_sec", [-1, 10**9, "1", 5]),
     ("expected_duration_sec", [0, -1, 1e18, "long"]),
+    ("labels", [["x" * 65], [""], ["a b"], [f"l{n}" for n in range(17)], "x", [1]]),
     ("tags", [["x" * 65], [""], ["x"] * 33, "x", [1]]),
     ("time_sensitive", ["yes", 1, None]),
     ("deadline_at", ["2020-01-01T00:00:00Z", "tomorrow", "2100-01-01T00:00:00", 1, "0000-00-00T00:00:00Z"]),

@@ -50,6 +50,13 @@ from penstock.engine.rules import Rules
         ("unique", "path", TypeError, "unique is 'path'; it must be True"),
         ("unique_key", 7, TypeError, "unique_key is 7; it must be a string"),
         ("unique_key", "", penstock.BadIntent, r"idempotency_key must be 1\.\.200 characters"),
+        ("labels", "gpu", TypeError, r"labels is 'gpu'; it must be a list of strings: \['gpu'\]"),
+        (
+            "labels",
+            ["a b"],
+            penstock.BadIntent,
+            "labels must be at most 16 different labels, each 1 to 64 letters",
+        ),
         ("tags", "one", TypeError, r"tags is 'one'; it must be a list of strings: \['one'\]"),
         ("tags", [1], TypeError, "tags is"),
         ("tags", ["x" * 65], penstock.BadIntent, "tags must be at most 32 tags"),

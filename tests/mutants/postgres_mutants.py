@@ -58,6 +58,8 @@ MUTANTS = [
     found_by_contract("a report counts after the lease", APPLY, "return not (step.while_valid and dispatch.expires_at <= now)", "return True"),
     found_by_contract("a heartbeat revives an expired lease", APPLY, " or run.expires_at <= self._now:", ":"),
     found_by_contract("units are not given back", APPLY, "            self.pages.hold(host, demand, -n)\n", "            pass\n"),
+    found_by_contract("labels are no part of what a job asks for", "penstock/core/demand.py", "        labels=tuple(sorted(intent.labels)) if intent.labels else (),\n", ""),
+    found_by_contract("one label of several will do", "penstock/core/admission.py", "return tuple(label for label in demand.labels if label not in self.labels)", "return () if set(demand.labels) & self.labels else demand.labels"),
     found_by_contract("an older fence may complete", SQL, " AND job.fence = done.fence AND", " AND"),
     found_by_contract("a job is completed after its lease", SQL, " AND d.expires_at > t.now\n", "\n"),
     found_by_contract("a job that was told to stop is completed by the quick way", SQL, " AND d.phase = 'leased' AND d.expires_at > t.now", " AND d.expires_at > t.now"),

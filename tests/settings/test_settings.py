@@ -204,6 +204,7 @@ def test_an_unknown_flag_is_refused():
 WRONG = {
     "database": ["", "relative/path", "mysql://db/jobs", 3],
     "host.name": ["", "a b", "x" * 129, 3],
+    "host.labels": [["a b"], [""], [1]],
     "postgres.schema": ["", "A", "a-b", "x" * 64, 3],
     "postgres.connections": [3, 1_001, "many", True],
     "postgres.pooler": ["yes", 1],

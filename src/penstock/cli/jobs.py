@@ -96,6 +96,7 @@ def show(session: Session, job: str) -> None:
         "limit": f"{found.cost_limit:g} {found.unit}" if found.cost_limit else "",
         "worker": found.worker,
         "tags": ", ".join(found.tags),
+        "labels": ", ".join(found.labels),
         "key": found.idempotency_key,
         "payload": _json(found.payload),
         "checkpoint": _json(found.checkpoint),

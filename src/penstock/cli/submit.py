@@ -58,6 +58,7 @@ _OPTIONS = (
         help="Try again so long after an error; may be repeated.",
     ),
     click.option("--tag", "tags", multiple=True, help="May be repeated."),
+    click.option("--label", "labels", multiple=True, help="Only on a host that has it; may be repeated."),
     click.option("--key", help="Idempotency key: submitted twice, it is one job."),
     click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="For a command; may be repeated."),
     click.option("--shell", is_flag=True, help="The command is a line for /bin/sh."),
@@ -148,6 +149,7 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
         "expected_duration_sec": options["expect"],
         "retry_delays_sec": tuple(round(delay) for delay in options["retry_delays"]),
         "tags": options["tags"],
+        "labels": options["labels"],
         "idempotency_key": options["key"],
     }
     return {name: value for name, value in fields.items() if value is not None}

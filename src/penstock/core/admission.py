@@ -18,6 +18,7 @@ from penstock.core.reasons import (
     BudgetSpent,
     CapReached,
     Draining,
+    LabelMissing,
     NoRoom,
     NotQuiet,
     NotQuietLongEnough,
@@ -45,6 +46,11 @@ class Conditions:
     streak: Span = 0
     busy: Busy = UNMEASURED
     draining: bool = False
+    labels: frozenset[str] = frozenset()
+
+    def missing(self, demand: Demand) -> tuple[str, ...]:
+        """The labels that such a job asks for and this host does not have."""
+        return tuple(label for label in demand.labels if label not in self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +188,8 @@ class Gates:
 def _gate(
     demand: Demand, books: Books, conditions: Conditions, now: Moment, ready_at: Moment
 ) -> Reason | None:
+    if missing := conditions.missing(demand):
+        return LabelMissing(missing)
     if conditions.draining:
         return Draining()
     scope = books.paused(demand.addon_id)

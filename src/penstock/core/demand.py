@@ -28,10 +28,14 @@ class Demand:
     #: Twice as long, one class more: only like durations share a line, so that a long job at the head of it does
     #: not hide the short one behind it that could have slipped past kept room. 0: nobody said.
     duration_class: int = 0
+    #: In alphabetical order.
+    labels: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        return "\x1f".join(str(int(part) if isinstance(part, int) else part) for part in astuple(self))
+        *parts, labels = astuple(self)
+        words = [str(int(part) if isinstance(part, int) else part) for part in parts]
+        return "\x1f".join([*words, " ".join(labels)] if labels else words)
 
     @property
     def longest(self) -> Span | None:
@@ -51,4 +55,5 @@ def demand_of(intent: Intent, priority: int | None = None) -> Demand:
         quiet_for_sec=intent.quiet_for_sec,
         high=(intent.priority if priority is None else priority) >= Priority.HIGH,
         duration_class=0 if expected is None else max(1, (int(-(-expected // 1)) - 1).bit_length()),
+        labels=tuple(sorted(intent.labels)) if intent.labels else (),
     )

@@ -15,10 +15,13 @@ from typing import Final
 from penstock.core.refusals import BadIntent
 from penstock.core.words import AddonId, Constraint, Moment, Money, Priority, RunWhen
 
-__all__ = ["MAX_PAYLOAD", "Intent", "check"]
+__all__ = ["LABEL", "LABEL_WORDS", "MAX_PAYLOAD", "Intent", "check"]
 
 MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
 MAX_SPAN_SEC: Final = 366 * 86_400
+#: What hosts have and jobs ask for.
+LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=-]{0,63}")
+LABEL_WORDS: Final = "1 to 64 letters, digits and _.:/@=- beginning with a letter or digit"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
 
 
@@ -44,6 +47,8 @@ class Intent:
     idempotency_key: str | None = None
     #: When the job's own error should be tried again, by delay. None at all unless the job asks.
     retry_delays_sec: tuple[int, ...] = ()
+    #: It starts only on a host that has all of them.
+    labels: tuple[str, ...] = ()
 
 
 def check(intent: Intent, now: Moment, *, most_units: int) -> None:
@@ -102,6 +107,9 @@ def _texts(intent: Intent) -> Iterator[tuple[str, str]]:
         yield "payload", f"must be at most {MAX_PAYLOAD} characters of JSON"
     if len(intent.tags) > 32 or not all(0 < len(tag) <= 64 for tag in intent.tags):
         yield "tags", "must be at most 32 tags of 1..64 characters"
+    labels = intent.labels
+    if len(labels) > 16 or len(set(labels)) < len(labels) or not all(map(LABEL.fullmatch, labels)):
+        yield "labels", f"must be at most 16 different labels, each {LABEL_WORDS}"
     if not 0 < len(intent.unit) <= 16:
         yield "unit", "must be 1..16 characters"
     if intent.idempotency_key is not None and not 0 < len(intent.idempotency_key) <= 200:

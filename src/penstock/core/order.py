@@ -272,7 +272,8 @@ class _Round:
     def _lanes(self) -> Iterator[_Lane]:
         for line in self.floor.lines():
             offer = self.offer(line.demand)
-            if offer is not Offer.NOBODY:
+            # What is not for this host is passed over without a word: others have it in their rounds, and record what they decide.
+            if offer is not Offer.NOBODY and not self.conditions.missing(line.demand):
                 gates = Gates(
                     line.demand, self.books, self.conditions, self.limits, self.now, urgent=line.urgent
                 )

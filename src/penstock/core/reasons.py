@@ -19,6 +19,7 @@ __all__ = [
     "BudgetSpent",
     "CapReached",
     "Draining",
+    "LabelMissing",
     "NoRoom",
     "NotQuiet",
     "NotQuietLongEnough",
@@ -39,6 +40,14 @@ class Draining:
     """The host is stopping, or was told to take nothing more."""
 
     code: ClassVar = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMissing:
+    labels: tuple[str, ...]
+    hosts: tuple[str, ...] = ()  # that live and have all that the job asks for
+
+    code: ClassVar = "label_missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,7 @@ class AwaitsWorker:
 
 Reason: TypeAlias = (
     Draining
+    | LabelMissing
     | Paused
     | NotReady
     | NotQuiet
@@ -148,6 +158,7 @@ REASONS: Final[dict[str, type[Reason]]] = {
     kind.code: kind
     for kind in (
         Draining,
+        LabelMissing,
         Paused,
         NotReady,
         NotQuiet,
@@ -173,7 +184,7 @@ def retry_after_sec(reason: Reason, now: Moment) -> float:
             wait = wants - streak
         case NotQuiet():
             wait = 15.0
-        case Paused() | Draining():
+        case Paused() | Draining() | LabelMissing():
             wait = 30.0
         case CapReached() | QueuedAhead() | AwaitsWorker():
             wait = 5.0
@@ -205,8 +216,12 @@ def words(reason: Reason, now: Moment) -> str:
     return text
 
 
-def _shut(reason: Draining | Paused | CapReached) -> str:
+def _shut(reason: Draining | LabelMissing | Paused | CapReached) -> str:
     match reason:
+        case LabelMissing(labels, ()):
+            return f"no host that is up has the label{'s' * (len(labels) > 1)} {' and '.join(labels)}"
+        case LabelMissing(labels, hosts):
+            return f"it is not for this host but for {', '.join(hosts)}, with the label{'s' * (len(labels) > 1)} {' and '.join(labels)}"
         case Draining():
             return "this host takes nothing more: it is stopping"
         case Paused("*"):
@@ -229,6 +244,7 @@ def from_json(code: str, data: dict[str, Any]) -> Reason:
     """Unknown fields are dropped: an older program must be able to read a newer one's trail."""
     kind = REASONS[code]
     known = {f.name: data[f.name] for f in fields(kind) if f.name in data}
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
     for name in ("state", "wants"):
         if kind is NotQuiet and name in known:
             known[name] = QuietState(known[name])

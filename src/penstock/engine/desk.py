@@ -24,7 +24,7 @@ from penstock.core.landing import End, Phase
 from penstock.core.loan import weigh_loan
 from penstock.core.order import Floor, Verdict
 from penstock.core.outlook import likely_starts, outlook, reachable
-from penstock.core.reasons import AwaitsWorker, NoRoom
+from penstock.core.reasons import AwaitsWorker, LabelMissing, NoRoom
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
 from penstock.core.states import State
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Moment, Money
@@ -33,7 +33,7 @@ from penstock.engine.machine import Machine
 from penstock.engine.purse import Purse
 from penstock.engine.room import Room, then
 from penstock.engine.rules import Rules
-from penstock.stores.protocol import Done, Receipt, Ride, Store
+from penstock.stores.protocol import Done, Receipt, Ride, Store, Transactional
 
 __all__ = ["Answer", "Claimed", "Desk", "Idler", "Report"]
 
@@ -89,6 +89,16 @@ class Desk:
             return self.submit_soon(intents, wait_sec).result()
         self._check(intents)
         return self._foretold(intents, self._room.submit(intents))
+
+    def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
+        """As part of a transaction of the caller's own. At the depth limit QueueFull at once: it could not wait for others' room."""
+        if not isinstance(self._store, Transactional):
+            raise TypeError(
+                "jobs can be part of a transaction only where they are in the same database: "
+                "this needs a scheduler on postgresql://"
+            )
+        self._check(intents)
+        return self._store.submit_within(connection, intents, self._rules.depth)
 
     @property
     def waiting(self) -> int:
@@ -172,6 +182,8 @@ class Desk:
             ),
         )
         reason = seen.reason
+        if isinstance(reason, LabelMissing):
+            reason = replace(reason, hosts=self._hosts_with(demand, now))
         if reason is None and (came := self._dispatcher.last_fetched_at(demand, now)) is not None:
             reason = AwaitsWorker(came)
         return explain(
@@ -183,6 +195,11 @@ class Desk:
             line_ahead=seen.line_ahead,
             likely_start_at=None if isinstance(reason, AwaitsWorker) else seen.likely_start_at,
             next_when_ends=self._who_ends_at(seen.likely_start_at) if isinstance(reason, NoRoom) else None,
+        )
+
+    def _hosts_with(self, demand: Demand, now: Moment) -> tuple[str, ...]:
+        return tuple(
+            h.host for h in self._store.hosts() if h.until > now and set(demand.labels) <= set(h.labels)
         )
 
     def _who_ends_at(self, moment: Moment | None) -> JobId | None:

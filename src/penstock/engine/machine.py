@@ -26,6 +26,7 @@ MOST_SOURCES: Final = 200
 class Machine:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
+        self._labels = frozenset(rules.labels)
         self._readings: dict[tuple[str, str], Reading] = {}
         self._quiet: Quiet | None = None
         self._lock = Lock()
@@ -66,14 +67,23 @@ class Machine:
         if capacity.fixed is not None:
             # Nobody measures: always quiet, and quiet for as long as anybody could ask.
             return Conditions(
-                capacity.fixed, QuietState.QUIET, streak=now, draining=self.draining or self.drained
+                capacity.fixed,
+                QuietState.QUIET,
+                streak=now,
+                draining=self.draining or self.drained,
+                labels=self._labels,
             )
         with self._lock:
             score = busy(self._readings.values(), now, self._rules.senses)
             self._quiet = quiet = observe(self._quiet, score, now, self._rules.thresholds)
         units = capacity.units(score.score)
         return Conditions(
-            units, quiet.state, quiet.streak(now), score, draining=self.draining or self.drained
+            units,
+            quiet.state,
+            quiet.streak(now),
+            score,
+            draining=self.draining or self.drained,
+            labels=self._labels,
         )
 
 

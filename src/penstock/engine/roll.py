@@ -7,7 +7,6 @@ Where nobody else can dispatch it is said seldom: the lock on the file knows the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.core.hosts import Host
@@ -27,7 +26,6 @@ class Introduction(NamedTuple):
     """What a host says of itself. `instance`: the same for a restart in the same place; none: one that never comes again."""
 
     instance: str = ""
-    labels: Sequence[str] = ()
     url: str = ""
 
 
@@ -76,7 +74,7 @@ class Roll:
                 instance=self._told.instance,
                 capacity=conditions.capacity,
                 quiet=conditions.quiet,
-                labels=tuple(self._told.labels),
+                labels=self._rules.labels,
                 version=VERSION,
                 url=self._told.url,
                 started_at=self._started_at,

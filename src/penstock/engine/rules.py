@@ -20,6 +20,8 @@ LOCAL = HostId("local")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     host: HostId = LOCAL
+    #: What it has, that jobs may ask for.
+    labels: tuple[str, ...] = ()
     capacity: Capacity = field(default_factory=Capacity)
     thresholds: Thresholds = field(default_factory=Thresholds)
     senses: Senses = field(default_factory=Senses)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from penstock.core.intent import MAX_SPAN_SEC
+from penstock.core.intent import LABEL, LABEL_WORDS, MAX_SPAN_SEC
 from penstock.core.landing import End, Phase
 from penstock.core.quiet import TOLD, QuietState
 from penstock.core.spend import Mark
@@ -148,6 +148,7 @@ Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 # No NUL: not every database can keep one in a text.
 Line: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\u0000]*$")]
 Words: TypeAlias = Annotated[str, Meta(max_length=20_000, pattern=r"^[^\u0000]*$")]
+Label: TypeAlias = Annotated[str, Meta(pattern=f"^{LABEL.pattern}$(?!\\n)", description=LABEL_WORDS)]
 Tag: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\u0000]*$")]
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
 SignalName: TypeAlias = Annotated[str, Meta(pattern="^({})$(?!\\n)".format("|".join(TOLD)))]
@@ -206,6 +207,8 @@ class Submit(Asked):
     expected_duration_sec: Duration | None = None
     payload: Raw | UnsetType = UNSET
     tags: Annotated[tuple[Tag, ...], Meta(max_length=32)] = ()
+    #: It starts only on a host that has all of them.
+    labels: Annotated[tuple[Label, ...], Meta(max_length=16)] = ()
     time_sensitive: bool = False
     deadline_at: When | None = None
     earliest_start_at: When | None = None
@@ -255,6 +258,7 @@ class JobSummary(Told):
     quiet_for_sec: int
     expected_duration_sec: float | None
     tags: tuple[str, ...]
+    labels: tuple[str, ...]
     time_sensitive: bool
     deadline_at: datetime | None
     earliest_start_at: datetime | None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import KeyConflict
@@ -23,12 +23,13 @@ from penstock.stores.protocol import Receipt
 if TYPE_CHECKING:
     from penstock.jobs.scheduler import Scheduler
 
-__all__ = ["JobFunction"]
+__all__ = ["JobFunction", "Within"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 #: What calling it directly gives: R, or a coroutine of R.
 C = TypeVar("C")
+Submit: TypeAlias = Callable[[Sequence[Intent]], list[Receipt]]
 
 
 class JobFunction(Generic[P, C, R]):
@@ -63,11 +64,23 @@ class JobFunction(Generic[P, C, R]):
         self.scheduler._check(options)
         return JobFunction(self.scheduler, self.fn, options, self.arguments)
 
+    def within(self, connection: Any) -> Within[P, R]:
+        """
+        To enqueue as part of a transaction of yours: the jobs are there when it commits and never were when it rolls back. `connection`:
+        a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg, to the database that the scheduler is in.
+        """
+        return Within(self, connection)
+
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """On disk when it returns."""
+        return self._enqueue(
+            lambda intents: self.scheduler._submit(intents, self._options.wait_for_room), args, kwargs
+        )
+
+    def _enqueue(self, submit: Submit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobHandle[R]:
         intent = self._intent(args, kwargs)
         try:
-            [receipt] = self.scheduler._submit([intent], self._options.wait_for_room)
+            [receipt] = submit([intent])
         except KeyConflict as conflict:
             return self._first(conflict, intent)
         return self._handle(receipt)
@@ -86,9 +99,13 @@ class JobFunction(Generic[P, C, R]):
         All of them or none, in one transaction. Each item is the arguments of one call: a tuple of them, a dict by name, or the
         argument itself where there is one (a tuple or a dict as the one argument is written `((1, 2),)`).
         """
+        return self._enqueue_many(
+            lambda intents: self.scheduler._submit(intents, self._options.wait_for_room), calls
+        )
+
+    def _enqueue_many(self, submit: Submit, calls: Iterable[Any]) -> list[JobHandle[R]]:
         intents = [self._intent(*_call(item)) for item in calls]
-        receipts = self.scheduler._submit(intents, self._options.wait_for_room) if intents else []
-        return [self._handle(receipt) for receipt in receipts]
+        return [self._handle(receipt) for receipt in submit(intents)] if intents else []
 
     def _intent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
         payload = self.arguments.encode(args, kwargs)
@@ -116,6 +133,22 @@ class JobFunction(Generic[P, C, R]):
 
     def __repr__(self) -> str:
         return f"<job {self.name} on {self.scheduler.where}>"
+
+
+class Within(Generic[P, R]):
+    """A job's function on its way into a transaction of the caller's. What is returned stands for a job that others see after the commit."""
+
+    def __init__(self, function: JobFunction[P, Any, R], connection: Any) -> None:
+        self._function, self._connection = function, connection
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        return self._function._enqueue(self._submit, args, kwargs)
+
+    def enqueue_many(self, calls: Iterable[Any]) -> list[JobHandle[R]]:
+        return self._function._enqueue_many(self._submit, calls)
+
+    def _submit(self, intents: Sequence[Intent]) -> list[Receipt]:
+        return self._function.scheduler._submit_within(self._connection, intents)
 
 
 def _call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

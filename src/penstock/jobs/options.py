@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self, TypeAlias, TypedDict
 from penstock.core.intent import Intent
 from penstock.core.words import SECOND, AddonId, Constraint, Moment, Money, RunWhen, priority_of
 
-__all__ = ["JobOptions", "Options", "Seconds", "When", "moment", "money", "span_sec"]
+__all__ = ["JobOptions", "Options", "Seconds", "When", "moment", "money", "span_sec", "words"]
 
 Seconds: TypeAlias = "int | float | timedelta"
 #: A moment with its time zone, or how far from now.
@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
     unique: bool | Callable[..., str]
     unique_key: str | None
     tags: Iterable[str]
+    labels: Iterable[str]
     deadline: When | None
     time_sensitive: bool
     not_before: When | None
@@ -163,7 +164,7 @@ def _run_when(name: str, value: Any) -> RunWhen:
 
 def _constraints(name: str, value: Any) -> Constraint:
     found = Constraint.NONE
-    for word in _words(name, value):
+    for word in words(name, value):
         try:
             found |= Constraint[word.upper()]
         except KeyError:
@@ -171,16 +172,16 @@ def _constraints(name: str, value: Any) -> Constraint:
     return found
 
 
-def _words(name: str, value: Any) -> tuple[str, ...]:
+def words(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         raise TypeError(f"{name} is {value!r}; it must be a list of strings: [{value!r}]")
     try:
-        words = tuple(value)
+        found = tuple(value)
     except TypeError:
-        words = (None,)
-    if not all(isinstance(word, str) for word in words):
+        found = (None,)
+    if not all(isinstance(word, str) for word in found):
         raise TypeError(f"{name} is {value!r}; it must be a list of strings")
-    return words
+    return found
 
 
 def _limit_sec(name: str, value: Any) -> int | None:
@@ -234,7 +235,8 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "expected_duration": ("expected_duration_sec", _expected),
     "retries": ("retry_delays_sec", _delays),
     "unique_key": ("idempotency_key", _key),
-    "tags": ("tags", _words),
+    "tags": ("tags", words),
+    "labels": ("labels", words),
     "time_sensitive": ("time_sensitive", _flag),
     "cost_limit": ("cost_limit", _limit),
     "unit": ("unit", _text),

@@ -236,6 +236,9 @@ class Scheduler:
     def _submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         return self._desk.submit(intents, wait_sec)
 
+    def _submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
+        return self._desk.submit_within(connection, intents)
+
     async def _submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
 

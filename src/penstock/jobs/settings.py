@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any, Final, Literal, TypedDict
 
 from penstock.core.admission import Caps, Limits
+from penstock.core.intent import LABEL, LABEL_WORDS
 from penstock.core.quiet import Capacity
 from penstock.core.words import SECOND, Constraint, Span
 from penstock.engine.rules import Rules
-from penstock.jobs.options import Seconds, span_sec
+from penstock.jobs.options import Seconds, span_sec, words
 from penstock.stores.protocol import Depth
 
 __all__ = ["Settings", "make_rules"]
@@ -18,6 +19,7 @@ __all__ = ["Settings", "make_rules"]
 
 class Settings(TypedDict, total=False):
     capacity: int | Literal["auto"]
+    labels: Sequence[str]
     lease: Seconds
     crash_retries: Sequence[Seconds]
     unavailable_retries: Sequence[Seconds]
@@ -54,6 +56,13 @@ def _capacity(rules: Rules, name: str, value: Any) -> Rules:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
         raise ValueError(f"{name} is {value!r}; it must be 1..100 units, or 'auto'")
     return replace(rules, capacity=Capacity(fixed=value))
+
+
+def _labels(rules: Rules, name: str, value: Any) -> Rules:
+    labels = words(name, value)
+    if not all(map(LABEL.fullmatch, labels)):
+        raise ValueError(f"{name} is {value!r}; it must be a list of labels, each {LABEL_WORDS}")
+    return replace(rules, labels=labels)
 
 
 def _lease(rules: Rules, name: str, value: Any) -> Rules:
@@ -100,6 +109,7 @@ def _keep(rules: Rules, name: str, value: Any) -> Rules:
 
 _SETTERS: Final[dict[str, Callable[[Rules, str, Any], Rules]]] = {
     "capacity": _capacity,
+    "labels": _labels,
     "lease": _lease,
     "crash_retries": _crash,
     "unavailable_retries": _unavailable,

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.core.admission import Caps as CoreCaps
 from penstock.core.admission import Limits
+from penstock.core.intent import LABEL, LABEL_WORDS
 from penstock.core.order import Aging, Ordering
 from penstock.core.quiet import SCALES, Capacity, Points, Senses, Thresholds
 from penstock.core.retry import Schedules
@@ -135,6 +136,9 @@ class Host:
         optional(text("1 to 128 letters, digits and ._:@-", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")),
         None,
         "no two daemons on one database may have the same. None: the machine's name; on a file, `local`",
+    )
+    labels: tuple[str, ...] = key(
+        many(text(LABEL_WORDS, LABEL.pattern)), (), "what it has, that jobs may ask for: gpu, arch=arm64"
     )
 
 
@@ -435,6 +439,7 @@ class Tree:
         """What the engine goes by."""
         return Rules(
             host=self.host_id,
+            labels=self.host.labels,
             capacity=Capacity(
                 self.capacity.total, self.capacity.reserve, self.capacity.curve, self.capacity.units
             ),

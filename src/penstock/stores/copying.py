@@ -150,7 +150,9 @@ def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> Non
         (f"{link.quoted}.batch", -(-marks["event"] // BATCH)),
     ):
         server.execute("SELECT setval(%s::regclass, %s, false)", [name, value + 1])
-    columns = "addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class"
+    columns = (
+        "addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels"
+    )
     rows = con.execute(f"SELECT {columns} FROM demand")
     keys = sorted({key for row in rows for key in keys_of(demand_from(row))})
     with server.cursor() as cursor:

@@ -70,7 +70,7 @@ def post_names(path: Path) -> tuple[str, str]:
 
 _Row: TypeAlias = tuple[
     str, str, int, int, int, str, int, float | int | None, str, tuple[str, ...], bool, int | None, int | None,
-    int | None, int | None, int | None, str, str | None, tuple[int, ...],
+    int | None, int | None, int | None, str, str | None, tuple[int, ...], tuple[str, ...],
 ]  # fmt: skip
 _said: Final = attrgetter(*(field.name for field in fields(Intent)))
 _encode: Final = msgspec.msgpack.encode

@@ -97,20 +97,20 @@ class PostgresStore(PostgresReads):
 
     # writes
 
-    def submit(self, intents: Sequence[Intent], depth: Depth, *, connection: Any = None) -> list[Receipt]:
+    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        return self.submit_soon(intents, depth).result()
+
+    def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         """
-        `connection`: a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg. The jobs are then part of its transaction:
-        there after its commit, when workers are told, and gone after its rollback. A depth limit is then kept but for what
-        others submit at the same time: a lock until the caller's commit would hold up everybody.
+        `connection`: a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg. Workers are told with its commit.
+        A depth limit is kept but for what others submit at the same time: a lock until the caller's commit would hold up everybody.
         """
-        if connection is None:
-            return self.submit_soon(intents, depth).result()
         submission = Submission(intents, depth)
         self._submitting.prepare([submission])
         with self._link.failures():
-            return retried(lambda: self._submit_within(connection, submission))
+            return retried(lambda: self._run_within(connection, submission))
 
-    def _submit_within(self, connection: Any, submission: Submission) -> list[Receipt]:
+    def _run_within(self, connection: Any, submission: Submission) -> list[Receipt]:
         with borrowed(connection, self._link.sql) as session:
             [receipts] = self._submitting.run(session, [submission], exact=False)
             session.leave("ring", {"channel": self._bell.channel, "by": ""})

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from penstock.core.books import Books
 from penstock.core.changes import Beat, Change, Note
@@ -39,6 +39,7 @@ __all__ = [
     "Store",
     "Tell",
     "Terms",
+    "Transactional",
     "say_nothing",
 ]
 
@@ -157,6 +158,15 @@ class Addon:
     average: float = 0.0
     units: int = 0
     jobs: Mapping[State, int] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """A store in a database that its callers use too."""
+
+    def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        """`submit` as part of a transaction of the caller's own: there with its commit, gone with its rollback."""
+        ...
 
 
 class Store(Protocol):

@@ -69,7 +69,8 @@ def encode(data: Mapping[str, Any]) -> str | None:
 
 
 def body_hash(intent: Intent) -> bytes:
-    said = tuple(getattr(intent, f.name) for f in fields(Intent))
+    # Without labels as before there were any: the keys of those days are still in use.
+    said = tuple(getattr(intent, f.name) for f in fields(Intent) if f.name != "labels" or intent.labels)
     return blake2b(repr(said).encode(), digest_size=16).digest()
 
 
@@ -84,11 +85,12 @@ def demand_row(demand: Demand) -> tuple[Any, ...]:
         demand.quiet_for_sec,
         int(demand.high),
         demand.duration_class,
+        " ".join(demand.labels),
     )
 
 
 def demand_from(row: Sequence[Any]) -> Demand:
-    addon_id, job_type, cost, constraints, run_when, quiet_for, high, duration_class = row
+    addon_id, job_type, cost, constraints, run_when, quiet_for, high, duration_class, labels = row
     return Demand(
         AddonId(addon_id),
         job_type,
@@ -98,6 +100,7 @@ def demand_from(row: Sequence[Any]) -> Demand:
         quiet_for,
         bool(high),
         duration_class,
+        tuple(labels.split()),
     )
 
 
@@ -166,6 +169,7 @@ def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
         unit,
         key,
         tuple(json.loads(retry_delays)) if retry_delays else (),
+        demand.labels,
     )
     return make_job(
         no,

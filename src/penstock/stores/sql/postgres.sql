@@ -24,12 +24,12 @@ SELECT (SELECT value FROM penstock.mark WHERE name = 'event')
 SELECT no FROM penstock.demand WHERE key = %(key)s;
 
 -- name: demands_by_no
-SELECT no, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class
+SELECT no, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels
 FROM penstock.demand WHERE no = ANY(%(nos)s::integer[]);
 
 -- name: add_demand
-INSERT INTO penstock.demand (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (key) DO NOTHING;
+INSERT INTO penstock.demand (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (key) DO NOTHING;
 
 -- name: add_ledger
 INSERT INTO penstock.ledger (scope, name) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING;

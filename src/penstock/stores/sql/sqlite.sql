@@ -10,11 +10,11 @@ UPDATE mark SET value = :value WHERE name = :name;
 SELECT no FROM demand WHERE key = :key;
 
 -- name: demand_by_no
-SELECT addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class FROM demand WHERE no = :no;
+SELECT addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels FROM demand WHERE no = :no;
 
 -- name: add_demand
-INSERT INTO demand (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING no;
+INSERT INTO demand (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING no;
 
 -- name: add_job
 INSERT INTO job (no, job_id, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
