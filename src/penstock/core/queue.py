@@ -312,12 +312,18 @@ class DispatchQueue(Generic[TicketT]):
         """The next call for a worker, or None if there is none or no slot for it."""
         if self.in_flight >= self.limit or not self.pending:
             return None
-        ticket = self._pop_pending()
-        assert ticket is not None
+        if self._front:
+            ticket = self._pop_pending()
+            assert ticket is not None
+        else:  # the same, written out: this is the one path that every call takes
+            queue = self._pending
+            ticket = queue.popleft()
+            while ticket.stage is not PENDING:
+                ticket = queue.popleft()
+            self.pending -= 1
         ticket.stage = IN_FLIGHT
         self.in_flight += 1
-        self._cursor += 1
-        ticket.dispatch = self._cursor
+        self._cursor = ticket.dispatch = self._cursor + 1
         ticket.attempt += 1
         pending_for = now - ticket.entered_at
         ticket.pending_for += pending_for

@@ -46,18 +46,53 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
     # Handing out (with the gate's lock held)
 
     def pump(self, now: float) -> None:
+        """In runs: after a batch of answers one worker has room for many, and to choose it anew for each costs a tenth."""
         queue = self._gate.queue
-        if not queue.pending or queue.in_flight >= queue.limit:
-            return
-        herald, room = self._gate.herald, self._room
         touched = []
         while queue.pending and queue.in_flight < queue.limit:
-            worker = self._choose(room)
+            worker, share = self._choose()
             if worker is None:
                 break
-            call = queue.take(now)
-            if call is None:
-                break
+            self._hand_run(worker, share, now)
+            if worker not in touched:
+                touched.append(worker)
+        if touched and self._options.max_calls is not None:
+            self._offer(now)
+        for worker in touched:
+            if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
+                self._watch.wait_for_room(worker)
+
+    def _choose(self) -> tuple[WorkerProcess | None, int]:
+        """
+        The least loaded one, and how many calls it may get before another one is; a cold one is started rather than a
+        busy one loaded further.
+        """
+        best = cold = None
+        least, limit = self._room, self._options.max_calls
+        next_least = least
+        for worker in self.workers:
+            condition = worker.condition
+            if condition is LIVE:
+                load = len(worker.calls)
+                if load < least and (limit is None or worker.handed < limit):
+                    if load == 0:
+                        return worker, 1
+                    best, least, next_least = worker, load, least
+                elif load < next_least:
+                    next_least = load
+            elif cold is None and condition is COLD:
+                cold = worker
+        if cold is not None:
+            self._open(cold)
+            return cold, 1
+        share = max(1, next_least - least)
+        return best, share if best is None or limit is None else min(share, limit - best.handed)
+
+    def _hand_run(self, worker: WorkerProcess, share: int, now: float) -> None:
+        gate = self._gate
+        queue, herald = gate.queue, gate.herald
+        while share and (call := queue.take(now)) is not None:
+            share -= 1
             try:
                 self._hand(worker, call)
             except (
@@ -68,32 +103,6 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
                 raise
             if herald.dispatch is not None:
                 herald.news.append((herald.dispatch, call))
-            if worker not in touched:
-                touched.append(worker)
-        if touched and self._options.max_calls is not None:
-            self._offer(now)
-        for worker in touched:
-            if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
-                self._watch.wait_for_room(worker)
-
-    def _choose(self, room: int) -> WorkerProcess | None:
-        """The least loaded one; a cold one is started rather than a busy one loaded further."""
-        best = cold = None
-        least, limit = room, self._options.max_calls
-        for worker in self.workers:
-            condition = worker.condition
-            if condition is LIVE:
-                load = len(worker.calls)
-                if load < least and (limit is None or worker.handed < limit):
-                    if load == 0:
-                        return worker
-                    best, least = worker, load
-            elif cold is None and condition is COLD:
-                cold = worker
-        if cold is not None:
-            self._open(cold)
-            return cold
-        return best
 
     def _open(self, worker: WorkerProcess) -> None:
         worker.open()

@@ -155,7 +155,7 @@ class Gate:
     def enter(self, call: Call[Any], *, sleepy: bool = False) -> Verdict:
         """The part of coming in that never waits. `sleepy`: the calling thread will sleep if it must, and if it may."""
         queue, herald = self.queue, self.herald
-        if call.signal is not None:
+        if call.guarded and call.signal is not None:
             call.signal._watch(call)
         try:
             with self.lock:
@@ -187,7 +187,7 @@ class Gate:
             if call.span is not None:
                 call.span.end(call, error)
             raise
-        if call.deadline is not None:
+        if call.guarded and call.deadline is not None:
             self._arm(call)
         for other in evicted:
             self._finish(other, self._dropped())
