@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.core.errors import CallTimeout, NotPicklable, PoolClosedError, WorkerCrashedError
+from penstock.core.errors import BadCall, CallTimeout, NotPicklable, PoolClosedError, WorkerCrashedError
 from penstock.core.graph import Const, RunStatus
 from penstock.local.graphs.builder import Graph
 from penstock.local.graphs.context import current_run
@@ -62,9 +62,9 @@ def executor(pool):
         yield executor
 
 
-def graph_of(fn, *, name="node", **options):
+def graph_of(fn, *, name="node", lane="process", **options):
     graph = Graph()
-    graph.add(fn, name=name, lane="process", **options)
+    graph.add(fn, name=name, lane=lane, **options)
     return graph.compile()
 
 
@@ -173,7 +173,7 @@ def test_closing_ends_the_workers_of_a_pool_of_our_own_and_leaves_nobody_behind(
     executor = GraphExecutor(compute=1, processes=1)
     run = executor.submit(graph_of(forever, inputs={"marker": Const(marker)}))
     worker = read_pid(marker)
-    pool = executor._process._made
+    pool = executor._process.pool
     assert pool is not None
 
     assert executor.close(timeout=10) == []
@@ -200,3 +200,10 @@ def test_any_executor_will_do():
         graph.add(square, name="squares", lane="process", over=Const(range(50)))
 
         assert executor.run(graph.compile())["squares"] == [x * x for x in range(50)]
+
+
+def test_a_node_on_the_cluster_lane_needs_an_executor_with_a_cluster(executor):
+    with pytest.raises(BadCall, match=r"GraphExecutor\(cluster="):
+        executor.submit(graph_of(square, lane="cluster", inputs={"x": Const(3)}))
+    with pytest.raises(BadCall, match=r"GraphExecutor\(cluster="):
+        executor.schedule(square, 3, lane="cluster")

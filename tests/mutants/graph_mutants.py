@@ -259,15 +259,15 @@ MUTANTS = [
     ),
     planted(
         "the pool's door is not minded",
-        f"{LOCAL}/process.py",
+        f"{LOCAL}/pool_lane.py",
         "len(self.running) < self.width and",
         "True and",
         "process_lane",
     ),
     planted(
         "our own pool is left open",
-        f"{LOCAL}/process.py",
-        "            made.dispose(timeout=timeout)",
+        f"{LOCAL}/pool_lane.py",
+        "            own.dispose(timeout=timeout)",
         "            pass",
         "process_lane",
     ),

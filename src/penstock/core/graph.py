@@ -64,6 +64,7 @@ class Lane(StrEnum):
     COMPUTE = "compute"
     IO = "io"
     PROCESS = "process"
+    CLUSTER = "cluster"
 
 
 class Queue(IntEnum):
@@ -76,6 +77,7 @@ class Queue(IntEnum):
     IO = 1
     LOOP = 2
     PROCESS = 3
+    CLUSTER = 4
 
 
 #: In the place of a queue, for the end of the run: no lane's.
@@ -223,6 +225,8 @@ class Plan:
                 return Lane.IO
             case Queue.PROCESS:
                 return Lane.PROCESS
+            case Queue.CLUSTER:
+                return Lane.CLUSTER
 
     def own_steps(self, watched: bool) -> list[Step]:
         """

@@ -14,7 +14,12 @@ from penstock.core.graph_spec import NodeSpec, Problem
 __all__ = ["checked_queue", "checked_rules"]
 
 _PLAIN = Rules()
-_QUEUES = {Lane.COMPUTE: Queue.COMPUTE, Lane.IO: Queue.IO, Lane.PROCESS: Queue.PROCESS}
+_QUEUES = {
+    Lane.COMPUTE: Queue.COMPUTE,
+    Lane.IO: Queue.IO,
+    Lane.PROCESS: Queue.PROCESS,
+    Lane.CLUSTER: Queue.CLUSTER,
+}
 
 
 def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[Problem]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import CallTimeout
 from penstock.core.graph import Binding, Queue
-from penstock.local.graphs.context import RunContext, _current, call_in_process
+from penstock.local.graphs.context import RunContext, _current, call_elsewhere
 from penstock.local.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
@@ -241,7 +241,9 @@ class Attempt:
     def remote(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         plan = self.run.plan
         call = plan.functions[self.node], *self._arguments()
-        return call_in_process, ((self.run.id, plan.names[self.node], self.run.deadline), *call), {}
+        deadline = self.run.deadline
+        where = self.run.id, plan.names[self.node], None if deadline is None else deadline - clock()
+        return call_elsewhere, (where, *call), {}
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         run = self.run

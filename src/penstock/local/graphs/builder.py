@@ -65,7 +65,7 @@ class Graph:
         """
         Add a function as a node.
 
-        `lane`: "compute" (default), "io" (default for `async def`), or "process". `timeout` is for one attempt.
+        `lane`: "compute" (default), "io" (default for `async def`), "process" or "cluster". `timeout` is for one attempt.
         `on_error`: "fail" ends the run, "skip_dependents" only what needs this node. `retry_delay` doubles with each
         retry; only errors in `retry_on` are tried again.
         """

@@ -63,7 +63,7 @@ class RunContext:
 
     @property
     def env(self) -> Mapping[str, Any]:
-        """What the run was given. Empty on the process lane: there a node gets what it needs by its parameters."""
+        """What the run was given. Empty in the workers of a pool: there a node gets what it needs by its parameters."""
         return MappingProxyType(self._run.env)
 
     @property
@@ -98,7 +98,7 @@ class RunContext:
 
 
 class _Elsewhere:
-    """What stands for the run in a process of the pool: its deadline and its end, but not its environment."""
+    """What stands for the run in a worker of a pool: its deadline and its end, but not its environment."""
 
     def __init__(self, run_id: int, deadline: float | None) -> None:
         self.id = run_id
@@ -113,17 +113,23 @@ class _Elsewhere:
         return RunStatus.CANCELED if call is not None and call.cancelled else None
 
     def cancel(self, reason: str | None = None) -> bool:
-        raise BadCall(f"a node on the process lane cannot cancel its run ({reason}); raise an error instead")
+        raise BadCall(
+            f"a node in the worker of a pool cannot cancel its run ({reason}); raise an error instead"
+        )
 
 
-def call_in_process(
+def call_elsewhere(
     where: tuple[int, str, float | None],
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What the worker process is asked to call: the node's function, with something for `current_run` to find."""
-    run_id, node, deadline = where
+    """
+    What the worker is asked to call: the node's function, with something for `current_run` to find. The time that is
+    left travels instead of the deadline, because the worker may be on a machine with another clock.
+    """
+    run_id, node, remaining = where
+    deadline = None if remaining is None else clock() + remaining
     token = _current.set(RunContext(_Elsewhere(run_id, deadline), node))
     try:
         return fn(*args, **kwargs)

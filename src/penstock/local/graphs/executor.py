@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import count
@@ -28,7 +28,7 @@ from penstock.local import registry
 from penstock.local.graphs.context import here
 from penstock.local.graphs.event_loop import LoopLane
 from penstock.local.graphs.lanes import ThreadLane
-from penstock.local.graphs.process import ProcessLane
+from penstock.local.graphs.pool_lane import PoolLane, cluster_lane, process_lane
 from penstock.local.graphs.result import RunResult
 from penstock.local.graphs.run import Run
 from penstock.local.graphs.scheduled import Scheduled
@@ -42,8 +42,10 @@ from penstock.local.timers import clock
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+    from penstock.local.cluster.options import Cluster
     from penstock.local.graphs.telemetry import Telemetry
     from penstock.local.meters import Meters
+    from penstock.local.pool import WorkerPool
 
 __all__ = ["GraphExecutor", "LeftBehind"]
 
@@ -66,7 +68,8 @@ class GraphExecutor:
     """
     `compute` and `io` are numbers of threads, `tasks` is how many `async def` nodes may be in flight, and nodes of the
     process lane go to `pool` (any Executor; a WorkerPool can also end what runs) or to a pool of `processes` workers made
-    with the first of them. `trace` is the share of runs that are recorded, from 0 to 1. `grace` is how long a node
+    with the first of them. Nodes of the cluster lane go to `cluster`: a pool with kind="cluster", or the terms of one
+    that is made now and goes with the executor. `trace` is the share of runs that are recorded, from 0 to 1. `grace` is how long a node
     that is not wanted any more may go on before its thread is given up and replaced, and how long an error waits for
     the nodes beside it.
     """
@@ -79,6 +82,7 @@ class GraphExecutor:
         tasks: int = 1000,
         pool: Executor | None = None,
         processes: int | None = None,
+        cluster: WorkerPool | Cluster | None = None,
         trace: float = 0.0,
         grace: float = 5.0,
         name: str | None = None,
@@ -104,8 +108,15 @@ class GraphExecutor:
         self._compute = ThreadLane(f"{self.name}-compute", compute, numbers)
         self._io = ThreadLane(f"{self.name}-io", io, numbers)
         self._loop = LoopLane(f"{self.name}-loop", tasks)
-        self._process = ProcessLane(pool, processes)
-        self._lanes = (self._compute, self._io, self._loop, self._process)  # in the order of `Queue`
+        self._process = process_lane(pool, processes or os.cpu_count() or 1)
+        self._cluster = cluster_lane(cluster)
+        self._lanes = (
+            self._compute,
+            self._io,
+            self._loop,
+            self._process,
+            self._cluster,
+        )  # in the order of `Queue`
         self._sample = float(trace)
         self._runs: set[Run] = set()
         self._calls: set[Scheduled[Any]] = set()
@@ -115,7 +126,7 @@ class GraphExecutor:
         self._spotlight = Spotlight(self.name)
         self._state = State(self)
         registry.register(self)
-        self._undertaker = weakref.finalize(self, _let_go, self._compute, self._io, self._loop, self._process)
+        self._undertaker = weakref.finalize(self, _let_go, self._lanes)
 
     # Running
 
@@ -173,6 +184,8 @@ class GraphExecutor:
             deadline = clock() + _checked_timeout(timeout)
         if plan.env:
             _check_env(plan, env)
+        if Queue.CLUSTER in plan.lanes:
+            self._check_cluster()
         if self.closed:
             self._refuse()
         curious = trace or self._sample or self._telemetry is not None or self._spotlight.vacant
@@ -210,6 +223,8 @@ class GraphExecutor:
         if waits and lane not in (None, LaneName.IO):
             raise ValueError(f"an async def cannot run on the {lane} lane; leave lane= out")
         queue = Queue.LOOP if waits else Queue[str(lane or LaneName.COMPUTE).upper()]
+        if queue is Queue.CLUSTER:
+            self._check_cluster()
         return Scheduled(self, self._lanes[queue], fn)
 
     # Looking
@@ -269,7 +284,8 @@ class GraphExecutor:
             ending.cancel("the executor was closed")
         for lane in self._lanes:
             lane.stop()
-        self._process.close(max(0.0, until - clock()))
+        for pool in (self._process, self._cluster):
+            pool.close(max(0.0, until - clock()))
         left = [
             LeftBehind(worker.thread.name, None if worker.task is None else worker.task.node_in(worker))
             for lane in (self._compute, self._io)
@@ -300,6 +316,13 @@ class GraphExecutor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def _check_cluster(self) -> None:
+        if not self._cluster.width:
+            raise BadCall(
+                "a node is on the cluster lane, and this executor has no cluster; make it with "
+                "GraphExecutor(cluster=penstock.Cluster(...))"
+            )
 
     def _refuse(self) -> None:
         raise PoolClosedError(f"{self.name} is closed")
@@ -348,7 +371,7 @@ def _check_env(plan: Plan, env: Mapping[str, Any]) -> None:
         raise BadCall(f"the run of {plan.name!r} lacks {names} in its env{given}", missing=missing)
 
 
-def _let_go(*lanes: ThreadLane | LoopLane | ProcessLane) -> None:
+def _let_go(lanes: Iterable[ThreadLane | LoopLane | PoolLane]) -> None:
     """An executor that nobody holds any more, or the end of the program: let the threads leave."""
     for lane in lanes:
         lane.stop()

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["draw"]
 
 _FONT: Final = "Helvetica,Arial,sans-serif"
-_FILLS: Final = {Lane.COMPUTE: "#dbe9fb", Lane.IO: "#fdebc8", Lane.PROCESS: "#d9f2df"}
+_FILLS: Final = {
+    Lane.COMPUTE: "#dbe9fb",
+    Lane.IO: "#fdebc8",
+    Lane.PROCESS: "#d9f2df",
+    Lane.CLUSTER: "#eadcf7",
+}
 _RED: Final = "#c0392b"
 _GREY: Final = "#8a8a8a"
 

@@ -98,5 +98,5 @@ class State:
             return Counts(0, 0, 0)
         runs = list(executor._runs)
         inside = sum(len(run.at) for run in runs)
-        outside = len(executor._loop.running) + len(executor._process.running)
+        outside = sum(len(lane.running) for lane in (executor._loop, executor._process, executor._cluster))
         return Counts(inside + outside, sum(run.ready() for run in runs), 0)

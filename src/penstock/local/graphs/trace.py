@@ -121,9 +121,7 @@ def events_of(plan: Plan, began: float, taken: list[Note]) -> list[TraceEvent]:
     rows: dict[str, list[float]] = {}
     events = []
     for note in notes:
-        worker = note.worker or _row(
-            rows, "loop" if plan.queues[note.node] == Queue.LOOP else "process", note
-        )
+        worker = note.worker or _row(rows, Queue(plan.queues[note.node]).name.lower(), note)
         ready = max((done_at.get(fed, began) for fed in plan.predecessors[note.node]), default=began)
         events.append(
             TraceEvent(

@@ -2,8 +2,8 @@
 import { html } from "./html.js";
 import { count, span } from "./format.js";
 
-const TONES = { compute: "accent", io: "violet", process: "good" };
-const LANES = ["compute", "io", "loop", "process"];
+const TONES = { compute: "accent", io: "violet", process: "good", cluster: "warn" };
+const LANES = ["compute", "io", "loop", "process", "cluster"];
 const ROWS = 24;
 
 export function Gantt({ name, lanes }) {
@@ -35,7 +35,7 @@ function Node({ bar, whole }) {
       style=${{ left: part(bar.started), width: part(ended - bar.started) }}>${bar.node}</span>`;
 }
 
-// Threads of computing first, then of waiting, then what runs on the event loop and in processes.
+// Threads of computing first, then of waiting, then what runs on the event loop and in pools.
 function rowsOf(bars) {
   const rows = new Map();
   for (const bar of bars) {

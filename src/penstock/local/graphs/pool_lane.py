@@ -1,11 +1,10 @@
-"""The process lane: compute nodes in the workers of a pool."""
+"""The lanes for processes and for clusters: compute nodes in the workers of a pool."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,15 +12,39 @@ from typing import TYPE_CHECKING, Any
 from penstock.local.gate import may_block, own_threads
 
 if TYPE_CHECKING:
+    from penstock.local.cluster.options import Cluster
     from penstock.local.graphs.lanes import Errand, Task
     from penstock.local.pool import WorkerPool
 
-__all__ = ["ProcessLane"]
+__all__ = ["PoolLane", "cluster_lane", "process_lane"]
 
 
-class ProcessLane:
+def process_lane(pool: Executor | None, workers: int) -> PoolLane:
+    if pool is not None:
+        return PoolLane(pool, _room_of(pool, workers))
+
+    def make() -> WorkerPool:
+        from penstock.local.pool import WorkerPool  # noqa: PLC0415  # most graphs have no node for it
+
+        return WorkerPool(workers, max_queue_depth=workers)
+
+    return PoolLane(None, 2 * workers, make=make)
+
+
+def cluster_lane(cluster: WorkerPool | Cluster | None) -> PoolLane:
+    if cluster is None:
+        return PoolLane(None, 0)
+    from penstock.local.pool import WorkerPool  # noqa: PLC0415  # as above
+
+    if isinstance(cluster, WorkerPool):
+        return PoolLane(cluster, _room_of(cluster, 1))
+    made = WorkerPool(kind="cluster", cluster=cluster)
+    return PoolLane(made, _room_of(made, 1), own=made)
+
+
+class PoolLane:
     """
-    Feeds a pool that somebody gave us, or one of our own that is made with the first node.
+    Feeds a pool: one that somebody gave us, or one of our own, which `make` makes with the first node.
 
     Not everything that is ready goes into the pool's queue: only as much as keeps its workers busy, the rest waits
     here, where runs take turns. Bounds, crash policy and killing are the pool's business; any `Executor` will do, but
@@ -30,11 +53,18 @@ class ProcessLane:
 
     entries = 1  # one thread at a time takes from the queue
 
-    def __init__(self, pool: Executor | None, workers: int | None) -> None:
-        self._given = pool
-        self._made: WorkerPool | None = None
-        self._workers = workers or os.cpu_count() or 1
-        self.width = _room_of(pool, self._workers)
+    def __init__(
+        self,
+        pool: Executor | None,
+        width: int,
+        *,
+        make: Callable[[], WorkerPool] | None = None,
+        own: WorkerPool | None = None,
+    ) -> None:
+        self.pool = pool
+        self.width = width
+        self._make = make
+        self._own = own
         self.items: deque[Task] = deque()
         self.running: dict[Future[Any], Errand] = {}
         self._lock = threading.Lock()
@@ -54,9 +84,9 @@ class ProcessLane:
     def close(self, timeout: float) -> None:
         """Our own pool goes with us, its workers killed if need be; one that we were given stays."""
         with self._lock:
-            made, self._made = self._made, None
-        if made is not None:
-            made.dispose(timeout=timeout)
+            own, self._own = self._own, None
+        if own is not None:
+            own.dispose(timeout=timeout)
 
     def _feed(self) -> None:
         """Who finds it taken leaves: the one who has it looks again after letting go."""
@@ -100,18 +130,18 @@ class ProcessLane:
         self._feed()
 
     def _pool(self) -> Executor:
-        if self._given is not None:
-            return self._given
-        from penstock.local.pool import WorkerPool  # noqa: PLC0415  # most graphs have no node for it
-
         with self._lock:
-            if self._made is None:
-                self._made = WorkerPool(self._workers, max_queue_depth=self._workers)
-            return self._made
+            if self.pool is None:
+                assert self._make is not None
+                self.pool = self._own = self._make()
+            return self.pool
 
 
-def _room_of(pool: Executor | None, workers: int) -> int:
-    """What the pool takes without anybody waiting at its door, but never more than keeps its workers busy."""
+def _room_of(pool: Executor, workers: int) -> int:
+    """
+    What the pool takes without anybody waiting at its door, but never more than keeps its workers busy. `workers` is a
+    guess, for an Executor that does not say how many it has.
+    """
     state = getattr(pool, "state", None)
     if state is None:
         return int(2 * getattr(pool, "_max_workers", workers))
