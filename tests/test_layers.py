@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "client": {"core", "client", "local"},
     "jobs": {"core", "stores", "engine", "local", "jobs"},
     "simulation": {"core", "stores", "engine", "simulation"},
+    "chaos": {"core", "stores", "engine", "client", "chaos"},
     "testing": {"core", "stores", "engine", "jobs", "testing"},
     "settings": {"core", "stores", "engine", "client", "settings"},
     "daemon": {
@@ -41,7 +42,7 @@ MAY_IMPORT = {
         "web",
         "client",
     },
-    "cli": {"penstock", "core", "client", "cli", "settings", "daemon", "stores", "simulation"},
+    "cli": {"penstock", "core", "client", "cli", "settings", "daemon", "stores", "simulation", "chaos"},
     "web": {"web"},
     "demo": {"penstock", "core", "local", "client", "demo"},
     "penstock": {"core", "local", "stores", "engine", "jobs", "client"},

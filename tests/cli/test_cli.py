@@ -190,6 +190,23 @@ def test_a_made_up_load_needs_no_scheduler_and_settings_are_checked_first(alone)
     assert "did you mean capacity.units?" in wrong.stderr
 
 
+def test_bench_measures_this_disk_and_leaves_nothing_on_it(alone, tmp_path_factory):
+    disk = tmp_path_factory.mktemp("disk")
+    told = alone.told("bench", "--jobs", "20", "--dir", str(disk))
+    paces = {one["what"]: one["per_sec"] for one in told["measured"]}
+
+    assert len(paces) == 5
+    assert all(pace > 0 for pace in paces.values())
+    assert list(disk.iterdir()) == []
+
+
+def test_chaos_says_which_promises_hold_and_cleans_up_after_itself(alone):
+    told = alone.told("chaos", "--kills", "1", "--jobs", "1")
+
+    assert (told["holds"], told["folder"], told["jobs"]) == (True, None, 1)
+    assert {promise["name"] for promise in told["promises"]} == {"RS-1", "RS-2", "RS-3", "RS-4", "JB-3"}
+
+
 def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
     shell.submit("true")
     narrow, wide = (in_terminal(shell, columns, "ls") for columns in (60, 140))

@@ -53,6 +53,8 @@ VERBS: Final = {
     "token": ("tokens", "make, list and revoke tokens"),
     "db": ("db", "check, back up, migrate and copy the database"),
     "simulate": ("simulate", "what other settings would have done with this load, or with a made-up one"),
+    "chaos": ("chaos", "kill a scheduler of its own and prove that nothing is lost"),
+    "bench": ("bench", "what this machine and this disk can do, on a database that is thrown away"),
     "demo": ("demo", "a bounded pipeline under load, live in the terminal"),
 }
 

@@ -1,0 +1,8 @@
+"""Kills the real daemon and real jobs again and again, and proves the promises from what is left (SPEC BY-3, RS-1 to RS-4)."""
+
+from __future__ import annotations
+
+from penstock.chaos.havoc import Aftermath, Havoc
+from penstock.chaos.proof import Promise, proof
+
+__all__ = ["Aftermath", "Havoc", "Promise", "proof"]

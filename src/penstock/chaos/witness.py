@@ -1,0 +1,55 @@
+"""
+The job that is killed: `python witness.py FOLDER SECONDS`. It is run as a file, and imports nothing of ours: whatever becomes of it is the scheduler's doing.
+
+It leaves marks that the scheduler knows nothing of, so that nobody has to take the scheduler's word. A lock of the kernel's tells whether another run of the
+same job is alive beside it: it is gone with the process, however that dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Mark", "marks"]
+
+
+class Mark(NamedTuple):
+    what: str  # began, ended, or beside: another run of the job was alive
+    job_id: str
+    pid: int
+
+
+def marks(folder: Path) -> list[Mark]:
+    if not (folder / _JOURNAL).exists():
+        return []
+    lines = (folder / _JOURNAL).read_text("ascii").splitlines()
+    return [Mark(what, job_id, int(pid)) for what, job_id, pid in map(str.split, lines)]
+
+
+_JOURNAL = "journal"
+
+
+def main(folder: Path, seconds: float) -> None:
+    job_id = os.environ["PENSTOCK_JOB_ID"]
+    journal = os.open(folder / _JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def mark(what: str) -> None:
+        """One write to a file that is appended to: marks of many are never mixed."""
+        os.write(journal, f"{what} {job_id} {os.getpid()}\n".encode())
+
+    with (folder / f"{job_id}.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            mark("beside")
+        mark("began")
+        time.sleep(seconds)
+        mark("ended")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,68 @@
+"""Prove on this machine that nothing is lost, by killing everything."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from penstock.cli.db import opened
+from penstock.cli.session import FAILED, Session, passes
+
+__all__ = ["chaos"]
+
+
+@click.command()
+@click.option(
+    "--kills",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    show_default=True,
+    help="How often something is killed.",
+)
+@click.option("--jobs", type=click.IntRange(1, 1_000_000), default=60, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--keep", is_flag=True, help="Keep the folder also when everything holds.")
+@passes
+def chaos(session: Session, /, kills: int, jobs: int, seed: int, keep: bool) -> None:
+    """
+    Kill a real scheduler and its jobs, and prove the promises from what is left.
+
+    It starts a scheduler of its own in a new folder, submits jobs, ends one after the other with SIGKILL, now the scheduler, now a job, and then holds what was promised
+    against the audit trail and against marks that the jobs left outside of it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to look.
+    """
+    from penstock.chaos import Havoc, proof
+
+    folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
+    with session.aside.status("starting") as status:
+        aftermath = Havoc(folder, jobs=jobs, kills=kills, seed=seed).wreak(status.update)
+        store = opened(str(folder / "jobs.db"))
+        try:
+            promises = proof(aftermath, store)
+        finally:
+            store.close()
+    broken = any(promise.broken for promise in promises) or not aftermath.settled
+    if not (broken or keep):
+        shutil.rmtree(folder)
+    told = {
+        "holds": not broken,
+        "folder": str(folder) if broken or keep else None,
+        "jobs": len(aftermath.acknowledged),
+        "killed": dict(aftermath.killed),
+        "promises": [promise._asdict() for promise in promises],
+    }
+    if not session.tell(told):
+        killed = " and ".join(f"{who} {often} times" for who, often in sorted(aftermath.killed.items()))
+        session.console.print(f"{len(aftermath.acknowledged)} jobs; killed {killed}")
+        for promise in promises:
+            verdict = "[red]broken[/]" if promise.broken else "[green]holds[/] "
+            session.console.print(f"  {verdict}  {promise.name}  {promise.promise}")
+            for line in promise.broken[:5]:
+                session.console.print(f"            {line}", markup=False)
+        if not aftermath.settled:
+            session.console.print("  [red]not all jobs came to an end[/]")
+        if broken or keep:
+            session.console.print(f"database, log and marks are in {folder}", markup=False)
+    raise click.exceptions.Exit(FAILED if broken else 0)

@@ -1,0 +1,117 @@
+"""A proof that cannot fail proves nothing: each promise is broken once, and the proof says so."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from penstock.chaos import Aftermath, Havoc, proof
+from penstock.core.intent import Intent
+from penstock.core.job import Kind
+from penstock.core.quiet import Capacity
+from penstock.core.states import State
+from penstock.engine.desk import Desk
+from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
+from penstock.engine.machine import Machine
+from penstock.engine.room import Room
+from penstock.engine.rules import Rules
+from penstock.stores.memory import MemoryStore
+from penstock.stores.opening import open_store
+
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
+RULES = Rules(capacity=Capacity(fixed=40))
+
+
+class Scene:
+    """Four jobs that ran at once and are DONE, and the marks that they left."""
+
+    def __init__(self, folder):
+        self.folder, self.now = folder, 1_900_000_000_000_000
+        self.store = MemoryStore(lambda: self.now)
+        machine = Machine(RULES)
+        dispatcher = Dispatcher(self.store, RULES, machine, Fetchers())
+        desk = Desk(self.store, RULES, machine, dispatcher, Room(self.store, RULES.depth))
+        self.jobs = [receipt.job_id for receipt in desk.submit([Intent(addon_id="chaos", job_type="x")] * 4)]
+        for _, dispatch, _ in desk.claim(Kinds(), 4, "w"):
+            desk.complete(dispatch.dispatch_id)
+        for job_id in self.jobs:
+            self.mark("began", job_id)
+            self.mark("ended", job_id)
+
+    def mark(self, what, job_id):
+        with (self.folder / "journal").open("a") as journal:
+            journal.write(f"{what} {job_id} 1\n")
+
+    def unmark(self, what, job_id):
+        text = (self.folder / "journal").read_text()
+        (self.folder / "journal").write_text(text.replace(f"{what} {job_id} 1\n", ""))
+
+    def happened(self, kind, **fields):
+        """One more event, as if it had been written."""
+        last = [event for event in self.store._events if event.kind is kind][-1]
+        self.store._events.append(replace(last, seq=len(self.store._events) + 1, **fields))
+
+    def broken(self, acknowledged=None):
+        aftermath = Aftermath(self.folder, acknowledged or self.jobs, Counter(), settled=True)
+        return {promise.promise for promise in proof(aftermath, self.store) if promise.broken}
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+def test_what_went_well_is_proved(scene):
+    assert scene.broken() == set()
+
+
+def test_a_job_that_is_gone_is_found(scene):
+    assert "a job accepted is never lost" in scene.broken([*scene.jobs, "another"])
+
+
+def test_a_job_that_never_ran_to_its_end_is_found(scene):
+    scene.unmark("ended", scene.jobs[2])
+
+    assert scene.broken() == {"what is DONE ran to its end"}
+
+
+def test_two_runs_at_once_are_found(scene):
+    scene.mark("beside", scene.jobs[0])
+
+    assert scene.broken() == {"never two live runs of one job"}
+
+
+def test_a_fence_that_does_not_grow_is_found(scene):
+    scene.happened(Kind.RUNNING)
+
+    assert "every run has a higher fence than the one before" in scene.broken()
+
+
+def test_a_job_that_moves_after_its_end_is_found(scene):
+    scene.happened(Kind.DONE, state=State.QUEUED)
+
+    assert "every job lands in one state, and stays there" in scene.broken()
+
+
+def test_more_units_than_there_are_are_found(scene):
+    for number in range(5):
+        scene.happened(Kind.RUNNING, dispatch_id=f"{scene.jobs[0]}.{number + 2}")
+
+    assert "never more units in use than there are" in scene.broken()
+
+
+def test_a_real_scheduler_and_its_jobs_are_killed_and_every_promise_holds(tmp_path):
+    tmp_path.chmod(0o700)
+    told = []
+    aftermath = Havoc(tmp_path, jobs=4 * SOAK, kills=3 * SOAK, seed=SOAK).wreak(told.append)
+    store = open_store(str(tmp_path / "jobs.db"), lambda: 0, RULES.ordering)
+    promises = proof(aftermath, store)
+    store.close()
+
+    assert aftermath.settled
+    assert sum(aftermath.killed.values()) == 3 * SOAK
+    assert len(set(aftermath.acknowledged)) == 4 * SOAK
+    assert {promise.promise: promise.broken for promise in promises if promise.broken} == {}
