@@ -254,5 +254,5 @@ def test_a_completion_follows_from_the_name_of_its_lease():
 
 
 @pytest.mark.parametrize("name", ["loan.0", "j", "", "j.x", "j."])
-def test_nothing_follows_from_a_name_that_is_no_jobs_lease(name):
-    assert completed(name, NOW) is None
+def test_from_a_name_that_is_no_jobs_lease_follows_a_change_that_no_job_matches(name):
+    assert completed(name, NOW).job.fence == 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.intent import MAX_PAYLOAD, Intent, check
+from penstock.core.intent import MAX_PAYLOAD, Intent, alike, check, check_all
 from penstock.core.refusals import BadIntent
 from penstock.core.words import SECOND, AddonId, Constraint, RunWhen, priority_of
 
@@ -105,3 +105,15 @@ def test_a_priority_may_be_a_name_in_either_case(word, number):
 def test_anything_else_is_no_priority(word):
     with pytest.raises(ValueError, match="priority"):
         priority_of(word)
+
+
+def test_one_that_is_alike_differs_by_its_payload_alone():
+    like = replace(PLAIN, tags=("a",), priority=7, idempotency_key="k")
+
+    assert alike(like)("[1]") == replace(like, payload="[1]")
+
+
+@pytest.mark.parametrize("bad", [{"payload": "1" * (MAX_PAYLOAD + 1)}, {"priority": 0}, {"tags": ("",)}])
+def test_among_many_that_are_alike_the_one_that_is_wrong_is_found(bad):
+    with pytest.raises(BadIntent):
+        check_all([PLAIN, PLAIN, replace(PLAIN, **bad), PLAIN], NOW, most_units=90)

@@ -8,14 +8,26 @@ carried as text, for the scheduler hands it on without reading it, and text that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Final
 
+from penstock.core.quick import quick
 from penstock.core.refusals import BadIntent
 from penstock.core.words import AddonId, Constraint, Moment, Money, Priority, RunWhen
 
-__all__ = ["LABEL", "LABEL_WORDS", "MAX_PAYLOAD", "Intent", "check"]
+__all__ = [
+    "LABEL",
+    "LABEL_WORDS",
+    "MAX_PAYLOAD",
+    "Intent",
+    "alike",
+    "all_but_payload",
+    "check",
+    "check_all",
+    "make_intent",
+]
 
 MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
 MAX_SPAN_SEC: Final = 366 * 86_400
@@ -49,6 +61,30 @@ class Intent:
     retry_delays_sec: tuple[int, ...] = ()
     #: It starts only on a host that has all of them.
     labels: tuple[str, ...] = ()
+
+
+make_intent: Final = quick(Intent)
+_FIELDS: Final = [field.name for field in fields(Intent)]
+_PAYLOAD: Final = _FIELDS.index("payload")
+#: Most jobs that come together are calls of one function.
+all_but_payload: Final = attrgetter(*(name for name in _FIELDS if name != "payload"))
+
+
+def alike(intent: Intent) -> Callable[[str], Intent]:
+    """Makes intents that differ from this one by their payload alone."""
+    rest = all_but_payload(intent)
+    before, after = rest[:_PAYLOAD], rest[_PAYLOAD:]
+    return lambda payload: make_intent(*before, payload, *after)
+
+
+def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int) -> None:
+    """`check` each; those that are alike but for the payload are looked at once."""
+    seen = None
+    for intent in intents:
+        rest = all_but_payload(intent)
+        if rest != seen or len(intent.payload) > MAX_PAYLOAD:
+            check(intent, now, most_units=most_units)
+            seen = rest
 
 
 def check(intent: Intent, now: Moment, *, most_units: int) -> None:

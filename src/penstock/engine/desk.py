@@ -18,7 +18,7 @@ from penstock.core.books import EVERYTHING
 from penstock.core.changes import Beat, Change
 from penstock.core.demand import Demand, demand_of
 from penstock.core.explain import Explanation, explain
-from penstock.core.intent import Intent, check
+from penstock.core.intent import Intent, check, check_all
 from penstock.core.job import Dispatch, Job
 from penstock.core.landing import End, Phase
 from penstock.core.loan import weigh_loan
@@ -138,9 +138,7 @@ class Desk:
         ]
 
     def _check(self, intents: Sequence[Intent]) -> None:
-        now = self._store.now()
-        for intent in intents:
-            check(intent, now, most_units=self._rules.capacity.most)
+        check_all(intents, self._store.now(), most_units=self._rules.capacity.most)
 
     def cancel(self, job_id: JobId, by: str = "") -> Job:
         def decide(job: Job) -> Change | None:

@@ -47,14 +47,16 @@ class Arguments:
                 )
         self._signature = signature.replace(parameters=given[self.wants_context :])
         self._parameters = [(p.name, p.kind) for p in given[self.wants_context :]]
+        #: How many arguments by position are all there are; None, where some can be given only in another way.
+        in_order = all(
+            kind in (Kinds.POSITIONAL_ONLY, Kinds.POSITIONAL_OR_KEYWORD) for _, kind in self._parameters
+        )
+        self._plain = len(self._parameters) if in_order else None
         self._decoder: msgspec.json.Decoder[Any] | None = None
         self._returns: msgspec.json.Decoder[Any] | None = None
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        try:
-            bound = self._signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise BadArgument(f"{self._name}: {error}", job=self._name, argument=None) from None
+        bound = self._bound(args, kwargs)
         decoder = self._decoder or self._ready()
         try:
             blob = encode(bound)
@@ -65,6 +67,14 @@ class Arguments:
             if not _same(value, getattr(back, name)):
                 raise self._refusal({name: value})
         return blob.decode()
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not kwargs and len(args) == self._plain:  # the plain case, at a tenth of what `bind` costs
+            return dict(zip(self._signature.parameters, args, strict=True))
+        try:
+            return self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise BadArgument(f"{self._name}: {error}", job=self._name, argument=None) from None
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
         """Raises msgspec.ValidationError when the function has changed since, and no longer takes what was written."""

@@ -39,6 +39,7 @@ class JobFunction(Generic[P, C, R]):
         functools.update_wrapper(self, fn)
         self.scheduler, self.fn, self.arguments = scheduler, fn, arguments
         self._options = options
+        self._intents = options.intents()
         self.is_async = inspect.iscoroutinefunction(fn)
 
     @property
@@ -109,6 +110,8 @@ class JobFunction(Generic[P, C, R]):
 
     def _intent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
         payload = self.arguments.encode(args, kwargs)
+        if self._intents is not None:
+            return self._intents(payload)
         return self._options.intent(payload, self.scheduler._store.now(), args, kwargs)
 
     def _first(self, conflict: KeyConflict, intent: Intent) -> JobHandle[R]:

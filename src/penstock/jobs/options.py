@@ -14,7 +14,7 @@ from decimal import Decimal
 from hashlib import blake2b
 from typing import Any, Final, Literal, Self, TypeAlias, TypedDict
 
-from penstock.core.intent import Intent
+from penstock.core.intent import Intent, alike
 from penstock.core.words import SECOND, AddonId, Constraint, Moment, Money, RunWhen, priority_of
 
 __all__ = ["JobOptions", "Options", "Seconds", "When", "moment", "money", "span_sec", "words"]
@@ -87,10 +87,14 @@ class JobOptions:
                 fields[field] = check(name, value)
         return replace(self, like=replace(self.like, **fields), **own)
 
+    def intents(self) -> Callable[[str], Intent] | None:
+        """Of the payload alone, where nothing else depends on the call or the moment."""
+        if self.unique or self.deadline is not None or self.not_before is not None:
+            return None
+        return alike(self.like)
+
     def intent(self, payload: str, now: Moment, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
         like = self.like
-        if not self.unique and self.deadline is None and self.not_before is None:
-            return replace(like, payload=payload)
         key = like.idempotency_key
         if key is None and self.unique:
             key = self._key(payload, args, kwargs)

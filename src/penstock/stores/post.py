@@ -29,11 +29,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.core.intent import Intent
+from penstock.core.intent import Intent, make_intent
 from penstock.core.states import State
 from penstock.core.words import Constraint, JobId, RunWhen
 from penstock.stores.protocol import Depth, Receipt
-from penstock.stores.rows import make_intent
 
 __all__ = ["Courier", "Letter", "Post", "Reply", "post_names"]
 

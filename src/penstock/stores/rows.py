@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, make_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from hashlib import blake2b
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from penstock.core.demand import Demand
 from penstock.core.hosts import Host
-from penstock.core.intent import Intent
+from penstock.core.intent import Intent, make_intent
 from penstock.core.job import Dispatch, Event, Job, Kind, Place, dispatch_id_of
 from penstock.core.landing import End, Phase
+from penstock.core.quick import quick
 from penstock.core.quiet import QuietState
 from penstock.core.retry import NONE_YET, Counters
 from penstock.core.states import IN_FLIGHT, State
@@ -34,30 +35,9 @@ __all__ = [
     "job_from",
     "job_row",
     "make_dispatch",
-    "make_intent",
 ]
 
-
-V = TypeVar("V")
-
-
-def _quick(kind: type[V]) -> Callable[..., V]:
-    """
-    Makes a frozen value at the cost of a plain one, from all of its fields in their order. A frozen dataclass sets each field
-    by `object.__setattr__`, eight times as slow; a twin with the same slots is filled in and then becomes the frozen thing.
-    """
-    twin: Any = make_dataclass(kind.__name__, [field.name for field in fields(kind)], slots=True)  # type: ignore[arg-type]  # it is a dataclass
-
-    def make(*values: Any) -> V:
-        draft = twin(*values)
-        draft.__class__ = kind
-        made: V = draft
-        return made
-
-    return make
-
-
-make_job, make_intent, make_dispatch = _quick(Job), _quick(Intent), _quick(Dispatch)
+make_job, make_dispatch = quick(Job), quick(Dispatch)
 _STATES: Final = {str(state): state for state in State}
 _IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
 _PHASES: Final = {str(phase): phase for phase in Phase}

@@ -13,7 +13,7 @@ import apsw
 from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note
 from penstock.core.demand import Demand
 from penstock.core.hosts import Host
-from penstock.core.intent import Intent
+from penstock.core.intent import Intent, all_but_payload
 from penstock.core.job import Dispatch, Kind, place
 from penstock.core.landing import End, Phase
 from penstock.core.order import Aging, Floor, Offer, Ordering, Verdict
@@ -45,7 +45,6 @@ from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["Transaction"]
 
-SUBMITTED: Final = Note(Kind.SUBMITTED)
 #: What `apply` reads by.
 JOBS: Final = "jobs_for_steps"
 DISPATCHES: Final = "dispatches_for_steps"
@@ -69,6 +68,9 @@ class Transaction:
         self._con, self._lock, self._wal, self._clock, self._ordering = con, lock, wal, clock, ordering
         self._demands, self._new_id, self._committed = demands, new_id, committed
         self._sql = statements()
+        #: What the last job that was submitted shares with the next, if they differ by their payload alone; and it in rows.
+        self._like: tuple[Moment, Any] | None = None
+        self._rest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
@@ -155,12 +157,16 @@ class Transaction:
 
     def _insert(self, intent: Intent, job_id: JobId, now: Moment) -> Receipt:
         no = self._pages.next_no()
-        its_place = place(intent, now, None, self._ordering)
-        demand_no = self._demands.number(self._con, its_place.demand)
-        row = job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now)
-        self._pages.add_job(row, intent_row(no, intent))
+        like = (now, all_but_payload(intent))
+        if like != self._like:
+            its_place = place(intent, now, None, self._ordering)
+            demand_no = self._demands.number(self._con, its_place.demand)
+            row = job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now)
+            self._like, self._rest = like, (row[2:], intent_row(no, intent)[2:])
+        of_job, of_intent = self._rest
+        self._pages.add_job((no, job_id, *of_job), (no, intent.payload, *of_intent))
         self._pages.tally[intent.addon_id, State.QUEUED] += 1
-        self._pages.note(now, SUBMITTED, (no, 1, State.QUEUED))
+        self._pages.event(now, Kind.SUBMITTED, no, 1, State.QUEUED, "", None, None)
         return Receipt(job_id, State.QUEUED, created=True)
 
     # admit
