@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import select
 import subprocess
 import sys
+from datetime import datetime
 
 import pexpect
 import pytest
@@ -113,6 +115,18 @@ def test_logs_show_what_was_printed_and_follow_what_is_still_to_come(shell):
 
     assert followed.stdout == "one\ntwo\n"
     assert shell("logs", job_id).stdout == "one\ntwo\n"
+
+
+def test_cancel_now_does_not_wait_for_a_command_that_will_not_stop(shell):
+    job_id = shell.submit("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+    while not shell("logs", job_id).stdout:
+        shell.until("RUNNING", job_id)
+    shell("cancel", "--now", job_id)
+    shell.until("CANCELED", job_id)
+    lines = map(json.loads, shell("events", "--job", job_id, "--json").stdout.splitlines())
+    signals = {e["reason"]: datetime.fromisoformat(e["at"]) for e in lines if e["kind"] == "SIGNALED"}
+
+    assert (signals["kill"] - signals["term"]).total_seconds() < 1  # five without it
 
 
 def test_a_job_for_an_addon_waits_for_its_worker(shell):

@@ -18,11 +18,12 @@ __all__ = ["cancel", "edit", "retry"]
 
 
 @click.command()
+@click.option("--now", is_flag=True, help="Kill what the scheduler itself runs, instead of asking first.")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @passes
-def cancel(session: Session, jobs: tuple[str, ...]) -> None:
+def cancel(session: Session, jobs: tuple[str, ...], now: bool) -> None:
     """Cancel jobs. One that runs is told to stop, and ended if it does not."""
-    _each(session, jobs, session.client.cancel)
+    _each(session, jobs, lambda job_id: session.client.cancel(job_id, now=now))
 
 
 @click.command()

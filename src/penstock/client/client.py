@@ -118,8 +118,10 @@ class Client:
         """Job ids that contain this."""
         return self._get("queue/find", wire.Found, {"part": part, "limit": limit}).job_ids
 
-    def cancel(self, job_id: str) -> wire.Job:
-        return self._post(f"queue/jobs/{_part(job_id)}/cancel", None, wire.Job, again=True)
+    def cancel(self, job_id: str, *, now: bool = False) -> wire.Job:
+        """`now`: a run of the scheduler's own is killed instead of being asked first."""
+        body = wire.Cancel(now=True) if now else None
+        return self._post(f"queue/jobs/{_part(job_id)}/cancel", body, wire.Job, again=True)
 
     def retry(self, job_id: str) -> wire.Job:
         return self._post(f"queue/jobs/{_part(job_id)}/retry", None, wire.Job)

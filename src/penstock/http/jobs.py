@@ -142,9 +142,13 @@ def find(call: Call[wire.FindQuery, None]) -> wire.Found:
     return wire.Found([job.job_id for job in call.store.find(query)])
 
 
-def cancel(call: Call[None, None]) -> wire.Job:
+def cancel(call: Call[None, wire.Cancel]) -> wire.Job:
     call.own_job(call.job_id)
-    return _view(call, call.office.desk.cancel(call.job_id, by=call.principal.name))
+    job = call.office.desk.cancel(call.job_id, by=call.principal.name)
+    runs = call.office.runs
+    if call.body.now and runs is not None and job.dispatch_id is not None:
+        runs.kill(job.dispatch_id)
+    return _view(call, job)
 
 
 def retry(call: Call[None, None]) -> wire.Job:

@@ -40,7 +40,9 @@ B = TypeVar("B")
 
 
 class Runs(Protocol):
-    """The runner, as far as a run's own token goes."""
+    """The runner, as far as a run's own token goes, and a person's impatience."""
+
+    def kill(self, dispatch_id: DispatchId) -> None: ...
 
     def dispatch_of(self, token: str) -> DispatchId | None: ...
 

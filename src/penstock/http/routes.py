@@ -101,7 +101,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("queue/jobs/{job_id}", _READ, jobs.get, wire.Job, "A job, at once or when it is settled", query=wire.WaitQuery),
     _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, wire.Explained, "Why the job is where it is"),
     _get("queue/jobs/{job_id}/logs", _READ, runs.logs, wire.Logs, "What a command or function printed", query=wire.LogsQuery),
-    _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.Job, "Cancel a job; one that runs is told to stop"),
+    _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.Job, "Cancel a job; one that runs is told to stop", body=wire.Cancel, body_optional=True),
     _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, wire.Job, "Queue a FAILED or BLOCKED job again"),
     _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, wire.Job, "Change priority or times of a QUEUED job", body=wire.Edit),
     # workers

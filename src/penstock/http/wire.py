@@ -38,6 +38,7 @@ __all__ = [
     "Beaten",
     "BudgetUse",
     "BulkSubmitted",
+    "Cancel",
     "Capacity",
     "Claim",
     "Claimed",
@@ -308,6 +309,12 @@ class Found(Told):
     """The ids that contain what was asked for, newest first; two of them mean that it was too short."""
 
     job_ids: list[str]
+
+
+class Cancel(Asked):
+    """`now`: what this host runs itself is killed instead of being asked first. A worker elsewhere can only be told, and is told either way."""
+
+    now: bool = False
 
 
 class Edit(Asked):
