@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures._base import FINISHED, PENDING
 from pathlib import Path
 
 import calls
 import pytest
 
 import penstock
+from penstock.local.call import Call
+from penstock.local.graphs.promise import Promise
 from tests.local.conftest import wait_until
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
+
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
 
 def test_it_is_an_executor(kind):
@@ -293,3 +299,73 @@ def test_ctrl_c_in_result_leaves_a_working_pool(gate):
         time.sleep(0)
         gate.touch()
         assert "ran" == running.result(30)
+
+
+class _Gate:
+    """Of calls that no pool has: nobody leads."""
+
+    class crew:
+        @staticmethod
+        def lead(call, timeout=None):
+            return False
+
+
+class _Ears:
+    """What `as_completed` leaves with a future, under its lock."""
+
+    def __init__(self):
+        self.heard = 0
+
+    def add_result(self, future):
+        self.heard += 1
+
+
+def _someone_comes_when_it_is_done(make):
+    """A future of this kind whose state, once it is written, is looked at by one who then waits for the others."""
+
+    class Watched(make):
+        @property
+        def _state(self):
+            return self.__dict__.get("state", PENDING)
+
+        @_state.setter
+        def _state(self, state):
+            self.__dict__["state"] = state
+            if state is FINISHED:
+                with self._condition:
+                    self._waiters.append(ears)
+
+    ears = _Ears()
+    return Watched, ears
+
+
+@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (Promise, ())])
+def test_who_sees_that_a_future_is_done_is_not_told_again(kind_of_future, args):
+    """The standard library counts what it is told: told twice, `wait` comes back early and `as_completed` breaks."""
+    watched, ears = _someone_comes_when_it_is_done(kind_of_future)
+
+    watched(*args)._settle(1, None)
+
+    assert 0 == ears.heard
+
+
+@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (Promise, ())])
+def test_who_comes_while_futures_are_settled_misses_none(kind_of_future, args):
+    def settle_all(futures):
+        for future in futures:
+            future._settle(1, None)
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for turn in range(100 * SOAK):
+            futures = [kind_of_future(*args) for _ in range(30)]
+            settler = threading.Thread(target=settle_all, args=(futures,))
+            settler.start()
+            if turn % 2:
+                assert 30 == len(list(as_completed(futures, timeout=20)))
+            else:
+                assert not wait(futures, timeout=20).not_done
+            settler.join()
+    finally:
+        sys.setswitchinterval(switch)

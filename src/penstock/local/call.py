@@ -6,18 +6,22 @@ same reason the parts of a `concurrent.futures.Future` that most calls never nee
 and callbacks) are made on first use. `wait`, `as_completed` and `asyncio.wrap_future` reach into exactly these
 attributes, so they find what they expect.
 
-Why settling without the condition's lock is safe: `_settle` writes the state first and looks for a condition or a
-sleeper after; whoever waits makes that first and looks at the state after. One of the two always sees the other.
+Why settling without the condition's lock is safe: a sleeper lies down first and looks at the state after, `_settle`
+writes the state first and looks for sleepers after; one of the two always sees the other. A condition is different: who
+holds its lock and sees the call done will not be told again, and must not be. So `_settle` says that it has begun, then
+looks for a condition, and takes its lock to write the state if there is one; and if there was none, whoever asks for one
+after that does not get it before the state is written.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from _thread import LockType, allocate_lock
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled
 from penstock.core.queue import ENDING, IN_FLIGHT, Ticket
@@ -50,6 +54,17 @@ class _Crowd:
 
 
 _gathering = threading.Lock()
+
+#: In the place of a call's payload: its outcome is written down without any lock.
+_SETTLING: Final = object()
+
+
+def until_settled(settling: Callable[[], bool]) -> None:
+    """Somebody else is between two steps of settling; a moment, unless that thread was interrupted there."""
+    for _ in range(1000):
+        if not settling():
+            return
+        time.sleep(0)
 
 
 class Call(Ticket, Future[R], Generic[R]):
@@ -147,30 +162,35 @@ class Call(Ticket, Future[R], Generic[R]):
         return CallContext(self.dispatch, self.key, self.attempt, self.deadline, lambda: self.stage is ENDING)
 
     def _settle(self, result: R | None, error: BaseException | None) -> None:
-        self.body = None  # the payload is not needed any more, and may be large
         self._result = result
         if error is not None:
             self._exception = error
-        self._state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
-        if self._crowd is not None:
-            self._announce(self._crowd)
+        state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
+        self.body = _SETTLING  # nor is the payload needed any more, which may be large
+        crowd = self._crowd
+        if crowd is not None and crowd.condition is not None:
+            self.body = None
+            self._announce(crowd, crowd.condition, state)
+        else:
+            self._state = state
+            crowd = self._crowd
+        if crowd is not None:
+            for sleeper in crowd.sleepers:
+                sleeper.release()
         if self.mailbox is not None:
             self.mailbox.post(self)
 
-    def _announce(self, crowd: _Crowd) -> None:
-        for sleeper in crowd.sleepers:
-            sleeper.release()
-        if crowd.condition is None:
-            return
-        with crowd.condition:
+    def _announce(self, crowd: _Crowd, condition: threading.Condition, state: str) -> None:
+        with condition:
+            self._state = state
             for waiter in crowd.waiters:
-                if self._state is CANCELLED_AND_NOTIFIED:
+                if state is CANCELLED_AND_NOTIFIED:
                     waiter.add_cancelled(self)
                 elif self._exception is not None:
                     waiter.add_exception(self)
                 else:
                     waiter.add_result(self)
-            crowd.condition.notify_all()
+            condition.notify_all()
         if crowd.callbacks:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises
 
@@ -189,6 +209,8 @@ class Call(Ticket, Future[R], Generic[R]):
             with _gathering:
                 if crowd.condition is None:
                     crowd.condition = threading.Condition()
+        if self.body is _SETTLING:
+            until_settled(lambda: self.body is _SETTLING and self._state is PENDING)
         return crowd.condition
 
     @property

@@ -2,8 +2,9 @@
 A Future that costs little until somebody waits for it, and that can be awaited.
 
 Runs and scheduled calls are `concurrent.futures.Future`s, so `wait`, `as_completed` and `asyncio.wrap_future` take
-them. Made the same way as a pool's call, and safe for the reason given there: the condition is made on first use, the
-one who settles writes the state before looking for it, the one who waits makes it before looking at the state.
+them. Made the same way as a pool's call, and safe for the reasons given there: the condition is made on first use; the
+one who settles says so, then looks for a condition and takes its lock; and if there was none, whoever asks for one after
+that does not get it before the state is written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled
+from penstock.local.call import until_settled
 
 __all__ = ["Promise"]
 
@@ -40,12 +42,21 @@ class Promise(Future[T], Generic[T]):
     _state: str = PENDING
     _result: T | None = None
     _exception: BaseException | None = None
-    _condition = _Lazy(threading.Condition)
+    _settling = False
     _waiters = _Lazy(list)
     _done_callbacks = _Lazy(list)
 
     def __init__(self) -> None:
         """Future's own is left out on purpose: it makes what the lazy attributes above make when needed."""
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]  # Future's own code only reads it
+        condition: threading.Condition | None = self.__dict__.get("condition")
+        if condition is None:
+            condition = self.__dict__.setdefault("condition", threading.Condition())
+        if self._settling:
+            until_settled(lambda: self._settling and self._state in (PENDING, RUNNING))
+        return condition
 
     def __await__(self) -> Generator[Any, None, T]:
         """
@@ -87,13 +98,17 @@ class Promise(Future[T], Generic[T]):
         """Once only: whoever calls this has made sure of that."""
         self._result = result
         self._exception = error
-        self._state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
-        if "_condition" not in self.__dict__:
+        state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
+        self._settling = True
+        condition: threading.Condition | None = self.__dict__.get("condition")
+        if condition is None:
+            self._state = state
             return
-        condition: threading.Condition = self._condition
+        self._settling = False
         with condition:
+            self._state = state
             for waiter in self._waiters:
-                if self._state is CANCELLED_AND_NOTIFIED:
+                if state is CANCELLED_AND_NOTIFIED:
                     waiter.add_cancelled(self)
                 elif error is not None:
                     waiter.add_exception(self)
