@@ -34,6 +34,7 @@ __all__ = [
     "intent_row",
     "job_from",
     "job_row",
+    "listed",
     "make_dispatch",
 ]
 
@@ -46,6 +47,11 @@ _json: Final = msgspec.json.Encoder().encode
 
 def encode(data: Mapping[str, Any]) -> str | None:
     return _json(data).decode() if data else None
+
+
+def listed(keys: Sequence[Any]) -> str:
+    """Many keys as one value, for `json_each`."""
+    return _json(keys).decode()
 
 
 def body_hash(intent: Intent) -> bytes:

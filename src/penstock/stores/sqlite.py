@@ -7,7 +7,6 @@ list on a page does not make a submit wait.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -49,7 +48,7 @@ from penstock.stores.protocol import (
     Terms,
     say_nothing,
 )
-from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, job_from
+from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, job_from, listed
 from penstock.stores.sqlite_care import Presence, WalGuard, refuse_network_file_system
 from penstock.stores.sqlite_file import (
     DispatchLock,
@@ -348,7 +347,7 @@ class SqliteStore:
             return self._asked(con, job_ids)
 
     def _asked(self, con: apsw.Connection, job_ids: Sequence[str]) -> list[Job]:
-        return self._jobs(con, self._sql["asked_jobs"], json.dumps(job_ids))
+        return self._jobs(con, self._sql["asked_jobs"], listed(job_ids))
 
     def _jobs(self, con: apsw.Connection, source: str, *values: Any) -> list[Job]:
         rows: list[Any] = con.execute(f"{self._sql['job_columns']} {source}", values).fetchall()
@@ -405,7 +404,7 @@ class SqliteStore:
             return [event_from(row) for row in query(con, name, values)]
 
     def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
-        values = {"kinds": json.dumps([*kinds]), "after": after, "most": limit}
+        values = {"kinds": listed([*kinds]), "after": after, "most": limit}
         with self._reading() as con:
             return [event_from(row) for row in query(con, "events_of", values)]
 

@@ -5,7 +5,6 @@ once per key, however many jobs were moved.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, TypeAlias
@@ -19,7 +18,7 @@ from penstock.core.demand import Demand
 from penstock.core.share import Account, Sharing
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, Moment
-from penstock.stores.rows import encode
+from penstock.stores.rows import encode, listed
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_floor import Accounts, Demands
 from penstock.stores.sqlite_sets import insert, update
@@ -96,7 +95,7 @@ class Pages:
 
     def leases(self, dispatch_ids: Sequence[str], now: Moment) -> list[_Lease]:
         """Those under which a job runs, as one text: see `sqlite_many`."""
-        values = {"ids": json.dumps(dispatch_ids), "now": now}
+        values = {"ids": listed(dispatch_ids), "now": now}
         (text,) = one(self._con, "leases_to_complete", values)
         return _leases(text)
 

@@ -7,7 +7,6 @@ out another one: a batch of a hundred had most statements of the store compiled 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Sequence
 from functools import cache
 from itertools import chain
@@ -15,12 +14,13 @@ from typing import Any, Final
 
 import apsw
 
+from penstock.stores.rows import listed
 from penstock.stores.sqlite_file import statements
 
 __all__ = ["insert", "update"]
 
 #: So many rows by one statement; what is left over goes one by one.
-SIZES: Final = (64, 8, 1)
+SIZES: Final = (64, 16, 4, 1)
 
 
 def insert(con: apsw.Connection, name: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -48,7 +48,7 @@ def update(con: apsw.Connection, name: str, groups: dict[Hashable, list[Any]]) -
         if len(keys) == 1:
             con.execute(statements()[name], (*values, keys[0]))  # type: ignore[misc]  # a tuple, whatever is in it
         else:
-            con.execute(many, (*values, json.dumps(keys)))  # type: ignore[misc]  # likewise
+            con.execute(many, (*values, listed(keys)))  # type: ignore[misc]  # likewise
     if con.total_changes() - before != sum(map(len, groups.values())):
         raise AssertionError(f"{name}: a row was not in the state it was read in")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -35,7 +34,7 @@ from penstock.stores.protocol import (
     Tell,
     Terms,
 )
-from penstock.stores.rows import body_hash, encode, host_values, intent_row, job_row
+from penstock.stores.rows import body_hash, encode, host_values, intent_row, job_row, listed
 from penstock.stores.sqlite_care import WalGuard
 from penstock.stores.sqlite_file import WriteLock, one, query, statements
 from penstock.stores.sqlite_floor import Demands, TableFloor
@@ -230,7 +229,7 @@ class Transaction:
 
     def _rows(self, name: str, ids: list[Any]) -> dict[str, Any]:
         """All that a batch decides on, read at once. A row is taken out when it is moved: whoever comes next reads it anew."""
-        return {row[-1]: row for row in query(self._con, name, {"ids": json.dumps(ids)})}
+        return {row[-1]: row for row in query(self._con, name, {"ids": listed(ids)})}
 
     def _row(self, rows: dict[str, Any], name: str, key: str) -> Any:
         if key not in rows:
