@@ -13,6 +13,7 @@ import click
 from penstock.cli.session import EXITS, Session, fail, passes
 from penstock.cli.submit import command_of, described, fields_of
 from penstock.cli.words import DURATION, short, span
+from penstock.client.signals import interruptible
 
 if TYPE_CHECKING:
     from penstock.http import wire
@@ -30,6 +31,7 @@ _TIMEOUT = 124
     "--detach-on-interrupt", is_flag=True, help="Ctrl-C leaves the job running instead of canceling it."
 )
 @passes
+@interruptible()
 def run(session: Session, /, command: tuple[str, ...], detach_on_interrupt: bool, **options: Any) -> None:
     """Submit a command, follow its output, exit with its code."""
     kind, what = command_of(command, options)
@@ -65,6 +67,7 @@ def _code_of(job: wire.Job) -> int:
 @click.option("-f", "--follow", is_flag=True, help="Until it ends.")
 @click.option("--attempt", type=click.IntRange(1), help="Of an earlier attempt; the last unless given.")
 @passes
+@interruptible()
 def logs(session: Session, job: str, follow: bool, attempt: int | None) -> None:
     """What a job printed: its standard output here on standard output, its errors on standard error."""
     job_id = session.job_id(job)
@@ -151,6 +154,7 @@ def _status(session: Session, job_id: str) -> Iterator[Any]:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--timeout", type=DURATION, help="Exit with 124 when they have not all been settled by then.")
 @passes
+@interruptible()
 def wait(session: Session, jobs: tuple[str, ...], timeout: float | None) -> None:
     """Until jobs are settled; exits by how they ended: 0 DONE, 1 FAILED, 6 CANCELED, 7 BLOCKED (the worst of several)."""
     until = None if timeout is None else time.monotonic() + timeout
@@ -175,6 +179,7 @@ def wait(session: Session, jobs: tuple[str, ...], timeout: float | None) -> None
 @click.option("-j", "--job", help="Of one job.")
 @click.option("-n", "--limit", type=click.IntRange(1, 500), default=50, show_default=True)
 @passes
+@interruptible()
 def events(session: Session, follow: bool, job: str | None, limit: int) -> None:
     """The audit trail: what happened, in order."""
     job_id = None if job is None else session.job_id(job)

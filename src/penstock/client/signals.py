@@ -14,7 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["heard"]
+__all__ = ["heard", "interruptible"]
+
+_HEARD = (signal.SIGTERM, signal.SIGINT)
+#: Means nothing to anybody here, and with a handler it wakes whoever waits in a system call.
+_NUDGE = signal.SIGURG
+_NUDGES = (0.02, 0.2, 1.0)  # seconds
 
 
 @contextmanager
@@ -23,27 +28,61 @@ def heard(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    with _piped(lambda number: handle(number) if number in _HEARD else None), _ignored(*_HEARD):
+        yield
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """
+    Ctrl-C reaches a main thread that waits for an answer. Between its last look at signals and the system call it waits in, a signal is only noted; that moment is
+    long where another thread is to be given the interpreter first. So a main thread that was interrupted is nudged until it has looked.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    main, over = threading.main_thread(), threading.Event()
+
+    def nudge(number: signal.Signals) -> None:
+        if number is signal.SIGINT and main.ident is not None:
+            for pause in _NUDGES:
+                if not over.wait(pause):
+                    signal.pthread_kill(main.ident, _NUDGE)
+
+    with _ignored(_NUDGE), _piped(nudge):
+        try:
+            yield
+        finally:
+            over.set()
+
+
+@contextmanager
+def _piped(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
 
     def listen() -> None:
         while number := os.read(read_end, 1):
-            if number[0] in _HEARD:
-                handle(signal.Signals(number[0]))
+            handle(signal.Signals(number[0]))
 
     listening = threading.Thread(target=listen, name="penstock-signals", daemon=True)
     listening.start()
     writes_to = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, lambda *_: None) for number in _HEARD}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         signal.set_wakeup_fd(writes_to)
         os.close(write_end)
         listening.join()
         os.close(read_end)
 
 
-_HEARD = (signal.SIGTERM, signal.SIGINT)
+@contextmanager
+def _ignored(*numbers: signal.Signals) -> Iterator[None]:
+    """By a handler that does nothing, not by the kernel: they interrupt what waits."""
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
