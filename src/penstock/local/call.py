@@ -163,9 +163,11 @@ class Call(Ticket, Future[R], Generic[R]):
 
     def _settle(self, result: R | None, error: BaseException | None) -> None:
         self._result = result
+        state = FINISHED
         if error is not None:
             self._exception = error
-        state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
+            if isinstance(error, CallCanceled):
+                state = CANCELLED_AND_NOTIFIED
         self.body = _SETTLING  # nor is the payload needed any more, which may be large
         crowd = self._crowd
         if crowd is not None and crowd.condition is not None:

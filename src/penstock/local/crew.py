@@ -22,6 +22,7 @@ from penstock.local.process import WorkerProcess
 from penstock.local.remote import cannot_be_rebuilt, unpack_error
 from penstock.local.timers import Timer, call_at, clock
 from penstock.local.watch import Watch
+from penstock.local.wire import ERROR, PLAIN, SHARED
 
 if TYPE_CHECKING:
     from penstock.local.options import WorkerOptions
@@ -91,18 +92,20 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
     def _hand_run(self, worker: WorkerProcess, share: int, now: float) -> None:
         gate = self._gate
         queue, herald = gate.queue, gate.herald
-        while share and (call := queue.take(now)) is not None:
-            share -= 1
-            try:
+        before = worker.handed
+        call: Call[Any] | None = None
+        try:
+            while share and (call := queue.take(now)) is not None:
+                share -= 1
                 self._hand(worker, call)
-            except (
-                BaseException
-            ):  # Ctrl-C in the submitting thread: the call must not be lost between two hands
-                if call.dispatch not in worker.calls:
-                    queue.lose([call], now)
-                raise
-            if herald.dispatch is not None:
-                herald.news.append((herald.dispatch, call))
+                if herald.dispatch is not None:
+                    herald.news.append((herald.dispatch, call))
+        except BaseException:  # Ctrl-C in the submitting thread: no call may be lost between two hands
+            if call is not None and call.dispatch not in worker.calls:
+                queue.lose([call], now)
+            raise
+        finally:
+            gate.totals.dispatched += worker.handed - before
 
     def _open(self, worker: WorkerProcess) -> None:
         worker.open()
@@ -116,7 +119,6 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
         worker.calls[dispatch] = call
         worker.handed += 1
         worker.unsent += 1
-        self._gate.totals.dispatched += 1
         if type(function) is Function:
             number = function.number
             if number not in worker.known:
@@ -191,11 +193,11 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
                 dispatch, kind, value, ran_for = message
                 settled += 1
                 if not queue.settle(call, dispatch, now):
-                    if kind == wire.SHARED:
+                    if kind == SHARED:
                         worker.outbox.append((wire.FREE, value[1][2]))
                     continue
                 call.ran_for = ran_for
-                if kind == wire.ERROR:
+                if kind == ERROR:
                     failed += 1
                 outcomes.append((call, kind, value))
             worker.settled += settled
@@ -220,7 +222,7 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
         gate, herald = self._gate, self._gate.herald
         for call, kind, value in outcomes:
             error = None
-            if kind != wire.PLAIN:
+            if kind != PLAIN:
                 value, error = self._unpack(worker, kind, value)  # noqa: PLW2901  # its travelling form is done with
             if call.guarded:
                 gate._unguard(call)

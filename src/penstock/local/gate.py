@@ -146,14 +146,13 @@ class Gate:
             prepare()
             prepare = None
         call.eager = prepare is None
-        verdict = self.enter(call, sleepy=True)
-        if verdict is WAIT:
+        if self.enter(call) is WAIT:
             self._sleep(call)
         if prepare is not None:
             self.fill(call, prepare)
 
-    def enter(self, call: Call[Any], *, sleepy: bool = False) -> Verdict:
-        """The part of coming in that never waits. `sleepy`: the calling thread will sleep if it must, and if it may."""
+    def enter(self, call: Call[Any]) -> Verdict:
+        """The part of coming in that never waits. For a call without a mailbox its thread will sleep, if it must and may."""
         queue, herald = self.queue, self.herald
         if call.guarded and call.signal is not None:
             call.signal._watch(call)
@@ -170,7 +169,7 @@ class Gate:
                         herald.news.append((herald.queued, call))
                     if queue.in_flight < queue.limit:
                         self.crew.pump(now)
-                elif verdict is WAIT and sleepy and (not call.eager or may_block()):
+                elif verdict is WAIT and call.mailbox is None and (not call.eager or may_block()):
                     call.asleep = allocate_lock()
                     call.asleep.acquire()
                 elif verdict is REFUSED:

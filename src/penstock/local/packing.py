@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from penstock.core.errors import NotPicklable
 from penstock.local import segments, wire
 from penstock.local.call import Call
-from penstock.local.wire import all_plain
+from penstock.local.wire import PLAIN_TYPES, SHORT, SHORT_TYPES
 
 
 class Function(NamedTuple):
@@ -49,10 +49,17 @@ class Packer:
             function = self._functions[fn]
         except (KeyError, TypeError):
             function = fn if type(fn) is str else self._function(fn)
-        if function is not None and not kwargs and all_plain(args):
-            call.function = function
-            call.body = args
-            return None
+        if function is not None and not kwargs:
+            for (
+                value
+            ) in args:  # `wire.is_plain` for each, written out: to ask it takes as long as all the rest here
+                kind = type(value)
+                if kind not in PLAIN_TYPES and (kind not in SHORT_TYPES or len(value) > SHORT):
+                    break
+            else:
+                call.function = function
+                call.body = args
+                return None
         call.function = 0 if function is None else function
         return lambda: self._pack(call, fn if function is None else None, args, kwargs)
 

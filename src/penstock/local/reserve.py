@@ -35,7 +35,7 @@ class Reservation:
         if not may_block():
             raise RuntimeError("`with pool.reserve()` would block an event loop here; use `async with`")
         gate, call = self._pool._gate, self._taken()
-        if gate.enter(call, sleepy=True) is WAIT:
+        if gate.enter(call) is WAIT:
             gate._sleep(call)
         return self
 

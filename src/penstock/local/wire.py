@@ -15,7 +15,7 @@ from __future__ import annotations
 import marshal
 import pickle
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from struct import Struct
 from typing import Any, Final
@@ -49,7 +49,7 @@ SHARED: Final = 4  # like PICKLED, but the value is a reference to shared memory
 
 _length = Struct("<I")
 PLAIN_TYPES = frozenset({int, float, bool, type(None), complex})
-_short_types = frozenset({str, bytes})
+SHORT_TYPES = frozenset({str, bytes})
 
 
 def frame(messages: list[tuple[Any, ...]]) -> bytes:
@@ -87,15 +87,7 @@ class Frames:
 
 def is_plain(value: object) -> bool:
     kind = type(value)
-    return kind in PLAIN_TYPES or (kind in _short_types and len(value) <= SHORT)  # type: ignore[arg-type]  # str, bytes
-
-
-def all_plain(values: Iterable[object]) -> bool:
-    for value in values:  # a loop: `all()` with a generator takes three times as long
-        kind = type(value)
-        if kind not in PLAIN_TYPES and (kind not in _short_types or len(value) > SHORT):  # type: ignore[arg-type]  # as above
-            return False
-    return True
+    return kind in PLAIN_TYPES or (kind in SHORT_TYPES and len(value) <= SHORT)  # type: ignore[arg-type]  # str, bytes
 
 
 class _Whole:
