@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import psutil
+import psycopg
 
 from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
@@ -22,9 +23,10 @@ from penstock.engine.desk import Report
 from penstock.engine.dispatcher import Kinds
 from penstock.engine.house import House
 from penstock.engine.rules import Rules
+from penstock.stores.postgres import PostgresStore
 from penstock.stores.sqlite import SqliteStore
 
-__all__ = ["idle", "turn"]
+__all__ = ["idle", "turn", "turn_on_postgres"]
 
 _LINES = 20  # as many in a short queue as in a long one: what a round costs follows them
 
@@ -38,14 +40,50 @@ def turn(queued: int, count: int) -> dict[str, float]:
     return {"jobs_s": count / took, "tick_us": tick}
 
 
+def turn_on_postgres(server: str, queued: int, finished: int, count: int) -> dict[str, float]:
+    """`finished`: so many rows of jobs that are done lie there too, and somebody has been reading since before the first claim."""
+    with psycopg.connect(server, autocommit=True) as reader:
+        reader.execute("DROP SCHEMA IF EXISTS penstock CASCADE")
+        store = PostgresStore(server)
+        house = House(store, Rules(capacity=Capacity(fixed=100)))
+        _fill(house, queued + count)
+        if finished:
+            _finish(reader, finished)
+            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            reader.execute("SELECT 1 FROM penstock.job LIMIT 1")
+        took = _drain(house, count)
+        store.close()
+    return {"jobs_s": count / took}
+
+
+def _finish(con: psycopg.Connection[tuple[object, ...]], count: int) -> None:
+    """Made of one that is queued: what a finished job leaves in each table."""
+    con.execute(
+        """WITH one AS (SELECT * FROM penstock.job ORDER BY no LIMIT 1), number AS (SELECT generate_series(1, %(count)s) AS n),
+        jobs AS (INSERT INTO penstock.job (no, job_id, addon_id, state, demand, turn, ready_at, priority, fence, events, created_at, ended_at)
+                 SELECT -n, 'done-' || n, addon_id, 'DONE', demand, turn, ready_at, priority, 1, 1, created_at, created_at + n FROM one, number),
+        intents AS (INSERT INTO penstock.intent (no, payload, unit, time_sensitive) SELECT -n, 'null', 'USD', 0 FROM number),
+        runs AS (INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
+                                                expires_at, ended_at, how)
+                 SELECT 'done-' || n || '.1', -n, demand, addon_id, 'local', 1, 1, 'ended', created_at, created_at, created_at, created_at + n, 'completed'
+                 FROM one, number)
+        INSERT INTO penstock.event (batch, i, at, kind, job_no, n, state) SELECT -n, 1, created_at, 'DONE', -n, 1, 'DONE' FROM one, number""",
+        {"count": count},
+    )
+
+
 def _filled(where: Path, queued: int) -> tuple[SqliteStore, House]:
     clock = SteadyClock()
     store = SqliteStore(where / "jobs.db", clock)
     house = House(store, Rules(capacity=Capacity(fixed=100)), clock=clock)
+    _fill(house, queued)
+    return store, house
+
+
+def _fill(house: House, queued: int) -> None:
     kinds = [Intent(addon_id=AddonId(f"addon-{n}"), job_type="tick", cost_units=1) for n in range(_LINES)]
     for first in range(0, queued, 1_000):
         house.desk.submit([kinds[number % _LINES] for number in range(min(1_000, queued - first))])
-    return store, house
 
 
 def _drain(house: House, count: int) -> float:

@@ -18,12 +18,14 @@ from bench.harness import Contestant, Measure, Table, fresh, main
 from bench.servers import postgres, redis
 
 OURS, OVER_HTTP = "penstock (on disk)", "penstock over HTTP (on disk)"
+ON_POSTGRES = "penstock, PostgreSQL (on disk)"
 RUNNER = "penstock daemon (on disk)"
 
 #: name: its module, its server, and how many jobs fill a turn.
 QUEUES: Mapping[str, tuple[str, str, int]] = {
     OURS: ("penstock_", "", 20_000),
     OVER_HTTP: ("penstock_http", "", 8_000),
+    ON_POSTGRES: ("penstock_pg", "postgres", 10_000),
     "PgQueuer (on disk)": ("pgqueuer_", "postgres", 15_000),
     "Procrastinate (on disk)": ("procrastinate_", "postgres", 500),
     "Huey, SQLite (on disk)": ("huey_", "", 2_000),
@@ -43,7 +45,9 @@ IN_PROCESSES: Mapping[str, tuple[str, str, int]] = {
     "Huey, 2 processes, SQLite (on disk)": ("huey_", "", 1_500),
     "RQ, a process a job (in memory)": ("rq_", "redis", 200),
 }
-BULK = {"penstock_", "penstock_http", "pgqueuer_", "procrastinate_", "rq_"}
+#: Those who are on the same server: what several hosts could share.
+SHARED = [name for name in PEERS if QUEUES[name][1] == "postgres"]
+BULK = {"penstock_", "penstock_http", "penstock_pg", "pgqueuer_", "procrastinate_", "rq_"}
 
 
 def measures(servers: Mapping[str, str], quick: bool) -> Sequence[Measure]:
@@ -56,6 +60,7 @@ def measures(servers: Mapping[str, str], quick: bool) -> Sequence[Measure]:
         submit(servers, quick, "eight", "Submitting from 8 processes"),
         latency(servers, quick),
         depth(quick),
+        depth_on_postgres(servers["postgres"], quick),
         idle(quick),
     ]
 
@@ -67,7 +72,12 @@ def drain(servers: Mapping[str, str], quick: bool) -> Measure:
         for name, (_, server, count) in QUEUES.items()
     ]
     title = "Claim, run and complete no-op jobs"
-    return Measure("drain", contestants, [Table(title, "jobs_s", "jobs/s", "more", OURS, wanted)])
+    shared = dict.fromkeys(SHARED, 1.0)
+    tables = [
+        Table(title, "jobs_s", "jobs/s", "more", OURS, wanted),
+        Table(f"{title}, on PostgreSQL", "jobs_s", "jobs/s", "more", ON_POSTGRES, shared),
+    ]
+    return Measure("drain", contestants, tables)
 
 
 def processes(servers: Mapping[str, str], quick: bool) -> Measure:
@@ -114,9 +124,12 @@ def submit(servers: Mapping[str, str], quick: bool, how: str, title: str) -> Mea
     wanted = (
         {} if how == "one" else {peer: 1.0 for peer in DURABLE if how != "bulk" or QUEUES[peer][0] in BULK}
     )
-    return Measure(
-        f"submit-{how}", contestants, [Table(title, "submits_s", "submits/s", "more", OURS, wanted)]
-    )
+    shared = {peer: 1.0 for peer in SHARED if how == "bulk"}
+    tables = [
+        Table(title, "submits_s", "submits/s", "more", OURS, wanted),
+        Table(f"{title}, on PostgreSQL", "submits_s", "submits/s", "more", ON_POSTGRES, shared),
+    ]
+    return Measure(f"submit-{how}", contestants, tables)
 
 
 def latency(servers: Mapping[str, str], quick: bool) -> Measure:
@@ -127,6 +140,7 @@ def latency(servers: Mapping[str, str], quick: bool) -> Measure:
     tables = [
         Table("From submit to start, idle: median", "p50_ms", "ms", "less", OURS, dict.fromkeys(PEERS, 1.0)),
         Table("From submit to start, idle: 95th percentile", "p95_ms", "ms", "less", OURS),
+        Table("From submit to start, idle, on PostgreSQL: median", "p50_ms", "ms", "less", ON_POSTGRES),
     ]
     return Measure("latency", contestants, tables)
 
@@ -156,6 +170,30 @@ def depth(quick: bool) -> Measure:
         Table("A tick that can start nothing, CPU", "tick_us", "us", "less", names[many], {names[few]: 0.5}),
     ]
     return Measure("depth", contestants, tables)
+
+
+def depth_on_postgres(server: str, quick: bool) -> Measure:
+    """The same on a server, and with as many finished rows and a reader that lets nothing be cleaned up while we drain."""
+    few, many = 1_000, 10_000 if quick else 1_000_000
+    count, seconds = 2_000 if quick else 10_000, 900
+    short, deep, worn = f"{few:,} queued", f"{many:,} queued", f"{many:,} finished, a long reader"
+    turns = {deep: (many, 0), worn: (few, many), short: (few, 0)}
+    contestants = [
+        Contestant(
+            name,
+            partial(
+                fresh, "bench.job_depth:turn_on_postgres", server, queued, finished, count, seconds=seconds
+            ),
+            size=f"{count:,} jobs",
+            ours=name != short,
+        )
+        for name, (queued, finished) in turns.items()
+    ]
+    tables = [
+        Table(f"On PostgreSQL with {name}", "jobs_s", "jobs/s", "more", name, {short: 0.8})
+        for name in (deep, worn)
+    ]
+    return Measure("depth-postgres", contestants, tables)
 
 
 def idle(quick: bool) -> Measure:

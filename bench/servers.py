@@ -53,6 +53,10 @@ def postgres() -> Iterator[str]:
             port,
             user="postgres",
         ):  # fmt: skip
+            _call(
+                [f"{binaries}/pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port), "-t", "20"],
+                until_it_works=20,
+            )
             yield f"postgresql://bench@127.0.0.1:{port}/postgres"
 
 
@@ -95,8 +99,13 @@ def _directory(owner: str = "") -> Iterator[str]:
         shutil.rmtree(where, ignore_errors=True)
 
 
-def _call(command: Sequence[str]) -> None:
-    subprocess.run(_as("postgres", command), check=True, stdout=subprocess.DEVNULL)
+def _call(command: Sequence[str], until_it_works: float = 0) -> None:
+    """`until_it_works`: for so many seconds. A server listens before it lets anybody in."""
+    until = monotonic() + until_it_works
+    while subprocess.run(_as("postgres", command), check=False, stdout=subprocess.DEVNULL).returncode:
+        if monotonic() > until:
+            raise RuntimeError(f"{command!r} failed")
+        sleep(0.1)
 
 
 def _as(user: str, command: Sequence[str]) -> list[str]:
