@@ -26,8 +26,8 @@ from penstock.engine.rules import Rules
 from penstock.stores.postgres import PostgresStore
 
 LEASE_SEC = 3.0
-WORK_SEC = 0.1
-CAPACITY = 20
+WORK_SEC = 0.05
+CAPACITY = 100
 
 
 def main(dsn: str, schema: str, host: str, journal: str) -> None:
@@ -57,7 +57,7 @@ def work(house: House, host: str, out: int) -> None:
     while True:
         asked = time.monotonic()
         try:
-            claimed = house.desk.claim(Kinds(), 8)
+            claimed = house.desk.claim(Kinds(), CAPACITY // 2)
             if not claimed:
                 time.sleep(0.02)
             elif write(out, "B", claimed, host, asked):

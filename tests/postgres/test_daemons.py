@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
 import pytest
 from tests.postgres.daemon import CAPACITY, LEASE_SEC
+from tests.postgres.namespaces import SERVER, Hub, Refused, isolated
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import StoreFailed
@@ -28,9 +30,10 @@ from penstock.testing.postgres import PostgresServer
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 DAEMON = Path(__file__).with_name("daemon.py")
 HOSTS = ("one", "two", "three", "four")
-COST = 2
+COST = 1
 JOB = Intent(addon_id="a", job_type="t", cost_units=COST)
-BATCH = 300
+JOBS = 20_000 if SOAK == 1 else 100_000
+BULK = 1_000
 KINDS = ("kill", "cut off", "stop", "restart", "crash")
 
 
@@ -42,15 +45,49 @@ class Run(NamedTuple):
     end: float
 
 
+class Journal:
+    """What the workers wrote, read as it grows."""
+
+    def __init__(self, path):
+        self.path, self._rest, self._at = path, "", 0
+        path.touch()
+        self.began, self.ended = {}, {}
+
+    def read(self):
+        with self.path.open() as file:
+            file.seek(self._at)
+            *lines, self._rest = (self._rest + file.read()).split("\n")
+            self._at = file.tell()
+        for line in lines:
+            what, job_id, fence, host, pid, moment, until = line.split()
+            if what == "B":
+                self.began[job_id, int(fence)] = (host, int(pid), float(moment), float(until))
+            else:
+                self.ended[job_id, int(fence)] = float(moment)
+        return self
+
+
 class Yard:
-    def __init__(self, server, folder):
-        self.server, self.journal = server, folder / "journal"
-        self.journal.touch()
+    """`hub`: each host is a machine of its own on it, and its cable can be pulled."""
+
+    def __init__(self, server, folder, hub=None):
+        self.server, self.hub, self.journal = server, hub, Journal(folder / "journal")
         self.daemons, self.killed, self.seen = {}, {}, 0
 
     def start(self, host):
-        command = [sys.executable, DAEMON, self.server.dsn, "penstock", host, self.journal]
-        self.daemons[host] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        dsn = (
+            self.server.dsn
+            if self.hub is None
+            else f"postgresql://penstock@{SERVER}:{self.server.port}/penstock"
+        )
+        command = [sys.executable, str(DAEMON), dsn, "penstock", host, str(self.journal.path)]
+        if self.hub is None:
+            self.daemons[host] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            return
+        daemon = self.daemons[host] = isolated(["sh", "-c", 'read _; exec "$@"', "sh", *command])
+        self.hub.join(HOSTS.index(host) + 1, daemon.pid)
+        with daemon.stdin:
+            daemon.stdin.write(b"\n")
 
     def kill(self, host):
         daemon = self.daemons.pop(host)
@@ -60,19 +97,15 @@ class Yard:
 
     def wait_for(self, more):
         """Until so many runs have ended since the last time, whoever is at work."""
-        wait_until(lambda: self.journal.read_text().count("\nE ") >= self.seen + more)
-        self.seen = self.journal.read_text().count("\nE ")
+        wait_until(lambda: len(self.journal.read().ended) >= self.seen + more)
+        self.seen = len(self.journal.ended)
 
     def at_work(self):
-        """Hosts with a run that has begun and not ended."""
-        open_runs = {}
-        for line in self.journal.read_text().splitlines():
-            what, job_id, fence, host, *_ = line.split()
-            if what == "B":
-                open_runs[job_id, fence] = host
-            else:
-                open_runs.pop((job_id, fence), None)
-        return {host for host in open_runs.values() if host in self.daemons}
+        """Hosts with a run that has begun and not ended, lately."""
+        lately, journal = monotonic() - LEASE_SEC, self.journal.read()
+        open_runs = journal.began.keys() - journal.ended.keys()
+        found = {journal.began[run][0] for run in open_runs if journal.began[run][2] > lately}
+        return found & self.daemons.keys()
 
     def close(self):
         for host in list(self.daemons):
@@ -80,16 +113,10 @@ class Yard:
 
     def runs(self):
         """A run without an end was over when its process was killed, or when its lease was."""
-        began, ended = {}, {}
-        for line in self.journal.read_text().splitlines():
-            what, job_id, fence, host, pid, moment, until = line.split()
-            if what == "B":
-                given_up = min(float(until), self.killed.get(int(pid), float(until)))
-                began[job_id, int(fence)] = (host, float(moment), given_up)
-            else:
-                ended[job_id, int(fence)] = float(moment)
-        for key, (host, moment, given_up) in began.items():
-            yield Run(*key, host, moment, ended.get(key, given_up))
+        journal = self.journal.read()
+        for key, (host, pid, moment, until) in journal.began.items():
+            given_up = min(until, self.killed.get(pid, until))
+            yield Run(*key, host, moment, journal.ended.get(key, given_up))
 
 
 @pytest.fixture
@@ -120,6 +147,10 @@ def disturb(yard, how, rng):
             yard.server.restart(signal.SIGINT)
         case "crash":
             yard.server.restart(signal.SIGQUIT)
+        case "unplug":
+            yard.hub.pull(HOSTS.index(host) + 1)
+            sleep(LEASE_SEC * 1.3)
+            yard.hub.plug(HOSTS.index(host) + 1)
 
 
 def left(store):
@@ -131,14 +162,33 @@ def left(store):
 
 
 def test_whatever_happens_to_hosts_and_server_every_job_runs_and_none_beside_itself(yard):
+    trouble(yard, random.Random(11), JOBS, KINDS * (1 if SOAK == 1 else 4))
+
+
+def test_hosts_that_the_network_cuts_off_lose_their_runs_and_nothing_else(tmp_path):
+    """In the midst of whatever they were doing, with the server's locks in their hands perhaps; and they come back unharmed."""
+    try:
+        hub = Hub()
+    except Refused as why:
+        pytest.skip(f"no network namespaces here: {why}")
+    with closing(hub), PostgresServer(port=5432, within=hub.within, listen=SERVER) as server:
+        yard = Yard(server, tmp_path, hub)
+        with closing(yard):
+            trouble(yard, random.Random(12), JOBS // 8, ("unplug",) * (2 if SOAK == 1 else 20))
+
+
+def trouble(yard, rng, jobs, kinds):
     """Fed while it is disturbed, and each disturbance waits until the one before it has been got over."""
-    rng, store, kept = random.Random(11), PostgresStore(yard.server.dsn), set()
+    store, kept = PostgresStore(yard.server.dsn), set()
     for host in HOSTS:
         yard.start(host)
-    for how in (*KINDS, *rng.choices(KINDS, k=len(KINDS) * (SOAK - 1))):
-        kept |= feed(store)
+    for how in kinds:
+        for _ in range(max(1, jobs // len(kinds) // BULK)):
+            kept |= feed(store)
         yard.wait_for(100)
         disturb(yard, how, rng)
+    while len(kept) < jobs:
+        kept |= feed(store)
     wait_until(lambda: left(store) == 0)
     yard.close()
     runs = sorted(yard.runs(), key=lambda run: run.begin)
@@ -154,7 +204,7 @@ def test_whatever_happens_to_hosts_and_server_every_job_runs_and_none_beside_its
 def feed(store):
     """Jobs that were acknowledged; what was not may be there or not."""
     try:
-        return {receipt.job_id for receipt in store.submit([JOB] * BATCH, Depth())}
+        return {receipt.job_id for receipt in store.submit([JOB] * BULK, Depth())}
     except StoreFailed:
         return set()
 

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.client.conftest import LONG, Daemon, until
 
 from penstock import Scheduler
+from penstock.cli.main import cli
+from penstock.cli.top import _numbers
 from penstock.core.landing import End
 from penstock.core.refusals import StoreFailed
 from penstock.settings import BadSettings, load
@@ -111,6 +114,23 @@ def test_a_daemon_that_is_killed_is_shown_as_lost_and_has_its_name_back_at_once(
     assert "alive" == state_of(two.client, "one")
     one.end()
     assert state_of(two.client, "one") is None
+
+
+def test_whoever_is_asked_tells_of_all_hosts(daemons):
+    one, _ = daemons("one", "host.labels=gpu"), daemons("two")
+    until(lambda: told_of(one.client) and len(told_of(one.client)) == 2)
+    capacity, stats = one.client.capacity(), one.client.stats()
+
+    assert "one" == capacity.host
+    for hosts in (capacity.hosts, stats.hosts):
+        assert [("one", ["gpu"], "alive"), ("two", [], "alive")] == [
+            (h.host, h.labels, h.state) for h in hosts
+        ]
+    both = sum(host.capacity for host in stats.hosts)
+    assert f"0/{both} units on 2 hosts" in _numbers(stats).plain
+    assert "two 0/" in _numbers(stats).plain
+    said = CliRunner().invoke(cli, ["capacity"], env={"PENSTOCK_DATA_DIR": str(one.data), "COLUMNS": "120"})
+    assert f"This is one, one of 2 hosts: 0 of {both} units in use on all of them" in said.output
 
 
 def test_a_second_daemon_of_the_same_name_is_refused(daemons):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 from rich.text import Text
 
@@ -9,7 +11,7 @@ from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import age, span
 from penstock.core.spend import Mark
-from penstock.http.wire import Addon
+from penstock.http.wire import Addon, KnownHost
 
 __all__ = ["addons", "capacity", "drain", "hosts", "pause", "resume", "undrain"]
 
@@ -37,6 +39,13 @@ def capacity(session: Session) -> None:
                 for r in told.readings
             ],
         )
+    if len(told.hosts) > 1:
+        alive = [h for h in told.hosts if h.state == "alive"]
+        units, may = sum(h.units for h in alive), sum(h.capacity for h in alive)
+        console.print(
+            f"\nThis is {told.host}, one of {len(alive)} hosts: {units} of {may} units in use on all of them"
+        )
+        _host_table(session, told.host, told.hosts)
 
 
 @click.command()
@@ -111,18 +120,21 @@ def resume(session: Session, addon: str | None) -> None:
 def hosts(session: Session) -> None:
     """The machines that share the jobs. A lost one is silent; what it ran comes back as its leases run out."""
     told = session.client.hosts()
-    if session.tell(told):
-        return
+    if not session.tell(told):
+        _host_table(session, told.here, told.hosts)
+
+
+def _host_table(session: Session, here: str, known: Sequence[KnownHost]) -> None:
     columns = [
         Column("host"), Column("state"), Column("units", True), Column("of", True), Column("machine"), Column("seen", True),
         Column("labels", keep=90), Column("version", keep=110), Column("url", keep=120),
     ]  # fmt: skip
     rows = [
         (
-            f"{h.host} (here)" if h.host == told.here else h.host, f"{h.state}, draining" if h.draining else h.state,
+            f"{h.host} (here)" if h.host == here else h.host, f"{h.state}, draining" if h.draining else h.state,
             h.units, h.capacity, h.quiet, f"{age(h.seen_at)} ago", " ".join(h.labels), h.version, h.url or "",
         )
-        for h in told.hosts
+        for h in known
     ]  # fmt: skip
     table(session.console, columns, rows)
 

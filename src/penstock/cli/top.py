@@ -7,7 +7,7 @@ It reads the same beats as the page, a second at a time, from a thread of its ow
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import click
 from rich.text import Text
@@ -75,7 +75,7 @@ class Asked(ModalScreen[bool]):
 class Top(App[None]):
     TITLE = "penstock top"
     CSS = """
-    #head { height: 4; padding: 0 1; } #numbers { width: 2fr; } #flow { width: 1fr; height: 3; }
+    #head { height: 5; padding: 0 1; } #numbers { width: 2fr; } #flow { width: 1fr; height: 3; }
     DataTable { height: 1fr; } #said { height: 1; padding: 0 1; color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -228,7 +228,12 @@ def _numbers(stats: wire.Stats) -> Text:
         f"{stats.quiet}  ",
         style={"QUIET": "green", "BUSY": "yellow", "PANIC": "red"}.get(stats.quiet, "white"),
     )
-    text.append(f"{stats.units_in_use}/{stats.capacity} units  ")
+    alive = [host for host in stats.hosts if host.state == "alive"]
+    if len(stats.hosts) > 1:
+        units, may = sum(host.units for host in alive), sum(host.capacity for host in alive)
+        text.append(f"{units}/{may} units on {len(alive)} hosts  ")
+    else:
+        text.append(f"{stats.units_in_use}/{stats.capacity} units  ")
     if stats.paused:
         text.append("PAUSED", style="bold yellow")
     text.append(
@@ -237,4 +242,14 @@ def _numbers(stats: wire.Stats) -> Text:
     text.append(f"{jobs.get('DONE', 0)} done   ")
     trouble = jobs.get("FAILED", 0) + jobs.get("BLOCKED", 0)
     text.append(f"{trouble} failed or blocked", style="red" if trouble else "")
+    if len(stats.hosts) > 1:
+        text.append("\n")
+        for host in stats.hosts:
+            now = f"{host.units}/{host.capacity} {host.quiet}" if host.state == "alive" else "lost"
+            text.append(
+                f"{host.host} {now}{', draining' if host.draining else ''}   ", style=_HOST_STYLE[host.state]
+            )
     return text
+
+
+_HOST_STYLE: Final = {"alive": "", "lost": "red"}

@@ -61,6 +61,7 @@ def stats(call: Call[None, None]) -> wire.Stats:
         waiting=call.office.desk.waiting,
         newest_event=store.newest(),
         now=when(now),
+        hosts=_hosts(call),
     )
 
 
@@ -88,6 +89,7 @@ def capacity(call: Call[None, None]) -> wire.Capacity:
         if not r.source or call.owns(r.source)
     ]
     return wire.Capacity(
+        host=rules.host,
         capacity=conditions.capacity,
         most=rules.capacity.most,
         in_use=in_use,
@@ -98,6 +100,7 @@ def capacity(call: Call[None, None]) -> wire.Capacity:
         busy_by=_by(call, conditions.busy.by),
         draining=conditions.draining,
         readings=readings,
+        hosts=_hosts(call),
     )
 
 
@@ -159,6 +162,10 @@ def kick(call: Call[None, None]) -> wire.Done:
 
 
 def hosts(call: Call[None, None]) -> wire.Hosts:
+    return wire.Hosts(call.office.house.rules.host, _hosts(call))
+
+
+def _hosts(call: Call[Any, Any]) -> list[wire.KnownHost]:
     """Of itself it knows better than what it last wrote down."""
     house, now = call.office.house, call.store.now()
     here, conditions = house.rules.host, house.machine.conditions(now)
@@ -166,7 +173,7 @@ def hosts(call: Call[None, None]) -> wire.Hosts:
         replace(h, capacity=conditions.capacity, quiet=conditions.quiet, seen_at=now) if h.host == here else h
         for h in call.store.hosts()
     ]
-    return wire.Hosts(here, [host_view(host, now) for host in known])
+    return [host_view(host, now) for host in known]
 
 
 def drain(call: Call[None, wire.HostNamed]) -> wire.Done:

@@ -741,8 +741,27 @@ class Done(Told):
     ok: bool = True
 
 
+class KnownHost(Told):
+    """One scheduler with a capacity of its own. `lost`: it has not been heard of in time; what it ran comes back as its leases run out."""
+
+    host: str
+    state: Literal["alive", "lost"]
+    draining: bool
+    capacity: int
+    units: int
+    quiet: QuietState
+    labels: list[str]
+    version: str
+    url: str | None
+    started_at: datetime
+    seen_at: datetime
+
+
 class Stats(Told):
-    """`jobs` by state, in all and per addon. `oldest_queued_sec`: how long the job that was accepted first has been queued."""
+    """
+    `jobs` by state, in all and per addon. `oldest_queued_sec`: how long the job that was accepted first has been queued. `units_in_use`,
+    `capacity` and `quiet` are those of the host that answers; `hosts` has them for all.
+    """
 
     jobs: dict[str, int]
     addons: dict[str, dict[str, int]]
@@ -757,6 +776,7 @@ class Stats(Told):
     #: The number of the last event: where to go on from for what is to come.
     newest_event: int
     now: datetime
+    hosts: list[KnownHost]
 
 
 class BeatSecond(Told):
@@ -899,8 +919,9 @@ class Reading(Told):
 
 
 class Capacity(Told):
-    """What may be used now, what is in use, and why it is as it is."""
+    """What may be used now on the host that answers, what is in use, and why it is as it is. `hosts`: all that share the jobs."""
 
+    host: str
     capacity: int
     most: int
     in_use: int
@@ -911,6 +932,7 @@ class Capacity(Told):
     busy_by: str
     draining: bool
     readings: list[Reading]
+    hosts: list[KnownHost]
 
 
 class Signals(Asked):
@@ -934,22 +956,6 @@ class Host(Told):
     host: str
     started_at: datetime
     now: datetime
-
-
-class KnownHost(Told):
-    """One scheduler with a capacity of its own. `lost`: it has not been heard of in time; what it ran comes back as its leases run out."""
-
-    host: str
-    state: Literal["alive", "lost"]
-    draining: bool
-    capacity: int
-    units: int
-    quiet: QuietState
-    labels: list[str]
-    version: str
-    url: str | None
-    started_at: datetime
-    seen_at: datetime
 
 
 class Hosts(Told):

@@ -53,7 +53,8 @@ class Manners:
 
     statement_timeout_ms: int = 30_000
     lock_timeout_ms: int = 10_000
-    idle_timeout_ms: int = 30_000
+    #: Of a transaction that has begun: whoever is stopped or cut off in the midst of one holds up all others for no longer.
+    idle_timeout_ms: int = 5_000
     connect_timeout_sec: int = 10
     connections: int = 16
     pooler: bool = False
@@ -334,6 +335,15 @@ _WHY: Final = {
 }
 
 
+#: A server that does not answer any more, cable and all, is given up after so long; in seconds, and the last in milliseconds.
+_PRESENCE: Final = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+
 def _conninfo(dsn: str, manners: Manners) -> str:
     try:
         told = conninfo_to_dict(dsn)
@@ -346,6 +356,8 @@ def _conninfo(dsn: str, manners: Manners) -> str:
         ) from None
     more: dict[str, str] = {"application_name": str(told.get("application_name") or "penstock")}
     more["connect_timeout"] = str(told.get("connect_timeout") or manners.connect_timeout_sec)
+    for name, value in _PRESENCE.items():
+        more[name] = str(told.get(name) or value)
     if not manners.pooler:
         pinned = " ".join(f"-c {name}={value}" for name, value in manners.settings.items())
         more["options"] = f"{told.get('options') or ''} {pinned}".strip()

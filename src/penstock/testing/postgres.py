@@ -54,7 +54,15 @@ class PostgresServer:
     and no other crash, may then lose what was committed. Without a port only its owner and root can reach it.
     """
 
-    def __init__(self, *, fsync: bool = False, port: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        fsync: bool = False,
+        port: int | None = None,
+        within: Sequence[str] = (),
+        listen: str = "127.0.0.1",
+    ) -> None:
+        """`within`: a command that runs the server's own, as in another network namespace; `listen` is an address there."""
         binaries = find_binaries()
         if binaries is None:
             raise FileNotFoundError(
@@ -64,18 +72,22 @@ class PostgresServer:
         self._data = self._folder / "data"
         self.port = port or 5432  # without a port of the host's it only names the socket file
         self._settings = SETTINGS | {
-            "listen_addresses": "127.0.0.1" if port else "",
+            "listen_addresses": listen if port else "",
             "port": str(self.port),
             "unix_socket_directories": str(self._folder),
         }
         if not fsync:
             self._settings |= {"fsync": "off", "full_page_writes": "off"}
         self._process: subprocess.Popen[bytes] | None = None
+        self._within = within
         try:
             self._owner = _owner()
             os.chown(self._folder, *self._owner)
             self._binaries = _reachable(binaries, self._folder)
             self._initialise()
+            if within:
+                with (self._data / "pg_hba.conf").open("a") as rules:
+                    rules.write(f"host all all {listen}/16 trust\n")  # who can reach it there is the test
             self.start()
             self.run("CREATE ROLE penstock LOGIN")
             self.run("CREATE DATABASE penstock OWNER penstock")
@@ -95,7 +107,7 @@ class PostgresServer:
         server = [str(self._binaries / "postgres"), "-D", str(self._data), *options]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._as_owner("--pdeathsig", "QUIT"), *server],
+                [*self._within, *self._as_owner("--pdeathsig", "QUIT"), *server],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
