@@ -104,9 +104,18 @@ MUTANTS = [
     (
         "pool: nobody looks out for a call that turns out to be long",
         "penstock/local/thread.py",
-        "            elif not worker.bell.acquire(timeout=_LOOK):\n",
-        "            elif not worker.bell.acquire():\n",
+        "            self._brief = 0\n            self._rouse()\n",
+        "            self._brief = 0\n",
         (f"{CALLS}::test_a_long_call_after_many_brief_ones_holds_nobody_up",),
+    ),
+    (
+        "pool: nobody settles what ended before a call that turns out to be long",
+        "penstock/local/thread.py",
+        "        self._settle(None)\n",
+        "",
+        (f"{CALLS}::test_a_call_that_ended_is_told_while_a_long_one_runs_behind_it",),
+    ),
+    (f"{ENDING}::test_x",),
     ),
     (
         "pool: what did not fit into a pipe before its worker came is forgotten",

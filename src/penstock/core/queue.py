@@ -323,7 +323,8 @@ class DispatchQueue(Generic[TicketT]):
             self.pending -= 1
         ticket.stage = IN_FLIGHT
         self.in_flight += 1
-        self._cursor = ticket.dispatch = self._cursor + 1
+        self._cursor += 1
+        ticket.dispatch = self._cursor
         ticket.attempt += 1
         pending_for = now - ticket.entered_at
         ticket.pending_for += pending_for
