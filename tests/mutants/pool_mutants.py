@@ -115,8 +115,6 @@ MUTANTS = [
         "",
         (f"{CALLS}::test_a_call_that_ended_is_told_while_a_long_one_runs_behind_it",),
     ),
-    (f"{ENDING}::test_x",),
-    ),
     (
         "pool: what did not fit into a pipe before its worker came is forgotten",
         "penstock/local/crew.py",
