@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-page screenshots chromium lock format
+.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-page screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,7 +19,7 @@ run: .venv  ## the scheduler with its HTTP API and two add-ons at work on sample
 demo: .venv  ## worker pools: a bounded pipeline under load, live in the terminal
 	$(BIN)/python -m penstock.demo
 
-test: .venv chromium  ## the tests
+test: .venv chromium pgbouncer  ## the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-cluster: .venv-cluster  ## the tests of workers on a cluster: a real Ray cluster on this machine
@@ -70,6 +70,15 @@ chromium:
 		{ apt-get update -q >/dev/null 2>&1 && apt-get install -y -q --no-install-recommends chromium >/dev/null; } || \
 		echo "Chromium could not be installed: the tests of the page are skipped"; \
 	else echo "The tests of the page need Chromium (Debian: sudo apt-get install chromium); they are skipped"; fi
+
+# The store is tested behind a real pooler. Without one those tests are skipped, and say so.
+pgbouncer:
+	@command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get install -y -q --no-install-recommends pgbouncer >/dev/null 2>&1 || \
+		{ apt-get update -q >/dev/null 2>&1 && apt-get install -y -q --no-install-recommends pgbouncer >/dev/null; } || \
+		echo "PgBouncer could not be installed: the tests behind a pooler are skipped"; \
+	else echo "The tests behind a pooler need PgBouncer (Debian: sudo apt-get install pgbouncer); they are skipped"; fi
 
 check: lint types test  ## all that CI runs
 

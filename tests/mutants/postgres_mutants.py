@@ -27,6 +27,7 @@ def found_by_contract(name: str, file: str, old: str, new: str) -> tuple[str, st
 
 MUTANTS = [
     found_in("hosts", "the claim without a lock on the ledger", SQL, "ORDER BY scope <> 'host', scope, name FOR UPDATE;", "ORDER BY scope <> 'host', scope, name;"),
+    found_in("daemons", "four daemons and no lock on the ledger", SQL, "ORDER BY scope <> 'host', scope, name FOR UPDATE;", "ORDER BY scope <> 'host', scope, name;"),
     found_in("hosts", "only the host's row is locked", ADMIT, "            lock_ledger(keys),\n", '            lock_ledger(key for key in keys if key[0] == "host"),\n'),
     found_in("many", "a kind's first job has no row to count in", PAGES, '        ("add_ledger", columns(sorted(keys_of(demand)))),\n', '        ("now", None),\n'),
     found_in("many", "units come back to what was read before", SQL, "SET units = ledger.units + new.units, running = ledger.running + new.running", "SET units = greatest(0, new.units), running = greatest(0, new.running)"),

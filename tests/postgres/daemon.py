@@ -15,6 +15,7 @@ import sys
 import time
 from threading import Thread
 
+from penstock.core.admission import Caps, Limits
 from penstock.core.quiet import Capacity
 from penstock.core.refusals import Unavailable
 from penstock.core.retry import Schedules
@@ -28,12 +29,15 @@ from penstock.stores.postgres import PostgresStore
 LEASE_SEC = 3.0
 WORK_SEC = 0.05
 CAPACITY = 100
+#: Of the one addon, on all hosts together.
+CAP = 150
 
 
 def main(dsn: str, schema: str, host: str, journal: str) -> None:
     rules = Rules(
         host=host,
         capacity=Capacity(fixed=CAPACITY),
+        limits=Limits(Caps(per_addon=CAP)),
         schedules=Schedules(crash=(100 * MILLISECOND,) * 50, start=(100 * MILLISECOND,)),
         lease_for=int(LEASE_SEC * SECOND),
         reserve_for=int(LEASE_SEC * SECOND),

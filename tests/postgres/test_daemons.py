@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 import pytest
-from tests.postgres.daemon import CAPACITY, LEASE_SEC
+from tests.postgres.daemon import CAP, CAPACITY, LEASE_SEC
 from tests.postgres.namespaces import SERVER, Hub, Refused, isolated
 
 from penstock.core.intent import Intent
@@ -227,14 +227,16 @@ def overlaps(runs):
 
 
 def excesses(runs):
+    """Of a host's units, and of the cap that all hosts share."""
     moments = defaultdict(list)
     for run in runs:
-        moments[run.host] += [(run.begin, COST), (run.end, -COST)]
+        for where in (run.host, "all hosts"):
+            moments[where] += [(run.begin, COST), (run.end, -COST)]
     found = []
-    for host, changes in moments.items():
-        held = 0
+    for where, changes in moments.items():
+        held, most = 0, CAP if where == "all hosts" else CAPACITY
         for moment, units in sorted(changes):
             held += units
-            if held > CAPACITY:
-                found.append((host, moment, held))
+            if held > most:
+                found.append((where, moment, held))
     return found
