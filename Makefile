@@ -39,8 +39,9 @@ soak: .venv  ## the same tests with numbers SOAK times as big (10): kills, rando
 fuzz: .venv  ## drive the HTTP API by its own description, FUZZ examples per operation (100)
 	$(BIN)/python tests/http/fuzz.py $(FUZZ)
 
-mutants: .venv  ## plant known bugs, one at a time, and see that the tests find each
+mutants: .venv .venv-cluster  ## plant known bugs, one at a time, and see that the tests find each
 	$(BIN)/python tests/mutants/run.py
+	.venv-cluster/bin/python tests/mutants/run.py cluster:
 	$(BIN)/python tests/sim/mutants.py
 
 bench: bench-pools bench-graphs bench-jobs  ## measure ourselves and the peers, in turns

@@ -38,6 +38,11 @@ def machines():
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # or Ray would write one into the home directory
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # elsewhere that means: loopback, and nothing else
         "RAY_raylet_start_wait_time_s": "60",
+        # A lost machine is noticed within two seconds instead of half a minute.
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "500",
+        "RAY_health_check_timeout_ms": "1000",
+        "RAY_health_check_failure_threshold": "2",
     }  # before the import: some of it is read then
     import ray
     from ray.cluster_utils import Cluster

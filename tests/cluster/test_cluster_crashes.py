@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections import Counter
+from contextlib import suppress
 
 import calls
 import pytest
 
 import penstock
+from penstock.local.timers import clock
 from tests.cluster.conftest import NODE, actors
 from tests.local.conftest import wait_until
 from tests.local.test_pool_ending import alive, lines
+
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
 
 def worker_of(call):
@@ -154,6 +161,22 @@ def test_a_lost_machine_has_its_calls_run_elsewhere(machines, gate, tmp_path):
     machines.remove_node(machine)
 
 
+def test_a_lost_machine_is_given_the_time_of_its_lease(machines, tmp_path):
+    """Ray takes it for dead when it does not answer; it may be cut off, and at work."""
+    log = tmp_path / "log"
+    machine = machines.add_node(**{**NODE, "num_cpus": 0}, resources={"cut off": 1})
+    terms = penstock.Cluster(cpus=0, resources={"cut off": 1}, lease=4)
+    with penstock.WorkerPool(1, kind="cluster", cluster=terms) as pool:
+        future = pool.submit(calls.mark_and_wait, str(log), "began", "never")
+        wait_until(lambda: lines(log), 60)
+        link = future.home.link
+        machines.remove_node(machine, allow_graceful=False)
+
+        with pytest.raises(penstock.WorkerCrashedError):
+            future.result(60)
+        assert clock() >= link.lease_over()
+
+
 def test_a_worker_that_hears_nothing_ends_itself_before_its_call_is_run_elsewhere(machines, tmp_path):
     log = tmp_path / "log"
     terms = penstock.Cluster(lease=1)
@@ -173,25 +196,112 @@ def test_a_worker_that_hears_nothing_ends_itself_before_its_call_is_run_elsewher
 
 def test_a_program_that_is_killed_leaves_no_actor(machines, tmp_path):
     program = f"""
-        import calls, penstock, ray, time
-        ray.init(address={machines.address!r}, log_to_driver=False)
-        pool = penstock.WorkerPool(2, kind="cluster", cluster=penstock.Cluster(cpus=0.5))
+        import calls, penstock, time
+        terms = penstock.Cluster(address={machines.address!r}, cpus=0.5)
+        pool = penstock.WorkerPool(2, kind="cluster", cluster=terms)
         for n in range(2):
             pool.submit(calls.mark_and_wait, {str(tmp_path / "log")!r}, n, "never")
         time.sleep(60)
     """
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env=env)
+    child = run_program(program)
     try:
         wait_until(lambda: len(lines(tmp_path / "log")) == 2, 60)
         pids = [actor["Pid"] for actor in actors()]
         assert 2 == len(pids)
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
     wait_until(lambda: not actors(), 30)
     wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_a_worker_whose_pool_has_fallen_silent_ends_itself(machines, gate, monkeypatch):
+    monkeypatch.setattr("penstock.local.cluster.crew._BEATS", 0.001)  # one when it comes, and no other
+    with penstock.WorkerPool(1, kind="cluster", cluster=penstock.Cluster(lease=1)) as pool:
+        with pytest.raises(penstock.WorkerCrashedError):
+            pool.submit(calls.wait_for, str(gate)).result(60)
+        assert pool.snapshot().totals["terminated"] == 0
+
+
+def test_beats_keep_a_worker_alive_past_its_lease(machines):
+    with penstock.WorkerPool(1, kind="cluster", cluster=penstock.Cluster(lease=1)) as pool:
+        assert 2.5 == pool.submit(calls.sleep, 2.5).result(60)
+
+
+@pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
+def test_workers_killed_at_random_lose_no_call_and_run_none_twice_unasked(make_pool, tmp_path, policy):
+    journal, kills = tmp_path / "journal", 3 * SOAK
+    options = {"crash_policy": policy, "crash_max_retries": 10**6, "max_attempts": 10**6}
+    with make_pool(2, max_in_flight=6, max_queue_depth=10**6, **options) as pool:
+        futures = [pool.submit(mark_and_pause, str(journal), n) for n in range(60 * SOAK)]
+        for kill in range(1, kills + 1):
+            wait_until(lambda enough=8 * kill: len(lines(journal)) > enough, 60)
+            kill_some_worker(pool)
+        errors = [future.exception(60) for future in futures]
+    runs = Counter(lines(journal))
+
+    assert {None, penstock.WorkerCrashedError} >= {
+        error if error is None else type(error) for error in errors
+    }
+    assert sum(error is not None for error in errors) <= (kills if "fail" in policy else 0)
+    assert all(futures[n].result() == n for n, error in enumerate(errors) if error is None)
+    most = 1 if "fail" in policy else 1 + kills
+    assert all(1 <= runs[str(n)] <= most for n, error in enumerate(errors) if error is None)
+
+
+def kill_some_worker(pool):
+    pids = [worker.pid for worker in pool._crew.workers if worker.ready]
+    if pids:
+        with suppress(ProcessLookupError):
+            os.kill(random.choice(pids), signal.SIGKILL)
+
+
+def test_a_program_that_disconnects_is_told_so(machines):
+    program = f"""
+        import calls, penstock, ray
+        terms = penstock.Cluster(address={machines.address!r})
+        pool = penstock.WorkerPool(1, kind="cluster", cluster=terms, crash_max_retries=0)
+        pool.submit(calls.echo, 1).result()
+        ray.shutdown()
+        try:
+            pool.submit(calls.echo, 2).result()
+        except penstock.WorkerCrashedError as error:
+            print(error)
+        pool.shutdown()
+    """
+
+    assert "disconnected from Ray" in run_program(program).communicate(timeout=60)[0]
+
+
+def test_functions_of_a_script_travel_by_value(machines, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import penstock
+
+        class Refused(Exception):
+            pass
+
+        class Point:
+            def __init__(self, x):
+                self.x = x
+
+        def double(point):
+            if point.x < 0:
+                raise Refused(point.x)
+            return Point(2 * point.x)
+
+        if __name__ == "__main__":
+            terms = penstock.Cluster(address={machines.address!r})
+            with penstock.WorkerPool(1, kind="cluster", cluster=terms) as pool:
+                made = pool.submit(double, Point(21)).result()
+                print(made.x, type(made) is Point)
+                print(type(pool.submit(double, Point(-1)).exception()) is Refused)
+        """)
+    )
+
+    assert ["42 True", "True"] == run_program(script).communicate(timeout=60)[0].splitlines()
 
 
 def hold_the_first_time(path):
@@ -200,3 +310,16 @@ def hold_the_first_time(path):
     if attempt == 1:
         calls.wait_for("never")
     return attempt
+
+
+def mark_and_pause(path, value):
+    calls.mark(path, value)
+    time.sleep(0.02)
+    return value
+
+
+def run_program(program):
+    """A text, or the path of a script."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    what = ["-c", textwrap.dedent(program)] if isinstance(program, str) else [program]
+    return subprocess.Popen([sys.executable, *what], env=env, stdout=subprocess.PIPE, text=True)

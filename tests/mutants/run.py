@@ -6,7 +6,8 @@ Are the tests worth their time? Plants one bug after the other in a copy of the 
     python tests/mutants/run.py --idle     runs all tests to their end, and names those that no planted bug makes fail
 
 Each `*_mutants.py` beside this file has a list `MUTANTS` of (name, file below src/, old text, new text, what pytest is
-to run). The old text must be there exactly once: a list that has fallen behind its file is an error, not a pass.
+to run). The old text must be there exactly once: a list that has fallen behind its file is an error, not a pass. A list
+with `NEEDS` is left out where that module is not installed, because its tests would be skipped.
 """
 
 # ruff: noqa: T201  # a command that prints a table
@@ -25,6 +26,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,8 +76,9 @@ def main() -> int:
 
 
 def collect() -> list[Mutant]:
-    lists = [runpy.run_path(str(path))["MUTANTS"] for path in sorted(HERE.glob("*_mutants.py"))]
-    mutants = [Mutant(*entry) for entries in lists for entry in entries]
+    lists = [runpy.run_path(str(path)) for path in sorted(HERE.glob("*_mutants.py"))]
+    found = [one["MUTANTS"] for one in lists if "NEEDS" not in one or find_spec(one["NEEDS"]) is not None]
+    mutants = [Mutant(*entry) for entries in found for entry in entries]
     twice = {mutant.name for mutant in mutants if [other.name for other in mutants].count(mutant.name) > 1}
     assert not twice, f"two planted bugs of one name: {twice}"
     return mutants

@@ -21,8 +21,6 @@ import threading
 import time
 from typing import Any, Final
 
-import ray
-
 from penstock.local import wire
 from penstock.local.cluster.packing import unpack
 from penstock.local.context import CallContext, in_process
@@ -54,6 +52,8 @@ class Actor:
         self, protocol: int, paths: list[str], blob: bytes, *, reports_memory: bool
     ) -> tuple[str, int, tuple[str, str] | None]:
         """Where we are, and why no call can run here, if so."""
+        import ray  # noqa: PLC0415  # here it is, and the pool's side must be able to say that it is missing there
+
         self._reports_memory = reports_memory
         node = ray.get_runtime_context().get_node_id()
         try:

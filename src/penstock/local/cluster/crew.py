@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.local import wire
 from penstock.local.call import Call
 from penstock.local.cluster.courier import Courier
-from penstock.local.cluster.engine import Unreachable, check_connected, connect, in_words, is_certain
+from penstock.local.cluster.engine import (
+    Unreachable,
+    check_connected,
+    connect,
+    failed_by_ray,
+    in_words,
+    is_certain,
+)
 from penstock.local.cluster.link import Link
 from penstock.local.cluster.options import Cluster
 from penstock.local.cluster.packing import ClusterPacker, unpack
@@ -39,6 +46,8 @@ log = logging.getLogger("penstock")
 
 #: How often a worker hears from us within the time of its lease.
 _BEATS: Final = 6
+#: How long Ray has to say that a worker is dead, after something else went wrong with it.
+_DOUBT: Final = 1.0
 #: After so many seconds somebody should hear that the cluster has no place for a worker.
 _LONG_TO_START: Final = 30.0
 
@@ -206,6 +215,7 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
         def settled(answer: Any, error: BaseException | None) -> None:
             self._settled(worker, link, dispatch, answer, error)
 
+        worker.sent = dispatch
         self._try(worker, link, link.call, (dispatch, *what, extra), settled)
 
     def _cancel(self, worker: ClusterWorker, link: Link, dispatch: int) -> None:
@@ -214,7 +224,9 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
     def _settled(
         self, worker: ClusterWorker, link: Link, dispatch: int, answer: Any, error: BaseException | None
     ) -> None:
-        if error is not None:
+        if isinstance(error, self._ray.exceptions.RayTaskError):
+            answer = failed_by_ray(error)
+        elif error is not None:
             self._lost(worker, link, error)
             return
         gate = self._gate
@@ -251,15 +263,20 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
 
     def _lost(self, worker: ClusterWorker, link: Link, error: BaseException | None) -> None:
         """Ray says that it died, or it cannot be reached. `error` is None for one that left as it was told."""
-        if worker.link is not link:
+        if worker.link is not link or link.given_up:
             return
         worker.cause = worker.cause or in_words(error)
-        if link.doubted:
-            return
         if error is None or is_certain(self._ray, error, link.node):
             self._bury(worker, link)
+        elif not link.doubted:
+            link.doubted = True
+            call_at(clock() + _DOUBT, self._courier.post, self._give_up, worker, link)
+
+    def _give_up(self, worker: ClusterWorker, link: Link) -> None:
+        """Nobody has said that it is dead. What Ray says after we had it killed is no proof: it may have reached nobody."""
+        if worker.link is not link:
             return
-        link.doubted = True
+        link.given_up = True
         with suppress(Exception):  # it will not hear us either, or is dead already; its lease ends it
             link.kill()
         call_at(max(link.lease_over(), clock()), self._courier.post, self._bury, worker, link)

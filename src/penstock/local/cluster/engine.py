@@ -6,7 +6,9 @@ import os
 from typing import Any
 
 from penstock.core.errors import PenstockError
+from penstock.local import wire
 from penstock.local.cluster.options import Cluster
+from penstock.local.remote import RemoteError, pack_error
 
 
 class NoCluster(PenstockError):
@@ -68,6 +70,11 @@ def is_certain(ray: Any, error: BaseException, node: str | None) -> bool:
     if not isinstance(error, ray.exceptions.ActorDiedError):
         return False
     return node is None or any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
+
+
+def failed_by_ray(error: BaseException) -> tuple[int, bytes, float, int]:
+    """The answer to a call that came to an end and whose result Ray could not bring: it fails alone."""
+    return wire.ERROR, pack_error(RemoteError(f"Ray could not bring the result: {in_words(error)}")), 0.0, 0
 
 
 def in_words(error: BaseException | None) -> str:

@@ -26,7 +26,8 @@ class Link:
         self._unanswered = False
         self.beaten_at: float | None = None  # when the last beat was sent
         self.node: str | None = None  # where it is
-        self.doubted = False  # it may live on where nobody can reach it: only its lease ends it for sure
+        self.doubted = False  # something went wrong that need not be its death
+        self.given_up = False  # whatever is said of it from now on, only its lease ends it for sure
 
     def open(
         self, setup: tuple[list[str], bytes], *, reports_memory: bool, ready: Answer, dead: Answer

@@ -20,6 +20,7 @@ class ClusterWorker(Member):
         self._end = end
         self.link: Link | None = None  # to the present actor; whatever comes by another one is late
         self.ready = False
+        self.sent = 0  # the dispatch that was sent last
         self.known: set[int] = set()  # functions that it was told of
         self.pid: int | None = None
         self.size = 0
@@ -29,6 +30,7 @@ class ClusterWorker(Member):
         self.open()
         self.link = link
         self.ready = False
+        self.sent = 0
         self.known = set()
         self.pid = None
         self.size = 0
@@ -36,7 +38,7 @@ class ClusterWorker(Member):
 
     @property
     def running(self) -> int:
-        return next(iter(self.calls), 0)
+        return self.sent
 
     @property
     def free(self) -> bool:
