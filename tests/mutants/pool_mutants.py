@@ -12,8 +12,8 @@ HOOKS = "tests/local/test_hooks_and_numbers.py"
 MUTANTS = [
     (
         "pool: a canceled key does not stick",
-        "penstock/local/gate.py",
-        "            self._canceled_keys[key] = reason\n",
+        "penstock/local/keys.py",
+        "        self._canceled[key] = reason\n",
         "",
         (f"{ENDING}::test_a_cancelled_key_stays_cancelled_until_cleared",),
     ),
@@ -75,14 +75,14 @@ MUTANTS = [
     ),
     (
         "pool: a done-callback may block the watch",
-        "penstock/local/gate.py",
+        "penstock/local/blocking.py",
         "    if own_threads.yes:\n        return False\n",
         "",
         (f"{CALLS}::test_submit_from_a_done_callback_never_blocks",),
     ),
     (
         "pool: submit blocks a running event loop",
-        "penstock/local/gate.py",
+        "penstock/local/blocking.py",
         "    return events is None or events._get_running_loop() is None\n",
         "    return True\n",
         (f"{CALLS}::test_submit_from_a_running_event_loop_never_blocks_it",),

@@ -12,12 +12,11 @@ with the lock released.
 
 from __future__ import annotations
 
-import sys
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from penstock.core.errors import CallCanceled, CallTimeout, PenstockError, PoolClosedError, QueueDropError
 from penstock.core.queue import (
@@ -32,93 +31,12 @@ from penstock.core.queue import (
     QueueState,
     Verdict,
 )
+from penstock.local.blocking import may_block
 from penstock.local.call import Call, CancelSignal
+from penstock.local.crews import Crew, Totals
 from penstock.local.hooks import Herald, QueueHooks
+from penstock.local.keys import Keys
 from penstock.local.timers import call_at, clock
-
-if TYPE_CHECKING:
-    from penstock.local.loops import Mailbox
-
-
-class _OwnThreads(threading.local):
-    """`yes` on a thread of Penstock's own, or on one of the user's that does its work for the moment."""
-
-    yes = False
-
-
-own_threads = _OwnThreads()
-
-
-def never_block_here() -> None:
-    """Called by each thread of Penstock's own: a `submit` from it, as in a done-callback, must not wait."""
-    own_threads.yes = True
-
-
-def may_block() -> bool:
-    if own_threads.yes:
-        return False
-    events = sys.modules.get("asyncio.events")
-    return events is None or events._get_running_loop() is None
-
-
-class Crew(Protocol):
-    """The workers behind a gate. Every method is called with the gate's lock held."""
-
-    def pump(self, now: float) -> None:
-        """Hand out whatever can be handed out."""
-
-    def tell_canceled(self, call: Call[Any], now: float) -> None:
-        """This call's caller is gone; end its run."""
-
-    def in_flight(self) -> Iterable[Call[Any]]: ...
-
-    def attend(self, box: Mailbox) -> None:
-        """Without the lock, on a loop's own thread: it is about to await a call."""
-
-    def nudge(self, call: Call[Any]) -> None:
-        """Something happened to this call; whoever leads for its sake should look (also without the lock)."""
-
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:
-        """
-        Without the lock: this thread is about to sleep until the call is settled (or, `for_room`, until it has its
-        place); it may do the crew's waiting meanwhile. False: it may not, and must sleep. True: it need not any
-        more, or the time is over.
-        """
-
-
-class Unled:
-    """The part of a crew whose workers tell it themselves what they have done: there is nothing to lead."""
-
-    def nudge(self, call: Call[Any]) -> None: ...
-
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:  # noqa: ARG002  # as above
-        return False
-
-    def attend(self, box: object) -> None: ...
-
-
-class Totals:
-    """Plain counters, changed under the gate's lock and read by anybody."""
-
-    __slots__ = ("canceled", "crashed", "dispatched", "failed", "rejected", "requeued", "spawned", "succeeded", "terminated", "timed_out")  # fmt: skip
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    dispatched: int
-    succeeded: int
-    failed: int
-    canceled: int
-    timed_out: int
-    rejected: int
-    requeued: int
-    spawned: int
-    crashed: int
-    terminated: int
-
-    def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Gate:
@@ -131,8 +49,7 @@ class Gate:
         self.crew: Crew
         self.refusal: PenstockError | None = None  # why newcomers are refused
         self.dead = False  # nor is anything put into a place that was given before
-        self._by_key: dict[Hashable, dict[Call[Any], None]] = {}
-        self._canceled_keys: dict[Hashable, str | None] = {}
+        self.keys = Keys()
         self._when_idle: list[Callable[[], object]] = []
 
     # Ways in
@@ -359,17 +276,7 @@ class Gate:
             raise CallCanceled(
                 "its signal was canceled before", phase=Phase.WAITING, reason=call.signal.reason
             )
-        if call.key is None:
-            return
-        try:
-            canceled = call.key in self._canceled_keys
-        except TypeError:
-            key, call.key = call.key, None
-            raise TypeError(f"key is {key!r}; it must be hashable, like a string or a number") from None
-        if canceled:
-            why = f"its key {call.key!r} is canceled until cleared"
-            raise CallCanceled(why, phase=Phase.WAITING, reason=self._canceled_keys[call.key])
-        self._by_key.setdefault(call.key, {})[call] = None
+        self.keys.enter(call)
 
     def _arm(self, call: Call[Any]) -> None:
         assert call.deadline is not None
@@ -387,23 +294,18 @@ class Gate:
             call.signal._forget(call)
         if call.key is not None:
             with self.lock:
-                same = self._by_key.get(call.key)
-                if same is not None:
-                    same.pop(call, None)
-                    if not same:
-                        del self._by_key[call.key]
+                self.keys.leave(call)
 
     def cancel_key(self, key: Hashable, reason: str | None) -> int:
         """Sticky: later calls with this key are refused until `clear_key`. Returns how many it ended."""
         with self.lock:
-            self._canceled_keys[key] = reason
-            calls = list(self._by_key.get(key, ()))
+            calls = self.keys.cancel(key, reason)
         # The latest first: a place that becomes free must not go to a call that is about to be ended, too.
         return sum(self.cancel(call, reason) for call in reversed(calls))
 
     def clear_key(self, key: Hashable) -> bool:
         with self.lock:
-            return self._canceled_keys.pop(key, self) is not self
+            return self.keys.clear(key)
 
     # Holding back and closing
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from penstock.local.gate import never_block_here
+from penstock.local.blocking import never_block_here
 
 #: How often it looks in.
 LOOK: Final = 1e-3

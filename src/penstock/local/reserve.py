@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from penstock.core.queue import WAIT
+from penstock.local.blocking import may_block
 from penstock.local.call import Call
-from penstock.local.gate import may_block
 
 if TYPE_CHECKING:
     from penstock.local.pool import WorkerPool

@@ -29,9 +29,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import WorkerCrashedError
 from penstock.core.queue import IN_FLIGHT
+from penstock.local.blocking import never_block_here
 from penstock.local.call import Call
 from penstock.local.context import CallContext, here
-from penstock.local.gate import Gate, Unled, never_block_here
+from penstock.local.crews import Unled
+from penstock.local.gate import Gate
 from penstock.local.lookout import LOOK, Lookout
 from penstock.local.timers import clock
 

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from concurrent.futures._base import PENDING
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from penstock.local.blocking import may_block, never_block_here, own_threads
 from penstock.local.call import Call
-from penstock.local.gate import may_block, never_block_here, own_threads
 from penstock.local.poller import make_poller
 from penstock.local.process import WorkerProcess
 from penstock.local.timers import clock

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from penstock.local.gate import never_block_here
+from penstock.local.blocking import never_block_here
 
 log = logging.getLogger("penstock")
 

@@ -32,7 +32,8 @@ from penstock.local.cluster.link import Link
 from penstock.local.cluster.options import Cluster
 from penstock.local.cluster.packing import ClusterPacker, unpack
 from penstock.local.cluster.worker import ClusterWorker
-from penstock.local.gate import Gate, Unled
+from penstock.local.crews import Unled
+from penstock.local.gate import Gate
 from penstock.local.member import COLD
 from penstock.local.mortal import MortalCrew
 from penstock.local.packing import Function

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from penstock.local.gate import may_block, own_threads
+from penstock.local.blocking import may_block, own_threads
 
 if TYPE_CHECKING:
     from penstock.local.cluster.options import Cluster
