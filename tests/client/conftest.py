@@ -193,7 +193,7 @@ RULES = Rules(
 def scheduler(folder):
     """The whole of it but the process: memory store, engine, HTTP on loopback."""
     store = MemoryStore(lambda: time.time_ns() // 1_000)
-    house = House(store, RULES)
+    house = House(store, RULES, preempts=True)
     house.start("the test")
     server = serve(house, Config(directory=folder / "data", socket=folder / "data" / "penstock.sock"))
     server.secret = server.token_file.read_text().strip()

@@ -255,6 +255,31 @@ def test_a_stop_lets_functions_yield_and_the_next_worker_goes_on_from_the_checkp
     assert ("DONE", "1", 2) == (job.state, result_of(job), job.attempts)
 
 
+def test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint(client, crew):
+    one = crew()
+    begun, order = threading.Event(), []
+
+    @one.worker.job("work")
+    def work(job, name):
+        order.append(f"{name} from {job.resumed}")
+        if name == "low" and job.resumed is None:
+            job.checkpoint(7)
+            begun.set()
+            until(lambda: job.should_yield)
+            assert not job.cancelled
+            job.check()
+
+    one.start()
+    low = submit(client, payload={"name": "low"}, cost_units=100, priority=10)
+    begun.wait(LONG)
+    high = submit(client, payload={"name": "high"}, cost_units=100, priority=80)
+
+    assert ["DONE", "DONE"] == [client.wait(job, LONG).state for job in (high, low)]
+    assert ["low from None", "high from None", "low from 7"] == order
+    kinds = [str(event.kind) for event in client.events(job_id=low).events]
+    assert (1, 2) == (kinds.count("PREEMPT_REQUESTED"), kinds.count("RUNNING"))
+
+
 def test_what_was_fetched_ahead_and_not_begun_is_given_back_on_a_stop(client, crew):
     one = crew()
     begun, go = threading.Event(), threading.Event()

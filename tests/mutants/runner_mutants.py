@@ -79,7 +79,7 @@ MUTANTS = [
         "penstock/runner/warden.py",
         '            self._kill("the scheduler is gone")\n',
         "",
-        (f"{ENDING}::test_when_the_scheduler_is_killed",),
+        (f"{ENDING}::test_when_the_scheduler_is_killed_either_the_launcher_or_the_warden_is_enough",),
     ),
     (
         "runner: a lease that is not renewed ends nothing",
@@ -180,6 +180,15 @@ MUTANTS = [
         (f"{LOST}::test_an_end_that_cannot_be_written_is_written_later",),
     ),
     (
+        "runner: a preempted worker of an add-on is not told",
+        "penstock/engine/desk.py",
+        "stop is None and dispatch_id in self._yields",
+        "False",
+        (
+            "tests/client/test_worker.py::test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint",
+        ),
+    ),
+    (
         "runner: a worker does not look for its ticket",
         "penstock/runner/worker.py",
         '            if not self._tickets.take(frame["call"]):\n',
@@ -212,8 +221,8 @@ MUTANTS = [
     (
         "runner: calls are claimed ahead of a worker that is at something long",
         "penstock/runner/warm.py",
-        "sum(bool(w.calls) and w.heard_at < late for w in self._workers.values())",
-        "0",
+        "bool(w.calls) and w.heard_at < late",
+        "False",
         (f"{AHEAD}::test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there",),
     ),
     (

@@ -60,7 +60,7 @@ class Plant:
             | (rules or {})
         )
         runs = RunsFolder(data)
-        self.house = House(self.store, self.rules, clock=clock, survivors=runs.survivors())
+        self.house = House(self.store, self.rules, clock=clock, survivors=runs.survivors(), preempts=True)
         functions = Functions(names={"add": "work_for_tests:add"}, paths=["work_for_tests:*"])
         self.runner = Runner(
             self.house,

@@ -184,18 +184,22 @@ def test_when_the_scheduler_is_killed(daemon, tmp_path, bystanders):
     again.stop(2)
 
 
-def test_when_the_scheduler_is_killed_while_a_warden_is_stopped(daemon, tmp_path):
+@pytest.mark.parametrize("stopped", ["warden", "launcher"])
+def test_when_the_scheduler_is_killed_either_the_launcher_or_the_warden_is_enough(daemon, tmp_path, stopped):
     process, data = daemon
     submitter = Plant(data, dispatch=False)
     _, path = submitter.tree(tmp_path)
     pids = pids_in(path)
     [launcher] = [p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}) if p.parent == process.pid]
-    for warden in children(launcher):
-        os.kill(warden, signal.SIGSTOP)
+    for pid in children(launcher) if stopped == "warden" else [launcher]:
+        os.kill(pid, signal.SIGSTOP)
     process.kill()
     process.wait()
 
-    wait_until(lambda: not any(map(alive, pids)) and not submitter.ours(), 10, "the end of the tree")
+    wait_until(lambda: not any(map(alive, pids)), 10, "the end of the tree")
+    if stopped == "launcher":
+        os.kill(launcher, signal.SIGCONT)
+    wait_until(lambda: not submitter.ours(), 10, "the end of the launcher and the warden")
     submitter.store.close()
 
 
@@ -280,8 +284,8 @@ def test_a_warden_that_is_stopped_does_not_save_its_tree(plant, tmp_path):
 
 
 def test_a_function_that_listens_yields_and_its_worker_stays_warm(plant, tmp_path):
-    job = plant.function("listen", str(tmp_path / "n"))
-    wait_until(lambda: (tmp_path / "n").exists())
+    job, heard = plant.function("listen", str(tmp_path / "n")), tmp_path / "n"
+    wait_until(lambda: heard.exists() and int(heard.read_text() or 0) > 1)  # it has asked once
     [pid] = plant.runner.pids()
     plant.desk.cancel(job)
 

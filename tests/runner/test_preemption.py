@@ -7,6 +7,7 @@ import json
 from penstock.core.preempt import Preemption
 from penstock.core.quiet import Capacity
 from penstock.core.words import SECOND
+from penstock.engine.preempter import Preempter
 
 from .plant import alive, pids_in, wait_until
 
@@ -15,6 +16,11 @@ ONE = {"capacity": Capacity(fixed=10)}
 
 def requests(plant, job):
     return [e.data["asked"] for e in plant.store.events(0, 1_000, job) if e.kind == "PREEMPT_REQUESTED"]
+
+
+def preempter(plant):
+    [part] = [part for part in plant.house.driver._parts if isinstance(part, Preempter)]
+    return part
 
 
 def test_a_victim_that_listens_yields_and_goes_on_from_its_checkpoint(plants, tmp_path):
@@ -34,7 +40,7 @@ def test_a_victim_that_listens_yields_and_goes_on_from_its_checkpoint(plants, tm
 
 
 def test_a_victim_that_does_not_listen_is_asked_twice_and_then_made_to(plants, tmp_path):
-    plant = plants(rules=ONE, preemption=Preemption(patience=SECOND // 2))
+    plant = plants(rules=ONE | {"preemption": Preemption(patience=SECOND // 2)})
     low, path = plant.tree(tmp_path, fields={"cost_units": 10, "priority": 30})
     pids = pids_in(path)
     high = plant.command("true", fields={"cost_units": 10, "priority": 80})
@@ -48,7 +54,7 @@ def test_a_victim_that_does_not_listen_is_asked_twice_and_then_made_to(plants, t
 
 
 def test_one_cycle_at_a_time(plants, tmp_path):
-    plant = plants(rules={"capacity": Capacity(fixed=20)}, preemption=Preemption(patience=60 * SECOND))
+    plant = plants(rules={"capacity": Capacity(fixed=20)})
     lows = [plant.tree(tmp_path, fields={"cost_units": 10, "priority": 30}) for _ in range(2)]
     for _, path in lows:
         pids_in(path)
@@ -56,7 +62,7 @@ def test_one_cycle_at_a_time(plants, tmp_path):
 
     wait_until(lambda: any(requests(plant, low) for low, _ in lows))
     looks = set()
-    wait_until(lambda: looks.add(plant.runner._preempt_at) or len(looks) > 4)
+    wait_until(lambda: looks.add(preempter(plant)._due) or len(looks) > 4)
     assert sorted(len(requests(plant, low)) for low, _ in lows) == [0, 1]
     for job in highs + [low for low, _ in lows]:
         plant.desk.cancel(job)
@@ -64,7 +70,7 @@ def test_one_cycle_at_a_time(plants, tmp_path):
 
 
 def test_a_victim_that_ends_by_itself_closes_the_cycle(plants, tmp_path):
-    plant = plants(rules=ONE, preemption=Preemption(patience=60 * SECOND))
+    plant = plants(rules=ONE)
     go = tmp_path / "go"
     low = plant.submit(
         "shell", {"script": f"until [ -e {go} ]; do sleep 0.02; done"}, cost_units=10, priority=30
@@ -76,4 +82,4 @@ def test_a_victim_that_ends_by_itself_closes_the_cycle(plants, tmp_path):
 
     plant.settled(high)
     assert plant.state(low) == "DONE"
-    wait_until(lambda: plant.runner._preempter._cycle is None)
+    wait_until(lambda: preempter(plant)._cycle is None)

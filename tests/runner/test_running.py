@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import pytest
 
 from penstock.core.refusals import BadIntent
+from penstock.runner import RunsFolder
 from penstock.runner.payload import Functions, read
+from penstock.runner.trees import RUNNER_MARK, children, marked
 
 from .plant import alive, pids_in, wait_until
 
@@ -280,3 +283,18 @@ def test_a_bad_payload_is_refused_with_its_field(job_type, payload, field):
         read(f"penstock.{job_type}", payload, Functions(paths=["shop.jobs:*"]))
 
     assert refused.value.problems[0]["field"] == field
+
+
+def test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one(plant):
+    plant.settled(plant.command("true"))
+    [launcher] = [
+        p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(plant.data).mark}) if p.parent == os.getpid()
+    ]
+    [warden] = children(launcher)
+    os.kill(warden, signal.SIGKILL)
+    wait_until(lambda: not alive(warden))
+
+    job = plant.command("true")
+    assert plant.settled(job).end == "completed"
+    assert plant.settled(plant.command("true")).end == "completed"
+    assert len(plant.store.attempts(job)) <= 2  # it may be killed just before we hear of it

@@ -68,7 +68,7 @@ def sleep(path, seconds=60):
 def maybe_long(path, seconds=0.0, words="", behind=False, die=False):
     """Mostly short; says in a file of its own that it ran."""
     with Path(path).open("a") as file:
-        file.write(f"{current_job().job_id}\n")
+        file.write(f"{current_job().job_id} {os.getpid()}\n")
     if words:
         os.write(1, words.encode())
     if behind:

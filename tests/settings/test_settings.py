@@ -44,12 +44,12 @@ def test_without_any_source_the_rules_are_the_defaults_of_the_engine():
 
 
 def test_flags_beat_the_environment_which_beats_the_file(file):
-    path = file('[leases]\nttl = "10s"\nstart_timeout = "11s"\ngrace = "12s"\n')
+    path = file('[leases]\nttl = "10s"\nstart_timeout = "11s"\ngrace = "22s"\n')
     environ = {**HOME, "PENSTOCK_LEASES_TTL": "20s", "PENSTOCK_LEASES_START_TIMEOUT": "21s"}
 
     leases = load(path, environ=environ, flags={"leases.ttl": "30s"}).leases
 
-    assert (30 * SECOND, 21 * SECOND, 12 * SECOND) == (leases.ttl, leases.start_timeout, leases.grace)
+    assert (30 * SECOND, 21 * SECOND, 22 * SECOND) == (leases.ttl, leases.start_timeout, leases.grace)
 
 
 def test_each_value_is_listed_with_its_source(file):
@@ -239,6 +239,10 @@ WRONG = {
     "leases.ttl": ["0s", "2h", "30 parsecs", [], None],
     "leases.start_timeout": ["0s"],
     "leases.grace": ["2h"],
+    "preemption.threshold": [0, 101, "often"],
+    "preemption.patience": ["0s"],
+    "runner.cancel_grace": ["2h"],
+    "runner.term_grace": ["2h"],
     "leases.fetch_for": ["0s"],
     "order.tick": ["1ms"],
     "order.aging": ["0s"],
@@ -333,12 +337,21 @@ def test_a_file_named_by_the_environment_must_be_there(tmp_path):
         ({"quiet.normal": 8}, "quiet.normal"),
         ({"quiet.quiet": 5}, "quiet.quiet"),
         ({"quiet.every": "20s"}, "quiet.every"),
+        ({"leases.grace": "14s"}, "leases.grace"),
+        ({"runner.cancel_grace": "1m"}, "runner.cancel_grace"),
+        ({"runner.term_grace": "6s"}, "runner.term_grace"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused_where_they_were_written(flags, key):
     [problem] = problems_of(flags=flags)
 
     assert key == problem.key
+
+
+def test_where_nothing_is_run_there_is_no_ladder_to_wait_for():
+    settings = load(environ=HOME, flags={"leases.grace": "1s", "runner.enabled": False})
+
+    assert settings.leases.grace == SECOND
 
 
 def test_a_certificate_needs_its_key_and_both_must_exist(tmp_path):

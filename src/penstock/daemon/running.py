@@ -26,6 +26,7 @@ from penstock.alerts import Alerting, Ways
 from penstock.client.signals import heard
 from penstock.core.errors import PenstockError
 from penstock.core.refusals import DispatcherHeld
+from penstock.core.tracker import Graces
 from penstock.core.words import AddonId, seconds
 from penstock.daemon.logs import configure
 from penstock.engine.clock import SteadyClock
@@ -96,6 +97,7 @@ def _up(settings: Settings, down: ExitStack) -> Server:
         clock=None if settings.shared else clock,  # a server's clock is not ours to follow
         survivors=runs.survivors(),
         pids=lambda: [pid for one in runner for pid in one.pids()],
+        preempts=True,
         introduction=Introduction(_instance(settings)),
     )
     house.start(_holder(settings))
@@ -195,6 +197,7 @@ def _runner_settings(settings: Settings, server: Server) -> RunnerSettings:
     return RunnerSettings(
         slots=told.slots,
         workers=usual.workers if told.workers is None else told.workers,
+        graces=Graces(told.cancel_grace, told.term_grace),
         functions=_functions(settings),
         path=tuple(str(path) for path in told.path),
         passed_on=told.pass_on,

@@ -33,6 +33,7 @@ from penstock.engine.machine import Machine
 from penstock.engine.purse import Purse
 from penstock.engine.room import Room, then
 from penstock.engine.rules import Rules
+from penstock.engine.yields import Yields
 from penstock.stores.protocol import Done, Receipt, Ride, Store, Transactional
 
 __all__ = ["Answer", "Claimed", "Desk", "Idler", "Report"]
@@ -68,18 +69,27 @@ class Idler(Protocol):
 
 
 class Answer(NamedTuple):
-    """To a heartbeat. `stop`: why the run must end now, if it must."""
+    """To a heartbeat. `stop`: why the run must end now, if it must. `should_yield`: it is asked to, at its next safe place."""
 
     expires_at: int
     stop: End | None
+    should_yield: bool = False
 
 
 class Desk:
     def __init__(
-        self, store: Store, rules: Rules, machine: Machine, dispatcher: Dispatcher, room: Room | None = None
+        self,
+        store: Store,
+        rules: Rules,
+        machine: Machine,
+        dispatcher: Dispatcher,
+        room: Room | None = None,
+        *,
+        yields: Yields | None = None,
     ) -> None:
         self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
         self._room, self._purse = room or Room(store, rules.depth), Purse(store, rules)
+        self._yields = yields or Yields()
 
     # submitters and people
 
@@ -336,7 +346,8 @@ class Desk:
         if not self._purse.allows(standing) and standing.phase is Phase.LEASED:
             told = self.stop(dispatch_id, End.COST_LIMIT_REACHED)
             return Answer(told.expires_at, told.reason)
-        return Answer(standing.expires_at, standing.reason if standing.phase is Phase.ENDING else None)
+        stop = standing.reason if standing.phase is Phase.ENDING else None
+        return Answer(standing.expires_at, stop, stop is None and dispatch_id in self._yields)
 
     def stop(self, dispatch_id: DispatchId, reason: End) -> Dispatch:
         """Tell a run to end. The first reason wins."""

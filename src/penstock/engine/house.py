@@ -20,6 +20,7 @@ from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
 from penstock.engine.driver import Driver, Part
 from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
+from penstock.engine.preempter import Preempter
 from penstock.engine.probe import Pids, Probe
 from penstock.engine.purse import Purse
 from penstock.engine.recovery import Survivors, put_in_order, recover
@@ -27,6 +28,7 @@ from penstock.engine.roll import Introduction, Roll
 from penstock.engine.room import Room
 from penstock.engine.rules import Rules
 from penstock.engine.signals import Signals
+from penstock.engine.yields import Yields
 from penstock.stores.protocol import Store
 
 __all__ = ["House"]
@@ -42,7 +44,8 @@ class House:
     has it), deals with what a scheduler before it left in flight, and begins to tick. `survivors` ends what our own runner
     left running: `recovery` says what becomes of whose runs. `pids`: the roots of what our runner has running now, whose load
     is not somebody else's. `reserves`: False where a part of this process fetches all that is run: a round that starts nothing would
-    only cost, and a job that nobody here can run waits in line instead of holding units.
+    only cost, and a job that nobody here can run waits in line instead of holding units. `preempts`: a run is asked to make room for a job that counts for
+    clearly more, which only those should do whose runs can be made to end.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class House:
         survivors: Survivors | None = None,
         pids: Pids = tuple,
         reserves: bool = True,
+        preempts: bool = False,
         introduction: Introduction | None = None,
     ) -> None:
         self.store, self.rules = store, rules
@@ -63,7 +67,8 @@ class House:
         self.fetchers = Fetchers()
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
         self.room = Room(store, rules.depth, self._somebody_waits)
-        self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room)
+        self.yields = Yields()
+        self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room, yields=self.yields)
         self.keeper = Keeper(store, rules, clock)
         self.roll = Roll(store, rules, self.machine, introduction)
         # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
@@ -74,6 +79,8 @@ class House:
             self.fetchers.came(Kinds(own=True), _FOR_EVER)
             # Of a file there is one dispatcher at a time, and the one before may have left reservations to this one.
             self.dispatcher.reserves = not store.shared
+        if preempts:
+            parts.append(Preempter(store, rules, self.dispatcher, self.desk, self.yields))
         if rules.capacity.fixed is None:
             parts.insert(0, Signals(self.machine, Probe(pids), every=rules.sense_every))
         self.driver = Driver(store.now, parts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.admission import Limits
 from penstock.core.order import Ordering
+from penstock.core.preempt import Preemption
 from penstock.core.quiet import Capacity, Senses, Thresholds
 from penstock.core.retry import Schedules
 from penstock.core.words import HOUR, SECOND, HostId, Span
@@ -28,6 +29,7 @@ class Rules:
     limits: Limits = field(default_factory=Limits)
     ordering: Ordering = field(default_factory=Ordering)
     schedules: Schedules = field(default_factory=Schedules)
+    preemption: Preemption = field(default_factory=Preemption)
     depth: Depth = field(default_factory=Depth)
     lease_for: Span = 30 * SECOND
     reserve_for: Span = 30 * SECOND

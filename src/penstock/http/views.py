@@ -12,10 +12,10 @@ from penstock.core import job as core
 from penstock.core.explain import Explanation
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
-from penstock.core.landing import End
 from penstock.core.spend import Use
 from penstock.core.states import State, allowed
 from penstock.core.words import AddonId, Constraint, Moment, Money, priority_of, seconds
+from penstock.engine.desk import Answer
 from penstock.http import wire
 from penstock.stores.protocol import Addon
 
@@ -246,15 +246,14 @@ def claimed_view(job: core.Job, dispatch: core.Dispatch, checkpoint: str | None)
     )
 
 
-def beaten_view(lease_id: str, expires_at: Moment, ttl: int, stop: End | None) -> wire.Beaten:
-    asked_to_yield = stop is End.COOPERATIVE_PREEMPTION
+def beaten_view(lease_id: str, answer: Answer, ttl: int) -> wire.Beaten:
     return wire.Beaten(
         lease_id=lease_id,
-        expires_at=when(expires_at),
+        expires_at=when(answer.expires_at),
         ttl_sec=seconds(ttl),
-        stop=stop,
-        cancel=stop is not None and not asked_to_yield,
-        yield_=asked_to_yield,
+        stop=answer.stop,
+        cancel=answer.stop is not None,
+        yield_=answer.should_yield,
     )
 
 

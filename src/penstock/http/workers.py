@@ -230,7 +230,7 @@ def _beat(call: Call[Any, Any], beat: wire.Heartbeat) -> wire.Beaten:
         spent=None if beat.spent is None else money(beat.spent),
         checkpoint=None if isinstance(beat.checkpoint, UnsetType) else text_of(beat.checkpoint),
     )
-    return beaten_view(beat.lease_id, answer.expires_at, call.office.house.rules.lease_for, answer.stop)
+    return beaten_view(beat.lease_id, answer, call.office.house.rules.lease_for)
 
 
 def complete(call: Call[None, wire.Complete]) -> wire.Completed:

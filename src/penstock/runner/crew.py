@@ -54,6 +54,9 @@ class Crew:
         self._over = over
         self._environment = settings.environment() | {RUNNER_MARK: runs.mark}
         self._commands: dict[WardenLink, Run] = {}
+        self._spare: list[
+            WardenLink
+        ] = []  # wardens that wait for a command, the one that was used last at the end
         self.functions = Warm(settings, watch, hire=self._hire, asked=asked, over=over)
         self._fallen: dict[str, WardenLink] = {}  # wardens that were killed, by the mark of what they leave
         self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
@@ -73,7 +76,7 @@ class Crew:
     def start(self, run: Run, command: Command, extra: Mapping[str, str]) -> None:
         """`extra`: what it finds in its environment."""
         marks = {DISPATCH_MARK: run.dispatch_id, **extra}
-        run.warden = WardenLink(run.dispatch_id, self._launcher)
+        run.warden = self._free_warden(run.dispatch_id)
         self._commands[run.warden] = run
         self._order(
             run.warden,
@@ -87,11 +90,22 @@ class Crew:
             until=run.until,
         )
 
+    def _free_warden(self, mark: str) -> WardenLink:
+        if not self._spare:
+            return self._heard(WardenLink(mark, self._launcher))
+        warden = self._spare.pop()
+        warden.watch_over(mark)
+        return warden
+
+    def _heard(self, warden: WardenLink) -> WardenLink:
+        self._watch.add(warden, partial(self._warden_said, warden))
+        return warden
+
     def _hire(self, limits: Mapping[str, int]) -> WorkerLink:
         settings, mark = self._settings, f"worker-{token_hex(8)}"
         worker = WorkerLink(mark, self._launcher)
         self._order(
-            worker.warden,
+            self._heard(worker.warden),
             argv=[settings.python, "-c", python_code(settings.path, "penstock.runner.worker", "")],
             cwd=settings.cwd,
             env=self._environment | {DISPATCH_MARK: mark},
@@ -105,7 +119,6 @@ class Crew:
 
     def _order(self, warden: WardenLink, **order: Any) -> None:
         room = self._settings.output
-        self._watch.add(warden, partial(self._warden_said, warden))
         warden.tell(
             "run",
             runs=self._runs,
@@ -153,14 +166,25 @@ class Crew:
         open_ = warden.hear()
         if warden.written:
             self.functions.written(warden)
-        if warden.report is not None:
+        if warden.report is not None and warden in self._commands:
+            self._gone(warden)
+            warden.watch_over("")
+            warden.idle_since = time.monotonic()
+            self._spare.append(warden)
+        elif warden.report is not None:
             self._forget(warden)
             self._gone(warden)
         elif not open_:
             self._forget(warden)
-            log.warning("the warden of %s was killed; what it leaves is ended", warden.mark)
-            self._fallen[warden.mark] = warden
-            self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
+            self._fallen_warden(warden)
+
+    def _fallen_warden(self, warden: WardenLink) -> None:
+        if warden in self._spare:
+            self._spare.remove(warden)
+            return
+        log.warning("the warden of %s was killed; what it leaves is ended", warden.mark)
+        self._fallen[warden.mark] = warden
+        self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
 
     def _forget(self, warden: WardenLink) -> None:
         self._watch.drop(warden)
@@ -187,11 +211,16 @@ class Crew:
             self._sweep()
             self._sweep_at = now + self._sweep_every
             self._sweep_every = min(2 * self._sweep_every, _SWEEP_LAST)
-        wish = self.functions.step()
-        if not self._fallen:
-            return wish
-        sweep = self._sweep_at - now
-        return sweep if wish is None else min(sweep, wish)
+        wishes = [self.functions.step()]
+        if self._fallen:
+            wishes.append(self._sweep_at - now)
+        while len(self._spare) > self._settings.warm:
+            since = now - self._spare[0].idle_since
+            if since < self._settings.idle_sec:
+                wishes.append(self._settings.idle_sec - since)
+                break
+            self._forget(self._spare.pop(0))
+        return min((wish for wish in wishes if wish is not None), default=None)
 
     def _sweep(self) -> None:
         left = set()
@@ -208,7 +237,7 @@ class Crew:
     def close(self, wait_sec: float) -> None:
         """Wardens that hear no more from us end what is below them."""
         self.functions.close()
-        for warden in (*self._commands, *self.functions.wardens):
+        for warden in (*self._commands, *self._spare, *self.functions.wardens):
             if warden.fileno() >= 0:
                 self._forget(warden)
         self._watch.drop(self._launcher)

@@ -84,13 +84,19 @@ class WardenLink:
     def __init__(self, mark: str, launcher: LauncherLink, worker: Sequence[int] = ()) -> None:
         """`worker`: descriptors for a warm worker below it."""
         ours, theirs = socket.socketpair()
-        self.mark = mark
-        self.pid = self.root = 0
-        self.written: list[int] = []  # calls whose output is all on disk, as was asked
-        self.report: Frame | None = None  # its last word
-        self.refused: Frame | None = None
+        self.pid = 0
+        self.idle_since = 0.0
+        self.watch_over(mark)
         self._channel = Channel(ours)
         launcher.launch([theirs.detach(), *worker])
+
+    def watch_over(self, mark: str) -> None:
+        """The next command, if there was one before."""
+        self.mark = mark
+        self.root = 0
+        self.written: list[int] = []  # calls whose output is all on disk, as was asked
+        self.report: Frame | None = None  # its last word on this tree
+        self.refused: Frame | None = None
 
     def fileno(self) -> int:
         return self._channel.fileno()

@@ -6,7 +6,6 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-from penstock.core.preempt import Preemption
 from penstock.core.tracker import Graces
 from penstock.runner.output import Room
 from penstock.runner.payload import Functions
@@ -23,7 +22,6 @@ class RunnerSettings:
     slots: int = 64
     workers: int = field(default_factory=lambda: 2 * (os.cpu_count() or 1))
     graces: Graces = field(default_factory=Graces)
-    preemption: Preemption = field(default_factory=Preemption)
     #: For what a job leaves running when it has ended by itself: from SIGTERM to SIGKILL.
     stragglers_sec: float = 1.0
     output: Room = field(default_factory=Room)
@@ -35,6 +33,8 @@ class RunnerSettings:
     #: Warm workers that are kept when there is nothing to do, and for how long the others are.
     warm: int = 2
     idle_sec: float = 60.0
+    #: Of short functions so much work is claimed before a worker is free for it: longer than a commit takes, shorter than anybody notices. 0: none.
+    ahead_sec: float = 0.02
     #: A worker is replaced after so many jobs, so that what they leak is given back.
     jobs_per_worker: int = 10_000
     #: Further names of variables that jobs may see; a trailing * stands for any ending.

@@ -31,7 +31,6 @@ from penstock.runner.frames import Frame
 from penstock.runner.options import RunnerSettings
 from penstock.runner.output import Output
 from penstock.runner.payload import FUNCTION, JOB_TYPES, Command, read
-from penstock.runner.preempter import Preempter
 from penstock.runner.runs import Outcome, Run
 from penstock.runner.survivors import WORKER, RunsFolder
 from penstock.runner.tidy import Tidy
@@ -76,13 +75,14 @@ class Runner:
         self._lost: dict[Run, DispatchId] = {}
         self._asked: deque[Callable[[], None]] = deque()
         self._rung = True
-        self._turn_at = self._look_at = self._beat_at = self._note_at = self._preempt_at = 0.0
+        self._turned_at = self._turn_at = self._look_at = self._beat_at = self._note_at = self._preempt_at = (
+            0.0
+        )
         self._give_up_at: float | None = (
             None  # when a stop is over, whatever has not ended or cannot be written
         )
         self._over = False
         self._tidy = Tidy(house.store, runs.path)
-        self._preempter = Preempter(house, self._settings.preemption, self._ask)
         self._watch = Watch()
         self._crew = Crew(runs, self._settings, self._watch, asked=self._answer, over=self._run_over)
         self._calls = Calls(house.desk, self._tracker, self._crew.note, self._told)
@@ -97,6 +97,7 @@ class Runner:
         self._crew.open()
         self._door = Door(f"penstock-job-{self._folder.mark}", self._watch, self._visited)
         self._store.on_change(self._ring)
+        self._house.yields.on_ask(self.ask_to_yield)
         self._thread.start()
         self._tidy.start()
         return self
@@ -177,7 +178,6 @@ class Runner:
                 (now >= self._beat_at, "the heartbeat", self._beat),
                 (now >= self._look_at and self._rung, "looking for stops", self._look),
                 (now >= self._turn_at, "ending and fetching", self._turn),
-                (now >= self._preempt_at, "preemption", self._preempt),
             ):
                 if due:
                     self._guarded(what, do)
@@ -196,7 +196,7 @@ class Runner:
 
     def _patience(self) -> float:
         now = boot_time()
-        wishes = [self._beat_at, self._turn_at, self._preempt_at]
+        wishes = [self._beat_at, self._turn_at]
         if self._rung:
             wishes.append(self._look_at)
         if self._notes:
@@ -213,6 +213,7 @@ class Runner:
 
     def _turn(self) -> None:
         """What has ended is written down, and what may start in its place is fetched: one commit, if nobody comes between."""
+        self._turned_at = boot_time()
         desk, ended = self._house.desk, list(self._ended)
         reports = [Report(run.dispatch_id, *outcome) for run, outcome in ended]
         kinds, free = self._free()
@@ -253,7 +254,9 @@ class Runner:
             self._end(Run(job, dispatch, Command(argv=()), None), Outcome(End.JOB_ERROR, error=str(error)))
             return
         run = Run(job, dispatch, work, checkpoint)
-        if any(lost.job.job_id == job.job_id for lost in self._lost):
+        if dispatch.fence > 1 and any(
+            one.job.job_id == job.job_id for one in (*self._lost, *self._runs.values())
+        ):
             why = "processes of its last attempt survive on this host"
             self._end(run, Outcome(End.START_TIMEOUT, error=why))
             return
@@ -335,11 +338,6 @@ class Runner:
             left = seconds(standing.expires_at - now)
             self._crew.renew(run, sent + min(left, self._unheard))
 
-    def _preempt(self) -> None:
-        self._preempt_at = boot_time() + _AFTER_FAILURE
-        now = self._store.now()
-        self._preempt_at = boot_time() + seconds(self._preempter.step(now) - now)
-
     # ending
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -383,10 +381,10 @@ class Runner:
             self._end(run, outcome._replace(how=how))
 
     def _end(self, run: Run, outcome: Outcome) -> None:
-        """Half a batch at a time: one half runs while the other is written. Where nothing waits behind it, at once."""
+        """Half a batch at a time: one half runs while the other is written. Where nothing waits behind it, at once, but for those that end like a hail."""
         self._ended.append((run, outcome))
-        more = len(self._ended) < self._crew.functions.ahead
-        self._turn_at = min(self._turn_at, boot_time() + _SOON) if more else 0.0
+        since = boot_time() if len(self._ended) < self._crew.functions.ahead else self._turned_at
+        self._turn_at = min(self._turn_at, since + _SOON)
 
     def _write_notes(self) -> None:
         """Kept until they are written; what comes meanwhile is for the next time."""
@@ -398,7 +396,6 @@ class Runner:
 
     def _drain(self, timeout_sec: float) -> None:
         self._give_up_at = boot_time() + timeout_sec + _AFTER_STOP / 2
-        self._preempt_at = float("inf")
         self._carry_out(self._tracker.drain(_now(), int(timeout_sec * SECOND)))
         # Written down in one transaction, so that a crash on the way lands it alike. Who has been told before keeps the first reason.
         now, grace = self._store.now(), self._rules.grace

@@ -69,27 +69,37 @@ class Warden:
         self._control, self._worker, self._bell = Channel(control), worker, children_bell
         self._page = Page(worker[2]) if worker else Page()
         self._poll = select.poll()
+        self._room, self._runs, self._stragglers = Room(), "", 1.0
+        self._orphaned = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """As if nothing had run below it. For a command is waited for by the process that waited for the one before: a fork costs more than a small command."""
         self._pipes: dict[int, int] = {}  # descriptor -> stream
         self._listening = False
         #: By the number of the call, 0 for a command: where its output goes, and who writes it once there is any.
         self._folders: dict[int, list[str]] = {}
         self._recorders: dict[int, Recorder | None] = {}
         self._talking = 0  # the call whose last words we keep
-        self._room = Room()
-        self._runs = ""
+        self._last_words = b""
         self._root = 0
         self._code: int | None = None  # of the root, once it has ended
-        self._last_words = b""
         self._until: float | None = None
         self._killing: str | None = None
         self._kill_at: float | None = None
-        self._stragglers = 1.0
-        self._orphaned = False
 
     def run(self) -> NoReturn:
         become_subreaper()
         self._poll.register(self._control, select.POLLIN)
         self._poll.register(self._bell, select.POLLIN)
+        while not self._orphaned:
+            self._watch_over_one()
+            if self._worker:
+                break
+            self._reset()
+        os._exit(0)
+
+    def _watch_over_one(self) -> None:
         while not self._over():
             for fd, _ in self._poll.poll(self._patience()):
                 if fd == self._control.fileno():
@@ -102,7 +112,6 @@ class Warden:
             self._reap()
             self._mind_the_time()
         self._report()
-        os._exit(0)
 
     # hearing
 
@@ -123,6 +132,8 @@ class Warden:
         match frame["op"]:
             case "run":
                 self._start(frame)
+            case _ if self._root == 0:
+                return  # it was for a command that ended meanwhile
             case "begin":
                 self._until = frame["until"]
                 self._forget_before(frame["first"])
@@ -354,10 +365,15 @@ class Warden:
         }
         for call in list(self._folders):
             self._forget(call)  # before it is told: whoever hears of the end may read all of the output
+        for fd in self._pipes:  # somebody outside of the tree may hold the other end
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
+            os.close(fd)
         self._tell(report)
         if not self._orphaned:
             os.set_blocking(self._control.fileno(), True)
             self._control.push()
+            os.set_blocking(self._control.fileno(), False)
 
     def _tell(self, frame: Frame) -> None:
         if not self._orphaned:

@@ -26,11 +26,7 @@ from penstock.runner.watch import Watch
 
 __all__ = ["Warm"]
 
-#: So much work may be claimed before a worker is free for it: longer than a commit takes, shorter than anybody notices.
-_AHEAD_SEC: Final = 0.02
 _MOST_AHEAD: Final = 200
-#: So much of it a worker is handed at once.
-_HANDFUL_SEC: Final = _AHEAD_SEC / 2
 #: A worker that has said nothing for so long has met a call that is longer than those before it.
 _STUCK_SEC: Final = 0.1
 #: What no worker was free for in this time goes back to the queue, where somebody else may be.
@@ -54,11 +50,12 @@ class Warm:
         over: Callable[[Run, Outcome], None],
     ) -> None:
         self._settings, self._watch = settings, watch
+        self._handful_sec = settings.ahead_sec / 2  # a worker is handed so much at once
         self._hire, self._asked, self._over = hire, asked, over
         self._workers: dict[WardenLink, WorkerLink] = {}
         self._waiting: deque[Run] = deque()
         self._mean: dict[str, float] = {}  # seconds of a call, lately
-        self._mean_of_all = _AHEAD_SEC
+        self._mean_of_all = settings.ahead_sec
 
     # how much is in hand
 
@@ -71,13 +68,13 @@ class Warm:
     @property
     def room(self) -> int:
         """How many more calls are welcome. Ahead of a worker that is at something long there is no room."""
-        if self._mean_of_all >= _AHEAD_SEC:
+        if self._mean_of_all >= self._settings.ahead_sec:
             return -self.ahead
         late = time.monotonic() - _STUCK_SEC
         brisk = self._settings.workers - sum(
             bool(w.calls) and w.heard_at < late for w in self._workers.values()
         )
-        return min(_MOST_AHEAD, int(brisk * _AHEAD_SEC / self._mean_of_all)) - self.ahead
+        return min(_MOST_AHEAD, int(brisk * self._settings.ahead_sec / self._mean_of_all)) - self.ahead
 
     # handing over
 
@@ -100,7 +97,7 @@ class Warm:
             return least
         if sum(bool(worker.calls) for worker in self._workers.values()) < self._settings.workers:
             return self._new(limits)
-        if least is None or self._load(least) + self._expected(self._waiting[0]) > _HANDFUL_SEC:
+        if least is None or self._load(least) + self._expected(self._waiting[0]) > self._handful_sec:
             return None
         return least
 
@@ -118,7 +115,7 @@ class Warm:
         load += self._expected(runs[0])
         while self._waiting and len(runs) < most and not worker.last:
             load += self._expected(self._waiting[0])
-            if load > _HANDFUL_SEC or _limits(self._waiting[0]):
+            if load > self._handful_sec or _limits(self._waiting[0]):
                 break
             runs.append(self._waiting.popleft())
         worker.heard_at = time.monotonic()
@@ -131,7 +128,7 @@ class Warm:
 
     def _expected(self, run: Run) -> float:
         """Seconds. A function that has not been seen may take any time, so nothing is put behind it."""
-        return self._mean.get(_name(run), _AHEAD_SEC)
+        return self._mean.get(_name(run), self._settings.ahead_sec)
 
     # taking back
 

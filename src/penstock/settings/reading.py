@@ -245,6 +245,14 @@ def contradictions(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, s
     if quiet.fresh_for < quiet.every:
         keys = (("quiet", "fresh_for"), ("quiet", "every"))
         yield keys, "is stale before the next one is taken", "let quiet.fresh_for be at least quiet.every"
+    runner, leases = settings.runner, settings.leases
+    if runner.enabled and leases.grace < runner.cancel_grace + runner.term_grace:
+        keys = (("leases", "grace"), ("runner", "cancel_grace"), ("runner", "term_grace"))
+        yield (
+            keys,
+            "gives a run up, and its job to others, before it would be killed",
+            "let leases.grace be at least runner.cancel_grace and runner.term_grace together",
+        )
     if (server.tls_cert is None) != (server.tls_key is None):
         keys = (("server", "tls_cert"), ("server", "tls_key"))
         yield keys, "is given without the other", "give server.tls_cert and server.tls_key, or neither"

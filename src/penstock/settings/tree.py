@@ -16,10 +16,12 @@ from penstock.core.admission import Caps as CoreCaps
 from penstock.core.admission import Limits
 from penstock.core.intent import LABEL, LABEL_WORDS
 from penstock.core.order import Aging, Ordering
+from penstock.core.preempt import Preemption
 from penstock.core.quiet import SCALES, Capacity, Points, Senses, Thresholds
 from penstock.core.retry import Schedules
 from penstock.core.share import Sharing
 from penstock.core.spend import Budget
+from penstock.core.tracker import Graces
 from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, HostId, Money, Span
 from penstock.engine.rules import Rules
 from penstock.settings.kinds import (
@@ -69,6 +71,7 @@ __all__ = [
 T = TypeVar("T")
 
 _RULES: Final = Rules()
+_GRACES: Final = Graces()
 _NAME: Final = text("the name of an addon or a job type", r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
 _FLAG_NAMES: Final = choice("cpu_heavy", "disk_write_heavy", "network_heavy")
 _COUNT: Final = integer(0, 1_000_000_000)
@@ -242,6 +245,22 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionSettings:
+    """A running job makes room for one that counts for clearly more."""
+
+    threshold: int | None = key(
+        optional(integer(1, 100)),
+        _RULES.preemption.threshold,
+        "by how much the priority must be higher; none: nobody is ever asked to make room",
+    )
+    patience: Span = key(
+        span(SECOND, HOUR),
+        _RULES.preemption.patience,
+        "how long a run that was asked may take; it is asked twice, and then made to",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leases:
     ttl: Span = key(span(SECOND, HOUR), _RULES.lease_for, "how long a lease lasts without a heartbeat")
     start_timeout: Span = key(
@@ -310,6 +329,12 @@ class Runner:
     workers: int | None = key(
         optional(integer(1, 1_000)), None, "how many functions may run at once; none: two for each processor"
     )
+    cancel_grace: Span = key(
+        span(0, HOUR),
+        _GRACES.cancel,
+        "how long a run that listens may take from being told to stop to SIGTERM",
+    )
+    term_grace: Span = key(span(0, HOUR), _GRACES.term, "how long a run may take from SIGTERM to SIGKILL")
     functions: tuple[str, ...] = key(
         many(text("module:name, or module:* for all of a module", r"[A-Za-z_][\w.]*:(\*|[A-Za-z_]\w*)")),
         (),
@@ -389,6 +414,7 @@ class Tree:
     order: Order = section(Order)
     retry: Retry = section(Retry)
     retention: Retention = section(Retention)
+    preemption: PreemptionSettings = section(PreemptionSettings)
     runner: Runner = section(Runner)
     alerts: Alerts = section(Alerts)
     telemetry: Telemetry = section(Telemetry)
@@ -448,6 +474,7 @@ class Tree:
             limits=self._limits(),
             ordering=self.ordering(),
             schedules=Schedules(self.retry.crash, self.retry.unavailable, self.retry.start),
+            preemption=Preemption(self.preemption.threshold, self.preemption.patience),
             depth=StoreDepth(self.depth.total, self.depth.per_addon),
             lease_for=self.leases.ttl,
             reserve_for=self.leases.start_timeout,

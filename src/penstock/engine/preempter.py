@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from penstock.core import changes
 from penstock.core.changes import Note
 from penstock.core.job import Kind
 from penstock.core.landing import End, Phase
-from penstock.core.preempt import Act, Cycle, InFlight, Preemption, Want, advance, begin, choose, wanted
+from penstock.core.preempt import Act, Cycle, InFlight, Want, advance, begin, choose, wanted
 from penstock.core.refusals import Refused
 from penstock.core.states import State
-from penstock.core.words import DispatchId, Moment
-from penstock.engine.house import House
+from penstock.core.words import Moment
+from penstock.engine.desk import Desk
+from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.rules import Rules
+from penstock.engine.yields import Yields
+from penstock.stores.protocol import Store
 
 __all__ = ["Preempter"]
 
@@ -21,22 +24,27 @@ log = logging.getLogger("penstock.preempter")
 
 
 class Preempter:
-    """`ask`: tells a run of ours that it should yield. A worker of an add-on hears of it by the trail."""
-
-    def __init__(self, house: House, preemption: Preemption, ask: Callable[[DispatchId], None]) -> None:
-        self._house, self._preemption, self._ask = house, preemption, ask
+    def __init__(
+        self, store: Store, rules: Rules, dispatcher: Dispatcher, desk: Desk, yields: Yields
+    ) -> None:
+        self._store, self._rules, self._dispatcher, self._desk = store, rules, dispatcher, desk
+        self._preemption, self._yields = rules.preemption, yields
         self._cycle: Cycle | None = None
+        self._due: Moment = 0
 
     def step(self, now: Moment) -> Moment:
+        """Once a tick, however often it is called: what it looks for has been in the way for longer than that."""
+        if now < self._due:
+            return self._due
         if self._cycle is not None:
             self._go_on(self._cycle, now)
         elif self._preemption.threshold is not None:
             self._look(now)
-        tick = now + self._house.rules.tick
-        return tick if self._cycle is None else min(tick, self._cycle.due)
+        tick = now + self._rules.tick
+        self._due = tick if self._cycle is None else min(tick, self._cycle.due)
+        return self._due
 
     def _look(self, now: Moment) -> None:
-        house = self._house
         running: list[InFlight] | None = None
 
         def pairs(want: Want) -> InFlight | None:
@@ -44,10 +52,10 @@ class Preempter:
             running = self._running() if running is None else running
             return choose(want, running, self._preemption)
 
-        found = house.store.look(
-            house.rules.host,
+        found = self._store.look(
+            self._rules.host,
             lambda floor: next(
-                ((want, victim) for want in wanted(house.dispatcher.view(floor)) if (victim := pairs(want))),
+                ((want, victim) for want in wanted(self._dispatcher.view(floor)) if (victim := pairs(want))),
                 None,
             ),
         )
@@ -58,7 +66,7 @@ class Preempter:
             self._request(self._cycle, now)
 
     def _running(self) -> list[InFlight]:
-        store, host = self._house.store, self._house.rules.host
+        store, host = self._store, self._rules.host
         live = [
             d for d in store.live() if d.host == host and d.job_id is not None and d.started_at is not None
         ]
@@ -77,8 +85,7 @@ class Preempter:
         ]
 
     def _go_on(self, cycle: Cycle, now: Moment) -> None:
-        store = self._house.store
-        victim, wanted_by = store.dispatch(cycle.victim), store.job(cycle.wanted_by)
+        victim, wanted_by = self._store.dispatch(cycle.victim), self._store.job(cycle.wanted_by)
         self._cycle, act = advance(
             cycle,
             victim_runs=victim is not None and victim.phase is Phase.LEASED,
@@ -86,19 +93,20 @@ class Preempter:
             now=now,
             preemption=self._preemption,
         )
-        if act is Act.ASK and self._cycle is not None:
+        if self._cycle is None:
+            self._yields.withdraw(cycle.victim)
+        elif act is Act.ASK:
             self._request(self._cycle, now)
-        elif act is Act.FORCE:
+        if act is Act.FORCE:
             try:
-                self._house.desk.stop(cycle.victim, End.PREEMPTION_TIMEOUT)
+                self._desk.stop(cycle.victim, End.PREEMPTION_TIMEOUT)
             except Refused:
                 log.debug("%s ended before it was made to", cycle.victim)
 
     def _request(self, cycle: Cycle, now: Moment) -> None:
-        store = self._house.store
-        dispatch = store.dispatch(cycle.victim)
-        job = None if dispatch is None or dispatch.job_id is None else store.job(dispatch.job_id)
+        dispatch = self._store.dispatch(cycle.victim)
+        job = None if dispatch is None or dispatch.job_id is None else self._store.job(dispatch.job_id)
         if job is not None and job.dispatch_id == cycle.victim:
             told = {"for": cycle.wanted_by, "asked": cycle.asked, "until": cycle.due}
-            store.apply([changes.remark(job, Note(Kind.PREEMPT_REQUESTED, data=told), now)])
-            self._ask(cycle.victim)
+            self._store.apply([changes.remark(job, Note(Kind.PREEMPT_REQUESTED, data=told), now)])
+            self._yields.ask(cycle.victim)
