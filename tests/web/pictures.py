@@ -28,7 +28,7 @@ def main():
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 90.0
     TARGET.mkdir(parents=True, exist_ok=True)
     with ExitStack() as down:
-        daemon = down.enter_context(scheduler())
+        daemon = down.enter_context(scheduler("addons.photos.budget_day=0.45", "addons.mail.weight=200"))
         for program in (["addons", "photos"], ["addons", "mail"], ["studio"]):
             down.enter_context(at_work(daemon, *program))
         job = command(daemon.client)
@@ -40,6 +40,8 @@ def main():
             ("overview", "", "light"),
             ("jobs", "jobs", "dark"),
             ("job", f"jobs/{job}", "light"),
+            ("machine", "machine", "light"),
+            ("addons", "addons", "light"),
             ("pools", "pools", "dark"),
         ]:
             take(browser, daemon, name, path, scheme)

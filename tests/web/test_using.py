@@ -53,6 +53,7 @@ def test_what_happens_elsewhere_shows_without_a_reload(home):
     home.open("")
 
     assert home.shows("canceled", ".activity")
+    assert home.shows(f"{home.addon} send", ".activity")
     assert home.page.evaluate("window.same")
 
 

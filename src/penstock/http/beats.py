@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from penstock.core.books import EVERYTHING
+from penstock.core.job import Event
 from penstock.core.states import State
 from penstock.core.words import seconds
 from penstock.engine.house import House
@@ -18,7 +20,7 @@ from penstock.engine.pulse import Frame, Pulse, Second, percentiles
 from penstock.http import wire
 from penstock.http.trail import Run
 from penstock.http.views import event_view, when
-from penstock.stores.protocol import Query
+from penstock.stores.protocol import Query, Store
 
 __all__ = ["Beats", "second_view"]
 
@@ -70,6 +72,11 @@ class Beats:
             self._beaten.notify_all()
 
 
+def _names(store: Store, events: Sequence[Event]) -> dict[str, tuple[str, str]]:
+    jobs = store.jobs(list({event.job_id: None for event in events if event.job_id is not None}))
+    return {str(job.job_id): (str(job.intent.addon_id), job.intent.job_type) for job in jobs}
+
+
 def _view(house: House, frame: Frame) -> wire.Beat:
     store, now = house.store, frame.second.at
     conditions = house.machine.conditions(now)
@@ -85,6 +92,7 @@ def _view(house: House, frame: Frame) -> wire.Beat:
         wait=_pair(frame.wait),
         run=_pair(frame.run),
         events=[event_view(event) for event in frame.events],
+        names=_names(store, frame.events),
         denials=dict(frame.denials),
     )
 

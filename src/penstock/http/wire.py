@@ -811,6 +811,8 @@ class Beat(Told):
     run: tuple[float, float] | None
     #: The newest of this second; a busy one has more.
     events: list[Event]
+    #: Addon and type of the jobs in `events`.
+    names: dict[str, tuple[str, str]]
     #: Refusals of the last quarter of an hour, by reason.
     denials: dict[str, int]
 

@@ -42,7 +42,7 @@ export function begin() {
       now.value = Date.parse(beat.now);
       append(beat);
       if (beat.events.length) {
-        show(beat.events);
+        show(beat.events, beat.names);
         tickCount.value += 1;
       }
     },
@@ -54,15 +54,19 @@ async function loadHistory() {
   try {
     const [past, { newest_event: newest }] = await Promise.all([get("pulse/history"), get("stats")]);
     history.value = past;
-    show((await get(`events?after=${Math.max(0, newest - SHOWN)}&limit=${SHOWN}`)).events);
+    const [{ events }, { jobs }] = await Promise.all([
+      get(`events?after=${Math.max(0, newest - SHOWN)}&limit=${SHOWN}`),
+      get(`queue/jobs?newest_first=true&limit=${SHOWN}`),
+    ]);
+    show(events, Object.fromEntries(jobs.map((job) => [job.job_id, [job.addon_id, job.job_type]])));
   } catch {
     /* the stream says when it is back */
   }
 }
 
-function show(events) {
+function show(events, names) {
   const seen = new Set(activity.value.map((e) => e.seq));
-  const fresh = events.filter((e) => !seen.has(e.seq));
+  const fresh = events.filter((e) => !seen.has(e.seq)).map((e) => ({ ...e, name: (names[e.job_id] || []).join(" ") }));
   activity.value = [...fresh, ...activity.value].sort((a, b) => b.seq - a.seq).slice(0, SHOWN);
 }
 

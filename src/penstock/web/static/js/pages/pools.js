@@ -40,8 +40,10 @@ function Task({ task }) {
   const depth = task.max_queue_depth,
     full = depth ? task.pending_queue_depth / depth : 0;
   const most = Math.max(1, ...task.load_by_worker);
+  // A graph may have a thousand waits in flight on its event loop: what its workers do is what is looked at.
+  const room = task.kind === "graph" ? Math.max(1, task.load_by_worker.length, task.in_flight) : task.max_in_flight;
   return html`<article class="pool"><header><h3>${task.name}</h3><span class="muted">${task.kind}, ${task.policy}${task.paused ? ", paused" : ""}</span></header>
-    <div class="meter"><span>in flight</span><${Bar} whole=${task.max_in_flight || 1} label=${`in flight ${task.in_flight}`} parts=${[{ value: task.in_flight, tone: "accent", label: "in flight" }]} /><b>${count(task.in_flight)}/${count(task.max_in_flight)}</b></div>
+    <div class="meter"><span>in flight</span><${Bar} whole=${room || 1} label=${`in flight ${task.in_flight}`} parts=${[{ value: task.in_flight, tone: "accent", label: "in flight" }]} /><b>${count(task.in_flight)}${task.kind === "graph" ? "" : `/${count(task.max_in_flight)}`}</b></div>
     <div class="meter"><span>pending</span><${Bar} whole=${depth || Math.max(1, task.pending_queue_depth)} label=${`pending ${task.pending_queue_depth}`} parts=${[{ value: task.pending_queue_depth, tone: full > 0.8 ? "warn" : "good", label: "pending" }]} /><b data-tone=${full > 0.8 ? "warn" : ""}>${count(task.pending_queue_depth)}${depth ? `/${count(depth)}` : ""}</b></div>
     <div class="meter"><span>waiting</span><${Bar} whole=${Math.max(10, task.waiting_queue_depth)} label=${`waiting ${task.waiting_queue_depth}`} parts=${[{ value: task.waiting_queue_depth, tone: "bad", label: "waiting" }]} /><b data-tone=${task.waiting_queue_depth ? "bad" : ""}>${count(task.waiting_queue_depth)}</b></div>
     <div class="workers" role="img" aria-label="Load by worker">${task.load_by_worker.map((load, i) => html`<span key=${i} title=${`worker ${i + 1}: ${load}`}><i style=${{ height: `${(load / most) * 100}%` }}></i></span>`)}</div>
