@@ -18,7 +18,7 @@ from statistics import median
 from threading import Thread
 from time import perf_counter
 
-from bench import work
+from bench import process_floors, work
 
 ROUNDS = 5
 CALLS = 50_000
@@ -42,6 +42,7 @@ def main() -> None:
             "round trips/s between two processes",
             {"socket pair": partners(_sockets), "two pipes": partners(_pipes)},
         ),
+        *process_floors.CONTESTS,
     ]
     for title, contestants in contests:
         rates: dict[str, list[float]] = {name: [] for name in contestants}
