@@ -8,6 +8,7 @@ is on duty, and for good while it is not.
 
 from __future__ import annotations
 
+import logging
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from contextlib import suppress
 from typing import Final
 
 from penstock.local.blocking import never_block_here
+
+log = logging.getLogger("penstock")
 
 #: How often it looks in.
 LOOK: Final = 1e-3
@@ -63,5 +66,9 @@ class Lookout:
         its work first and looks for the lookout after, so one of the two sees the other.
         """
         self.on_duty = False
-        self.on_duty = self._look()
+        try:
+            self.on_duty = self._look()
+        except Exception:
+            log.exception("%s stumbled", self._name)
+            self.on_duty = True  # to look again is all that it can do about it
         return self.on_duty

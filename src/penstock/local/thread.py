@@ -1,8 +1,8 @@
 """
 Thread workers, behind the same gate as process workers.
 
-A thread that ends a call takes the next one itself, under the lock that it holds anyway; only a thread that finds
-nothing sleeps, each on a bell of its own, and the last to fall asleep is the first to be woken.
+A thread that ends a call takes the next one itself; only a thread that finds nothing sleeps, each on a bell of its own,
+and the last to fall asleep is the first to be woken.
 
 Waking a thread takes longer than a brief call, and under one interpreter lock brief calls gain nothing from a second
 thread. So once calls have been brief for a while a *lookout* is called up, and while it is on duty
@@ -217,8 +217,10 @@ class ThreadCrew(Unled):
 
     def _next(self, worker: ThreadWorker) -> Call[Any] | None:
         """Sleep until there is something to do; None if there never will be."""
+        came = 0
         while True:
             with self._gate.lock:
+                self._coming -= came
                 call = None if self._is_spare(worker, clock()) else self._take()
                 if call is not None:
                     return call
@@ -227,8 +229,7 @@ class ThreadCrew(Unled):
                 worker.busy = False
                 self._asleep.append(worker)
             worker.bell.acquire()
-            with self._gate.lock:
-                self._coming -= 1
+            came = 1
 
     def _is_spare(self, worker: ThreadWorker, now: float) -> bool:
         """With the lock held: another one can do it all, and this one would only be in its way."""
