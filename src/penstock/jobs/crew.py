@@ -41,6 +41,8 @@ FEW: Final = 32
 #: Then the other parts of the scheduler have their turn.
 MOST_EXCHANGES: Final = 8
 STALE: Final[Span] = 1 * SECOND
+#: How many must have ended for each that waits, before they are reported: as many in two parts, in one part all.
+_ENOUGH: Final = {1: MOST_AT_ONCE, 2: 1}
 #: The longest that something that has ended waits for the other half of its batch.
 SOON: Final[Span] = 5 * MILLISECOND
 #: At least so long a stop waits for a claim that is being written.
@@ -57,7 +59,13 @@ class Crew:
         name: str,
         now: Callable[[], Moment],
         tick: Span = 2 * SECOND,
+        parts: int = 2,
     ) -> None:
+        """
+        `parts`: in how many what is in flight is reported. Two let one run while the other is written; where a commit costs far more than
+        short functions do, as on a server, one is better.
+        """
+        self._parts = parts
         self._functions, self._workers, self._name, self._now, self._tick = (
             functions,
             workers,
@@ -157,8 +165,8 @@ class Crew:
             self._settled(over, self._desk.end_many([_report(*each) for each in over]))
 
     def _ended(self, brought: int = 0) -> list[tuple[Attempt, Outcome]]:
-        """Half of what is in flight at most: while it is written, the other half can run."""
-        most = (len(self.running) + len(self._waiting) + brought) // 2
+        """Of two parts the half of what is in flight at most: while it is written, the other half can run."""
+        most = (len(self.running) + len(self._waiting) + brought) // self._parts
         return list(itertools.islice(self._over, min(MOST_AT_ONCE, max(FEW, most))))
 
     def _settled(
@@ -213,8 +221,8 @@ class Crew:
         ran = time.monotonic() - attempt.began
         self._mean_sec += (ran - self._mean_sec) / 16
         self._over.append((attempt, outcome))
-        # Half a batch at a time: one half runs while the other is written. Where nothing waits behind it, at once.
-        if not self._rung and len(self._over) >= len(self._waiting):
+        # Where nothing waits behind it, at once; else when the part is full.
+        if not self._rung and len(self._over) >= len(self._waiting) * _ENOUGH[self._parts]:
             self._rung = True
             self._ring()
 

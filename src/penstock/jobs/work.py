@@ -55,7 +55,8 @@ class Work:
             return ProcessHands(workers, began, finished)
 
         name = f"{WORKER}{os.getpid()}"
-        self.crew = Crew(functions, hands, workers=workers, name=name, now=store.now)
+        parts = 1 if store.shared else 2
+        self.crew = Crew(functions, hands, workers=workers, name=name, now=store.now, parts=parts)
         self.house = House(
             store,
             rules,

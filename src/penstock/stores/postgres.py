@@ -17,6 +17,7 @@ from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind
 from penstock.core.order import Aging, Floor, Ordering, Verdict
+from penstock.core.states import State
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
@@ -142,7 +143,8 @@ class PostgresStore(PostgresReads):
         if len(self._just_leased) > MOST_KEPT:  # nobody came for them
             self._just_leased.clear()
         for job in self._jobs_from(rows, self._demands.known):
-            self._just_leased[job.job_id] = job
+            if job.state is State.RUNNING:
+                self._just_leased[job.job_id] = job
 
     def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
         """A round locks rows, and would hold them through other people's submits."""

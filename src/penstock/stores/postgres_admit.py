@@ -167,18 +167,11 @@ class _Turning:
 
     def _lock_heads(self, session: Session, verdict: Verdict, floor: RowFloor) -> set[int]:
         """Those that we could not have as we saw them."""
-        wanted = {
-            *(pick.waiting.no for pick in verdict.picks),
-            *(denial.waiting.no for denial in verdict.denials),
-            *(waiting.no for waiting in verdict.passed),
-        }
-        if not wanted:
+        wanted = floor.heads_of(verdict)
+        # Where something is picked, the statement that starts it looks for itself.
+        if not wanted or (verdict.picks and not self._careful):
             return set()
-        rows = columns([(no, floor.standby[no].events) for no in wanted])
-        if self._careful:
-            return wanted - {no for (no,) in session.ask("lock_heads", rows)}
-        session.leave("lock_all_heads", [len(wanted), *rows])
-        return set()
+        return wanted.keys() - {no for (no,) in session.ask("lock_heads", columns(list(wanted.items())))}
 
 
 class _Seen:
@@ -201,7 +194,6 @@ class _Seen:
         lines: list[tuple[str, Values]] = [
             ("spent", {"day": day.name, "month": month.name}),
             ("step_into_line", step),
-            ("step_into_urgent_line", step),
             ("heads", {"most": most}),
         ]
         self.now, answers = of.link.opening(
@@ -239,6 +231,10 @@ class _Seen:
         return books
 
 
+#: What `start_jobs` is given: heads as they were seen, jobs as they shall be, and dispatches column by column.
+_STARTED: Final = ("heads", "seen", "states", "fences", "events", "nos", *(f"d{n}" for n in range(15)))
+
+
 class _Round:
     """What a verdict becomes."""
 
@@ -250,22 +246,19 @@ class _Round:
         self._new_id, self._pages = of.new_id, pages
         self._keep = of.keep
         self._taken: list[tuple[Any, ...]] = []
-        self._leased: list[int] = []
         self._made: list[tuple[Any, ...]] = []
 
     def write(self, verdict: Verdict) -> list[Dispatch]:
-        self._deny(verdict)
         dispatches = [self._pick(pick) for pick in verdict.picks]
         if verdict.loan is not None:
             loan = DispatchId(f"{self._new_id()}.0")
             dispatches.append(self._start(loan, None, verdict.loan, Offer.LEASE))
             self._pages.note(self._now, Note(Kind.ADMITTED), NO_JOB, loan)
-        if self._taken:
-            self._session.leave("take_jobs", columns(self._taken))
         if self._made:
-            self._session.leave("add_dispatches", columns(self._made))
-        if self._leased:
-            self._session.leave("jobs_by_no", {"nos": array(self._leased)}, self._keep)
+            heads = columns(list(self._floor.heads_of(verdict).items()), 2)
+            values = zip(_STARTED, [*heads, *columns(self._taken, 4), *columns(self._made)], strict=True)
+            self._session.leave("start_jobs", dict(values), self._keep)
+        self._deny(verdict)  # behind it, for it looks whether the heads are as they were seen
         return dispatches
 
     def _deny(self, verdict: Verdict) -> None:
@@ -287,7 +280,6 @@ class _Round:
         self._pages.note(self._now, DISPATCHING, (waiting.no, n, state), dispatch_id)
         if pick.offer is Offer.LEASE:
             state, n = State.RUNNING, n + 1
-            self._leased.append(waiting.no)
             waited = self._now - ready_at(waiting.turn, waiting.priority, self._aging)
             self._pages.note(
                 self._now, running(self._terms.worker, waited), (waiting.no, n, state), dispatch_id

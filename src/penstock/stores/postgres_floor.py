@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.core.books import Books
-from penstock.core.order import Line, Running, Waiting
+from penstock.core.order import Line, Running, Verdict, Waiting
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
 from penstock.stores.postgres_link import Session
@@ -101,6 +101,12 @@ class RowFloor:
 
     def running(self) -> Sequence[Running]:
         return [Running(*row) for row in self._session.ask("running", {"host": self._host})]
+
+    def heads_of(self, verdict: Verdict) -> dict[int, int]:
+        """The jobs that it changes, and how many events each had when it was seen."""
+        heads = [pick.waiting for pick in verdict.picks]
+        heads += [denial.waiting for denial in verdict.denials]
+        return {waiting.no: self.standby[waiting.no].events for waiting in (*heads, *verdict.passed)}
 
     def tell(self, appetite: Appetite) -> None:
         """What this round was like, for the next one."""

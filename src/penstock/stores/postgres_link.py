@@ -131,7 +131,8 @@ class Link:
         self.quoted = psycopg.sql.Identifier(schema).as_string()
         self.sql = {name: self.in_schema(text) for name, text in statements("postgres").items()}
         #: The last one used is used next: its server process has everything at hand.
-        self.sql["jobs_by_no"] = self.sql["job_columns"] + b" WHERE j.no = ANY(%(nos)s::bigint[])"
+        started = self.in_schema(statements("postgres")["job_columns"].replace("penstock.job j", "taken j"))
+        self.sql["start_jobs"] += b"\n" + started
         self._idle: deque[Connection] = deque()
         self._room = BoundedSemaphore(manners.connections)
         self._offset, self._asked, self._latest = 0, float("-inf"), 0
@@ -376,9 +377,11 @@ def _monotonic() -> Moment:
 _encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 
 
-def columns(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Rows as one array per column, for `unnest`: one statement and one round trip, however many rows."""
-    return [array(column) for column in zip(*rows, strict=True)]
+def columns(rows: Sequence[Sequence[Any]], width: int = 0) -> list[str]:
+    """
+    Rows as one array per column, for `unnest`: one statement and one round trip, however many rows. `width`: of those that may be none.
+    """
+    return [array(column) for column in zip(*rows, strict=True)] or ["{}"] * width
 
 
 def array(values: Sequence[Any]) -> str:

@@ -108,18 +108,14 @@ class Pages:
         return self.accounts.setdefault(addon_id, Account())
 
     def leave(self, session: Session) -> bool:
-        """True: there is something to tell."""
-        if self._held:
-            session.leave("hold_units", columns(self._ledger()))
-        if self._touched:
-            accounts = [(addon_id, self.accounts[addon_id]) for addon_id in sorted(self._touched)]
-            rows = [(name, a.weight, int(a.paused), a.average, a.units, a.at) for name, a in accounts]
-            session.leave("set_accounts", columns(rows))
-        if counts := [(*key, n) for key, n in self.tally.items() if n]:
-            session.leave("count_jobs", columns(counts))
-        if self.events:
-            # Last: the number of the batch is drawn after every lock has been waited for.
-            session.leave("add_events", [len(self.events), *columns(self.events)])
+        """True: there is something to tell. To be left last: the number of the batch is drawn after every lock has been waited for."""
+        accounts = [(addon_id, self.accounts[addon_id]) for addon_id in sorted(self._touched)]
+        of_accounts = [(name, a.weight, int(a.paused), a.average, a.units, a.at) for name, a in accounts]
+        counts = [(*key, n) for key, n in self.tally.items() if n]
+        if self._held or accounts or counts or self.events:
+            moments, *events = columns(self.events, 8)
+            written = [*columns(self._ledger(), 4), *columns(of_accounts, 6), *columns(counts, 3)]
+            session.leave("write_pages", [*written, moments, moments, *events])
         return bool(self.events)
 
     def _ledger(self) -> list[tuple[str, str, int, int]]:

@@ -61,32 +61,17 @@ FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::integer[], %s::smallint[],
 INSERT INTO penstock.intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash)
 SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[]);
 
--- name: add_events
-WITH told AS (INSERT INTO penstock.trail (size) VALUES (%s) RETURNING batch)
-INSERT INTO penstock.event (batch, i, at, kind, job_no, n, state, reason, dispatch_id, data)
-SELECT told.batch, new.i, new.at, new.kind, new.job_no, new.n, new.state, new.reason, new.dispatch_id, new.data
-FROM told, unnest(%s::bigint[], %s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[], %s::text[], %s::text[])
-     WITH ORDINALITY AS new (at, kind, job_no, n, state, reason, dispatch_id, data, i);
-
--- name: count_jobs
-INSERT INTO penstock.tally (addon_id, state, jobs) SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[]);
-
 -- name: step_into_line
--- A job whose time has come. Bounded: the next round takes the rest. The materialised part runs once: a plan that ran it per row
--- would move more than it says. Rows that somebody is changing are left for the next round.
-WITH due AS MATERIALIZED (
-    SELECT no FROM penstock.job
-    WHERE line = 0 AND ready_at <= coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-    ORDER BY ready_at LIMIT %(most)s FOR UPDATE SKIP LOCKED)
-UPDATE penstock.job SET line = 1 FROM due WHERE job.no = due.no;
-
--- name: step_into_urgent_line
-WITH due AS MATERIALIZED (
-    SELECT no FROM penstock.job
-    WHERE line = 1 AND urgent_at IS NOT NULL
-      AND urgent_at <= coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-    ORDER BY urgent_at LIMIT %(most)s FOR UPDATE SKIP LOCKED)
-UPDATE penstock.job SET line = 2 FROM due WHERE job.no = due.no;
+-- Jobs whose time has come, and those that have become urgent. Bounded: the next round takes the rest. The materialised parts run once: a
+-- plan that ran one per row would move more than it says. Rows that somebody is changing are left for the next round.
+WITH now AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
+ready AS MATERIALIZED (
+    SELECT no FROM penstock.job WHERE line = 0 AND ready_at <= (SELECT at FROM now) ORDER BY ready_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
+urgent AS MATERIALIZED (
+    SELECT no FROM penstock.job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)
+    ORDER BY urgent_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
+due AS (SELECT no, 1 AS line FROM ready UNION ALL SELECT no, 2 FROM urgent)
+UPDATE penstock.job SET line = due.line FROM due WHERE job.no = due.no;
 
 -- name: heads
 -- The first of every line, without a lock: a round that starts nothing must not write. Skips from demand to demand through the index:
@@ -120,16 +105,24 @@ ORDER BY scope <> 'host', scope, name FOR UPDATE;
 SELECT j.no FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN penstock.job j ON j.no = seen.no
 WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;
 
--- name: lock_all_heads
--- The same where all of them are expected, sent along with the writes: fails, and everything with it, if one is missing.
-SELECT 1 / (count(*) = %s)::integer FROM (
-    SELECT 1 FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN penstock.job j ON j.no = seen.no
-    WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED) AS mine;
-
--- name: take_jobs
-UPDATE penstock.job SET state = new.state, line = NULL, fence = new.fence, events = new.events,
-       start = CASE new.state WHEN 'RUNNING' THEN 0 ELSE job.start END, denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
-FROM unnest(%s::text[], %s::integer[], %s::integer[], %s::bigint[]) AS new (state, fence, events, no) WHERE job.no = new.no;
+-- name: start_jobs
+-- All that a round picked, if all heads that it saw (the picked, the denied and the passed over) are ours and still as they were. If one is
+-- missing the division fails, and everything with it. What it answers with is put together in `Link`: the jobs, as their workers will ask for them.
+WITH mine AS MATERIALIZED (
+    SELECT 1 FROM unnest(%(heads)s::bigint[], %(seen)s::integer[]) AS seen (no, events) JOIN penstock.job j ON j.no = seen.no
+    WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED),
+all_of_them AS MATERIALIZED (SELECT 1 / (count(*) = cardinality(%(heads)s::bigint[]))::integer AS there FROM mine),
+taken AS (
+    UPDATE penstock.job SET state = new.state, line = NULL, fence = new.fence, events = new.events,
+           start = CASE new.state WHEN 'RUNNING' THEN 0 ELSE job.start END, denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
+    FROM unnest(%(states)s::text[], %(fences)s::integer[], %(events)s::integer[], %(nos)s::bigint[]) AS new (state, fence, events, no)
+    WHERE job.no = new.no AND (SELECT there FROM all_of_them) = 1 RETURNING job.*),
+made AS (
+    INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
+                                   expires_at, ends_at, stop_at, stop_for, worker)
+    SELECT * FROM unnest(%(d0)s::text[], %(d1)s::bigint[], %(d2)s::integer[], %(d3)s::text[], %(d4)s::text[], %(d5)s::integer[],
+                         %(d6)s::integer[], %(d7)s::text[], %(d8)s::bigint[], %(d9)s::bigint[], %(d10)s::bigint[], %(d11)s::bigint[],
+                         %(d12)s::bigint[], %(d13)s::text[], %(d14)s::text[]))
 
 -- name: deny_jobs
 UPDATE penstock.job SET denied = new.denied, denied_data = new.data, denied_at = new.at, events = new.events
@@ -138,25 +131,27 @@ FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[]) A
 -- name: pass_jobs
 UPDATE penstock.job SET passed_at = %s WHERE no = ANY(%s::bigint[]);
 
--- name: add_dispatches
-INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
-                               expires_at, ends_at, stop_at, stop_for, worker)
-SELECT * FROM unnest(%s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[], %s::integer[], %s::integer[], %s::text[],
-                     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[]);
-
--- name: hold_units
-UPDATE penstock.ledger SET units = ledger.units + new.units, running = ledger.running + new.running
-FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS new (scope, name, units, running)
-WHERE ledger.scope = new.scope AND ledger.name = new.name;
+-- name: write_pages
+-- Units that are held or given back, the accounts, how many jobs are in which state, and what is told of it. The batch is drawn here, when
+-- every lock has been waited for. Account rows are guarded by the ledger's.
+WITH held AS (
+    UPDATE penstock.ledger SET units = ledger.units + new.units, running = ledger.running + new.running
+    FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS new (scope, name, units, running)
+    WHERE ledger.scope = new.scope AND ledger.name = new.name),
+accounted AS (
+    INSERT INTO penstock.addon (addon_id, weight, paused, average, units, at)
+    SELECT * FROM unnest(%s::text[], %s::integer[], %s::integer[], %s::double precision[], %s::bigint[], %s::bigint[])
+    ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
+                                         units = excluded.units, at = excluded.at),
+counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])),
+told AS (INSERT INTO penstock.trail (size) SELECT n FROM (SELECT cardinality(%s::bigint[]) AS n) AS events WHERE n > 0 RETURNING batch)
+INSERT INTO penstock.event (batch, i, at, kind, job_no, n, state, reason, dispatch_id, data)
+SELECT told.batch, new.i, new.at, new.kind, new.job_no, new.n, new.state, new.reason, new.dispatch_id, new.data
+FROM told, unnest(%s::bigint[], %s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[], %s::text[], %s::text[])
+     WITH ORDINALITY AS new (at, kind, job_no, n, state, reason, dispatch_id, data, i);
 
 -- name: accounts
 SELECT addon_id, weight, paused, average, units, at FROM penstock.addon WHERE addon_id = ANY(%(addons)s::text[]);
-
--- name: set_accounts
-INSERT INTO penstock.addon (addon_id, weight, paused, average, units, at)
-SELECT * FROM unnest(%s::text[], %s::integer[], %s::integer[], %s::double precision[], %s::bigint[], %s::bigint[])
-ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
-                                     units = excluded.units, at = excluded.at;
 
 -- name: complete
 -- Of those that run under the lease that is named, and it counts. If somebody changes a dispatch meanwhile there are fewer rows than
