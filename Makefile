@@ -42,7 +42,6 @@ fuzz: .venv  ## drive the HTTP API by its own description, FUZZ examples per ope
 mutants: .venv .venv-cluster  ## plant known bugs, one at a time, and see that the tests find each
 	$(BIN)/python tests/mutants/run.py
 	.venv-cluster/bin/python tests/mutants/run.py cluster:
-	$(BIN)/python tests/sim/mutants.py
 
 bench: bench-pools bench-graphs bench-jobs  ## measure ourselves and the peers, in turns
 

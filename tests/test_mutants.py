@@ -15,8 +15,6 @@ def planted():
     for path in sorted((HERE / "mutants").glob("*_mutants.py")):
         for name, file, old, new, _ in runpy.run_path(str(path))["MUTANTS"]:
             yield pytest.param(SOURCES / file, old, new, id=name)
-    for name, file, old, new, _ in runpy.run_path(str(HERE / "sim" / "mutants.py"))["MUTANTS"]:
-        yield pytest.param(SOURCES / "penstock" / file, old, new, id=f"sim: {name}")
 
 
 @pytest.mark.parametrize(("file", "old", "new"), list(planted()))

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.admission import Admitted, Caps, Conditions, Gates, Kept, Limits, decide
@@ -221,6 +221,9 @@ def test_whatever_comes_capacity_and_caps_hold_and_every_refusal_explains_itself
 
 
 @settings(deadline=None)
+@example(JOB, [JOB], Caps(per_type=3), 90, Q.QUIET)
+@example(JOB, [], Caps(concurrent=2), 90, Q.QUIET)
+@example(JOB, [JOB], Caps(), 90, Q.QUIET)
 @given(DEMANDS, st.lists(DEMANDS, max_size=10), CAPS, st.integers(0, 100), st.sampled_from(Q))
 def test_there_is_room_for_as_many_as_would_start_one_by_one(demand, before, caps, capacity, quiet):
     books, conditions = held(*before), Conditions(capacity, quiet, streak=2 * SECOND)

@@ -48,6 +48,8 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
             # Seldom enough that a page which many commits write goes into the file once.
             con.pragma("wal_autocheckpoint", 4_000)
             con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+        # A plan must not depend on what is bound: else a statement that asks for a limit is compiled anew at every call.
+        con.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         con.pragma("cache_size", -32_000)
         con.pragma("temp_store", "memory")
     return con
