@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.core.admission import Conditions, Limits
@@ -55,6 +57,20 @@ def test_a_job_is_submitted_and_claimed_by_one_commit(store, commits):
     assert "RUNNING" == store.job(receipt.job_id).state
     assert ["SUBMITTED", "DISPATCHING", "RUNNING"] == [str(e.kind) for e in store.events(0, 10)]
     assert 1 == len(commits)
+
+
+def test_what_a_ride_began_is_known_as_if_it_had_been_read(store):
+    idler = Idler()
+    store.ride(idler)
+    deadline = T0 + 3_600_000_000
+    told = [
+        replace(JOB, payload="[1]", tags=("x",), priority=70, deadline_at=deadline, time_sensitive=True),
+        JOB,
+    ]
+    for intent in told:
+        [receipt] = store.submit([intent], Depth())
+
+        assert store.claimed(idler.landings[-1]) == store.jobs([receipt.job_id])
 
 
 def test_a_ride_is_a_round_what_waits_longer_goes_first(store):

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from penstock.core.changes import running_data, stop_moment
-from penstock.core.job import Dispatch, Kind, dispatch_id_of
+from penstock.core.intent import Intent
+from penstock.core.job import Dispatch, Job, Kind, dispatch_id_of
 from penstock.core.landing import End, Phase
-from penstock.core.order import Offer, Ordering, Pick, ready_at
+from penstock.core.order import Offer, Ordering, Pick, Waiting, ready_at
 from penstock.core.share import Sharing
 from penstock.core.states import State
 from penstock.core.words import HostId, Moment
@@ -88,11 +89,27 @@ def _take(
                 stop_at, stop_for, None, worker, 0, None, None, None, None, None
             )
         )  # fmt: skip
+        if leased and (intent := pages.fresh.get(no)) is not None:
+            pages.started.append(_just_started(waiting, intent, made[-1], ordering))
     pages.add_dispatches(rows)
     pages.hold(host, demand_no, len(picks))
     pages.moved(demand.addon_id, State.QUEUED, state, len(picks))
     pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
     return made
+
+
+def _just_started(waiting: Waiting, intent: Intent, dispatch: Dispatch, ordering: Ordering) -> Job:
+    """A job that was submitted at this moment too."""
+    return Job(
+        no=waiting.no,
+        job_id=waiting.job_id,
+        intent=intent,
+        state=State.RUNNING,
+        created_at=dispatch.admitted_at,
+        ready_at=ready_at(waiting.turn, waiting.priority, ordering.aging),
+        fence=dispatch.fence,
+        dispatch_id=dispatch.dispatch_id,
+    )
 
 
 def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) -> list[bool]:

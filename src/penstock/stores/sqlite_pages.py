@@ -15,6 +15,8 @@ import msgspec
 from penstock.core.books import keys_of
 from penstock.core.changes import Note
 from penstock.core.demand import Demand
+from penstock.core.intent import Intent
+from penstock.core.job import Job
 from penstock.core.share import Account, Sharing
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, Moment
@@ -49,6 +51,9 @@ class Pages:
         self.accounts = Accounts(con)
         self.touched: set[AddonId] = set()
         self.told = False
+        #: What was submitted here, and what of it started here: nobody need read it to run it.
+        self.fresh: dict[int, Intent] = {}
+        self.started: list[Job] = []
 
     def next_no(self) -> int:
         self._no += 1

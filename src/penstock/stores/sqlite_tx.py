@@ -13,7 +13,7 @@ from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note
 from penstock.core.demand import Demand
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent, all_but_payload
-from penstock.core.job import Dispatch, Kind, place
+from penstock.core.job import Dispatch, Job, Kind, place
 from penstock.core.landing import End, Phase
 from penstock.core.order import Aging, Floor, Offer, Ordering, Verdict
 from penstock.core.refusals import StoreFailed
@@ -62,7 +62,7 @@ class Transaction:
         *,
         wal: WalGuard,
         new_id: Callable[[], str],
-        committed: Callable[[], None],
+        committed: Callable[[list[Job]], None],
     ) -> None:
         self._con, self._lock, self._wal, self._clock, self._ordering = con, lock, wal, clock, ordering
         self._demands, self._new_id, self._committed = demands, new_id, committed
@@ -98,7 +98,7 @@ class Transaction:
                 self._demands.forget()
             self._lock.__exit__()
         if kind is None and self._pages.told:
-            self._committed()
+            self._committed(self._pages.started)
 
     # submit
 
@@ -164,6 +164,7 @@ class Transaction:
             self._like, self._rest = like, (row[2:], intent_row(no, intent)[2:])
         of_job, of_intent = self._rest
         self._pages.add_job((no, job_id, *of_job), (no, intent.payload, *of_intent))
+        self._pages.fresh[no] = intent
         self._pages.tally[intent.addon_id, State.QUEUED] += 1
         self._pages.event(now, Kind.SUBMITTED, no, 1, State.QUEUED, "", None, None)
         return Receipt(job_id, State.QUEUED, created=True)
