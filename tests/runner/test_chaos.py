@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,9 +25,7 @@ from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked
 
 from .plant import HERE, SOAK, Plant, wait_until
 
-#: So many, or as many as a crowded machine gets done in the time.
 KILLS = 100 if SOAK == 1 else 200 * SOAK
-SECONDS = 45 if SOAK == 1 else 240 * SOAK
 #: The journal is written by a grandchild in a session of its own. Uptime counts in hundredths of a second.
 SCRIPT = """
 setsid sh -c 'i=0; while [ $i -lt 8 ]; do
@@ -35,31 +34,40 @@ setsid sh -c 'i=0; while [ $i -lt 8 ]; do
 
 
 class Scheduler:
+    """One life after the other."""
+
     def __init__(self, data):
-        self.data = data
-        self.starts = 0
+        command = [sys.executable, str(HERE / "daemon_for_tests.py"), str(data), "again"]
+        self._parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.start()
 
     def start(self):
-        self.starts += 1
-        command = [sys.executable, str(HERE / "daemon_for_tests.py"), str(self.data)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._parent.stdin.write("another\n")
+        self._parent.stdin.flush()
+        self.pid = int(self._parent.stdout.readline())
+        self._ready = False
 
     def up(self):
-        assert self.process.stdout.readline() == "ready\n"
+        self._ready = self._ready or self._parent.stdout.readline() == "ready\n"
+        assert self._ready
 
     def restart(self):
-        self.process.wait()
-        self.process.stdout.close()
+        """After a kill: it may have become ready before that."""
+        while (said := self._parent.stdout.readline()) == "ready\n":
+            pass
+        assert int(said) == -signal.SIGKILL
         self.start()
 
     def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(20) == 0
-        self.process.stdout.close()
+        self.up()
+        os.kill(self.pid, signal.SIGTERM)
+        assert int(self._parent.stdout.readline()) == 0
+        self._parent.stdin.close()
+        assert self._parent.wait(20) == 0
+        self._parent.stdout.close()
 
 
-@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.timeout(300 * SOAK)
 def test_whatever_is_killed_nothing_is_lost_nothing_runs_twice_at_once_and_nothing_is_left(tmp_path):
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
@@ -69,19 +77,13 @@ def test_whatever_is_killed_nothing_is_lost_nothing_runs_twice_at_once_and_nothi
     scheduler.up()
     people = Plant(data, dispatch=False)
     jobs, killed = [], Counter()
-    end = time.monotonic() + SECONDS
-    while killed.total() < KILLS and time.monotonic() < end:
+    while killed.total() < KILLS:
         unsettled = [job for job in jobs[-40:] if people.state(job) in ("QUEUED", "DISPATCHING", "RUNNING")]
         for _ in range(8 - len(unsettled)):
             jobs.append(submit(people, journal, chance))
-        time.sleep(chance.uniform(0, 0.08))
-        what, pid = victim(scheduler, data, chance)
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # it ended by itself just then
-        killed[what] += 1
-        if what == "scheduler":
+        now = kill(victims(scheduler, data, chance), chance)
+        killed += now
+        if now["scheduler"]:
             scheduler.restart()
             if chance.random() < 0.8:
                 scheduler.up()  # else it is killed while it starts, perhaps
@@ -104,27 +106,41 @@ def submit(people, journal, chance):
     return people.submit("shell", {"script": SCRIPT.format(journal=journal)})
 
 
-def victim(scheduler, data, chance):
-    """The kind first, so that each has its share; and mostly not before a job runs, which on a crowded machine takes its time."""
+def victims(scheduler, data, chance):
+    """
+    Some, because it takes longer to find them than to kill them. The kind first, so that each has its share; and mostly not
+    before a job runs, which on a crowded machine takes its time.
+    """
     found = processes(scheduler, data)
     if chance.random() < 0.7:
         until = time.monotonic() + 5
         while not found["job"] and time.monotonic() < until:
             time.sleep(0.01)
             found = processes(scheduler, data)
-    shares = {"scheduler": 1, "launcher": 1, "warden": 3, "job": 4}
+    shares = {"scheduler": 1, "launcher": 1, "warden": 4, "job": 5}
     kinds = [kind for kind, pids in found.items() if pids]
-    [what] = chance.choices(kinds, [shares[kind] for kind in kinds])
-    return what, chance.choice(found[what])
+    chosen = chance.choices(kinds, [shares[kind] for kind in kinds], k=chance.randint(1, 5))
+    return {chance.choice(found[what]): what for what in chosen}
+
+
+def kill(pids, chance):
+    """Each at an instant of its own. Some end by themselves before that."""
+    killed = Counter()
+    for pid, what in pids.items():
+        time.sleep(chance.uniform(0, 0.04))
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed[what] += 1
+    return killed
 
 
 def processes(scheduler, data):
-    found = defaultdict(list, scheduler=[scheduler.process.pid])
+    found = defaultdict(list, scheduler=[scheduler.pid])
     for process, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}):
         if DISPATCH_MARK.encode() in environment(process.pid):
             found["job"].append(process.pid)
         else:
-            what = "launcher" if process.parent == scheduler.process.pid else "warden"
+            what = "launcher" if process.parent == scheduler.pid else "warden"
             found[what].append(process.pid)
     return found
 

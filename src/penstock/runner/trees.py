@@ -111,22 +111,22 @@ def descendants(pid: int) -> list[Process]:
 def marked(variable: str, values: Collection[str] | Callable[[str], bool]) -> Iterator[tuple[Process, str]]:
     """Every living process on the host, ours excepted, whose environment has this variable with one of these values."""
     wanted = values if callable(values) else values.__contains__
-    prefix = variable.encode() + b"="
+    prefix = b"\0" + variable.encode() + b"="
     for name in os.listdir("/proc"):  # noqa: PTH208  # as above
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        process = look(int(name))
-        if process is None or process.state in "ZX":
-            continue
         try:
             with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123  # as above
-                environment = file.read().split(b"\0")
+                environment = b"\0" + file.read()
         except OSError:
             continue  # gone, or somebody else's
-        for entry in environment:
-            if entry.startswith(prefix) and wanted(value := os.fsdecode(entry[len(prefix) :])):
-                yield process, value
-                break
+        # Most processes are none of ours, and some have an environment of thousands of lines.
+        _, found, rest = environment.partition(prefix)
+        if not found or not wanted(value := os.fsdecode(rest.partition(b"\0")[0])):
+            continue
+        process = look(int(name))
+        if process is not None and process.state not in "ZX":
+            yield process, value
 
 
 def send(process: Process, signum: int) -> bool:
