@@ -91,6 +91,29 @@ def test_whoever_looks_again_after_the_end_sees_another_run(executor):
     assert second.run > first.run
 
 
+@pytest.mark.parametrize(("young", "shown"), [(1_000, "ok"), (0, "running")])
+def test_a_run_that_has_only_begun_does_not_hide_the_one_before_it(executor, monkeypatch, young, shown):
+    monkeypatch.setattr(spotlight, "_YOUNG", young)
+    reached, go = threading.Event(), threading.Event()
+    graph = Graph("slow")
+
+    @graph.node
+    def slow():
+        reached.set()
+        go.wait(30)
+
+    executor.lanes()
+    executor.run(chain())
+    executor.lanes()
+    run = executor.submit(graph.compile())
+    reached.wait(30)
+    lanes = executor.lanes()
+    go.set()
+    run.result()
+
+    assert lanes.status == shown
+
+
 def test_a_node_that_failed_shows(executor):
     graph = Graph("broken")
 

@@ -11,8 +11,10 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, contextmanager
+from itertools import count
 
 from playwright.sync_api import sync_playwright
 from web_kit import ROOT, SOURCES, Tab, chromium, scheduler
@@ -28,11 +30,20 @@ def main():
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 90.0
     TARGET.mkdir(parents=True, exist_ok=True)
     with ExitStack() as down:
-        daemon = down.enter_context(scheduler("addons.photos.budget_day=0.45", "addons.mail.weight=200"))
+        daemon = down.enter_context(
+            scheduler(
+                "addons.photos.budget_day=0.18", "addons.photos.budget_month=5", "addons.mail.weight=200"
+            )
+        )
         for program in (["addons", "photos"], ["addons", "mail"], ["studio"]):
             down.enter_context(at_work(daemon, *program))
         job = command(daemon.client)
-        work(daemon.client, seconds)
+        over = threading.Event()
+        working = threading.Thread(target=work, args=(daemon.client, over))
+        working.start()
+        down.callback(working.join)
+        down.callback(over.set)
+        time.sleep(seconds)
         playwright = down.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         down.callback(browser.close)
@@ -78,13 +89,14 @@ def command(client):
     return job.job_id
 
 
-def work(client, seconds):
+def work(client, over):
     """Waves of jobs, so that the charts have something to tell."""
     dice = random.Random(7)
-    until = time.monotonic() + seconds
     submit_samples(client)
-    while (left := until - time.monotonic()) > 0:
-        many = max(0, round(3 + 3 * math.sin(left / 6) + dice.uniform(-1, 1)))
+    for second in count():
+        if over.wait(1):
+            return
+        many = max(0, round(4 + 4 * math.sin(second / 6) + dice.uniform(-1, 1)))
         jobs = [
             job_of("photos", "thumbnail", {"name": f"{dice.randrange(10_000)}.jpg"}, cost_units=5)
             for _ in range(many)
@@ -95,8 +107,6 @@ def work(client, seconds):
         ]
         if jobs:
             client.submit_many(jobs)
-        time.sleep(1)
-    submit_samples(client)
 
 
 if __name__ == "__main__":

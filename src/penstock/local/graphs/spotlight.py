@@ -24,6 +24,8 @@ __all__ = ["Bar", "Lanes", "Spotlight"]
 #: A run of more nodes is not recorded only to be looked at: it would cost what is seen by nobody.
 _MOST_NODES: Final = 5_000
 _MOST_BARS: Final = 400
+#: A run that has only begun tells less than the whole one before it.
+_YOUNG: Final = 1.0  # seconds
 
 
 class Bar(NamedTuple):
@@ -78,6 +80,8 @@ class Spotlight:
         run = self._run
         if run is None:
             self.vacant = True
+            return self._past
+        if self._past is not None and clock() - run.started < _YOUNG:
             return self._past
         events = events_of(run.plan, run.started, [*_notes(run), *_flying(run)])
         return self._lanes(run.plan, run.id, "running", clock() - run.started, events)

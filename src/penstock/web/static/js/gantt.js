@@ -46,10 +46,10 @@ function rowsOf(bars) {
   return [...rows].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b, "en", { numeric: true }));
 }
 
-// At most five, at 1, 2 or 5 times a power of ten.
+// At most five, at 1, 2 or 5 times a power of ten; none where it would stand beyond the edge.
 function ticks(whole) {
   const rough = whole / 5,
     power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((size) => size >= rough);
-  return Array.from({ length: Math.floor(whole / step) + 1 }, (_, n) => n * step);
+  return Array.from({ length: Math.floor((whole * 0.95) / step) + 1 }, (_, n) => n * step);
 }

@@ -59,6 +59,7 @@ export function Job({ id }) {
       toast(error.message, "bad");
     }
   };
+  const came = job.error || job.result != null || job.checkpoint != null;
   return html`
     <header class="jobhead">
       <div><h1><${State} state=${job.state} /> ${job.job_type} <span class="muted">of ${job.addon_id}</span></h1><p class="id wide" title="The whole id">${job.job_id}</p></div>
@@ -74,7 +75,7 @@ export function Job({ id }) {
       <${Card} title="Why" wide><p class="explain">${why?.text}</p>
         ${why?.likely_start_at && html`<p class="muted">Likely start about ${clock(why.likely_start_at)}${why.recorded ? "" : " (worked out just now)"}.</p>`}<//>
       <${Card} title="Timeline" wide><${Timeline} job=${job} events=${events} /><//>
-      <${Card} title="What was asked">
+      <${Card} title="What was asked" wide=${!came}>
         <dl class="facts">
           <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
           <${Fact} name="Created" value=${moment(job.created_at)} /><${Fact} name="Not before" value=${job.next_earliest_start_at && moment(job.next_earliest_start_at)} /><${Fact} name="Deadline" value=${job.deadline_at && moment(job.deadline_at)} />
@@ -83,10 +84,13 @@ export function Job({ id }) {
           <${Fact} name="Tags" value=${job.tags.join(", ")} /><${Fact} name="Key" value=${job.idempotency_key} /><${Fact} name="Worker" value=${job.worker} />
         </dl>
         <h3>Payload</h3><${Json} value=${job.payload} /><//>
-      <${Card} title="What came out">
+      ${
+        came &&
+        html`<${Card} title="What came out">
         ${job.error && html`<pre class="error">${job.error}</pre>`}
-        ${job.result != null ? html`<h3>Result</h3><${Json} value=${job.result} />` : !job.error && html`<${Empty}>Nothing yet.<//>`}
-        ${job.checkpoint != null && html`<h3>Checkpoint</h3><${Json} value=${job.checkpoint} />`}<//>
+        ${job.result != null && html`<h3>Result</h3><${Json} value=${job.result} />`}
+        ${job.checkpoint != null && html`<h3>Checkpoint</h3><${Json} value=${job.checkpoint} />`}<//>`
+      }
       ${job.job_type.startsWith("penstock.") && html`<${Output} job=${job} />`}
       <${Card} title=${`Attempts (${job.attempts})`}><${Attempts} events=${events} /><//>
       <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${e.n}><time title=${e.at}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`)}</ol><//>

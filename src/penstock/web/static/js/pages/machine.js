@@ -62,14 +62,19 @@ export function Machine() {
             : html`<${Empty}>Nothing is in flight.<//>`
         }<//>
       <${Hosts} ...${hosts} />
-      <${Card} title="Pressure">
-        ${capacity.readings.length ? html`<table><thead><tr><th>Signal</th><th class="n">Value</th><th>Taken</th></tr></thead><tbody>${capacity.readings.map((r) => html`<tr key=${r.name} class=${r.fresh ? "" : "stale"}><td>${r.name}</td><td class="n">${r.value < 10 ? r.value.toFixed(2) : count(Math.round(r.value))}</td><td><${Since} iso=${r.at} /> ago${r.fresh ? "" : ", stale"}</td></tr>`)}</tbody></table>` : html`<${Empty}>The capacity is fixed by a setting: nothing is measured.<//>`}<//>
-      <${Card} title="Busy, and what it leaves">
-        <${Chart} label="Busy score" at=${past.at} lines=${[{ label: "busy", tone: "warn", values: past.busy, fill: true }]} height=${130} />
+      ${
+        capacity.readings.length > 0 &&
+        html`<${Card} title="Pressure">
+        <table><thead><tr><th>Signal</th><th class="n">Value</th><th>Taken</th></tr></thead><tbody>${capacity.readings.map((r) => html`<tr key=${r.name} class=${r.fresh ? "" : "stale"}><td>${r.name}</td><td class="n">${r.value < 10 ? r.value.toFixed(2) : count(Math.round(r.value))}</td><td><${Since} iso=${r.at} /> ago${r.fresh ? "" : ", stale"}</td></tr>`)}</tbody></table><//>
+      <${Card} title="Busy">
+        <${Chart} label="Busy score" at=${past.at} lines=${[{ label: "busy", tone: "warn", values: past.busy, fill: true }]} height=${150} /><//>`
+      }
+      <${Card} title="Capacity against use" wide>
+        ${!capacity.readings.length && html`<p class="muted">The capacity is fixed by a setting: the machine is not measured.</p>`}
         <${Chart} label="Capacity and use" at=${past.at} lines=${[
           { label: "capacity", tone: "muted", values: past.capacity, stepped: true },
           { label: "in use", tone: "accent", values: past.in_use, fill: true, stepped: true },
-        ]} height=${130} /><//>
+        ]} height=${150} /><//>
       <${Card} title="Decisions" wide><${Decisions} beat=${beat} /><//>
     </div>`;
 }
@@ -95,7 +100,7 @@ function Hosts({ here, hosts }) {
     <div class="scroll"><table class="cards"><thead><tr><th>Host</th><th>State</th><th>Units in use</th><th>Machine</th><th>Seen</th><th>Up</th><th>Labels</th><th>Version</th><th></th></tr></thead>
     <tbody>${hosts.map(
       (h) => html`<tr key=${h.host} class=${h.state === "lost" ? "stale" : ""}>
-      <td class="half">${h.url && h.host !== here ? html`<a href=${h.url} rel="noreferrer">${h.host}</a>` : h.host}${h.host === here && html` <span class="muted">(here)</span>`}</td>
+      <td class="half">${/^https?:/.test(h.url || "") && h.host !== here ? html`<a href=${h.url} rel="noreferrer">${h.host}</a>` : h.host}${h.host === here && html` <span class="muted">(here)</span>`}</td>
       <td class="half last"><span class="state" data-tone=${h.state === "lost" ? "bad" : h.draining ? "warn" : "good"}>${h.state}${h.draining ? ", draining" : ""}</span></td>
       <td class="share whole"><${Bar} whole=${Math.max(1, h.capacity, h.units)} label=${`${h.host}: ${h.units} of ${h.capacity} units in use`} parts=${[{ value: h.units, tone: "accent", label: `${h.units} units` }]} /><span class="muted">${h.units} of ${h.capacity}</span></td>
       <td data-label="Machine">${h.quiet}</td><td data-label="Seen"><${Since} iso=${h.seen_at} /> ago</td><td data-label="Up"><${Since} iso=${h.started_at} /></td><td class="whole" data-label="Labels">${h.labels.join(" ") || "–"}</td><td class="half" data-label="Version">${h.version}</td>
