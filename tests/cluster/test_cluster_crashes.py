@@ -59,6 +59,17 @@ def test_a_killed_worker_has_its_call_requeued_and_no_other(make_pool, gate, tmp
         assert 1 == pool.snapshot().totals["requeued"]
 
 
+def test_a_requeued_call_comes_before_those_that_never_began(make_pool, tmp_path):
+    log = tmp_path / "log"
+    with make_pool(1, max_in_flight=3, crash_policy="restart-requeue-in-flight") as pool:
+        first = pool.submit(calls.die_until, str(log), 1)
+        rest = [pool.submit(calls.mark, str(log), name) for name in ("second", "third", "fourth")]
+
+        assert 2 == first.result(60)
+        assert ["second", "third", "fourth"] == [future.result(60) for future in rest]
+    assert ["1", "2", "second", "third", "fourth"] == lines(log)
+
+
 def test_a_call_that_kills_its_worker_every_time_fails_after_max_attempts(make_pool, tmp_path):
     options = {"crash_policy": "restart-requeue-in-flight", "crash_max_retries": 10, "max_attempts": 2}
     with make_pool(1, max_in_flight=2, **options) as pool:

@@ -10,6 +10,7 @@ import calls
 import pytest
 
 import penstock
+from penstock.local.cluster.link import Link
 from tests.cluster.conftest import actors
 from tests.local.conftest import wait_until
 from tests.local.test_pool_ending import alive, lines
@@ -77,6 +78,30 @@ def test_an_exception_comes_back_with_the_workers_traceback(make_pool):
         assert 1 == pool.snapshot().totals["spawned"]
 
 
+def test_a_result_that_ray_cannot_bring_fails_its_call_and_leaves_the_worker(make_pool, monkeypatch):
+    import ray
+
+    @ray.remote(num_cpus=0)
+    def no_room():
+        raise OSError("no room for the result")
+
+    with make_pool(1) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "call", lambda self, message, answer: self._when(no_room.remote(), answer))
+            with pytest.raises(penstock.RemoteError, match="no room for the result"):
+                pool.submit(calls.echo, 1).result(60)
+
+        assert 3 == pool.submit(calls.add, 1, 2).result(60)
+        assert {"spawned": 1, "crashed": 0, "failed": 1}.items() <= pool.snapshot().totals.items()
+
+
+def test_an_error_that_cannot_be_described_fails_its_call_alone(make_pool):
+    with make_pool(1) as pool:
+        with pytest.raises(calls.Unspeakable):
+            pool.submit(calls.raise_unspeakable).result(60)
+        assert 1 == pool.submit(calls.echo, 1).result(60)
+
+
 def test_what_cannot_be_pickled_fails_its_own_call_and_no_other(make_pool):
     with make_pool(1) as pool:
         with pytest.raises(penstock.NotPicklable, match="argument 1"):
@@ -136,6 +161,7 @@ def test_a_call_cancelled_before_it_begins_never_runs(make_pool, gate, tmp_path)
         assert "ran" == running.result(60)
         assert (2, 3) == (other.result(60), waiting.result(60))
     assert ["2", "3"] == lines(tmp_path / "log")
+    assert (3,) == pool.snapshot().settled_by_worker  # nor was a worker troubled with the others
     assert 1 == pool.snapshot().totals["spawned"]
 
 

@@ -126,6 +126,16 @@ def raise_awkward():
     raise Awkward(1, 2)
 
 
+class Unspeakable(Exception):
+    @property
+    def __notes__(self):
+        raise ValueError("no notes")
+
+
+def raise_unspeakable():
+    raise Unspeakable
+
+
 def leave_program():
     sys.exit(3)
 

@@ -53,6 +53,13 @@ def test_an_exception_reaches_the_caller_as_itself_with_the_workers_traceback():
     assert "in fail" in str(caught.value.__cause__)
 
 
+def test_an_exception_that_cannot_be_described_hurts_nobody_else():
+    with penstock.WorkerPool(1) as pool:
+        with pytest.raises(calls.Unspeakable):
+            pool.submit(calls.raise_unspeakable).result(30)
+        assert {"spawned": 1, "crashed": 0}.items() <= pool.snapshot().totals.items()
+
+
 def test_an_exception_that_cannot_be_rebuilt_is_told_in_words_and_hurts_nobody_else():
     with penstock.WorkerPool(1) as pool:
         with pytest.raises(penstock.RemoteError, match="Awkward: 1 and 2") as caught:

@@ -51,6 +51,13 @@ MUTANTS = [
         f"{CRASHES}::test_stopped_workers_give_back_what_they_ran_and_go_on_when_started",
     ),
     planted(
+        "a requeued call goes behind those that never began",
+        CREW,
+        "            insort(self._inbox, call, key=_in_order)\n",
+        "            self._inbox.append(call)\n",
+        f"{CRASHES}::test_a_requeued_call_comes_before_those_that_never_began",
+    ),
+    planted(
         "workers are left on the cluster",
         CREW,
         "        self._courier.post(self._see_out, worker, worker.link, worker.ready)\n",
@@ -91,6 +98,13 @@ MUTANTS = [
         '    return node is None or any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())\n',
         "    return True\n",
         f"{CRASHES}::test_a_lost_machine_is_given_the_time_of_its_lease",
+    ),
+    planted(
+        "a result that Ray cannot bring costs its worker",
+        CREW,
+        "        if isinstance(error, self._ray.exceptions.RayTaskError):\n",
+        "        if False:\n",
+        f"{POOL}::test_a_result_that_ray_cannot_bring_fails_its_call_and_leaves_the_worker",
     ),
     planted(
         "deadlines are taken for moments of another machine's clock",

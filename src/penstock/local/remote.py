@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 import traceback
+from collections.abc import Callable
 
 from penstock.core.errors import NotPicklable, PenstockError
 from penstock.local import wire
@@ -32,14 +33,14 @@ class RemoteError(PenstockError):
 
 
 def pack_error(error: BaseException) -> bytes:
-    text = "".join(traceback.format_exception(error))
+    text = _words(lambda: "".join(traceback.format_exception(error)))
     error.__traceback__ = None
     try:
         blob, _ = wire.dump((error, text), large=math.inf)
         pickle.loads(blob)
     except Exception:  # noqa: BLE001  # a foreign __reduce__ or __init__ may raise anything
         name = f"{type(error).__module__}.{type(error).__qualname__}"
-        message = f"{name}: {_words(error)} (it cannot be pickled, so this stands for it)"
+        message = f"{name}: {_words(lambda: str(error))} (it cannot be pickled, so this stands for it)"
         blob = pickle.dumps((RemoteError(message, type_name=name, text=text), text), 5)
     return blob
 
@@ -54,8 +55,8 @@ def cannot_be_rebuilt(error: Exception) -> NotPicklable:
     return NotPicklable(f"the result cannot be rebuilt in the caller's process: {error!r}")
 
 
-def _words(error: BaseException) -> str:
+def _words(say: Callable[[], str]) -> str:
     try:
-        return str(error)
-    except Exception:  # noqa: BLE001  # as above
+        return say()
+    except Exception:  # noqa: BLE001  # a foreign __str__ or __notes__ may raise anything
         return "?"

@@ -12,9 +12,10 @@ import logging
 import os
 import sys
 import threading
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.local import wire
@@ -28,13 +29,13 @@ from penstock.local.cluster.engine import (
     in_words,
     is_certain,
 )
-from penstock.local.cluster.link import Link
+from penstock.local.cluster.link import Link, actor_class
 from penstock.local.cluster.options import Cluster
 from penstock.local.cluster.packing import ClusterPacker, unpack
 from penstock.local.cluster.worker import ClusterWorker
 from penstock.local.crews import Unled
 from penstock.local.gate import Gate
-from penstock.local.member import COLD
+from penstock.local.member import COLD, LIVE, Condition
 from penstock.local.mortal import MortalCrew
 from penstock.local.packing import Function
 from penstock.local.remote import cannot_be_rebuilt, unpack_error
@@ -53,17 +54,23 @@ _DOUBT: Final = 1.0
 _LONG_TO_START: Final = 30.0
 
 
+_in_order = attrgetter("serial")
+
+
 class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
     kind = "cluster"
 
     def __init__(self, gate: Gate, options: WorkerOptions) -> None:
         self._terms = options.cluster or Cluster()
         self._ray = connect(self._terms)
+        self._actors = actor_class(self._ray, self._terms)
         self._courier = Courier(gate.name)
         super().__init__(gate, options, [ClusterWorker(place, self._end) for place in range(options.workers)])
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
         self._setup = paths, wire.pack_setup(options.setup(), portable=True)
-        self._inbox: deque[Call[Any]] = deque()  # handed out, and with no worker yet
+        self._inbox: list[
+            Call[Any]
+        ] = []  # handed out, and with no worker yet; what came back from one is first
         self._beat_timer: Timer | None = None
         self.gone = threading.Event()
         self.describe = ClusterPacker(self._ray).describe
@@ -75,20 +82,18 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
         queue, herald = gate.queue, gate.herald
         while queue.pending and (call := queue.take(now)) is not None:
             gate.totals.dispatched += 1
-            self._inbox.append(call)
+            insort(self._inbox, call, key=_in_order)
             herald.note(herald.dispatch, call)
         if self._inbox:
-            self._share_out(now)
+            self._share_out()
 
-    def _share_out(self, now: float) -> None:
+    def _share_out(self) -> None:
         limit = self._options.max_calls
         for worker in self.workers:
             if not self._inbox:
                 return
             if worker.free and (limit is None or worker.handed < limit):
-                self._hand(worker, self._inbox.popleft())
-        if limit is not None:
-            self._offer(now)
+                self._hand(worker, self._inbox.pop(0))
         short = len(self._inbox) - sum(worker.coming for worker in self.workers)
         cold = [worker for worker in self.workers if worker.condition is COLD]
         for worker in cold[: max(short, 0)]:
@@ -122,7 +127,7 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
     # Coming and going (with the gate's lock held)
 
     def _start(self, worker: ClusterWorker) -> None:
-        link = Link(self._ray, self._terms, self._courier.when)
+        link = Link(self._ray, self._actors, self._terms.lease, self._courier.when)
         worker.connect(link)
         self._gate.totals.spawned += 1
         self._courier.post(self._spawn, worker, link)
@@ -206,6 +211,8 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
         dispatch: int,
         what: tuple[Any, Any, bytes | None],
     ) -> None:
+        if worker.link is not link:
+            return
         extra = None
         if call.attempt > 1 or call.guarded or call.extra is not None:
             # The clocks of two machines have nothing in common: a deadline travels as the time that is left.
@@ -271,6 +278,10 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
             self._bury(worker, link)
         elif not link.doubted:
             link.doubted = True
+            with self._gate.lock:  # it gets no call from now on
+                if worker.condition is LIVE:
+                    worker.condition = Condition.LEAVING
+                    self._offer(clock())
             call_at(clock() + _DOUBT, self._courier.post, self._give_up, worker, link)
 
     def _give_up(self, worker: ClusterWorker, link: Link) -> None:

@@ -16,11 +16,25 @@ _SLACK = 0.5
 Answer = Callable[[Any, BaseException | None], object]
 
 
+def actor_class(ray: Any, terms: Cluster) -> Any:
+    """Made once a crew: each of these is put down in the cluster's books. Ray restarts and retries nothing: we do."""
+    return ray.remote(
+        num_cpus=terms.cpus,
+        num_gpus=terms.gpus,
+        resources=dict(terms.resources),
+        runtime_env=None if terms.runtime_env is None else dict(terms.runtime_env),
+        max_restarts=0,
+        max_task_retries=0,
+        concurrency_groups=LINES,
+    )(Actor)
+
+
 class Link:
-    def __init__(self, ray: Any, terms: Cluster, when: Callable[[Any, Answer], None]) -> None:
-        """`when(ref, answer)` has `answer` called by the courier."""
+    def __init__(self, ray: Any, actors: Any, lease: float, when: Callable[[Any, Answer], None]) -> None:
+        """`actors` is what `actor_class` made; `when(ref, answer)` has `answer` called by the courier."""
         self._ray = ray
-        self._terms = terms
+        self._actors = actors
+        self._lease = lease
         self._when = when
         self._actor: Any = None
         self._unanswered = False
@@ -32,16 +46,7 @@ class Link:
     def open(
         self, setup: tuple[list[str], bytes], *, reports_memory: bool, ready: Answer, dead: Answer
     ) -> None:
-        terms = self._terms
-        actor = self._ray.remote(
-            num_cpus=terms.cpus,
-            num_gpus=terms.gpus,
-            resources=dict(terms.resources),
-            runtime_env=None if terms.runtime_env is None else dict(terms.runtime_env),
-            max_restarts=0,
-            max_task_retries=0,
-            concurrency_groups=LINES,
-        )(Actor).remote(terms.lease)
+        actor = self._actors.remote(self._lease)
         self._actor = actor
         self._when(actor.hold.options(concurrency_group="hold").remote(), dead)
         self._when(actor.set_up.remote(PROTOCOL, *setup, reports_memory=reports_memory), ready)
@@ -66,7 +71,7 @@ class Link:
 
     def lease_over(self) -> float:
         """When it has surely ended, whatever happened to it."""
-        return 0.0 if self.beaten_at is None else self.beaten_at + self._terms.lease + _SLACK
+        return 0.0 if self.beaten_at is None else self.beaten_at + self._lease + _SLACK
 
     def dismiss(self, gone: Answer) -> None:
         """Let it finish what it does and end as a program ends."""
