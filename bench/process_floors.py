@@ -7,6 +7,7 @@ queue, no cancelling, no crash to survive, no thread.  What it does beyond that 
 
 from __future__ import annotations
 
+import asyncio
 import marshal
 import multiprocessing.pool
 import os
@@ -112,6 +113,40 @@ def bare_trips() -> float:
             worker.send([(number, number)])
             worker.receive()
         return TRIPS / (perf_counter() - start)
+
+
+# The same from asyncio: trips/s
+
+
+def executor_trips_from_asyncio() -> float:
+    async def turn(pool: ProcessPoolExecutor) -> float:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(pool, work.bump, 1)
+        start = perf_counter()
+        for number in range(TRIPS):
+            await loop.run_in_executor(pool, work.bump, number)
+        return TRIPS / (perf_counter() - start)
+
+    with ProcessPoolExecutor(WORKERS) as pool:
+        return asyncio.run(turn(pool))
+
+
+def bare_trips_from_asyncio() -> float:
+    """The loop reads the worker's pipe itself, and a future is all that the coroutine waits for."""
+
+    async def turn(worker: End) -> float:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[int] = loop.create_future()
+        loop.add_reader(worker.read, lambda: answer.set_result(worker.receive()[0][1]))
+        start = perf_counter()
+        for number in range(TRIPS):
+            worker.send([(number, number)])
+            await answer
+            answer = loop.create_future()
+        return TRIPS / (perf_counter() - start)
+
+    with bare_workers(1) as (worker,):
+        return asyncio.run(turn(worker))
 
 
 # Default bounds, no more than one call in a worker's hands: calls for each second of CPU, parent and workers
@@ -243,6 +278,10 @@ def _roomy(hear: Callable[[object], None], told: int) -> float:
 
 CONTESTS: list[tuple[str, dict[str, Callable[[], float]]]] = [
     ("round trips/s on an idle process", {"ProcessPoolExecutor": executor_trips, "bare": bare_trips}),
+    (
+        "round trips/s on an idle process, from asyncio",
+        {"run_in_executor": executor_trips_from_asyncio, "bare": bare_trips_from_asyncio},
+    ),
     (
         "calls for a second of CPU, one call in a worker's hands",
         {"ProcessPoolExecutor, no bound": executor_burst, "bare": one_at_a_time},
