@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import subprocess
@@ -13,6 +14,8 @@ import pexpect
 import pytest
 
 from penstock.cli.main import VERBS
+
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
 DONE, FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, CANCELED, TIMEOUT, INTERRUPTED = (
     0,
@@ -214,11 +217,14 @@ def test_bench_measures_this_disk_and_leaves_nothing_on_it(alone, tmp_path_facto
     assert list(disk.iterdir()) == []
 
 
-def test_chaos_says_which_promises_hold_and_cleans_up_after_itself(alone):
-    told = alone.told("chaos", "--kills", "1", "--jobs", "1")
+def test_chaos_kills_a_scheduler_and_its_jobs_and_every_promise_holds(alone):
+    kills, jobs = 3 * SOAK, 4 * SOAK
+    told = alone.told("chaos", "--kills", str(kills), "--jobs", str(jobs))
 
-    assert (told["holds"], told["folder"], told["jobs"]) == (True, None, 1)
+    assert (told["holds"], told["folder"], told["jobs"]) == (True, None, jobs)
+    assert sum(told["killed"].values()) == kills
     assert {promise["name"] for promise in told["promises"]} == {"RS-1", "RS-2", "RS-3", "RS-4", "JB-3"}
+    assert [promise for promise in told["promises"] if promise["broken"]] == []
 
 
 def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):

@@ -32,17 +32,34 @@ MARK = "<b id=planted>bold</b>"
 
 def pool(name, workers, load, pending, waiting, **more):
     return wire.Task(
-        name=name, kind="process", workers={"running": workers}, in_flight=sum(load), pending_queue_depth=pending,
+        name=name, workers={"running": workers}, in_flight=sum(load), pending_queue_depth=pending,
         waiting_queue_depth=waiting, max_in_flight=workers, max_queue_depth=40, policy="block", paused=False,
         load_by_worker=tuple(load), settled_by_worker=(100,) * workers,
-        totals={"submitted": 1_204, "succeeded": 1_180, "failed": 3}, **{"last_crash": None} | more,
+        totals={"submitted": 1_204, "succeeded": 1_180, "failed": 3}, **{"kind": "process", "last_crash": None} | more,
     )  # fmt: skip
 
 
+def bar(node, lane, worker, ready, started, ended, **more):
+    return wire.LaneBar(
+        node=node, lane=lane, worker=worker, ready=ready, started=started, ended=ended, **{"failed": False, "critical": False} | more
+    )  # fmt: skip
+
+
+#: A run that goes on: one that waited for a worker, one that failed, one with a name that a page could mistake for something else.
+LANES = wire.Lanes(
+    graph=f"album {MARK}", run=7, status="running", seconds=0.9, nodes=12, left_out=3,
+    bars=[
+        bar("fetch", "io", "loop-1", 0.0, 0.0, 0.2, critical=True),
+        bar("decode", "compute", "compute-1", 0.2, 0.3, 0.5, critical=True),
+        bar("resize", "compute", "compute-2", 0.2, 0.4, 0.6, failed=True),
+        bar(MARK, "process", "process-1", 0.5, 0.5, None),
+    ],
+)  # fmt: skip
 POOLS = [
     pool("decode", 8, (1, 1, 0, 1, 1, 0, 1, 1), 12, 0),
     pool("encode", 4, (1, 1, 1, 1), 38, 7, last_crash=f"killed by signal 9 {MARK}"),
     pool("upload", 2, (0, 1), 0, 0),
+    pool("press", 2, (1, 0), 0, 0, kind="graph", lanes=LANES),
 ]
 
 
