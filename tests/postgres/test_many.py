@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from threading import Event, Thread
 
 import psycopg
@@ -20,6 +21,7 @@ from penstock.core.order import Offer, Ordering, Verdict, weigh
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
+from penstock.stores import postgres_floor
 from penstock.stores.postgres_admit import Admission, _Turning
 from penstock.stores.postgres_complete import Completing
 from penstock.stores.protocol import Depth, Query, Terms
@@ -233,3 +235,22 @@ def test_text_comes_back_as_it_was_given(opened, text):
     store.apply([end])
 
     assert text.replace("\0", "\N{SYMBOL FOR NULL}") == store.dispatch(dispatch.dispatch_id).error
+
+
+def test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and_looks_around_once_in_a_while(
+    opened, monkeypatch
+):
+    """As behind a transaction of somebody else's that has been open for an hour."""
+    store = opened()
+    monkeypatch.setattr(postgres_floor, "SLOW_SEC", 0)
+    monkeypatch.setattr(postgres_floor, "REST", 1e9)
+    jobs = [receipt.job_id for receipt in store.submit([JOB] * 9, Depth())]
+    started = [d.job_id for d in tick(store, capacity=30)]
+    [first] = store.submit([replace(JOB, priority=100)], Depth())
+    other = Intent(addon_id="other", job_type="t", cost_units=10)
+    [of_another_kind] = store.submit([other], Depth())
+    started += [d.job_id for d in tick(store, capacity=60)]
+
+    assert jobs[:6] == started
+    store._admitting.appetite._look_again_at = 0
+    assert {first.job_id, of_another_kind.job_id, jobs[6]} == {d.job_id for d in tick(store, capacity=90)}

@@ -51,7 +51,9 @@ def copy_to_postgres(source: Path, target: str, sharing: Sharing | None = None) 
     with _held(source) as con:
         store = open_postgres(target, sharing=sharing)  # makes the tables
         try:
-            link = Link(target, sharing.schema, Manners(pooler=sharing.pooler, statement_timeout_ms=0), None)
+            # It reads the file in between, for as long as that takes.
+            manners = Manners(pooler=sharing.pooler, statement_timeout_ms=0, idle_timeout_ms=0)
+            link = Link(target, sharing.schema, manners, None)
             with closing(link), link.failures(), link.connection() as server, server.transaction():
                 _refuse_what_is_not_empty(server, link, target)
                 for table in TABLES:

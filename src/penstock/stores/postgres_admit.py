@@ -187,14 +187,14 @@ class _Seen:
         heads: bool = True,
     ) -> None:
         """`first`: what comes before the locks on the ledger. `heads`: not needed where nothing is to be started."""
-        self._sharing, most = of.ordering.sharing, of.appetite.first
+        self._sharing, most, look = of.ordering.sharing, of.appetite.first, of.appetite.call()
         day, month = windows(of.link.now())
         step = {"now": of.link.handed(), "most": STEPS}
         addons = {EVERYTHING, *(name for scope, name in keys if scope == "addon")}
         lines: list[tuple[str, Values]] = [
             ("spent", {"day": day.name, "month": month.name}),
             ("step_into_line", step),
-            ("heads", {"most": most}),
+            look,
         ]
         self.now, answers = of.link.opening(
             session,
@@ -206,7 +206,9 @@ class _Seen:
         )
         self.ends, behind = answers[: len(first)], answers[len(first) :]
         self._ledger, self._accounts = behind[:2]
-        self.heads = Heads(behind[-1] if heads else (), most)
+        self.heads = Heads(behind[-1] if heads else (), most, everything=look[0] == "heads")
+        if heads:
+            of.appetite.looked(self.heads)
         self._spent, self._day = behind[2] if heads else (), day.name
         today, this_month = windows(self.now)
         if heads and today.name != day.name:  # midnight has just passed

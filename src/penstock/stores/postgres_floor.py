@@ -8,32 +8,55 @@ than a few rows too many. Nothing is locked by looking.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from penstock.core.books import Books
 from penstock.core.order import Line, Running, Verdict, Waiting
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
-from penstock.stores.postgres_link import Session
+from penstock.stores.postgres_link import Session, Values, columns
 from penstock.stores.postgres_pages import Demands, accounts_from
 
 __all__ = ["Appetite", "Heads", "RowFloor", "Standby", "enter", "read_books", "spent_from"]
 
 PIECE: Final = 1_000
+#: A look at all lines that took longer is slow, and then comes only once in so many times its length.
+SLOW_SEC: Final = 0.01
+REST: Final = 20
 #: What the first pieces of all lines hold together.
 FIRST: Final = 1_000
 
 
 class Appetite:
-    """How many lines there were the last time, and how far into one a round went."""
+    """
+    How the next round looks at the lines, by how the last one went: how far into them, and from where.
+
+    While somebody's transaction is open for long, a transaction that has nothing to do with us, the server cannot clear away what lies before
+    the first of a line, and each look from the beginning has to step over all jobs that were started since. Where that has become slow, most
+    rounds begin where the last one found the first, and one in a while looks at everything: a job that goes before all others
+    then waits for that one.
+    """
 
     def __init__(self) -> None:
         self._rows, self._lines = 16, 1
+        self._first: list[tuple[int, int, int, int]] = []
+        self._look_again_at = 0.0
 
     @property
     def first(self) -> int:
         return max(1, min(self._rows, FIRST // self._lines))
+
+    def call(self) -> tuple[str, Values]:
+        if self._first and monotonic() < self._look_again_at:
+            return "heads_from", [*columns(self._first), self.first]
+        return "heads", {"most": self.first}
+
+    def looked(self, heads: Heads) -> None:
+        self._first = [(*key, rows[0][3], rows[0][0]) for key, rows in heads.lines.items()]
+        if heads.everything:
+            self._look_again_at = 0.0 if heads.took_sec < SLOW_SEC else monotonic() + heads.took_sec * REST
 
     def was(self, rows: int, lines: int) -> None:
         """A short round does not make the next one's appetite small: rounds of a worker with two halves alternate."""
@@ -50,12 +73,15 @@ class Standby(NamedTuple):
 
 
 class Heads:
-    """The first piece of every line. A line is named by its demand's number and where it stands (1, urgent: 2)."""
+    """
+    The first piece of every line, or of those that were known. A line is named by its demand's number and where it stands (1, urgent: 2).
+    """
 
-    def __init__(self, rows: Iterable[Any], most: int) -> None:
-        self.most = most
+    def __init__(self, rows: Sequence[Any], most: int, *, everything: bool = True) -> None:
+        self.most, self.everything = most, everything
+        self.took_sec = float(rows[-1][-1]) if rows else 0.0
         self.lines: dict[tuple[int, int], list[Any]] = defaultdict(list)
-        for demand_no, line, *row in rows:
+        for demand_no, line, *row, _ in rows:
             self.lines[demand_no, line].append(row)
 
 

@@ -82,10 +82,19 @@ WITH RECURSIVE active (demand) AS (
     SELECT (SELECT job.demand FROM penstock.job WHERE line > 0 AND job.demand > active.demand ORDER BY job.demand LIMIT 1)
     FROM active WHERE active.demand IS NOT NULL
 )
-SELECT active.demand, standing, j.* FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
+SELECT active.demand, standing, j.*, extract(epoch FROM clock_timestamp() - statement_timestamp())
+FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
     FROM penstock.job WHERE job.demand = active.demand AND job.line = standing AND job.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
 WHERE active.demand IS NOT NULL;
+
+-- name: heads_from
+-- The same of lines that are known, from where their first one was.
+SELECT known.demand, known.line, j.*, extract(epoch FROM clock_timestamp() - statement_timestamp())
+FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (demand, line, turn, no) CROSS JOIN LATERAL (
+    SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
+    FROM penstock.job WHERE job.demand = known.demand AND job.line = known.line AND job.line > 0 AND (job.turn, job.no) >= (known.turn, known.no)
+    ORDER BY turn, no LIMIT %s) AS j;
 
 -- name: in_line
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
