@@ -265,10 +265,12 @@ def test_a_resolver_that_hangs_is_left_behind(secret, monkeypatch):
 
 
 def test_a_delivery_can_be_cut_off(listening, secret):
-    webhook = Webhook(listening(lambda line: (webhook.cut(), silence(line))), secret, private=True)
+    webhook = Webhook(listening(lambda line: (webhook.cut(), silence(line))), secret, private=True, within=60)
+    began = time.monotonic()
 
     with pytest.raises(Stopped):
         webhook.deliver(MESSAGE, NOW)
+    assert time.monotonic() - began < 20
     with pytest.raises(Stopped):
         webhook.deliver(MESSAGE, NOW)
 

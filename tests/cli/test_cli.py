@@ -147,6 +147,21 @@ def test_a_job_asks_for_a_label_that_no_host_has_and_is_told_so(shell):
     assert "gpu, large" in shell("show", job_id).stdout
 
 
+def test_at_its_cost_limit_a_command_is_stopped_and_a_retry_grants_as_much_again(shell):
+    script = (
+        f"[ -e again ] && exit; touch again; '{sys.executable}' -m penstock.runner.job spend 2.5; sleep 60"
+    )
+    told = shell("submit", "--cost-limit", "2", "--max-active", "1h", "--shell", "--", script)
+    job_id = told.stdout.strip()
+    shell.until("BLOCKED", job_id)
+    shown = shell.told("show", job_id)
+    retried = shell("retry", job_id)
+
+    shell.until("DONE", job_id)
+    assert (2, 3_600, 2.5) == (shown["cost_limit"], shown["max_active_sec"], shown["spent"])
+    assert retried.returncode == DONE
+
+
 def test_a_key_makes_two_submits_one_job(shell):
     first, second = (shell("submit", "--key", "nightly", "--", "true") for _ in range(2))
 

@@ -48,6 +48,14 @@ _OPTIONS = (
     click.option("--deadline", type=WHEN, help="FAILED if it has not started by then."),
     click.option("--max-runtime", type=DURATION, help="Of one attempt."),
     click.option(
+        "--max-active", type=DURATION, help="Of all attempts together; then FAILED, whatever is left."
+    ),
+    click.option(
+        "--cost-limit",
+        type=click.FloatRange(min=0, min_open=True),
+        help="What it may spend, in the job's unit; then BLOCKED, until `penstock retry` grants as much again.",
+    ),
+    click.option(
         "--expect", type=DURATION, help="How long it will likely take: others can be fitted in before."
     ),
     click.option(
@@ -145,7 +153,9 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
         "quiet_for_sec": int(options["quiet_for"]),
         "earliest_start_at": options["not_before"],
         "deadline_at": deadline,
-        "max_runtime_sec": None if options["max_runtime"] is None else max(1, round(options["max_runtime"])),
+        "max_runtime_sec": _whole(options["max_runtime"]),
+        "max_active_sec": _whole(options["max_active"]),
+        "cost_limit": options["cost_limit"],
         "expected_duration_sec": options["expect"],
         "retry_delays_sec": tuple(round(delay) for delay in options["retry_delays"]),
         "tags": options["tags"],
@@ -153,3 +163,7 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
         "idempotency_key": options["key"],
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, round(seconds))
