@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.admission import Conditions, Limits
+from penstock.core.changes import end
 from penstock.core.intent import Intent
+from penstock.core.landing import End
 from penstock.core.order import Offer, Ordering, weigh
 from penstock.core.refusals import QueueFull
+from penstock.core.retry import Schedules
 from penstock.stores.protocol import Depth, Ride, Terms
 from penstock.stores.sqlite import SqliteStore
 
@@ -71,6 +74,20 @@ def test_what_a_ride_began_is_known_as_if_it_had_been_read(store):
         [receipt] = store.submit([intent], Depth())
 
         assert store.claimed(idler.landings[-1]) == store.jobs([receipt.job_id])
+
+
+def test_a_later_attempt_is_read_anew(store):
+    idler = Idler()
+    leave = store.ride(idler)
+    [receipt] = store.submit([JOB], Depth())
+    leave()
+    [dispatch] = idler.landings[-1]
+    job = store.job(receipt.job_id)
+    store.apply([end(job, dispatch, End.GRACEFUL_SHUTDOWN, T0, schedules=Schedules(), ordering=Ordering())])
+    again = store.admit(*idler()[:3])
+
+    assert store.claimed(again) == store.jobs([receipt.job_id])
+    assert [2] == [job.fence for job in store.claimed(again)]
 
 
 def test_a_ride_is_a_round_what_waits_longer_goes_first(store):

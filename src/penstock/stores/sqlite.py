@@ -107,7 +107,7 @@ class SqliteStore:
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._news = False
         #: Of the last commit that began what it brought. A rider asks for it at once, and has the one before run already.
-        self._just_started: dict[JobId, Job] = {}
+        self._just_started: dict[DispatchId | None, Job] = {}
         self._writer = Writer(self._begin, self._tell)
 
     def now(self) -> Moment:
@@ -136,11 +136,10 @@ class SqliteStore:
         return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
-        ids = [d.job_id for d in dispatches if d.job_id is not None]
         started = self._just_started
-        if all(job_id in started for job_id in ids):
-            return [started[job_id] for job_id in ids]
-        return self.jobs(ids)
+        if all(d.dispatch_id in started for d in dispatches):
+            return [started[d.dispatch_id] for d in dispatches]
+        return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
 
     def ride(self, board: Callable[[], Ride | None]) -> Callable[[], None]:
         def passage() -> Passage | None:
@@ -210,7 +209,7 @@ class SqliteStore:
     def _committed(self, started: list[Job]) -> None:
         self._news = True
         if started:
-            self._just_started = {job.job_id: job for job in started}
+            self._just_started = {job.dispatch_id: job for job in started}
 
     def _tell(self) -> None:
         """After a commit, and what rode along in it has been handed over: whoever is rung for it may find it done."""
