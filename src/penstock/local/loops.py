@@ -40,10 +40,10 @@ async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> 
 
 async def place(gate: Gate, call: Call[Any]) -> None:
     """Until the call has its place, or is ended before (then that error is raised)."""
+    assert call.mailbox is not None
     try:
         while call.stage is WAITING:
-            call.awaited = asyncio.get_running_loop().create_future()
-            await call.awaited
+            await call.mailbox.letter_for(call)
     except asyncio.CancelledError:
         gate.cancel(call, "its task was canceled")
         raise
@@ -58,8 +58,7 @@ async def outcome(gate: Gate, call: Call[R]) -> R:
         gate.crew.attend(call.mailbox)
         try:
             while call._state is PENDING:
-                call.awaited = asyncio.get_running_loop().create_future()
-                await call.awaited
+                await call.mailbox.letter_for(call)
         except asyncio.CancelledError:
             gate.cancel(call, "its task was canceled")
             raise
@@ -76,6 +75,13 @@ class Mailbox:
         self._thread = get_ident()
         self._letters: deque[Call[Any]] = deque()
         self._rung = False
+
+    def letter_for(self, call: Call[Any]) -> asyncio.Future[None]:
+        """On the loop's own thread: what `post` settles. The loop is known here; to ask for the running one is a system call."""
+        loop = self._loop()
+        assert loop is not None
+        call.awaited = future = loop.create_future()
+        return future
 
     def post(self, call: Call[Any]) -> None:
         """From any thread: whoever awaits this call should look at it now."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 from penstock.core.errors import PoolClosedError
 from penstock.core.queue import QueueState
 from penstock.local import registry
+from penstock.local.awaiting import awaited
 from penstock.local.call import Call, CancelSignal
 from penstock.local.crew import ProcessCrew
 from penstock.local.gate import Gate
@@ -156,10 +157,8 @@ class WorkerPool(Executor):
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         """`await pool.call(fn, ...)`. Cancelling the task that awaits it cancels the call."""
-        from penstock.local.loops import run  # noqa: PLC0415  # asyncio is slow to import for those who do not use it
-
         call, prepare = self._make(fn, args, kwargs)
-        return run(self._gate, call, prepare)
+        return awaited(self._gate, call, prepare)
 
     def _make(
         self,

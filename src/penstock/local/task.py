@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from penstock.local.awaiting import awaited
 from penstock.local.call import Call, CancelSignal
 from penstock.local.options import seconds
 
@@ -50,10 +51,8 @@ class Task(Generic[P, R]):
         return call
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        from penstock.local.loops import run  # noqa: PLC0415  # asyncio is slow to import for those who do not use it
-
         call, prepare = self._make(args, kwargs)
-        return run(self._pool._gate, call, prepare)
+        return awaited(self._pool._gate, call, prepare)
 
     def _make(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
