@@ -24,7 +24,7 @@ from penstock.core.changes import Note, running, stop_moment
 from penstock.core.demand import Demand
 from penstock.core.job import Dispatch, Kind, dispatch_id_of
 from penstock.core.landing import End
-from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict, ready_at
+from penstock.core.order import Denial, Floor, Offer, Ordering, Pick, Verdict, ready_at
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import State
@@ -251,6 +251,7 @@ class _Round:
         self._made: list[tuple[Any, ...]] = []
 
     def write(self, verdict: Verdict) -> list[Dispatch]:
+        denied = [self._deny(denial) for denial in verdict.denials]
         dispatches = [self._pick(pick) for pick in verdict.picks]
         if verdict.loan is not None:
             loan = DispatchId(f"{self._new_id()}.0")
@@ -260,20 +261,18 @@ class _Round:
             heads = columns(list(self._floor.heads_of(verdict).items()), 2)
             values = zip(_STARTED, [*heads, *columns(self._taken, 4), *columns(self._made)], strict=True)
             self._session.leave("start_jobs", dict(values), self._keep)
-        self._deny(verdict)  # behind it, for it looks whether the heads are as they were seen
-        return dispatches
-
-    def _deny(self, verdict: Verdict) -> None:
-        rows = []
-        for denial in verdict.denials:
-            no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
-            n = self._floor.standby[no].events + 1
-            self._pages.note(self._now, Note(Kind.DENIED, code, data), (no, n, State.QUEUED))
-            rows.append((code, encode(data) or "{}", self._now, n, no))
-        if rows:
-            self._session.leave("deny_jobs", columns(rows))
+        # Behind it, for it looks whether the heads are as they were seen.
+        if denied:
+            self._session.leave("deny_jobs", columns(denied))
         if verdict.passed:
             self._session.leave("pass_jobs", [self._now, array([w.no for w in verdict.passed])])
+        return dispatches
+
+    def _deny(self, denial: Denial) -> tuple[Any, ...]:
+        no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
+        n = self._floor.standby[no].events + 1
+        self._pages.note(self._now, Note(Kind.DENIED, code, data), (no, n, State.QUEUED))
+        return code, encode(data) or "{}", self._now, n, no
 
     def _pick(self, pick: Pick) -> Dispatch:
         waiting, standby = pick.waiting, self._floor.standby[pick.waiting.no]
