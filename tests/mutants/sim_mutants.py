@@ -72,7 +72,7 @@ MUTANTS = [
         CONTRACT,
     ),
     planted(
-        "stale heartbeat renews (sqlite)", "stores/sqlite_tx.py", " or expires_at <= now:", ":", CONTRACT
+        "stale heartbeat renews (sqlite)", "stores/sqlite_renew.py", " or expires_at <= now:", ":", CONTRACT
     ),
     planted(
         "commit after the answer",

@@ -14,18 +14,16 @@ from penstock.core.demand import Demand
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent, all_but_payload
 from penstock.core.job import Dispatch, Job, Kind, place
-from penstock.core.landing import End, Phase
+from penstock.core.landing import Phase
 from penstock.core.order import Aging, Floor, Offer, Ordering, Verdict
 from penstock.core.refusals import StoreFailed
 from penstock.core.share import Account
-from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.dispatches import dispatch_row, new_dispatch
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.protocol import (
     LOST_FOR,
-    NOTHING_SPENT,
     Clock,
     Depth,
     Done,
@@ -40,6 +38,7 @@ from penstock.stores.sqlite_file import WriteLock, one, query, statements
 from penstock.stores.sqlite_floor import Demands, TableFloor
 from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_pages import NO_JOB, Pages
+from penstock.stores.sqlite_renew import renew
 from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["Transaction"]
@@ -314,68 +313,7 @@ class Transaction:
 
     def renew(self, beats: Iterable[Beat], tell: Tell) -> list[Standing | None]:
         self._pages.flush_rows()
-        return [self._renew(beat, tell) for beat in beats]
-
-    def _renew(self, beat: Beat, tell: Tell) -> Standing | None:
-        now = self._clock()
-        row = one(self._con, "dispatch_for_beat", {"dispatch_id": beat.dispatch_id})
-        if row is None:
-            return None
-        (
-            phase,
-            expires_at,
-            reason,
-            addon_id,
-            spent,
-            fence,
-            no,
-            job_id,
-            job_spent,
-            spent_before,
-            n,
-            state,
-            limit,
-        ) = row
-        if phase not in (Phase.LEASED, Phase.ENDING) or expires_at <= now:
-            return None
-        until = beat.expires_at if phase == Phase.LEASED else expires_at
-        more = max(0, (beat.spent or 0) - spent)
-        self._con.execute(self._sql["renew"], (until, beat.progress, spent + more, beat.dispatch_id))
-        if more:
-            self._con.executemany(self._sql["spend"], [(addon_id, w.name, more) for w in windows(now)])
-        before = 0 if no is None else job_spent - spent_before
-        standing = Standing(
-            None if job_id is None else JobId(job_id),
-            AddonId(addon_id),
-            Phase(phase),
-            None if reason is None else End(reason),
-            until,
-            before,
-            before + more,
-            limit,
-            self._addon_spent(addon_id, now) if more else NOTHING_SPENT,
-        )
-        told = list(tell(standing))
-        if no is not None and (more or told or beat.progress is not None or beat.checkpoint is not None):
-            if beat.checkpoint is not None:
-                self._con.execute(self._sql["set_checkpoint"], (no, now, fence, beat.checkpoint))
-                told.insert(0, Note(Kind.CHECKPOINT))
-            self._con.execute(
-                self._sql["beat_job"], (beat.progress, more, n + sum(t.of_job for t in told), no)
-            )
-        for note in told:
-            whose = NO_JOB
-            if note.of_job and no is not None:
-                n += 1
-                whose = (no, n, State(state))
-            self._pages.note(now, note, whose, beat.dispatch_id)
-        return standing
-
-    def _addon_spent(self, addon_id: str, now: Moment) -> dict[str, Money]:
-        return {
-            window.kind: one(self._con, "spent_in", {"addon_id": addon_id, "period": window.name})[0]
-            for window in windows(now)
-        }
+        return [renew(self._con, self._pages, beat, tell, self._clock()) for beat in beats]
 
     # upkeep
 

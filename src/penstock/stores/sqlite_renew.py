@@ -1,0 +1,77 @@
+"""A heartbeat: a lease is prolonged, and what its run has come to is written down."""
+
+from __future__ import annotations
+
+import apsw
+
+from penstock.core.changes import Beat, Note
+from penstock.core.job import Kind
+from penstock.core.landing import End, Phase
+from penstock.core.spend import windows
+from penstock.core.states import State
+from penstock.core.words import AddonId, JobId, Moment, Money
+from penstock.stores.protocol import NOTHING_SPENT, Standing, Tell
+from penstock.stores.sqlite_file import one, statements
+from penstock.stores.sqlite_pages import NO_JOB, Pages
+
+__all__ = ["renew"]
+
+
+def renew(con: apsw.Connection, pages: Pages, beat: Beat, tell: Tell, now: Moment) -> Standing | None:
+    row = one(con, "dispatch_for_beat", {"dispatch_id": beat.dispatch_id})
+    if row is None:
+        return None
+    (
+        phase,
+        expires_at,
+        reason,
+        addon_id,
+        spent,
+        fence,
+        no,
+        job_id,
+        job_spent,
+        spent_before,
+        n,
+        state,
+        limit,
+    ) = row
+    if phase not in (Phase.LEASED, Phase.ENDING) or expires_at <= now:
+        return None
+    until = beat.expires_at if phase == Phase.LEASED else expires_at
+    more = max(0, (beat.spent or 0) - spent)
+    con.execute(statements()["renew"], (until, beat.progress, spent + more, beat.dispatch_id))
+    if more:
+        con.executemany(statements()["spend"], [(addon_id, w.name, more) for w in windows(now)])
+    before = 0 if no is None else job_spent - spent_before
+    standing = Standing(
+        None if job_id is None else JobId(job_id),
+        AddonId(addon_id),
+        Phase(phase),
+        None if reason is None else End(reason),
+        until,
+        before,
+        before + more,
+        limit,
+        _addon_spent(con, addon_id, now) if more else NOTHING_SPENT,
+    )
+    told = list(tell(standing))
+    if no is not None and (more or told or beat.progress is not None or beat.checkpoint is not None):
+        if beat.checkpoint is not None:
+            con.execute(statements()["set_checkpoint"], (no, now, fence, beat.checkpoint))
+            told.insert(0, Note(Kind.CHECKPOINT))
+        con.execute(statements()["beat_job"], (beat.progress, more, n + sum(t.of_job for t in told), no))
+    for note in told:
+        whose = NO_JOB
+        if note.of_job and no is not None:
+            n += 1
+            whose = (no, n, State(state))
+        pages.note(now, note, whose, beat.dispatch_id)
+    return standing
+
+
+def _addon_spent(con: apsw.Connection, addon_id: str, now: Moment) -> dict[str, Money]:
+    return {
+        window.kind: one(con, "spent_in", {"addon_id": addon_id, "period": window.name})[0]
+        for window in windows(now)
+    }
