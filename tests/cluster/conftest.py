@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import shutil
+import tempfile
 import threading
 from functools import partial
 from importlib.util import find_spec
@@ -32,8 +34,12 @@ def machines():
     """The cluster itself: machines can be added to it and taken away."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed here; `make test-cluster` has an environment with it")
+    folder = tempfile.mkdtemp(
+        prefix="ray-", dir="/tmp"
+    )  # a short one: sockets lie in it; and not a user's own
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": folder,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # or Ray would write one into the home directory
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # elsewhere that means: loopback, and nothing else
@@ -54,6 +60,7 @@ def machines():
     ray.shutdown()
     cluster.shutdown()
     wait_until(lambda: set(children()) <= before, 30)
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)
