@@ -40,9 +40,8 @@ def lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterabl
     """`order`: the nodes, each after those that feed it, and the names of those."""
     placed = [node for node, _ in order]
     index = {node.name: number for number, node in enumerate(placed)}
-    numbers = list(
-        index.values()
-    )  # the same objects everywhere: a hundred thousand more would be in each other's way
+    # The same objects everywhere: a hundred thousand more would be in each other's way.
+    numbers = list(index.values())
     slots = _Slots(index, env)
     bindings = tuple(slots.binding(node) for node in placed)
     rules = tuple(

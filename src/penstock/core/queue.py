@@ -150,18 +150,16 @@ class Ticket:
 
     def __init__(self) -> None:
         self.stage: Stage = NEW
-        self.eager = (
-            False  # holds its payload already: if it must wait, it enters by itself when room appears
-        )
+        # Holds its payload already: if it must wait, it enters by itself when room appears.
+        self.eager = False
         self.serial = 0  # the order of acceptance
         self.dispatch = 0
         self.attempt = 0
         self.crashes = 0
         self.called_at = 0.0
         self.entered_at = 0.0  # when it last became pending
-        self.waiting_for = (
-            0.0  # seconds before it was accepted, those included in which its caller made the payload
-        )
+        # Seconds before it was accepted, those included in which its caller made the payload.
+        self.waiting_for = 0.0
         self.pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
         self.last_wait = 0.0  # what its latest dispatch had to wait
 

@@ -33,9 +33,8 @@ class Member:
         self.settled = 0  # calls settled by this place, over all its workers
         self.idle_since = 0.0
         self.looked_at = 0.0  # when its memory was last looked at
-        self.last_words: tuple[str, str] | None = (
-            None  # what it said before it went: a reason and a traceback
-        )
+        # What it said before it went: a reason and a traceback.
+        self.last_words: tuple[str, str] | None = None
         self.ending: str | None = None  # why we ended it ourselves; None if it dies on its own
         self.opened = False
 

@@ -131,9 +131,8 @@ class WorkerPool(Executor):
         self._gate.crew = self._crew
         self._maps: set[OrderedMap[Any]] = set()
         self._closed = False
-        self._tracing: Tracing | None = (
-            None  # is told of each call before it enters, and may give it a trace to carry
-        )
+        # Is told of each call before it enters, and may give it a trace to carry.
+        self._tracing: Tracing | None = None
         self._plain = timeout is None and key_of is None  # nothing to be said of each call
         registry.register(self)
         _open.add(self)

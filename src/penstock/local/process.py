@@ -26,10 +26,10 @@ from penstock.local.child import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
 from penstock.local.member import Member
 from penstock.local.segments import Borrower, Parcel
 
-_RECEIVE = 65536  # from 128 KB on, malloc would map and unmap fresh pages for every read
-_PIPE = (
-    256 * 1024
-)  # what a pipe may hold, if the system allows: more than the longest message that travels in one
+#: From 128 KB on, malloc would map and unmap fresh pages for every read.
+_RECEIVE = 65536
+#: What a pipe may hold, if the system allows: more than the longest message that travels in one.
+_PIPE = 256 * 1024
 
 
 class WorkerProcess(Member):

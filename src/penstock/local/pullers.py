@@ -185,9 +185,8 @@ class Pullers:
                 value = self.outcome_of(item, error)
             if self.stopped:
                 return
-            alone = (
-                len(results) == before
-            )  # nobody has been here since: the call has not suspended, most likely
+            # Nobody has been here since: the call has not suspended, most likely.
+            alone = len(results) == before
             if slot is not None:
                 self.line_up(slot, value)
             elif value is not _SKIPPED:
@@ -379,9 +378,8 @@ _END: Final = object()
 _SKIPPED: Final = object()
 _FIRST_BATCH: Final = 8
 _SLICE: Final = 0.001  # seconds for which calls that never suspend may keep everybody else off the event loop
-_AT_WORK: Final[set[Pullers]] = (
-    set()
-)  # the event loop knows tasks only weakly, and nobody else an abandoned flow's
+#: The event loop knows tasks only weakly, and nobody else an abandoned flow's.
+_AT_WORK: Final[set[Pullers]] = set()
 
 
 @types.coroutine

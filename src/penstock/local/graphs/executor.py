@@ -110,13 +110,8 @@ class GraphExecutor:
         self._loop = LoopLane(f"{self.name}-loop", tasks)
         self._process = process_lane(pool, processes or os.cpu_count() or 1)
         self._cluster = cluster_lane(cluster)
-        self._lanes = (
-            self._compute,
-            self._io,
-            self._loop,
-            self._process,
-            self._cluster,
-        )  # in the order of `Queue`
+        # In the order of `Queue`.
+        self._lanes = (self._compute, self._io, self._loop, self._process, self._cluster)
         self._sample = float(trace)
         self._runs: set[Run] = set()
         self._calls: set[Scheduled[Any]] = set()
