@@ -50,6 +50,10 @@ def test_side_by_side_where_there_is_room_on_one_host_or_on_several():
     assert waits(play(load, RULES, hosts=3)) == [0, 0, 0]
 
 
+def test_a_host_that_is_done_with_a_job_takes_the_next_one():
+    assert waits(play([arrival(runs_for=100), arrival(1), arrival(20)], RULES, hosts=2)) == [0, 0, 0]
+
+
 def test_who_is_in_a_hurry_goes_first_and_a_weight_counts():
     load = [
         arrival(),

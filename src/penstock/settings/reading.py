@@ -161,10 +161,9 @@ class _Reader:
             if stop is not None and path[: len(stop)] == stop:
                 continue
             stop, general = None, _general(path)
+            # A flag names its key at once, without the table that a file has above it.
             if general != path and general in (*_SCHEMA, *_SECTIONS):
-                self._addons[path[1]] = (
-                    None  # a flag names its key at once, without the table that a file has above it
-                )
+                self._addons[path[1]] = None
             if general in _SCHEMA:
                 stop = path
                 self._read(path, value, source)
