@@ -51,9 +51,9 @@ bench-pools: .venv-bench  ## worker pools against the peers
 bench-graphs: .venv-bench  ## graphs against the peers
 	.venv-bench/bin/python -m bench.graphs
 
-bench-jobs: .venv-bench  ## durable jobs against the peers (needs redis-server and postgresql: Debian's are fetched when root)
-	@command -v redis-server >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 \
-	    || RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server postgresql
+bench-jobs: .venv-bench  ## durable jobs against the peers (needs redis-server, postgresql and task-spooler: Debian's are fetched when root)
+	@command -v redis-server >/dev/null && command -v tsp >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 \
+	    || RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server postgresql task-spooler
 	.venv-bench/bin/python -m bench.jobs
 
 bench-page: .venv chromium  ## what ten open pages cost the scheduler

@@ -126,7 +126,7 @@ MUTANTS = [
     (
         "runner: any function may be run",
         "penstock/runner/payload.py",
-        'if said not in self.names and not {path, f"{module}:*"} & set(self.paths):',
+        'if said not in self.names and path not in self.paths and f"{module}:*" not in self.paths:',
         "if not path:",
         (f"{RUNNING}::test_a_bad_payload_is_refused_with_its_field",),
     ),
@@ -187,6 +187,20 @@ MUTANTS = [
         (
             "tests/client/test_worker.py::test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint",
         ),
+    ),
+    (
+        "runner: a dead warden is kept for the next command",
+        "penstock/runner/crew.py",
+        '            warden.watch_over("")\n',
+        "",
+        (f"{RUNNING}::test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one",),
+    ),
+    (
+        "runner: a job runs beside what is left of its last attempt",
+        "penstock/runner/runner.py",
+        "(*self._lost, *self._runs.values())",
+        "()",
+        (f"{LOST}::test_its_job_does_not_run_here_again_until_then",),
     ),
     (
         "runner: a worker does not look for its ticket",
