@@ -349,6 +349,36 @@ def test_who_sees_that_a_future_is_done_is_not_told_again(kind_of_future, args):
     assert 0 == ears.heard
 
 
+def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
+    """Between its look for a lock and its writing of the state: nobody would be told who came in then."""
+    came, seen = threading.Event(), []
+
+    class Slow(Call):
+        @property
+        def _state(self):
+            return self.__dict__.get("state", PENDING)
+
+        @_state.setter
+        def _state(self, state):
+            if state is FINISHED:
+                asker.start()
+                came.wait(0.05)  # without the rule, it comes in now
+            self.__dict__["state"] = state
+
+    def ask():
+        with call._condition:
+            seen.append(call._state)
+            came.set()
+
+    asker = threading.Thread(target=ask)
+    call = Slow(_Gate, abs)
+
+    call._settle(1, None)
+
+    asker.join()
+    assert [FINISHED] == seen
+
+
 @pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (Promise, ())])
 def test_who_comes_while_futures_are_settled_misses_none(kind_of_future, args):
     def settle_all(futures):

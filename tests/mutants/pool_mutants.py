@@ -143,4 +143,18 @@ MUTANTS = [
         "        for hook in hooks:\n            hook(what)\n            try:\n                pass\n",
         (f"{HOOKS}::test_a_hook_that_raises_keeps_the_news_from_no_other",),
     ),
+    (
+        "pool: a future tells those again who saw that it is done",
+        "penstock/local/call.py",
+        "            self._state = state\n            crowd = self._crowd\n",
+        "            self._state = state\n            crowd = self._crowd\n            if crowd is not None and crowd.condition is not None:\n                self._announce(crowd, crowd.condition, state)\n",
+        (f"{EXECUTOR}::test_who_sees_that_a_future_is_done_is_not_told_again",),
+    ),
+    (
+        "pool: who asks for a future's lock while it is settled is forgotten",
+        "penstock/local/call.py",
+        "        if self.body is _SETTLING:\n",
+        "        if False:\n",
+        (f"{EXECUTOR}::test_who_asks_for_the_lock_while_it_is_settled_gets_it_after",),
+    ),
 ]
