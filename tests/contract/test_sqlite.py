@@ -106,7 +106,7 @@ def test_submits_that_arrive_together_share_a_commit(store):
         first = pool.submit(store._writer.write, hold)
         busy.wait(30)
         waiting = [pool.submit(store.submit, [JOB], Depth()) for _ in range(32)]
-        while store._writer._ops.qsize() < 32:
+        while len(store._writer._ops) < 32:
             pass
         go.set()
         first.result()

@@ -94,10 +94,15 @@ _open_posts: weakref.WeakSet[Post] = weakref.WeakSet()
 
 
 class Post:
-    """OSError: somebody has this name already. `take` must not wait; it is called from the post's own thread."""
+    """
+    OSError: somebody has this name already. Both are called from the post's own thread: `take` with each letter, `taken` when all that
+    lay there has been taken.
+    """
 
-    def __init__(self, name: str, take: Callable[[Letter, Reply], None]) -> None:
-        self._take = take
+    def __init__(
+        self, name: str, take: Callable[[Letter, Reply], None], taken: Callable[[], None] = lambda: None
+    ) -> None:
+        self._take, self._taken = take, taken
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._door.bind(name)
@@ -138,16 +143,18 @@ class Post:
         with selectors.DefaultSelector() as watched:
             watched.register(self._door, selectors.EVENT_READ)
             watched.register(self._ended, selectors.EVENT_READ)
-            while True:
+            ended = False
+            while not ended:
                 for key, _ in watched.select():
                     guest = key.fileobj
                     if guest is self._ended:
-                        return
-                    if guest is self._door:
+                        ended = True
+                    elif guest is self._door:
                         self._welcome(watched)
                     elif isinstance(guest, socket.socket) and not self._hear(guest):
                         watched.unregister(guest)
                         self._part(guest)
+                self._taken()
 
     def _welcome(self, watched: selectors.BaseSelector) -> None:
         with contextlib.suppress(OSError):  # gone again, or we have no descriptors left

@@ -128,9 +128,11 @@ class SqliteStore:
         receipts, sure = self._courier.deliver(letter)
         return self._submit_named(letter, sure=sure).result() if receipts is None else receipts
 
-    def _submit_named(self, letter: Letter, *, sure: bool = True) -> Future[list[Receipt]]:
+    def _submit_named(self, letter: Letter, *, sure: bool = True, wake: bool = True) -> Future[list[Receipt]]:
         names, intents, depth = letter
-        return self._writer.soon(lambda tx: tx.submit(intents, depth, names, sure=sure), brings=True)
+        return self._writer.soon(
+            lambda tx: tx.submit(intents, depth, names, sure=sure), brings=True, wake=wake
+        )
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
         return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
@@ -230,7 +232,7 @@ class SqliteStore:
             reply(None if done.exception() is not None else done.result())
 
         try:
-            self._submit_named(letter).add_done_callback(answered)
+            self._submit_named(letter, wake=self._bell is None).add_done_callback(answered)
         except StoreFailed:  # it is closed
             reply(None)
 
@@ -270,7 +272,7 @@ class SqliteStore:
         with suppress(
             OSError
         ):  # one that stopped at this moment still has the name: others write for themselves
-            self._post = Post(self._posts[0], self._take)
+            self._post = Post(self._posts[0], self._take, self._writer.carry)
 
     def _heard(self) -> None:
         for heard in self._rings:

@@ -12,6 +12,7 @@ otherwise be followed by a commit of its own. Riders are left behind when anythi
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -57,7 +58,11 @@ class Writer:
         most: int = 512,
     ) -> None:
         self._begin, self._after, self._most = begin, after, most
-        self._ops: SimpleQueue[_Op[Any] | None] = SimpleQueue()
+        self._ops: deque[_Op[Any]] = deque()
+        #: Held by whoever writes a batch: its own thread, or one that carries.
+        self._writing = Lock()
+        self._wake: SimpleQueue[bool] = SimpleQueue()  # False: for the last time
+        self._rung = False
         self._boards: tuple[Board, ...] = ()
         self._gate, self._closed = Lock(), False
         self._thread = Thread(target=self._loop, name="penstock-writer", daemon=True)
@@ -67,14 +72,29 @@ class Writer:
         """Returns when it is on disk. `run` may be called twice, the first time for nothing; leaving `begin` commits."""
         return self.soon(run).result()
 
-    def soon(self, run: Callable[[Any], T], *, brings: bool = False) -> Future[T]:
-        """`brings`: riders may find something to do behind it."""
+    def soon(self, run: Callable[[Any], T], *, brings: bool = False, wake: bool = True) -> Future[T]:
+        """`brings`: riders may find something to do behind it. Without `wake` it is for who calls `carry` in a moment."""
         op = _Op(run, brings)
         with self._gate:  # nothing may be put behind the end mark: nobody would ever answer it
             if self._closed:
                 raise StoreFailed("the store is closed", kind="closed")
-            self._ops.put(op)
+            self._ops.append(op)
+        if wake:
+            self._ring()
         return op.answer
+
+    def carry(self) -> None:
+        """
+        Write what is there, in the thread of who calls: it has nothing else to do meanwhile, and waking another one costs as much as a small
+        commit. Not for the main thread, where a Ctrl-C could come between a commit and its answers.
+        """
+        if self._ops and self._writing.acquire(blocking=False):
+            try:
+                self._batch()
+            finally:
+                self._writing.release()
+        if self._ops:
+            self._ring()
 
     def ride(self, board: Board) -> Callable[[], None]:
         """From now on, until the answer is called."""
@@ -92,18 +112,28 @@ class Writer:
         with self._gate:
             if not self._closed:
                 self._closed = True
-                self._ops.put(None)
+                self._wake.put(False)
         self._thread.join()
 
+    def _ring(self) -> None:
+        if not self._rung:  # one ring for all that comes until the thread is up
+            self._rung = True
+            self._wake.put(True)
+
     def _loop(self) -> None:
-        while (op := self._ops.get()) is not None:
-            batch = [op]
-            while len(batch) < self._most and not self._ops.empty():
-                op = self._ops.get()
-                if op is None:
-                    self._run(batch, self._boards)
-                    return
-                batch.append(op)
+        going = True
+        while going:
+            going = self._wake.get()
+            self._rung = False  # before it looks: what comes after that must ring again
+            while self._ops:
+                with self._writing:
+                    self._batch()
+
+    def _batch(self) -> None:
+        batch: list[_Op[Any]] = []
+        while self._ops and len(batch) < self._most:
+            batch.append(self._ops.popleft())
+        if batch:
             self._run(batch, self._boards)
 
     def _run(self, batch: list[_Op[Any]], boards: tuple[Board, ...]) -> None:
