@@ -61,7 +61,6 @@ MUTANTS = [
     found_by_contract("units are not given back", APPLY, "            self.pages.hold(host, demand, -n)\n", "            pass\n"),
     found_by_contract("labels are no part of what a job asks for", "penstock/core/demand.py", "        labels=tuple(sorted(intent.labels)) if intent.labels else (),\n", ""),
     found_by_contract("one label of several will do", "penstock/core/admission.py", "return tuple(label for label in demand.labels if label not in self.labels)", "return () if set(demand.labels) & self.labels else demand.labels"),
-    found_by_contract("an older fence may complete", SQL, " AND job.fence = done.fence AND", " AND"),
     found_by_contract("a job is completed after its lease", SQL, " AND d.expires_at > t.now\n", "\n"),
     found_by_contract("a job that was told to stop is completed by the quick way", SQL, " AND d.phase = 'leased' AND d.expires_at > t.now", " AND d.expires_at > t.now"),
 ]  # fmt: skip
