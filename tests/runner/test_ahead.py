@@ -83,6 +83,7 @@ def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful):
     assert [plant.events(job)[-1] for job in jobs[1:]] == [("REQUEUED", "released")] * 2
     turns = set()
     wait_until(lambda: turns.add(plant.runner._turned_at) or len(turns) > 3)
+    assert [plant.state(job) for job in jobs[1:]] == ["QUEUED"] * 2
     plant.desk.cancel(jobs[0])
 
     for job in jobs[1:]:
