@@ -197,9 +197,11 @@ def test_when_the_scheduler_is_killed_either_the_launcher_or_the_warden_is_enoug
     process.kill()
     process.wait()
 
-    wait_until(lambda: not any(map(alive, pids)), 10, "the end of the tree")
-    if stopped == "launcher":
-        os.kill(launcher, signal.SIGCONT)
+    try:
+        wait_until(lambda: not any(map(alive, pids)), 10, "the end of the tree")
+    finally:
+        if stopped == "launcher":
+            os.kill(launcher, signal.SIGCONT)
     wait_until(lambda: not submitter.ours(), 10, "the end of the launcher and the warden")
     submitter.store.close()
 
