@@ -13,6 +13,7 @@ from penstock.http import wire
 from penstock.http.openapi import describe
 from penstock.http.routes import ROUTES, Open
 from penstock.http.wire import PREFIX, Scope
+from penstock.http.wire.words import Asked, Told
 
 DOCS = Path(__file__).parents[2] / "docs" / "http.md"
 SOAK = float(os.environ.get("PENSTOCK_SOAK", "0"))
@@ -48,9 +49,9 @@ def test_requests_refuse_and_answers_allow_what_they_do_not_know():
 
     for name, schema in schemas.items():
         kind = getattr(wire, name, None)
-        if isinstance(kind, type) and issubclass(kind, wire.Asked):
+        if isinstance(kind, type) and issubclass(kind, Asked):
             assert schema["additionalProperties"] is False, name
-        elif isinstance(kind, type) and issubclass(kind, wire.Told):
+        elif isinstance(kind, type) and issubclass(kind, Told):
             assert "additionalProperties" not in schema, name
 
 

@@ -1,0 +1,408 @@
+"""Looking at it all: events, addons, hosts, the machine, and the programs that show their pools."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from penstock.core.landing import End, Phase
+from penstock.core.quiet import QuietState
+from penstock.core.spend import Mark
+from penstock.core.states import State
+from penstock.http.wire.words import (
+    MAX_NUMBER,
+    AddonName,
+    Asked,
+    Ident,
+    Line,
+    PageSize,
+    SignalName,
+    Told,
+    Wait,
+    Words,
+)
+
+__all__ = [
+    "Addon",
+    "AddonEdit",
+    "Addons",
+    "Attach",
+    "Beat",
+    "BeatSecond",
+    "BudgetUse",
+    "Capacity",
+    "Done",
+    "Event",
+    "Events",
+    "EventsQuery",
+    "Exposition",
+    "Health",
+    "History",
+    "Host",
+    "HostNamed",
+    "Hosts",
+    "KnownHost",
+    "LaneBar",
+    "Lanes",
+    "Lease",
+    "Leases",
+    "LeasesQuery",
+    "Login",
+    "Program",
+    "Programs",
+    "Reading",
+    "Scoped",
+    "Signals",
+    "Stats",
+    "StreamQuery",
+    "Task",
+]
+
+
+class Event(Told):
+    """`seq` orders everything; `n` counts within a job, without gaps."""
+
+    seq: int
+    at: datetime
+    kind: str
+    job_id: str | None
+    n: int
+    state: State | None
+    reason: str
+    dispatch_id: str | None
+    data: dict[str, Any]
+
+
+class Events(Told):
+    """`next`: hand it in as `after` to go on; it moves on even when nothing was for you."""
+
+    events: list[Event]
+    next: int
+
+
+class EventsQuery(Asked):
+    """`after` counts `seq`, and with `job_id` it counts that job's `n`. With `wait_sec` the answer waits for something to tell."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+    limit: PageSize = 100
+    job_id: Ident | UnsetType = UNSET
+    addon_id: AddonName | UnsetType = UNSET
+    wait_sec: Wait = 0
+
+
+class StreamQuery(Asked):
+    """Where to begin, when there is no Last-Event-ID; left out: with what happens from now on."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | UnsetType = UNSET
+    job_id: Ident | UnsetType = UNSET
+    addon_id: AddonName | UnsetType = UNSET
+
+
+class LeasesQuery(Asked):
+    addon_id: AddonName | UnsetType = UNSET
+    limit: PageSize = 100
+
+
+class Lease(Told):
+    """Something that holds units now. `job_id` is null for a lease without a job."""
+
+    lease_id: str
+    job_id: str | None
+    addon_id: str
+    job_type: str
+    cost_units: int
+    host: str
+    phase: Phase
+    fence: int
+    worker: str
+    admitted_at: datetime
+    started_at: datetime | None
+    expires_at: datetime
+    ends_at: datetime | None
+    stop_at: datetime | None
+    reason: End | None
+    progress: float | None
+    spent: float
+
+
+class Leases(Told):
+    leases: list[Lease]
+
+
+class BudgetUse(Told):
+    """What an addon's jobs spent in the present day or month (UTC). `limit`: null if there is none."""
+
+    window: Literal["day", "month"]
+    name: str
+    spent: float
+    limit: float | None
+    #: The worst of those it has passed: 80 % of the limit, or the limit.
+    mark: Mark | None
+    ends_at: datetime
+
+
+class Addon(Told):
+    addon_id: str
+    weight: int
+    paused: bool
+    units: int
+    #: The weighted average of the units it has held lately: what fair share goes by.
+    average: float
+    jobs: dict[str, int]
+    #: Windows that have a limit, or in which something was spent.
+    budgets: list[BudgetUse]
+
+
+class Addons(Told):
+    """`paused`: everything is."""
+
+    addons: list[Addon]
+    paused: bool
+
+
+class AddonEdit(Asked):
+    addon_id: AddonName
+    weight: Annotated[int, Meta(ge=1, le=10_000)] | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+
+
+class Scoped(Asked):
+    """An addon, or everything when it is left out."""
+
+    addon_id: AddonName | None = None
+
+
+class Done(Told):
+    ok: bool = True
+
+
+class KnownHost(Told):
+    """One scheduler with a capacity of its own. `lost`: it has not been heard of in time; what it ran comes back as its leases run out."""
+
+    host: str
+    state: Literal["alive", "lost"]
+    draining: bool
+    capacity: int
+    units: int
+    quiet: QuietState
+    labels: list[str]
+    version: str
+    url: str | None
+    started_at: datetime
+    seen_at: datetime
+
+
+class Stats(Told):
+    """
+    `jobs` by state, in all and per addon. `oldest_queued_sec`: how long the job that was accepted first has been queued. `units_in_use`,
+    `capacity` and `quiet` are those of the host that answers; `hosts` has them for all.
+    """
+
+    jobs: dict[str, int]
+    addons: dict[str, dict[str, int]]
+    oldest_queued_sec: float | None
+    units_in_use: int
+    in_flight: int
+    capacity: int
+    quiet: QuietState
+    paused: bool
+    #: How many submits wait for room.
+    waiting: int
+    #: The number of the last event: where to go on from for what is to come.
+    newest_event: int
+    now: datetime
+    hosts: list[KnownHost]
+
+
+class BeatSecond(Told):
+    """What happened in one second, `at` (seconds since 1970), and how full the machine was at its end."""
+
+    at: float
+    submitted: int
+    started: int
+    done: int
+    failed: int
+    queued: int
+    in_use: int
+    capacity: int
+    busy: float
+    wait_p50: float | None
+    wait_p95: float | None
+    run_p50: float | None
+    run_p95: float | None
+
+
+class Beat(Told):
+    """The newest second, and all that a page shows beside it. `wait`, `run`: p50 and p95 of the last minute, in seconds."""
+
+    now: datetime
+    second: BeatSecond
+    jobs: dict[str, int]
+    waiting: int
+    quiet: QuietState
+    paused: bool
+    oldest_queued_sec: float | None
+    wait: tuple[float, float] | None
+    run: tuple[float, float] | None
+    #: The newest of this second; a busy one has more.
+    events: list[Event]
+    #: Addon and type of the jobs in `events`.
+    names: dict[str, tuple[str, str]]
+    #: Refusals of the last quarter of an hour, by reason.
+    denials: dict[str, int]
+
+
+class History(Told):
+    """The last quarter of an hour, a list per figure: as charts want it."""
+
+    at: list[float]
+    submitted: list[int]
+    started: list[int]
+    done: list[int]
+    failed: list[int]
+    queued: list[int]
+    in_use: list[int]
+    capacity: list[int]
+    busy: list[float]
+    wait_p50: list[float | None]
+    wait_p95: list[float | None]
+    run_p50: list[float | None]
+    run_p95: list[float | None]
+
+
+class LaneBar(Struct, forbid_unknown_fields=True):
+    """One attempt at a node of a graph. Times in seconds since the run began."""
+
+    node: Line
+    lane: Line
+    worker: Line
+    ready: float
+    started: float
+    #: null: it goes on.
+    ended: float | None
+    failed: bool
+    #: One of those that made the run take as long as it did.
+    critical: bool
+
+
+class Lanes(Struct, forbid_unknown_fields=True):
+    """One run of a graph, as bars in the rows of those who worked on it."""
+
+    graph: Line
+    run: int
+    status: Line
+    seconds: float
+    nodes: int
+    bars: Annotated[list[LaneBar], Meta(max_length=400)]
+    left_out: int
+
+
+class Task(Struct, forbid_unknown_fields=True):
+    """One pool or graph of a program, as its `snapshot()` tells."""
+
+    name: Line
+    kind: Line
+    workers: Annotated[dict[str, int], Meta(max_length=16)]
+    in_flight: int
+    pending_queue_depth: int
+    waiting_queue_depth: int
+    max_in_flight: int
+    #: null: unbounded.
+    max_queue_depth: float | None
+    policy: Line
+    paused: bool
+    load_by_worker: Annotated[tuple[int, ...], Meta(max_length=1_000)]
+    settled_by_worker: Annotated[tuple[int, ...], Meta(max_length=1_000)]
+    totals: Annotated[dict[str, int], Meta(max_length=64)]
+    last_crash: Words | None
+    lanes: Lanes | None = None
+
+
+class Attach(Asked):
+    """A program and its pools and graphs as they are now. Told again about once a second, for as long as they should be shown."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
+    tasks: Annotated[list[Task], Meta(max_length=100)]
+
+
+class Program(Told):
+    name: str
+    at: datetime
+    tasks: list[Task]
+
+
+class Programs(Told):
+    programs: list[Program]
+
+
+class Login(Told):
+    """A link that opens the page, good once until `expires_at`."""
+
+    url: str
+    expires_at: datetime
+
+
+class Exposition(Told):
+    """Prometheus's text format."""
+
+
+class Reading(Told):
+    name: str
+    value: float
+    at: datetime
+    fresh: bool
+    #: The application that told it; empty for the host itself.
+    source: str
+
+
+class Capacity(Told):
+    """What may be used now on the host that answers, what is in use, and why it is as it is. `hosts`: all that share the jobs."""
+
+    host: str
+    capacity: int
+    most: int
+    in_use: int
+    free: int
+    quiet: QuietState
+    quiet_sec: float
+    busy: float
+    busy_by: str
+    draining: bool
+    readings: list[Reading]
+    hosts: list[KnownHost]
+
+
+class Signals(Asked):
+    """An application's own readings: p95_ms, in_flight, error_rate. It counts for as long as it goes on telling them."""
+
+    addon_id: AddonName
+    readings: Annotated[dict[SignalName, Annotated[float, Meta(ge=0, le=1e9)]], Meta(min_length=1)]
+    ttl_sec: Annotated[float, Meta(ge=1, le=3_600)] | None = None
+
+
+class Health(Told):
+    status: Literal["ok", "degraded"]
+
+
+class Host(Told):
+    """For whoever may look closer: which version answers, since when, and what is wrong."""
+
+    status: Literal["ok", "degraded"]
+    problems: list[str]
+    version: str
+    host: str
+    started_at: datetime
+    now: datetime
+
+
+class Hosts(Told):
+    """`here`: the one that answers."""
+
+    here: str
+    hosts: list[KnownHost]
+
+
+class HostNamed(Asked):
+    host: Annotated[str, Meta(min_length=1, max_length=200)]
