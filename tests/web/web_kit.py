@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+import penstock
 from penstock.client import Client
 from penstock.http import wire
 
 ROOT = Path(__file__).parents[2]
-SOURCES = Path(wire.__file__).parents[2]  # those that are tested, which need not be the checkout's
+SOURCES = Path(penstock.__file__).parents[1]  # those that are tested, which need not be the checkout's
 LONG = 30.0  # seconds; nothing takes so long, a test that waits for it has failed
 UNITS = 40
 #: Whatever a user can say, with what a page could mistake it for.
