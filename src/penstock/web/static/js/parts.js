@@ -43,9 +43,16 @@ export const Since = ({ iso }) =>
 // it was refused; then the old value is back, as it is after Escape.
 export function Field({ value, onCommit, ...rest }) {
   const [draft, setDraft] = useState(null);
-  useEffect(() => setDraft(null), [value]);
+  const said = useRef(null);
+  useEffect(() => {
+    // What comes back is what was said here: whoever has begun to type something else by then keeps it.
+    if (String(value) !== said.current) setDraft(null);
+    said.current = null;
+  }, [value]);
   const commit = async (event) => {
-    if (!event.target.reportValidity() || (await onCommit(event.target.value.trim())) === false) setDraft(null);
+    const text = event.target.value.trim();
+    said.current = text;
+    if (!event.target.reportValidity() || (await onCommit(text)) === false) setDraft(null);
   };
   const leave = (event) => {
     if (event.key !== "Escape") return;
