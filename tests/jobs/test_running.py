@@ -14,6 +14,7 @@ import pytest
 import penstock
 from penstock.core import changes
 from penstock.core.landing import End
+from penstock.core.words import SECOND
 
 
 def until(true, seconds=20):
@@ -235,6 +236,29 @@ def test_jobs_that_waited_too_long_for_a_thread_go_back_to_the_queue(make):
 
     assert 4 == states["QUEUED"]
     assert 5 == len(runs) == len(set(runs))
+
+
+def test_one_that_turns_out_long_holds_up_none_of_the_brief_ones_behind_it(make, monkeypatch):
+    """Brief ones are given to one thread, which is quicker; the others must wake up when it does not come back."""
+    monkeypatch.setattr("penstock.jobs.crew.STALE", 3_600 * SECOND)  # nor are they given back meanwhile
+    scheduler = make(workers=2, capacity=100)
+    go = threading.Event()
+
+    @scheduler.job(cost=1)
+    def wait_for_it(wait: bool) -> None:
+        if wait:
+            go.wait(60)
+
+    with scheduler:
+        for handle in wait_for_it.enqueue_many([False] * 300):
+            handle.result(30)
+        long, *brief = wait_for_it.enqueue_many([True] + [False] * 20)
+        for handle in brief:
+            handle.result(15)
+
+        assert not long.done
+        go.set()
+        long.result(30)
 
 
 def test_where_functions_may_be_long_nothing_is_claimed_before_a_thread_is_free(make):

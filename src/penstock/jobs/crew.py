@@ -41,8 +41,8 @@ FEW: Final = 32
 #: Then the other parts of the scheduler have their turn.
 MOST_EXCHANGES: Final = 8
 STALE: Final[Span] = 1 * SECOND
-#: How many must have ended for each that waits, before they are reported: as many in two parts, in one part all.
-_ENOUGH: Final = {1: MOST_AT_ONCE, 2: 1}
+#: Functions below this are gone before a second thread is awake.
+BRIEF_SEC: Final = 0.0005
 #: The longest that something that has ended waits for the other half of its batch.
 SOON: Final[Span] = 5 * MILLISECOND
 #: At least so long a stop waits for a claim that is being written.
@@ -59,13 +59,10 @@ class Crew:
         name: str,
         now: Callable[[], Moment],
         tick: Span = 2 * SECOND,
-        parts: int = 2,
+        far: bool = False,
     ) -> None:
-        """
-        `parts`: in how many what is in flight is reported. Two let one run while the other is written; where a commit costs far more than
-        short functions do, as on a server, one is better.
-        """
-        self._parts = parts
+        """`far`: a commit costs round trips."""
+        self._far = far
         self._functions, self._workers, self._name, self._now, self._tick = (
             functions,
             workers,
@@ -96,6 +93,8 @@ class Crew:
     def step(self, now: Moment) -> Moment:
         self._rung = False
         self._give_back_stale()
+        if self._waiting:
+            self.hands.rouse()
         if not self._over and now < self._asked_at + SOON:
             return self._asked_at + SOON  # most likely rung by our own commit
         with self._claiming:
@@ -142,7 +141,7 @@ class Crew:
             for each in claimed
         ]
         self._waiting.update((attempt.facts.dispatch_id, attempt) for attempt in attempts)
-        self.hands.start(attempts)
+        self.hands.start(attempts, at_once=not self._brief)
 
     # what the desk asks when a job is submitted: a thread that has nothing to do gets it with the same commit
 
@@ -165,8 +164,9 @@ class Crew:
             self._settled(over, self._desk.end_many([_report(*each) for each in over]))
 
     def _ended(self, brought: int = 0) -> list[tuple[Attempt, Outcome]]:
-        """Of two parts the half of what is in flight at most: while it is written, the other half can run."""
-        most = (len(self.running) + len(self._waiting) + brought) // self._parts
+        most = len(self.running) + len(self._waiting) + brought
+        if not self._in_one:
+            most //= 2
         return list(itertools.islice(self._over, min(MOST_AT_ONCE, max(FEW, most))))
 
     def _settled(
@@ -185,6 +185,18 @@ class Crew:
         if self._closing:
             with self._idle:
                 self._idle.notify_all()
+
+    @property
+    def _brief(self) -> bool:
+        return self._mean_sec < BRIEF_SEC
+
+    @property
+    def _in_one(self) -> bool:
+        """
+        Whether all that is in flight is reported together. Else one half runs while the other is written; but brief functions would
+        only take the interpreter away from the writer, and where a commit is dear there should be few.
+        """
+        return self._far or self._brief
 
     def _ahead(self) -> int:
         if self._mean_sec >= AHEAD_SEC:
@@ -222,7 +234,8 @@ class Crew:
         self._mean_sec += (ran - self._mean_sec) / 16
         self._over.append((attempt, outcome))
         # Where nothing waits behind it, at once; else when the part is full.
-        if not self._rung and len(self._over) >= len(self._waiting) * _ENOUGH[self._parts]:
+        enough = not self._waiting if self._in_one else len(self._over) >= len(self._waiting)
+        if not self._rung and enough:
             self._rung = True
             self._ring()
 

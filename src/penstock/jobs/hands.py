@@ -29,7 +29,13 @@ class Hands(Protocol):
     #: How many may wait here for each one that runs, when they are short: 0 where handing one over is dear anyway.
     ahead: int
 
-    def start(self, attempts: Sequence[Attempt]) -> None: ...
+    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True) -> None:
+        """Not `at_once`: they are so brief that one after the other is quicker."""
+        ...
+
+    def rouse(self) -> None:
+        """Some have waited for a while: whoever sleeps shall take one."""
+        ...
 
     def end(self, attempt: Attempt) -> None:
         """It was told to stop: end it by force where that is possible."""
@@ -63,15 +69,19 @@ class LocalHands:
         for _ in range(workers):
             self._hire()
 
-    def start(self, attempts: Sequence[Attempt]) -> None:
-        self._put([attempt for attempt in attempts if not attempt.function.is_async])
+    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True) -> None:
+        plain = [attempt for attempt in attempts if not attempt.function.is_async]
+        self._put(plain, len(plain) if at_once else min(1, len(plain)))
         for attempt in attempts:
             if attempt.function.is_async:
                 asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
 
-    def _put(self, work: Sequence[Attempt | None]) -> None:
+    def rouse(self) -> None:
+        self._put((), len(self._ready))
+
+    def _put(self, work: Sequence[Attempt | None], sleepers: int) -> None:
         self._ready.extend(work)
-        for _ in range(min(len(work), len(self._threads))):
+        for _ in range(min(sleepers, len(self._threads))):
             self._wake.put(None)
 
     def end(self, attempt: Attempt) -> None:
@@ -89,7 +99,7 @@ class LocalHands:
     def close(self, *, wait: float) -> None:
         """Threads that are stuck in a function are left to it: they are daemons, and what they return is refused."""
         until = time.monotonic() + wait
-        self._put([None] * len(self._threads))
+        self._put([None] * len(self._threads), len(self._threads))
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:

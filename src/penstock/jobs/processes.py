@@ -57,7 +57,7 @@ class ProcessHands:
             name="penstock jobs",
         )
 
-    def start(self, attempts: Sequence[Attempt]) -> None:
+    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True) -> None:  # noqa: ARG002 - the pool decides
         for attempt in attempts:
             if self._began(attempt):
                 self._submit(attempt)
@@ -67,6 +67,9 @@ class ProcessHands:
         call = self._pool.submit(_run, place, attempt.facts, str(self._yield_file))
         attempt.ended_by = call
         call.add_done_callback(lambda done: self._over(attempt, done))
+
+    def rouse(self) -> None:
+        pass  # nothing waits here
 
     def end(self, attempt: Attempt) -> None:
         call = attempt.ended_by

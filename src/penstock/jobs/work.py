@@ -55,8 +55,7 @@ class Work:
             return ProcessHands(workers, began, finished)
 
         name = f"{WORKER}{os.getpid()}"
-        parts = 1 if store.shared else 2
-        self.crew = Crew(functions, hands, workers=workers, name=name, now=store.now, parts=parts)
+        self.crew = Crew(functions, hands, workers=workers, name=name, now=store.now, far=store.shared)
         self.house = House(
             store,
             rules,
