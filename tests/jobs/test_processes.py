@@ -102,10 +102,11 @@ def test_a_process_that_only_enqueues_is_told_who_runs_the_file(make, program):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_worker_program_stops_when_it_is_asked_and_puts_back_what_yields(make, program, number):
     here = make()
-    job = here.job(name="forever")(lambda: None).enqueue()
     other = program(app(RUN))
-    # In either order: the job may have begun before the program has said that it is there.
-    assert {"ready\n", "began\n"} == {other.stdout.readline() for _ in range(2)}
+    assert "ready\n" == other.stdout.readline()
+    # By the time that it has begun, the program waits for signals.
+    job = here.job(name="forever")(lambda: None).enqueue()
+    assert "began\n" == other.stdout.readline()
 
     other.send_signal(number)
     out, err = other.communicate(timeout=20)
