@@ -24,7 +24,7 @@ from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -124,7 +124,8 @@ class Post:
     def close(self) -> None:
         """No further letter; those in hand are still answered."""
         self._wake.send(b"0")
-        self._thread.join()
+        if current_thread() is not self._thread:  # it may find out by itself that somebody else takes letters now
+            self._thread.join()
         with self._lock:
             self._shut(self._guests - self._owed)
 
@@ -144,7 +145,7 @@ class Post:
             watched.register(self._door, selectors.EVENT_READ)
             watched.register(self._ended, selectors.EVENT_READ)
             ended = False
-            while not ended:
+            while not (ended or self._closed):
                 for key, _ in watched.select():
                     guest = key.fileobj
                     if guest is self._ended:

@@ -232,14 +232,14 @@ class SqliteStore:
             reply(None if done.exception() is not None else done.result())
 
         try:
-            self._submit_named(letter, wake=self._bell is None).add_done_callback(answered)
+            self._submit_named(letter, wake=False).add_done_callback(answered)
         except StoreFailed:  # it is closed
             reply(None)
 
     def _stand_in(self) -> None:
         """Several processes write, and nobody dispatches: one of them may as well commit for all."""
         with self._post_lock, suppress(OSError):  # another one was quicker
-            self._post = self._post or Post(self._posts[1], self._take)
+            self._post = self._post or Post(self._posts[1], self._take, self._writer.carry)
 
     def _stand_down(self) -> None:
         with self._post_lock:
