@@ -124,7 +124,8 @@ class Post:
     def close(self) -> None:
         """No further letter; those in hand are still answered."""
         self._wake.send(b"0")
-        if current_thread() is not self._thread:  # it may find out by itself that somebody else takes letters now
+        # It may find out by itself that somebody else takes letters now.
+        if current_thread() is not self._thread:
             self._thread.join()
         with self._lock:
             self._shut(self._guests - self._owed)
