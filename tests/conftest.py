@@ -1,11 +1,21 @@
-"""One PostgreSQL server for a test session (each xdist worker has its own), and a schema of its own for each test."""
+"""
+One PostgreSQL server for a test session (each xdist worker has its own), and a schema of its own for each test.
+
+A shell that starts us in the background has us ignore Ctrl-C, and so would everything that a test starts and then interrupts: to the tests it is
+always as at a prompt.
+"""
 
 from __future__ import annotations
 
+import signal
 from itertools import count
 from typing import NamedTuple
 
 import pytest
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Place(NamedTuple):
