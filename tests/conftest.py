@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
