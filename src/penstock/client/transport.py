@@ -181,7 +181,7 @@ class _UnixConnection(HTTPConnection):
         self.sock.settimeout(self.timeout)
         try:
             self.sock.connect(self._path)
-        except BaseException:
+        except BaseException:  # Ctrl-C included: no half-open socket is left for the garbage collector
             self.sock.close()
             raise
 

@@ -294,7 +294,7 @@ class _Shift:
         while not self._heart_stop.is_set():
             try:
                 next_at = self._heart.step(monotonic())
-            except Exception:
+            except Exception:  # without heartbeats every lease here runs out
                 log.exception("a heartbeat failed; the next one is tried")
                 next_at = monotonic() + 0.5
             # Looked at often enough that news are told within a second, whatever the lease.

@@ -72,7 +72,7 @@ def run(settings: Settings, *, on_ready: Callable[[Server], None] | None = None)
         except PenstockError as error:
             log.error("not started: %s", error)  # noqa: TRY400  # a line for a person, not a crash
             return EXIT_UNAVAILABLE
-        except Exception:
+        except Exception:  # the last one who can write it down, and the exit code says that it was our fault
             log.exception("the daemon failed")
             return EXIT_BUG
         finally:

@@ -63,7 +63,7 @@ class Driver:
         now = self._clock()
         try:
             return part.step(now)
-        except Exception:
+        except Exception:  # one part's mistake must not stop the other parts
             log.exception(
                 "%s failed; it is asked again in %s s", type(part).__name__, seconds(self._after_failure)
             )

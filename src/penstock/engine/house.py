@@ -92,7 +92,7 @@ class House:
         self.store.hold_dispatch(holder)
         try:
             self.roll.join()
-        except BaseException:
+        except BaseException:  # nobody will stop what did not start, Ctrl-C included: others may dispatch
             self.store.release_dispatch()
             raise
         put_in_order(self.store, self.rules.ordering.aging)

@@ -47,6 +47,6 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)
-    except BaseException:
+    except BaseException:  # whatever it was, Ctrl-C included: no half-written secret stays behind
         Path(name).unlink(missing_ok=True)
         raise

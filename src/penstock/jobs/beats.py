@@ -56,7 +56,7 @@ class Beats:
                 self._round()
             except Unavailable as error:
                 log.warning("leases cannot be renewed now: %s", error)
-            except Exception:
+            except Exception:  # without heartbeats every run here is lost
                 log.exception("a round of heartbeats failed; the next one comes")
             # However many notices come, a look every so often is enough.
             self._stopping.wait(quick)

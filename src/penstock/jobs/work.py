@@ -69,7 +69,7 @@ class Work:
         self._beats = Beats(store, self.crew, rules.lease_for)
         try:
             self.house.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
-        except BaseException:
+        except BaseException:  # Ctrl-C included: no thread may wait for work that never comes
             self.crew.hands.close(wait=_CLOSING_SEC)
             raise
         self._beats.start()

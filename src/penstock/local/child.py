@@ -255,7 +255,7 @@ def import_main(how: str, where: str) -> None:
     whatever stands below `if __name__ == "__main__":` stays quiet; that is the rule of `multiprocessing` too.
     """
     import runpy  # noqa: PLC0415  # only scripts need it
-    import types  # noqa: PLC0415
+    import types  # noqa: PLC0415  # as above
 
     module = types.ModuleType("__mp_main__")
     context.importing_main = True

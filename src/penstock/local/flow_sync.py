@@ -128,7 +128,7 @@ class SyncFlow(Iterator[R]):
                 self._settle(self._crew.ended.get())
                 if not self._ready:
                     self._feed()
-        except BaseException:
+        except BaseException:  # an iterator that raised is over, as a generator would be
             self.close()
             raise
         self._held -= 1

@@ -97,7 +97,7 @@ class Gate:
                     herald.news.append((herald.state, queue.state()))
             if verdict is REFUSED:
                 raise self._dropped()
-        except BaseException as error:
+        except BaseException as error:  # refused or interrupted: it never was in the queue, so it ends here
             self._unguard(call)
             herald.tell()
             if call.span is not None:
@@ -115,7 +115,7 @@ class Gate:
         """Make the payload and put it into the place that the call has."""
         try:
             prepare()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a place that is never filled would hold up the queue
             self.cancel(call, "its payload could not be made", quietly=True)
             raise
         with self.lock:

@@ -108,7 +108,7 @@ class Herald:
                 while news:
                     hook, what = news.popleft()
                     hook(what)
-            except Exception:
+            except Exception:  # a hook is foreign code, and what it tells of has happened all the same
                 log.exception("the hook %r failed", hook)
             finally:
                 turn.append(True)
@@ -127,7 +127,7 @@ def _together(hooks: list[Callable[..., object]]) -> Callable[[Any], object] | N
         for hook in hooks:
             try:
                 hook(what)
-            except Exception:
+            except Exception:  # as above; and the next hook hears of it
                 log.exception("the hook %r failed", hook)
 
     return tell_each

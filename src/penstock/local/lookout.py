@@ -68,7 +68,7 @@ class Lookout:
         self.on_duty = False
         try:
             self.on_duty = self._look()
-        except Exception:
+        except Exception:  # a lookout that ended would leave every caller waiting
             log.exception("%s stumbled", self._name)
             self.on_duty = True  # to look again is all that it can do about it
         return self.on_duty

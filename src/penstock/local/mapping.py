@@ -59,7 +59,7 @@ class OrderedMap(Iterator[R], Generic[R]):
         if not self._ready:
             try:
                 self._ready.extend(self._next_results())
-            except BaseException:
+            except BaseException:  # an iterator that raised is over, as a generator would be
                 self.close()
                 raise
         return self._ready.popleft()

@@ -61,7 +61,7 @@ def instrument(
 def _load() -> tuple[Callable[..., Any], Callable[..., Any]]:
     try:
         from penstock.local.meters import meters_for  # noqa: PLC0415  # only for those who ask
-        from penstock.local.spans import trace_calls  # noqa: PLC0415
+        from penstock.local.spans import trace_calls  # noqa: PLC0415  # as above
     except ModuleNotFoundError as missing:
         if missing.name is None or not missing.name.startswith("opentelemetry"):
             raise

@@ -326,7 +326,7 @@ def _default_workers(kind: str, cluster: Cluster | None) -> int:
     if kind != "cluster":
         return os.cpu_count() or 1
     from penstock.local.cluster import engine  # noqa: PLC0415  # Ray is for those who ask for it
-    from penstock.local.cluster.options import Cluster  # noqa: PLC0415
+    from penstock.local.cluster.options import Cluster  # noqa: PLC0415  # as above
 
     return engine.most_workers(engine.connect(cluster or Cluster()), cluster or Cluster())
 

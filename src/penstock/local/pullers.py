@@ -352,7 +352,7 @@ class Pullers:
             return
         try:
             await aclose()
-        except Exception as error:
+        except Exception as error:  # the source is the caller's and may raise anything
             if not quietly:
                 raise
             log.debug("closing the items failed", exc_info=error)

@@ -25,7 +25,7 @@ def or_unready(what: str, fn: Callable[..., Any], *args: Any) -> Any:
     """Without this no call can run here."""
     try:
         return fn(*args)
-    except BaseException as error:
+    except BaseException as error:  # SystemExit too: one more reason why no call can run here
         why = "".join(traceback.format_exception_only(error)).strip()
         raise Unready(f"{what} {why}", "".join(traceback.format_exception(error))) from error
 

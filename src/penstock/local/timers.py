@@ -44,7 +44,7 @@ class Timer:
         if fn is not None:
             try:
                 fn(*args)
-            except Exception:
+            except Exception:  # the wheel turns for every pool of the process
                 log.exception("a timer of penstock failed")
 
 

@@ -243,7 +243,7 @@ class Watch:
                 if self._muted:
                     patience = self._look_in(seen, patience)
                     seen = self._turns
-            except Exception:
+            except Exception:  # without the watch no death of a worker would be noticed
                 log.exception("the watch of %s stumbled", self._name)
         with self._reading:
             self._led_out = True

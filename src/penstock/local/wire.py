@@ -112,7 +112,7 @@ def pack_arguments(
     kwargs = {name: _whole(value) for name, value in kwargs.items()}
     try:
         return dump((fn, args, kwargs), portable=portable)
-    except Exception as error:
+    except Exception as error:  # whatever pickling raises: a foreign `__reduce__` may raise anything
         raise NotPicklable(
             f"{_culprit(fn, args, kwargs)} cannot be sent to a worker process: {error}{advice()}"
         ) from error
@@ -122,7 +122,7 @@ def pack_setup(setup: dict[str, Any], *, portable: bool = False) -> bytes:
     """What a worker needs before its first call; all of it in band, because it is kept for restarts."""
     try:
         return dump(setup, large=float("inf"), portable=portable)[0]
-    except Exception as error:
+    except Exception as error:  # as above
         raise NotPicklable(
             f"the target or initializer cannot be sent to a worker process: {error}{advice()}"
         ) from error
@@ -148,7 +148,7 @@ def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[b
 
     try:
         data = pickle.dumps(value, 5, buffer_callback=in_band)
-    except Exception:
+    except Exception:  # whatever pickling raises, cloudpickle may know better
         if cloudpickle() is None:
             raise
         buffers.clear()

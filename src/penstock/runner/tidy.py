@@ -43,7 +43,7 @@ class Tidy:
         while not self._over.wait(self._every):
             try:
                 tidy(self._store, self._runs)
-            except Exception:
+            except Exception:  # a folder that cannot be removed must not stop the removing of all the others
                 log.exception("old outputs could not be removed; it is tried again")
 
 

@@ -80,7 +80,7 @@ class PostgresStore(PostgresReads):
         try:
             migrate(link)
             link.now()  # once known, the time is known while the server is away
-        except BaseException:
+        except BaseException:  # nobody will hold this store, Ctrl-C included: its connections go with it
             link.close()
             raise
         super().__init__(link, Demands(link))

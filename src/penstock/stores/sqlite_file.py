@@ -106,7 +106,7 @@ def migrate(con: apsw.Connection, path: Path) -> None:
                     con.execute(script)
                     con.execute(f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}")
                 con.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # an interrupted upgrade leaves the file as it was, Ctrl-C included
                 con.execute("ROLLBACK")
                 raise
 

@@ -76,7 +76,7 @@ class Transaction:
             # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
             self._con.execute("BEGIN IMMEDIATE")
             self._wal.look()
-        except BaseException as error:
+        except BaseException as error:  # `__exit__` will not come, so the lock goes back here
             if self._con.in_transaction:
                 self._con.execute("ROLLBACK")
             if isinstance(error, StoreFailed):

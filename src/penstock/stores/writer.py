@@ -166,5 +166,5 @@ def _land(riders: list[Passage], answers: list[Any]) -> None:
     for passage, answer in zip(riders, answers, strict=True):
         try:
             passage.landed(answer)
-        except Exception:
+        except Exception:  # the commit stands; one rider's mistake must not cost the others their answers
             log.exception("a rider could not take its answer")

@@ -91,7 +91,7 @@ class PostgresServer:
             self.start()
             self.run("CREATE ROLE penstock LOGIN")
             self.run("CREATE DATABASE penstock OWNER penstock")
-        except BaseException:
+        except BaseException:  # a server that was half started would outlive the tests, Ctrl-C included
             self.close()
             raise
 

@@ -265,14 +265,14 @@ class _Recording(JobFunction[..., Any, Any]):
             return self._awaited(super().run(context, args, kwargs))
         try:
             return super().run(context, args, kwargs)
-        except BaseException as error:
+        except BaseException as error:  # SystemExit too: it is kept for the test and goes its way
             self.raised = error
             raise
 
     async def _awaited(self, running: Any) -> Any:
         try:
             return await running
-        except BaseException as error:
+        except BaseException as error:  # as above
             self.raised = error
             raise
 

@@ -44,7 +44,7 @@ class Courier:
             fn, args = errand
             try:
                 fn(*args)
-            except Exception:
+            except Exception:  # the next errand is another worker's and knows nothing of this one
                 log.exception("the courier of %s stumbled", self._name)
             del errand, fn, args  # or the last result would live until the next one comes
 

@@ -146,7 +146,7 @@ class GraphExecutor:
         run = self.submit(plan, env, timeout=timeout, trace=trace)
         try:
             result = run.result()
-        except BaseException:
+        except BaseException:  # Ctrl-C: nobody else knows of this run
             run.cancel("whoever waited for it was interrupted")
             raise
         return result.check() if check else result

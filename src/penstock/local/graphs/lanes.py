@@ -178,7 +178,7 @@ class ThreadLane:
             assert task is not None
             try:
                 task.turn(worker)
-            except BaseException as error:
+            except BaseException as error:  # a mistake of ours must not leave the run waiting
                 log.exception("%s failed in a turn; please report this", self.name)
                 task.broken(worker, error)
             worker.task = task = None  # or a sleeping worker keeps its last run alive
