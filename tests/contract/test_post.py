@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -183,16 +184,28 @@ def test_one_who_does_not_answer_in_time_is_left_alone_for_a_while(pair, monkeyp
     assert second._courier._shy_until > 0
 
 
+def test_letters_that_are_alike_but_not_the_same_arrive_as_they_were_sent(pair):
+    first, second = pair
+    sent = [
+        JOB,
+        replace(JOB, payload="[1]"),
+        replace(JOB, payload="[1]", priority=70),
+        replace(JOB, payload="[1]", constraints=Constraint.CPU_HEAVY),
+        JOB,
+    ]
+    names = [second.submit([intent], Depth())[0].job_id for intent in sent]
+
+    assert 0 == len(second.commits)
+    assert sent == [first.job(name).intent for name in names]
+
+
 def test_a_letter_that_comes_after_its_sender_has_written_changes_nothing(pair):
     first, second = pair
-    letter = Letter(["0190-late"], [JOB], Depth())
-    second._submit_named(letter).result()
+    second._writer.write(lambda tx: tx.submit([JOB], Depth(), ["0190-late"]))
     replies = []
-    late = first._submit_named(letter)
-
-    assert late.exception(10) is not None
-    first._take(letter, replies.append)
+    first._take(Letter(["0190-late"], [JOB], Depth()), replies.append)
     first.submit([JOB], Depth())
+
     assert [None] == replies
     assert 2 == len(ids(first))
 

@@ -77,14 +77,18 @@ def alike(intent: Intent) -> Callable[[str], Intent]:
     return lambda payload: make_intent(*before, payload, *after)
 
 
-def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int) -> None:
-    """`check` each; those that are alike but for the payload are looked at once."""
-    seen = None
+def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int, passed: object = None) -> object:
+    """
+    `check` each; those that are alike but for the payload are looked at once. The answer is for the next call, as its `passed`: what
+    was good a moment ago still is, but for a deadline.
+    """
+    seen, lasting = passed, passed
     for intent in intents:
         rest = all_but_payload(intent)
         if rest != seen or len(intent.payload) > MAX_PAYLOAD:
             check(intent, now, most_units=most_units)
-            seen = rest
+            seen, lasting = rest, rest if intent.deadline_at is None else None
+    return lasting
 
 
 def check(intent: Intent, now: Moment, *, most_units: int) -> None:

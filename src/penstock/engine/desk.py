@@ -90,6 +90,8 @@ class Desk:
         self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
         self._room, self._purse = room or Room(store, rules.depth), Purse(store, rules)
         self._yields = yields or Yields()
+        #: What the last submit was like. Any thread may see an older one: it then looks once more.
+        self._passed: object = None
 
     # submitters and people
 
@@ -148,7 +150,8 @@ class Desk:
         ]
 
     def _check(self, intents: Sequence[Intent]) -> None:
-        check_all(intents, self._store.now(), most_units=self._rules.capacity.most)
+        most = self._rules.capacity.most
+        self._passed = check_all(intents, self._store.now(), most_units=most, passed=self._passed)
 
     def cancel(self, job_id: JobId, by: str = "") -> Job:
         def decide(job: Job) -> Change | None:

@@ -16,21 +16,21 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-__all__ = ["Bell", "Ear", "present", "ring"]
+__all__ = ["Bell", "Ear", "address_of", "present", "ring"]
 
 #: How long the dispatcher goes on telling an ear that has not asked again.
 EAR_SEC: Final = 5.0
 MOST_EARS: Final = 256
 
 
-def _address(path: Path) -> str:
+def address_of(path: Path) -> str:
     return "\0penstock-" + blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()
 
 
-def ring(path: Path, sender: socket.socket) -> bool:
-    """Whether somebody is there to hear it."""
+def ring(address: str, sender: socket.socket) -> bool:
+    """Whether somebody is there to hear it. By the address: it is rung at every commit, and to find it takes as long as a small one."""
     try:
-        sender.sendto(b"1", socket.MSG_DONTWAIT, _address(path))
+        sender.sendto(b"1", socket.MSG_DONTWAIT, address)
     except BlockingIOError:
         return True  # so many rings wait that one more adds nothing
     except OSError:
@@ -42,7 +42,7 @@ def present(path: Path) -> bool:
     """Whether somebody dispatches from this file now. Nobody is disturbed by the question."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
         try:
-            caller.connect(_address(path))
+            caller.connect(address_of(path))
         except OSError:
             return False
     return True
@@ -56,7 +56,7 @@ class Bell:
         self._ears: dict[bytes, float] = {}
         self._lock = Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(_address(path))
+        self._socket.bind(address_of(path))
         self._thread = Thread(target=self._listen, name="penstock-bell", daemon=True)
         self._thread.start()
 
@@ -103,7 +103,7 @@ class Ear:
     """The end of a process that waits for what the dispatcher does."""
 
     def __init__(self, path: Path, heard: Callable[[], None]) -> None:
-        self._path, self._heard = path, heard
+        self._address, self._heard = address_of(path), heard
         self._asked = 0.0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("")  # the kernel finds a name
@@ -116,9 +116,7 @@ class Ear:
         if now - self._asked > EAR_SEC / 10:
             self._asked = now
             with contextlib.suppress(OSError):
-                self._socket.sendto(
-                    b"+" + self._socket.getsockname(), socket.MSG_DONTWAIT, _address(self._path)
-                )
+                self._socket.sendto(b"+" + self._socket.getsockname(), socket.MSG_DONTWAIT, self._address)
 
     def _listen(self) -> None:
         while self._socket.recv(16) != b"0":

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.core.intent import Intent, make_intent
+from penstock.core.intent import Intent, alike, make_intent
 from penstock.core.states import State
 from penstock.core.words import Constraint, JobId, RunWhen
 from penstock.stores.protocol import Depth, Receipt
@@ -72,6 +72,7 @@ _Row: TypeAlias = tuple[
     int | None, int | None, int | None, str, str | None, tuple[int, ...], tuple[str, ...],
 ]  # fmt: skip
 _said: Final = attrgetter(*(field.name for field in fields(Intent)))
+_STATES: Final = {str(state): state for state in State}
 _encode: Final = msgspec.msgpack.encode
 _letters: Final = msgspec.msgpack.Decoder(tuple[list[str], list[_Row], tuple[int | None, int | None]])
 _answers: Final = msgspec.msgpack.Decoder(list[tuple[str, str, bool]] | None)
@@ -82,10 +83,23 @@ def _written(letter: Letter) -> bytes:
     return _encode((letter.names, rows, (letter.depth.total, letter.depth.per_addon)))
 
 
-def _read(text: bytes) -> Letter:
-    names, rows, depth = _letters.decode(text)
-    intents = [make_intent(*row[:4], Constraint(row[4]), RunWhen(row[5]), *row[6:]) for row in rows]
-    return Letter([JobId(name) for name in names], intents, Depth(*depth))
+class _Reader:
+    """Most letters are calls of the function that the one before called, and differ by their payload alone."""
+
+    def __init__(self) -> None:
+        self._like: tuple[Any, ...] = ()
+        self._make: Callable[[str], Intent] | None = None
+
+    def read(self, text: bytes) -> Letter:
+        names, rows, depth = _letters.decode(text)
+        return Letter([JobId(name) for name in names], [self._intent(row) for row in rows], Depth(*depth))
+
+    def _intent(self, row: _Row) -> Intent:
+        like = (*row[:8], *row[9:])  # all but the payload
+        if self._make is None or like != self._like:
+            first = make_intent(*row[:4], Constraint(row[4]), RunWhen(row[5]), *row[6:])
+            self._like, self._make = like, alike(first)
+        return self._make(row[8])
 
 
 # the end that commits
@@ -102,7 +116,7 @@ class Post:
     def __init__(
         self, name: str, take: Callable[[Letter, Reply], None], taken: Callable[[], None] = lambda: None
     ) -> None:
-        self._take, self._taken = take, taken
+        self._take, self._taken, self._reader = take, taken, _Reader()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._door.bind(name)
@@ -114,9 +128,8 @@ class Post:
         self._guests: set[socket.socket] = set()
         self._owed: set[socket.socket] = set()  # who waits for an answer
         self._closed = False
-        self._lock = (
-            Lock()
-        )  # between an answer and the closing of what it goes to: the number may be another file's by then
+        #: Between an answer and the closing of what it goes to: the number may be another file's by then.
+        self._lock = Lock()
         self._thread = Thread(target=self._serve, name="penstock-post", daemon=True)
         self._thread.start()
         _open_posts.add(self)
@@ -171,7 +184,7 @@ class Post:
     def _hear(self, guest: socket.socket) -> bool:
         try:
             text = guest.recv(MOST_BYTES)
-            letter = _read(text) if text else None
+            letter = self._reader.read(text) if text else None
         except (OSError, ValueError):  # msgspec's errors are ValueErrors: a Penstock of another version
             return False
         if letter is None:
@@ -218,33 +231,28 @@ class Courier:
         self._idle: SimpleQueue[socket.socket] = SimpleQueue()
         self._shy_until = 0.0
 
-    def finds(self, jobs: int) -> bool:
-        """Whether somebody takes letters now, of so many jobs."""
+    def line(self, jobs: int) -> socket.socket | None:
+        """To who takes letters now, of so many jobs. It is for one letter."""
         if jobs > MOST_JOBS or time.monotonic() < self._shy_until:
-            return False
-        line = self._line()
-        if line is not None:
-            self._idle.put(line)
-        return line is not None
+            return None
+        return self._line()
 
-    def deliver(self, letter: Letter) -> tuple[list[Receipt] | None, bool]:
+    def deliver(self, letter: Letter, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
         """The answer, if there was one; and whether it is certain that without one nothing was written."""
         text = _written(letter)
         if len(text) > MOST_BYTES:
+            self._idle.put(line)
             return None, True
-        line = self._send(text)
-        return (None, True) if line is None else self._hear(line)
-
-    def _send(self, text: bytes) -> socket.socket | None:
-        """The line on which it went out."""
-        while (line := self._line()) is not None:
+        there: socket.socket | None = line
+        while there is not None:
             try:
-                line.send(text, socket.MSG_NOSIGNAL)
+                there.send(text, socket.MSG_NOSIGNAL)
             except OSError:  # whoever was there has gone; perhaps somebody else is there now
-                line.close()
+                there.close()
+                there = self._line()
             else:
-                return line
-        return None
+                return self._hear(there)
+        return None, True
 
     def _hear(self, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
         try:
@@ -266,7 +274,7 @@ class Courier:
         self._idle.put(line)
         if answer is None:
             return None, True
-        return [Receipt(JobId(name), State(state), created) for name, state, created in answer], True
+        return [Receipt(JobId(name), _STATES[state], created) for name, state, created in answer], True
 
     def _line(self) -> socket.socket | None:
         with contextlib.suppress(Empty):

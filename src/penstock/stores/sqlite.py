@@ -30,7 +30,7 @@ from penstock.core.refusals import StoreFailed
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.audit import audit
-from penstock.stores.bell import Bell, Ear, ring
+from penstock.stores.bell import Bell, Ear, address_of, ring
 from penstock.stores.ids import uuid7
 from penstock.stores.post import Courier, Letter, Post, Reply, post_names
 from penstock.stores.protocol import (
@@ -100,7 +100,7 @@ class SqliteStore:
         self._bell: Bell | None = None
         self._ear: Ear | None = None
         self._dispatch_lock: DispatchLock | None = None
-        self._posts = post_names(self._path)
+        self._posts, self._address = post_names(self._path), address_of(self._path)
         self._courier = Courier(self._posts)
         self._post: Post | None = None
         self._post_lock = Lock()
@@ -117,22 +117,19 @@ class SqliteStore:
 
     def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         if self._post is None:
-            if self._courier.finds(len(intents)):
-                return self._submit_by_post(intents, depth)
+            line = self._courier.line(len(intents))
+            if line is not None:
+                return self._submit_by_post(line, intents, depth)
             if self._write_lock.contended:
                 self._stand_in()
         return self.submit_soon(intents, depth).result()
 
-    def _submit_by_post(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+    def _submit_by_post(self, line: socket.socket, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         letter = Letter([JobId(self._new_id()) for _ in intents], list(intents), depth)
-        receipts, sure = self._courier.deliver(letter)
-        return self._submit_named(letter, sure=sure).result() if receipts is None else receipts
-
-    def _submit_named(self, letter: Letter, *, sure: bool = True, wake: bool = True) -> Future[list[Receipt]]:
-        names, intents, depth = letter
-        return self._writer.soon(
-            lambda tx: tx.submit(intents, depth, names, sure=sure), brings=True, wake=wake
-        )
+        receipts, sure = self._courier.deliver(letter, line)
+        if receipts is not None:
+            return receipts
+        return self._writer.soon(_submitting(letter, sure=sure), brings=True).result()
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
         return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
@@ -222,17 +219,14 @@ class SqliteStore:
             heard()
         if self._bell is not None:
             self._bell.tell()
-        elif ring(self._path, self._sender) and self._post is not None:
+        elif ring(self._address, self._sender) and self._post is not None:
             self._stand_down()  # the dispatcher commits for all from now on, and starts what it commits
 
     # letters from other processes
 
     def _take(self, letter: Letter, reply: Reply) -> None:
-        def answered(done: Future[list[Receipt]]) -> None:
-            reply(None if done.exception() is not None else done.result())
-
         try:
-            self._submit_named(letter, wake=False).add_done_callback(answered)
+            self._writer.put(_submitting(letter), lambda receipts, _: reply(receipts), brings=True)
         except StoreFailed:  # it is closed
             reply(None)
 
@@ -458,6 +452,11 @@ class SqliteStore:
         with self._reading() as con:
             ask, demand_of = partial(query, con), partial(self._read.demand, con)
             return list(audit(ask, demand_of))
+
+
+def _submitting(letter: Letter, *, sure: bool = True) -> Callable[[Transaction], list[Receipt]]:
+    names, intents, depth = letter
+    return lambda tx: tx.submit(intents, depth, names, sure=sure)
 
 
 def _nothing() -> Future[list[Any]]:

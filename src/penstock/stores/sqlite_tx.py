@@ -63,11 +63,12 @@ class Transaction:
         new_id: Callable[[], str],
         committed: Callable[[list[Job]], None],
     ) -> None:
-        self._con, self._lock, self._wal, self._clock, self._ordering = con, lock, wal, clock, ordering
+        self._con, self._lock, self._wal, self._ordering = con, lock, wal, ordering
+        self._clock, self._now = clock, 0
         self._demands, self._new_id, self._committed = demands, new_id, committed
         self._sql = statements()
         #: What the last job that was submitted shares with the next, if they differ by their payload alone; and it in rows.
-        self._like: tuple[Moment, Any] | None = None
+        self._like: Any = None
         self._rest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
 
     def __enter__(self) -> Self:
@@ -76,6 +77,8 @@ class Transaction:
             # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
             self._con.execute("BEGIN IMMEDIATE")
             self._wal.look()
+            # One moment for all that is committed together, asked for when the lock has been waited for.
+            self._now = self._clock()
         except BaseException as error:  # `__exit__` will not come, so the lock goes back here
             if self._con.in_transaction:
                 self._con.execute("ROLLBACK")
@@ -105,7 +108,6 @@ class Transaction:
         self, intents: Sequence[Intent], depth: Depth, names: Sequence[JobId] = (), *, sure: bool = True
     ) -> list[Receipt]:
         """`names`: the ids that the jobs shall have. Not `sure`: another process may have written them already."""
-        now = self._clock()
         known = {
             i: self._known(intent) for i, intent in enumerate(intents) if intent.idempotency_key is not None
         }
@@ -120,7 +122,7 @@ class Transaction:
             if receipt is None and key in made:
                 receipt = _same_body(made[key], intent)
             if receipt is None:
-                receipt = self._insert(intent, names[i] if names else JobId(self._new_id()), now)
+                receipt = self._insert(intent, names[i] if names else JobId(self._new_id()))
                 if intent.idempotency_key is not None:
                     made[key] = (receipt._replace(created=False), body_hash(intent))
             receipts.append(receipt)
@@ -153,9 +155,8 @@ class Transaction:
                 queued += self._pages.tally[addon_id, State.QUEUED]
                 refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
 
-    def _insert(self, intent: Intent, job_id: JobId, now: Moment) -> Receipt:
-        no = self._pages.next_no()
-        like = (now, all_but_payload(intent))
+    def _insert(self, intent: Intent, job_id: JobId) -> Receipt:
+        now, no, like = self._now, self._pages.next_no(), all_but_payload(intent)
         if like != self._like:
             its_place = place(intent, now, None, self._ordering)
             demand_no = self._demands.number(self._con, its_place.demand)
@@ -172,7 +173,7 @@ class Transaction:
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
         self._pages.flush_books()
-        now = self._clock()
+        now = self._now
         for line, name in ((1, "whose_time_has_come"), (2, "who_is_urgent")):
             # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
             step = [(line, no) for (no,) in query(self._con, name, {"now": now, "most": STEPS})]
@@ -216,16 +217,15 @@ class Transaction:
     # apply
 
     def complete(self, done: Sequence[Done]) -> list[bool]:
-        return complete(self._pages, done, self._ordering.sharing, self._clock())
+        return complete(self._pages, done, self._ordering.sharing, self._now)
 
     def apply(self, changes: Sequence[Change]) -> list[bool]:
-        now = self._clock()
         self._pages.flush_rows()
         jobs = self._rows(JOBS, [change.job.job_id for change in changes if change.job is not None])
         dispatches = self._rows(
             DISPATCHES, [change.dispatch.dispatch_id for change in changes if change.dispatch is not None]
         )
-        return [self._apply(change, jobs, dispatches, now) for change in changes]
+        return [self._apply(change, jobs, dispatches, self._now) for change in changes]
 
     def _rows(self, name: str, ids: list[Any]) -> dict[str, Any]:
         """All that a batch decides on, read at once. A row is taken out when it is moved: whoever comes next reads it anew."""
@@ -313,7 +313,7 @@ class Transaction:
 
     def renew(self, beats: Iterable[Beat], tell: Tell) -> list[Standing | None]:
         self._pages.flush_rows()
-        return [renew(self._con, self._pages, beat, tell, self._clock()) for beat in beats]
+        return [renew(self._con, self._pages, beat, tell, self._now) for beat in beats]
 
     # upkeep
 
@@ -323,7 +323,7 @@ class Transaction:
         account.paused = account.paused if paused is None else paused
         self._pages.touched.add(addon_id)
         data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
-        self._pages.note(self._clock(), Note(Kind.ADDON_SET, data=data), NO_JOB)
+        self._pages.note(self._now, Note(Kind.ADDON_SET, data=data), NO_JOB)
 
     def greet(self, host: Host) -> Host:
         row = one(self._con, "greet", host_values(host))
@@ -339,7 +339,7 @@ class Transaction:
     def drain(self, host: HostId, draining: bool) -> bool:
         if one(self._con, "drain_host", {"host": host, "draining": int(draining)}) is None:
             return False
-        self._pages.note(self._clock(), drain_note(host, draining), NO_JOB)
+        self._pages.note(self._now, drain_note(host, draining), NO_JOB)
         return True
 
     def prune(self, before: Moment, limit: int) -> int:
@@ -351,9 +351,7 @@ class Transaction:
             self._con.execute(self._sql["forget_dispatches"], (job_id,))
             self._pages.tally[addon_id, state] -= 1
         if old:
-            self._pages.note(
-                self._clock(), Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB
-            )
+            self._pages.note(self._now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
         return len(old)
 
     def reorder(self, aging: Aging, after: int, limit: int) -> int:
@@ -367,7 +365,7 @@ class Transaction:
     def shift(self, by: Span) -> int:
         self._pages.flush_rows()
         self._con.execute(self._sql["shift"], {"by": by})
-        self._pages.note(self._clock(), Note(Kind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
+        self._pages.note(self._now, Note(Kind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
         return self._con.changes()
 
 

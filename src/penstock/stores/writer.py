@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from penstock.core.refusals import StoreFailed
 
@@ -39,12 +39,14 @@ class Passage(NamedTuple):
 Board: TypeAlias = Callable[[], Passage | None]
 
 
-class _Op(Generic[T]):
-    __slots__ = ("answer", "brings", "run")
+#: Called once, with the answer when it is on disk or with what went wrong.
+Told: TypeAlias = Callable[[Any, BaseException | None], None]
 
-    def __init__(self, run: Callable[[Any], T], brings: bool) -> None:
-        self.run, self.brings = run, brings
-        self.answer: Future[T] = Future()
+
+class _Op(NamedTuple):
+    run: Callable[[Any], Any]
+    told: Told
+    brings: bool
 
 
 class Writer:
@@ -58,7 +60,7 @@ class Writer:
         most: int = 512,
     ) -> None:
         self._begin, self._after, self._most = begin, after, most
-        self._ops: deque[_Op[Any]] = deque()
+        self._ops: deque[_Op] = deque()
         #: Held by whoever writes a batch: its own thread, or one that carries.
         self._writing = Lock()
         self._wake: SimpleQueue[bool] = SimpleQueue()  # False: for the last time
@@ -72,16 +74,26 @@ class Writer:
         """Returns when it is on disk. `run` may be called twice, the first time for nothing; leaving `begin` commits."""
         return self.soon(run).result()
 
-    def soon(self, run: Callable[[Any], T], *, brings: bool = False, wake: bool = True) -> Future[T]:
-        """`brings`: riders may find something to do behind it. Without `wake` it is for who calls `carry` in a moment."""
-        op = _Op(run, brings)
+    def soon(self, run: Callable[[Any], T], *, brings: bool = False) -> Future[T]:
+        """`brings`: riders may find something to do behind it."""
+        answer: Future[T] = Future()
+
+        def told(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+
+        self.put(run, told, brings=brings)
+        self._ring()
+        return answer
+
+    def put(self, run: Callable[[Any], Any], told: Told, *, brings: bool = False) -> None:
+        """For who calls `carry` in a moment, and has no use for a Future: making and settling one costs as much as a row."""
         with self._gate:  # nothing may be put behind the end mark: nobody would ever answer it
             if self._closed:
                 raise StoreFailed("the store is closed", kind="closed")
-            self._ops.append(op)
-        if wake:
-            self._ring()
-        return op.answer
+            self._ops.append(_Op(run, told, brings))
 
     def carry(self) -> None:
         """
@@ -130,13 +142,13 @@ class Writer:
                     self._batch()
 
     def _batch(self) -> None:
-        batch: list[_Op[Any]] = []
+        batch: list[_Op] = []
         while self._ops and len(batch) < self._most:
             batch.append(self._ops.popleft())
         if batch:
             self._run(batch, self._boards)
 
-    def _run(self, batch: list[_Op[Any]], boards: tuple[Board, ...]) -> None:
+    def _run(self, batch: list[_Op], boards: tuple[Board, ...]) -> None:
         riders: list[Passage] = []
         boarding = False
         try:
@@ -151,7 +163,7 @@ class Writer:
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
             _land(riders, [None] * len(riders))
             if len(batch) == 1 and not boarding:
-                batch[0].answer.set_exception(error)
+                batch[0].told(None, error)
             else:
                 for op in batch:
                     self._run([op], ())
@@ -159,7 +171,7 @@ class Writer:
         _land(riders, brought)
         self._after()
         for op, result in zip(batch, results, strict=True):
-            op.answer.set_result(result)
+            op.told(result, None)
 
 
 def _land(riders: list[Passage], answers: list[Any]) -> None:
