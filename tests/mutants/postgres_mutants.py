@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SQL = "penstock/stores/sql/postgres.sql"
 LINK = "penstock/stores/postgres_link.py"
+WIRE = "penstock/stores/postgres_wire.py"
 ADMIT = "penstock/stores/postgres_admit.py"
 APPLY = "penstock/stores/postgres_apply.py"
 SUBMIT = "penstock/stores/postgres_submit.py"
@@ -39,19 +40,19 @@ MUTANTS = [
     found_in("many", "a deadlock is the caller's problem", LINK, "errors.DeadlockDetected, ", ""),
     found_in("many", "two who use a key at once see a broken index", LINK, ", errors.UniqueViolation):", "):"),
     found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (size) SELECT n FROM", "INSERT INTO penstock.trail (size, until) SELECT n, n + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM"),
-    found_in("many", "backslashes are JSON's", LINK, '    if "\\\\" in text:\n', '    if "\\0" in text:\n'),
+    found_in("many", "backslashes are JSON's", WIRE, '    if b"\\\\" in text:\n', '    if b"\\0" in text:\n'),
     found_in("caller", "numbers follow the drawing, not the commit", SQL, "    UPDATE penstock.trail SET until = (SELECT value FROM penstock.mark WHERE name = 'event') + new.upto\n", "    UPDATE penstock.trail SET until = new.batch * 100\n"),
     found_in("caller", "ours is committed for the caller", CALLER, "    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:\n", "    if con.closed:\n"),
     found_in("caller", "a refusal leaves half of ours", CALLER, "    with con.transaction():\n", "    if True:\n"),
     found_in("caller", "a depth limit locks everybody out until the caller commits", STORE, "exact=False)", "exact=True)"),
     found_in("caller", "nobody is told after the caller's commit", STORE, '            session.leave("ring", {"channel": self._bell.channel, "by": ""})\n', ""),
     found_in("outages", "a dead connection is the caller's problem", LINK, "                if error.sqlstate not in _GONE or dead:\n", "                if dead >= 0:\n"),
-    found_in("outages", "an unanswered commit is written again", LINK, 'return bool(row[0] == "committed")', "return False"),
+    found_in("outages", "an unanswered commit is written again", LINK, 'return bool(fate == "committed")', "return False"),
     found_in("outages", "the time stops with the server", LINK, "            if not known:\n                raise\n", "            raise\n"),
     found_in("schema", "two make the schema at once", SCHEMA, '            con.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])\n', ""),
     found_in("schema", "a newer schema is used", SCHEMA, 'marks["needs"] > known', 'marks["needs"] < 0'),
     found_in("schema", "whatever has been added to is refused", SCHEMA, 'marks["needs"] > known', 'marks["schema"] > known'),
-    found_in("schema", "statements are prepared behind a pooler", LINK, "None if self._manners.pooler else 3", "3"),
+    found_in("schema", "statements are prepared behind a pooler", LINK, "con.prepares = not self._manners.pooler", "con.prepares = True"),
     found_in("notices", "nobody listens", BELL, "                    con.execute(psycopg.sql.SQL", "                    str(psycopg.sql.SQL"),
     found_in("notices", "nobody looks", BELL, "return before != self._seen", "return False"),
     found_by_contract("an older fence may settle", APPLY, " and job.fence == step.fence)", ")"),

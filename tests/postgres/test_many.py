@@ -208,7 +208,7 @@ def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opene
     tick(store, capacity=40)
 
     def written(session):
-        return session.plain(b"SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_xact_user_tables")
+        return session.plain("SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_xact_user_tables")
 
     def before_and_after(session):
         before = written(session)

@@ -142,7 +142,7 @@ def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_pr
     for _ in range(8):
         [receipt] = store.submit([JOB], Depth())
         store.job(receipt.job_id)
-    shown = store._link.snapshot(lambda session: session.plain(b"SHOW statement_timeout"))
+    shown = store._link.snapshot(lambda session: session.plain("SHOW statement_timeout"))
 
     with store._link.connection() as con:
         assert ("7s",) != con.execute("SHOW statement_timeout").fetchone()

@@ -26,11 +26,12 @@ from penstock.stores.postgres_apply import Applying, Beats, Changes, Renewing
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed, retried
 from penstock.stores.postgres_complete import Completing, Completion
-from penstock.stores.postgres_link import Link, Manners, Session, array, columns
+from penstock.stores.postgres_link import Link, Manners, Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
 from penstock.stores.postgres_reads import PostgresReads
 from penstock.stores.postgres_schema import migrate
 from penstock.stores.postgres_submit import Submission, Submitting
+from penstock.stores.postgres_wire import array, columns
 from penstock.stores.protocol import (
     LOST_FOR,
     Clock,

@@ -32,8 +32,9 @@ from penstock.core.words import AddonId, DispatchId, HostId, Moment
 from penstock.stores.dispatches import dispatch_row, new_dispatch
 from penstock.stores.postgres_apply import Judged
 from penstock.stores.postgres_floor import Appetite, Heads, RowFloor, enter, spent_from
-from penstock.stores.postgres_link import Link, Session, Values, array, columns
+from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, accounts_from, lock_ledger
+from penstock.stores.postgres_wire import Values, array, columns
 from penstock.stores.protocol import Terms
 from penstock.stores.rows import encode
 

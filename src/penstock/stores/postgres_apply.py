@@ -19,8 +19,9 @@ from penstock.core.order import Ordering
 from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money
-from penstock.stores.postgres_link import Link, Session, Values, array, columns
+from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, accounts_from, lock_ledger
+from penstock.stores.postgres_wire import Values, array, columns
 from penstock.stores.protocol import Standing, Tell
 
 __all__ = ["Applying", "Beats", "Changes", "Judged", "Renewing"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -11,7 +11,8 @@ from psycopg.errors import UniqueViolation
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from penstock.stores.postgres_link import Session, Values
+from penstock.stores.postgres_link import Session
+from penstock.stores.postgres_wire import Statement, Values
 
 __all__ = ["borrowed", "retried"]
 
@@ -20,7 +21,7 @@ TRIES: Final = 3
 
 
 @contextmanager
-def borrowed(connection: Any, sql: Mapping[str, bytes]) -> Iterator[Session]:
+def borrowed(connection: Any, sql: Mapping[str, Statement]) -> Iterator[Session]:
     """
     A savepoint: what is refused takes back what we wrote and nothing of the caller's. On a connection without a transaction one is
     begun, as any statement on it would; in autocommit there is none to be part of, and ours is committed.
@@ -29,7 +30,7 @@ def borrowed(connection: Any, sql: Mapping[str, bytes]) -> Iterator[Session]:
     if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:
         con.execute("SELECT 1")
     with con.transaction():
-        session = _Borrowed(con, sql)
+        session = _Borrowed(_Guest(con), sql, ())
         yield session
         session.finish()
 
@@ -43,20 +44,23 @@ def retried(attempt: Callable[[], T]) -> T:
 
 
 class _Borrowed(Session):
-    """With rows as we read them, whatever the caller has set, and without a COMMIT."""
-
-    def __init__(self, con: psycopg.Connection[Any], sql: Mapping[str, bytes]) -> None:
-        super().__init__(con, sql, ())
-        self._cursor = con.cursor(row_factory=tuple_row)
-
     def finish(self) -> None:
+        """Without a COMMIT: that is the caller's."""
         self.flush()
 
-    def _run(self, calls: Any) -> list[list[Any]]:
+
+class _Guest:
+    """Our statements on somebody else's connection, with rows as we read them, whatever its owner has set."""
+
+    def __init__(self, con: psycopg.Connection[Any]) -> None:
+        self._cursor = psycopg.RawCursor(con, row_factory=tuple_row)
+
+    def exchange(self, calls: Sequence[tuple[Statement, Values]]) -> list[list[Any]]:
         return [self._one(statement, values) for statement, values in calls]
 
-    def _one(self, statement: bytes, values: Values) -> list[Any]:
-        self._cursor.execute(statement, values)
+    def _one(self, statement: Statement, values: Values) -> list[Any]:
+        bound = [None if value is None else value.decode() for value in statement.bind(values)]
+        self._cursor.execute(statement.text, bound)
         return self._cursor.fetchall() if self._cursor.description else []
 
 

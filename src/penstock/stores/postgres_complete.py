@@ -11,8 +11,9 @@ from penstock.core.landing import End
 from penstock.core.states import State
 from penstock.core.words import Moment
 from penstock.stores.postgres_apply import Judged
-from penstock.stores.postgres_link import Conflict, Link, Session, Values, columns
+from penstock.stores.postgres_link import Conflict, Link, Session
 from penstock.stores.postgres_pages import Demands
+from penstock.stores.postgres_wire import Values, columns
 from penstock.stores.protocol import Done
 
 __all__ = ["Completing", "Completion"]

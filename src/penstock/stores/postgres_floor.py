@@ -16,8 +16,9 @@ from penstock.core.books import Books
 from penstock.core.order import Line, Running, Verdict, Waiting
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
-from penstock.stores.postgres_link import Session, Values, columns
+from penstock.stores.postgres_link import Session
 from penstock.stores.postgres_pages import Demands, accounts_from
+from penstock.stores.postgres_wire import Values, columns
 
 __all__ = ["Appetite", "Heads", "RowFloor", "Standby", "enter", "read_books", "spent_from"]
 

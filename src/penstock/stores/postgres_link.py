@@ -9,38 +9,37 @@ cannot be found out is the caller told so.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 from time import monotonic, sleep
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 import psycopg.sql
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import TupleRow, tuple_row
+from psycopg.rows import tuple_row
 
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import Moment
+from penstock.stores.postgres_wire import Connection, Exchange, Statement, Values, statement
 from penstock.stores.protocol import Clock
 from penstock.stores.statements import statements
 
-__all__ = ["Conflict", "Connection", "Link", "Manners", "Session", "Values", "array", "columns"]
+__all__ = ["Conflict", "Connection", "Link", "Manners", "Session"]
 
 T = TypeVar("T")
-Connection: TypeAlias = psycopg.Connection[TupleRow]
-Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 
 #: How often a transaction is tried that others keep getting in the way of.
 TRIES: Final = 12
 #: How long the fate of a COMMIT is asked for while the server is away.
 FIND_OUT_SEC: Final = 5.0
-BEGIN: Final = b"BEGIN"
-SNAPSHOT: Final = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+BEGIN: Final = statement("BEGIN")
+SNAPSHOT: Final = statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+COMMIT: Final = statement("COMMIT")
 
 
 class Conflict(Exception):
@@ -71,6 +70,8 @@ class Manners:
             "enable_seqscan": "off",
             "enable_hashjoin": "off",
             "enable_mergejoin": "off",
+            # Making one costs more than a batch of ten jobs, and there is only one way to go.
+            "plan_cache_mode": "force_generic_plan",
             "jit": "off",
         }
 
@@ -78,7 +79,7 @@ class Manners:
 class Session:
     """One transaction. It begins with the first thing asked and is over with `finish`."""
 
-    def __init__(self, con: Connection, sql: Mapping[str, bytes], opening: Sequence[bytes]) -> None:
+    def __init__(self, con: Exchange, sql: Mapping[str, Statement], opening: Sequence[Statement]) -> None:
         self._con, self._sql, self._opening = con, sql, opening
         self._left: list[tuple[str, Values, Callable[[list[Any]], None] | None]] = []
         self.xid: str | None = None
@@ -91,9 +92,9 @@ class Session:
         """One round trip for all of them."""
         return self._run([(self._sql[name], values) for name, values in calls])
 
-    def plain(self, sql: bytes, values: Values = None) -> list[Any]:
+    def plain(self, sql: str, values: Values = None) -> list[Any]:
         """For lists, whose conditions are put together from fixed words."""
-        return self._run([(sql, values)])[0]
+        return self._run([(statement(sql, prepared=False), values)])[0]
 
     def leave(self, name: str, values: Values, then: Callable[[list[Any]], None] | None = None) -> None:
         """`then`: what its rows are for, which come with the COMMIT."""
@@ -106,22 +107,18 @@ class Session:
     def finish(self) -> None:
         if self._left or not self._opening:
             self.finishing = True
-            self._run_left([(b"COMMIT", None)])
+            self._run_left([(COMMIT, None)])
 
-    def _run_left(self, more: Sequence[tuple[bytes, Values]]) -> None:
+    def _run_left(self, more: Sequence[tuple[Statement, Values]]) -> None:
         left, self._left = self._left, []
         answers = self._run([*((self._sql[name], values) for name, values, _ in left), *more])
         for (_, _, then), rows in zip(left, answers, strict=False):
             if then is not None:
                 then(rows)
 
-    def _run(self, calls: Sequence[tuple[bytes, Values]]) -> list[list[Any]]:
+    def _run(self, calls: Sequence[tuple[Statement, Values]]) -> list[list[Any]]:
         opening, self._opening = self._opening, ()
-        with self._con.pipeline():
-            for statement in opening:
-                self._con.execute(statement)
-            cursors = [self._con.execute(statement, values) for statement, values in calls]
-        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+        return self._con.exchange([*((each, None) for each in opening), *calls])[len(opening) :]
 
 
 class Link:
@@ -129,17 +126,18 @@ class Link:
         self.schema, self._manners, self._clock = schema, manners, clock
         self._dsn = _conninfo(dsn, manners)
         self.quoted = psycopg.sql.Identifier(schema).as_string()
-        self.sql = {name: self.in_schema(text) for name, text in statements("postgres").items()}
+        texts = statements("postgres")
+        started = texts["job_columns"].replace("penstock.job j", "taken j")
+        texts = texts | {"start_jobs": f"{texts['start_jobs']}\n{started}"}
+        self.sql = {name: statement(self.in_schema(text)) for name, text in texts.items()}
         #: The last one used is used next: its server process has everything at hand.
-        started = self.in_schema(statements("postgres")["job_columns"].replace("penstock.job j", "taken j"))
-        self.sql["start_jobs"] += b"\n" + started
         self._idle: deque[Connection] = deque()
         self._room = BoundedSemaphore(manners.connections)
         self._offset, self._asked, self._latest = 0, float("-inf"), 0
         self._closed = False
 
-    def in_schema(self, sql: str) -> bytes:
-        return sql.replace("penstock.", f"{self.quoted}.").encode()
+    def in_schema(self, sql: str) -> str:
+        return sql.replace("penstock.", f"{self.quoted}.")
 
     # time
 
@@ -160,9 +158,8 @@ class Link:
         try:
             with self.failures(), self.connection() as con:
                 sent = _monotonic()
-                row = con.execute(self.sql["now"]).fetchone()
-                assert row is not None
-                self._offset = int(row[0]) - (sent + _monotonic()) // 2
+                [[(now,)]] = con.exchange([(self.sql["now"], None)])
+                self._offset = now - (sent + _monotonic()) // 2
         except StoreFailed:
             if not known:
                 raise
@@ -191,23 +188,21 @@ class Link:
         """One statement needs no transaction around it."""
         return self._reading(lambda session: session.ask(name, values), ())
 
-    def _reading(self, work: Callable[[Session], T], opening: Sequence[bytes]) -> T:
+    def _reading(self, work: Callable[[Session], T], opening: Sequence[Statement]) -> T:
         def read() -> T:
             with self.connection() as con:
                 session = Session(con, self.sql, self._begin(opening))
                 result = work(session)
                 if opening:
-                    session.finish()  # at a ROLLBACK psycopg would forget what it has prepared
+                    session.finish()
                 return result
 
         with self.failures():
             return self._insist(read)
 
-    def _begin(self, opening: Sequence[bytes]) -> Sequence[bytes]:
+    def _begin(self, opening: Sequence[Statement]) -> Sequence[Statement]:
         """Behind a pooler a setting lasts for one transaction: the next one may be on another server connection."""
-        return (
-            (*opening, _settings(self._manners, local=True)) if opening and self._manners.pooler else opening
-        )
+        return (*opening, _settings(self._manners)) if opening and self._manners.pooler else opening
 
     def _insist(self, attempt: Callable[[], T]) -> T:
         dead = 0
@@ -250,12 +245,12 @@ class Link:
         while monotonic() < until:
             try:
                 with self.connection() as con:
-                    row = con.execute(self.sql["fate"], {"xid": xid}).fetchone()
+                    [[(fate,)]] = con.exchange([(self.sql["fate"], {"xid": xid})])
             except (psycopg.OperationalError, StoreFailed):
                 sleep(0.2)
                 continue
-            if row is not None and row[0] in ("committed", "aborted"):
-                return bool(row[0] == "committed")
+            if fate in ("committed", "aborted"):
+                return bool(fate == "committed")
             sleep(0.05)  # its backend has not noticed yet
         raise StoreFailed(
             "the connection broke while the database was writing: it may or may not have been written",
@@ -290,13 +285,9 @@ class Link:
             self._drop_idle()
 
     def connect(self) -> Connection:
-        return psycopg.connect(
-            self._dsn,
-            autocommit=True,
-            row_factory=tuple_row,
-            # A pooler hands the next transaction to a server connection that has not seen our prepared statements.
-            prepare_threshold=None if self._manners.pooler else 3,
-        )
+        con = Connection.connect(self._dsn, autocommit=True, row_factory=tuple_row, prepare_threshold=None)
+        con.prepares = not self._manners.pooler
+        return con
 
     def _drop_idle(self) -> None:
         while True:
@@ -356,6 +347,7 @@ def _conninfo(dsn: str, manners: Manners) -> str:
             kind="address",
         ) from None
     more: dict[str, str] = {"application_name": str(told.get("application_name") or "penstock")}
+    more["client_encoding"] = "utf-8"
     more["connect_timeout"] = str(told.get("connect_timeout") or manners.connect_timeout_sec)
     for name, value in _PRESENCE.items():
         more[name] = str(told.get(name) or value)
@@ -365,39 +357,10 @@ def _conninfo(dsn: str, manners: Manners) -> str:
     return make_conninfo(dsn, **more)
 
 
-def _settings(manners: Manners, *, local: bool) -> bytes:
-    calls = (f"set_config('{n}', '{v}', {str(local).lower()})" for n, v in manners.settings.items())
-    return f"SELECT {', '.join(calls)}".encode()
+def _settings(manners: Manners) -> Statement:
+    calls = (f"set_config('{n}', '{v}', true)" for n, v in manners.settings.items())
+    return statement(f"SELECT {', '.join(calls)}")
 
 
 def _monotonic() -> Moment:
     return int(monotonic() * 1_000_000)
-
-
-_encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
-
-
-def columns(rows: Sequence[Sequence[Any]], width: int = 0) -> list[str]:
-    """
-    Rows as one array per column, for `unnest`: one statement and one round trip, however many rows. `width`: of those that may be none.
-    """
-    return [array(column) for column in zip(*rows, strict=True)] or ["{}"] * width
-
-
-def array(values: Sequence[Any]) -> str:
-    """
-    An array as PostgreSQL writes it, which is nearly how JSON does: an element costs a thirtieth of what psycopg's own way does.
-    They part at what JSON escapes.
-    """
-    text = _encode(values)
-    if "\\" in text:
-        text = f"[{','.join([_element(value) for value in values])}]"
-    return f"{{{text[1:-1]}}}"
-
-
-def _element(value: Any) -> str:
-    if not isinstance(value, str):
-        return _encode(value)
-    # Text in PostgreSQL cannot hold the character NUL.
-    text = value.replace("\\", "\\\\").replace('"', '\\"').replace("\0", "\N{SYMBOL FOR NULL}")
-    return f'"{text}"'

@@ -17,7 +17,8 @@ from penstock.core.demand import Demand
 from penstock.core.share import Account
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, Moment
-from penstock.stores.postgres_link import Link, Session, array, columns
+from penstock.stores.postgres_link import Link, Session
+from penstock.stores.postgres_wire import array, columns
 from penstock.stores.rows import demand_from, demand_row, encode
 
 __all__ = ["NO_JOB", "Demands", "Key", "Pages", "Told", "accounts_from", "lock_ledger"]
@@ -67,7 +68,7 @@ def _number(session: Session, demand: Demand) -> int:
     return int(found[0][0])
 
 
-def lock_ledger(keys: Iterable[Key]) -> tuple[str, Sequence[str]]:
+def lock_ledger(keys: Iterable[Key]) -> tuple[str, Sequence[bytes]]:
     named = sorted(set(keys))
     return "lock_ledger", [array([scope for scope, _ in named]), array([name for _, name in named])]
 

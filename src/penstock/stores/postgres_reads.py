@@ -15,16 +15,20 @@ from penstock.core.states import IN_FLIGHT, SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
 from penstock.stores.postgres_floor import Heads, RowFloor, read_books
-from penstock.stores.postgres_link import Link, Session, array
+from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import Demands
+from penstock.stores.postgres_wire import array
 from penstock.stores.protocol import Addon, Due, Overdue, Query
 from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, job_from
+from penstock.stores.statements import statements
 
 __all__ = ["PostgresReads"]
 
 T = TypeVar("T")
 #: How much of each line is read at first by those who only look.
 LOOK: Final = 16
+_JOBS: Final = statements("postgres")["job_columns"]
+_DISPATCHES: Final = statements("postgres")["dispatch_columns"]
 
 
 class PostgresReads:
@@ -62,7 +66,7 @@ class PostgresReads:
         return {job.job_id: job for job in self._jobs_where(session, where, {"ids": array(job_ids)})}
 
     def _jobs_where(self, session: Session, where: str, values: dict[str, Any]) -> list[Job]:
-        rows = session.plain(b"%s %s" % (self._link.sql["job_columns"], self._link.in_schema(where)), values)
+        rows = session.plain(self._link.in_schema(f"{_JOBS} {where}"), values)
         return self._jobs_from(rows, self._demands.of(session, {row[DEMAND] for row in rows}))
 
     def _jobs_from(self, rows: Sequence[Any], demands: Mapping[int, Demand]) -> list[Job]:
@@ -105,7 +109,7 @@ class PostgresReads:
         }
 
     def _dispatches_where(self, session: Session, where: str, values: dict[str, Any]) -> list[Dispatch]:
-        rows = session.plain(b"%s %s" % (self._link.sql["dispatch_columns"], where.encode()), values)
+        rows = session.plain(self._link.in_schema(f"{_DISPATCHES} {where}"), values)
         demands = self._demands.of(session, {row[-1] for row in rows})
         return [dispatch_from(row, demands[row[-1]]) for row in rows]
 
@@ -158,7 +162,7 @@ class PostgresReads:
 
     def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
         self._number()
-        values = {"kinds": [str(kind) for kind in kinds], "after": after, "most": limit}
+        values = {"kinds": array([str(kind) for kind in kinds]), "after": after, "most": limit}
         return [event_from(row) for row in self._link.glance("events_of", values)]
 
     def newest(self) -> int:

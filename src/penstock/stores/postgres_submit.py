@@ -13,8 +13,9 @@ from penstock.core.job import Kind, place
 from penstock.core.order import Ordering
 from penstock.core.states import State
 from penstock.core.words import AddonId, JobId, Moment
-from penstock.stores.postgres_link import Link, Session, columns
+from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import Demands, Pages
+from penstock.stores.postgres_wire import columns
 from penstock.stores.protocol import Depth, Receipt
 from penstock.stores.rows import body_hash, intent_row, job_row
 from penstock.stores.submitting import key_conflict, refuse_beyond

@@ -196,7 +196,8 @@ CREATE TABLE penstock.dispatcher (
 CREATE FUNCTION penstock.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION '%', tg_argv[0]; END $$;
 
-CREATE TRIGGER job_final BEFORE UPDATE OF state ON penstock.job FOR EACH ROW
+-- AFTER, because one that comes before locks every row that it looks at, which is as dear as writing it.
+CREATE TRIGGER job_final AFTER UPDATE OF state ON penstock.job FOR EACH ROW
 WHEN (old.state IN ('DONE', 'CANCELED') AND new.state <> old.state)
 EXECUTE FUNCTION penstock.refuse('DONE and CANCELED are final');
 

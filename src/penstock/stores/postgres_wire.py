@@ -1,0 +1,205 @@
+"""
+Statements on their way to the server and rows on their way back.
+
+psycopg makes the connection and its types; a cursor for every statement would cost more than most of ours take to run. So a round trip is
+made here of libpq's own calls: every statement is prepared once per connection, values go out as the text that they are made as, and rows
+come back in binary and are loaded by what psycopg has for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import count
+from select import POLLIN, POLLOUT, poll
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import psycopg
+from psycopg import errors
+from psycopg.adapt import Transformer
+from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.rows import TupleRow
+
+__all__ = ["Connection", "Exchange", "Statement", "Values", "array", "columns", "statement"]
+
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
+
+
+class Statement(NamedTuple):
+    """`names`: of its values in the order in which it has them; None where they come in that order."""
+
+    text: bytes
+    names: tuple[str, ...] | None = None
+    #: Not worth it for what is put together for one question.
+    prepared: bool = True
+
+    def bind(self, values: Values) -> list[bytes | None]:
+        if isinstance(values, Mapping):
+            values = [values[name] for name in self.names or ()]
+        return [value if value.__class__ is bytes else _text(value) for value in values or ()]
+
+
+@cache
+def statement(sql: str, *, prepared: bool = True) -> Statement:
+    """From the way we write them, with %s or %(name)s, to the server's, with $1."""
+    names: list[str] = []
+    in_order = 0
+
+    def numbered(found: re.Match[str]) -> str:
+        nonlocal in_order
+        name = found[1]
+        if name is None:
+            in_order += 1
+            return f"${in_order}"
+        if name not in names:
+            names.append(name)
+        return f"${names.index(name) + 1}"
+
+    text = re.sub(r"%(?:\((\w+)\))?s", numbered, sql)
+    return Statement(text.encode(), tuple(names) if names else None, prepared)
+
+
+class Exchange(Protocol):
+    def exchange(self, calls: Sequence[tuple[Statement, Values]]) -> list[list[Any]]:
+        """The rows of each. When one fails those behind it are not run, and its failure is raised."""
+        ...
+
+
+class _Known:
+    """A statement as the server has it for this connection, and how its rows are loaded, which is looked up the first time."""
+
+    __slots__ = ("_rows", "_seen", "name")
+
+    def __init__(self, name: bytes, connection: Connection) -> None:
+        self.name, self._rows, self._seen = name, Transformer(connection), False
+
+    def load(self, result: PGresult) -> list[Any]:
+        if not result.ntuples:
+            return []
+        self._rows.set_pgresult(result, set_loaders=not self._seen)
+        self._seen = True
+        return self._rows.load_rows(0, result.ntuples, tuple)
+
+
+class Connection(psycopg.Connection[TupleRow]):
+    def __init__(self, pgconn: PGconn) -> None:
+        super().__init__(pgconn)
+        #: False behind a pooler, which hands the next transaction to a server connection that has not seen our statements.
+        self.prepares = True
+        self._known: dict[bytes, _Known] = {}
+        self._names = count(1)
+        self._ready = poll()
+        self._ready.register(pgconn.socket, POLLIN)
+
+    def exchange(self, calls: Sequence[tuple[Statement, Values]]) -> list[list[Any]]:
+        """All of them in one round trip."""
+        pgconn = self.pgconn
+        try:
+            pgconn.enter_pipeline_mode()
+            sent = [self._send(*call) for call in calls]
+            pgconn.pipeline_sync()
+            results = iter(self._receive())
+            pgconn.exit_pipeline_mode()
+        except BaseException:
+            self.close()  # nobody knows what is still on its way
+            raise
+        return [
+            self._rows(results, asked, known, is_new)
+            for (asked, _), (known, is_new) in zip(calls, sent, strict=True)
+        ]
+
+    def _send(self, asked: Statement, values: Values) -> tuple[_Known, bool]:
+        bound = asked.bind(values)
+        if not (self.prepares and asked.prepared):
+            self.pgconn.send_query_params(asked.text, bound, result_format=Format.BINARY)
+            return _Known(b"", self), False
+        known = self._known.get(asked.text)
+        if is_new := known is None:
+            known = _Known(b"penstock_%d" % next(self._names), self)
+            self.pgconn.send_prepare(known.name, asked.text)
+        self.pgconn.send_query_prepared(known.name, bound, result_format=Format.BINARY)
+        return known, is_new
+
+    def _receive(self) -> list[PGresult]:
+        pgconn = self.pgconn
+        while pgconn.flush():
+            self._wait(POLLIN | POLLOUT)
+        results: list[PGresult] = []
+        while True:
+            while pgconn.is_busy():
+                self._wait(POLLIN)
+            result = pgconn.get_result()
+            if result is None:
+                if pgconn.status != ConnStatus.OK:
+                    raise _failure(results) or psycopg.OperationalError("the connection is lost")
+            elif result.status == ExecStatus.PIPELINE_SYNC:
+                return results
+            else:
+                results.append(result)
+
+    def _wait(self, what: int) -> None:
+        """What has come is taken in also while we send: a server that cannot answer does not read on."""
+        if what != POLLIN:
+            self._ready.modify(self.pgconn.socket, what)
+        [(_, ready)] = self._ready.poll()
+        if what != POLLIN:
+            self._ready.modify(self.pgconn.socket, POLLIN)
+        if ready & ~POLLOUT:
+            self.pgconn.consume_input()
+
+    def _rows(self, results: Iterator[PGresult], asked: Statement, known: _Known, is_new: bool) -> list[Any]:
+        if is_new:
+            _check(next(results))
+            self._known[asked.text] = known
+        result = next(results)
+        _check(result)
+        return known.load(result)
+
+
+def _check(result: PGresult) -> None:
+    if (failure := _failure([result])) is not None:
+        raise failure
+
+
+def _failure(results: Sequence[PGresult]) -> psycopg.Error | None:
+    """Of the first that failed; those behind it were not run."""
+    for result in results:
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            return errors.error_from_result(result)
+    return None
+
+
+def _text(value: Any) -> bytes | None:
+    return None if value is None else str(value).encode()
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def columns(rows: Sequence[Sequence[Any]], width: int = 0) -> list[bytes]:
+    """
+    Rows as one array per column, for `unnest`: one statement and one round trip, however many rows. `width`: of those that may be none.
+    """
+    return [array(column) for column in zip(*rows, strict=True)] or [b"{}"] * width
+
+
+def array(values: Sequence[Any]) -> bytes:
+    """
+    An array as PostgreSQL writes it, which is nearly how JSON does: an element costs a hundredth of what psycopg's own way does.
+    They part at what JSON escapes.
+    """
+    text = _encode(values)
+    if b"\\" in text:
+        return b"{%b}" % b",".join([_element(value) for value in values])
+    return b"{%b}" % text[1:-1]
+
+
+def _element(value: Any) -> bytes:
+    if not isinstance(value, str):
+        return _encode(value)
+    # Text in PostgreSQL cannot hold the character NUL.
+    text = value.replace("\\", "\\\\").replace('"', '\\"').replace("\0", "\N{SYMBOL FOR NULL}")
+    return b'"%b"' % text.encode()
