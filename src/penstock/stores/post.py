@@ -42,6 +42,7 @@ MOST_BYTES: Final = 60_000
 #: So long is waited for an answer, and so long nobody is asked after one that did not come.
 PATIENCE_SEC: Final = 2.0
 SHY_SEC: Final = 10.0
+_AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class Letter(NamedTuple):
@@ -200,7 +201,7 @@ class Post:
             with contextlib.suppress(OSError):  # it did not wait
                 if self._closed:
                     guest.shutdown(socket.SHUT_RD)  # before it can send its next one here
-                guest.send(text, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                guest.send(text, _AT_ONCE)
             self._owed.discard(guest)
             if self._closed:
                 self._guests.discard(guest)
