@@ -171,6 +171,25 @@ def test_a_wal_that_is_removed_under_us_loses_nothing_that_was_answered(path):
     assert problems == []
 
 
+def test_a_wal_longer_than_what_is_in_it_is_read_to_its_end_and_no_further(path, tmp_path):
+    store = opened(path)
+    answered = [store.submit([JOB], Depth())[0].job_id for _ in range(40)]
+    after_a_crash = tmp_path / "crash"
+    after_a_crash.mkdir()
+    for name in ("jobs.db", "jobs.db-wal"):
+        (after_a_crash / name).write_bytes((tmp_path / name).read_bytes())
+    length = Path(f"{path}-wal").stat().st_size
+    store.submit([JOB], Depth())
+
+    assert length == Path(f"{path}-wal").stat().st_size
+    again = opened(after_a_crash / "jobs.db")
+    kept = [job.job_id for job in again.find(Query(limit=100))]
+    again.submit([JOB], Depth())
+    assert sorted(answered) == sorted(kept)
+    again.close()
+    store.close()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_flipped_bit_is_an_error_or_harmless_but_never_a_crash(path, seed):
     filled(path, 300)
