@@ -7,6 +7,7 @@ always as at a prompt.
 
 from __future__ import annotations
 
+import gc
 import signal
 from itertools import count
 from typing import NamedTuple
@@ -15,6 +16,12 @@ import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """Hundreds of tests collect garbage, to see that nothing is left: it is theirs, not that of all the modules and tests that stay anyway."""
+    gc.collect()
+    gc.freeze()
 
 
 class Place(NamedTuple):

@@ -149,7 +149,8 @@ def test_a_node_whose_process_died_can_be_tried_again(executor, tmp_path):
 
 def test_the_deadline_of_a_run_kills_the_worker_of_a_node_that_never_returns(executor, tmp_path):
     marker = tmp_path / "pid"
-    run = executor.submit(graph_of(forever, inputs={"marker": Const(marker)}), timeout=6)
+    executor.run(graph_of(pid))  # there is a worker: the time is for the node alone
+    run = executor.submit(graph_of(forever, inputs={"marker": Const(marker)}), timeout=2)
     worker = read_pid(marker)
     result = run.result(timeout=30)
 
@@ -160,7 +161,8 @@ def test_the_deadline_of_a_run_kills_the_worker_of_a_node_that_never_returns(exe
 
 def test_the_timeout_of_a_node_kills_its_worker_too(executor, tmp_path):
     marker = tmp_path / "pid"
-    run = executor.submit(graph_of(forever, timeout=6, inputs={"marker": Const(marker)}))
+    executor.run(graph_of(pid))  # as above
+    run = executor.submit(graph_of(forever, timeout=2, inputs={"marker": Const(marker)}))
     worker = read_pid(marker)
     result = run.result(timeout=30)
 

@@ -677,18 +677,19 @@ def test_what_was_enqueued_can_be_found_and_edited(real):
 # claiming with the submit
 
 
-def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(real):
+def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(make):
+    scheduler = make(stop_timeout=0.5)  # nobody is there to tell of the end that it waits for
     commits = []
     ran = threading.Event()
-    job = real.job(name="run")(ran.set)
-    with real:
-        until(lambda: real._work.crew._free == 4)
-        real._work.house.driver.stop()  # nobody else can claim
-        real._store._con.set_commit_hook(lambda: bool(commits.append(1)))
+    job = scheduler.job(name="run")(ran.set)
+    with scheduler:
+        until(lambda: scheduler._work.crew._free == 4)
+        scheduler._work.house.driver.stop()  # nobody else can claim
+        scheduler._store._con.set_commit_hook(lambda: bool(commits.append(1)))
         handle = job.enqueue()
         assert ran.wait(20)
         assert 1 == len(commits)
-        real._store._con.set_commit_hook(None)
+        scheduler._store._con.set_commit_hook(None)
     assert "DONE" == handle.state
 
 
