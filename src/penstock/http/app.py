@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -85,7 +86,6 @@ class Api:
         self._open: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
         self._health: tuple[float, bool] = (-1e9, True)
-        self._description = msgspec.json.encode(describe(list(self._router)))
         self.stopping = False
 
     def _own_routes(self) -> Iterator[Route]:
@@ -253,8 +253,14 @@ class Api:
             self._health = (now, well)
         return wire.Health("ok" if well else "degraded")
 
-    async def _openapi(self, _: Call[None, None]) -> msgspec.Raw:
+    def _openapi(self, _: Call[None, None]) -> msgspec.Raw:
+        """Not a coroutine: the first description is made beside the loop, which has others to serve."""
         return msgspec.Raw(self._description)
+
+    @cached_property
+    def _description(self) -> bytes:
+        """Made when it is asked for: that takes longer than all the rest of a start."""
+        return msgspec.json.encode(describe(list(self._router)))
 
 
 def _enter(counter: Counter[str], name: str, limit: int) -> None:
