@@ -8,6 +8,7 @@ always as at a prompt.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from itertools import count
 from typing import NamedTuple
@@ -16,6 +17,17 @@ import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)  # not every environment has xdist
+def pytest_xdist_auto_num_workers():
+    """For `-n auto`: half of the time a test waits, for another process, the disk or a lease, and meanwhile another one can compute."""
+    return (os.cpu_count() or 1) + 2
+
+
+def pytest_collection_modifyitems(items):
+    """Those that take long come first: at the end one of them would keep all but one worker waiting."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish():

@@ -182,6 +182,7 @@ def test_what_was_accepted_before_a_stop_is_done_after_it(daemon, workers):
     assert [] == overlaps(workers.lines())
 
 
+@pytest.mark.long
 @pytest.mark.soak
 def test_kill_9_of_the_daemon_loses_nothing_and_runs_nothing_twice_at_once(daemon, workers):
     one = daemon(f"leases.ttl={LEASE}s")

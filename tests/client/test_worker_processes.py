@@ -45,6 +45,7 @@ def test_a_worker_that_was_stopped_past_its_lease_reports_nothing_when_it_wakes(
     assert [1, sleeper.pid] == who(client.wait(submit(client, "sleep", seconds=0), LONG))
 
 
+@pytest.mark.long
 def test_an_attentive_function_notices_when_its_worker_was_away_too_long(daemon, workers):
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client
@@ -61,6 +62,7 @@ def test_an_attentive_function_notices_when_its_worker_was_away_too_long(daemon,
     assert [] == overlaps(workers.lines())
 
 
+@pytest.mark.long
 def test_told_to_stop_a_worker_lets_its_job_yield_and_another_goes_on(daemon, workers):
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client

@@ -75,6 +75,7 @@ def stage(tmp_path):
     assert (tmp_path / "errors").read_text() == ""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60 + KILLS * 3)
 def test_whatever_is_killed_at_whatever_instant_nothing_accepted_is_lost_or_run_twice_at_once(stage):
     chance = random.Random(20_240_229)

@@ -85,30 +85,32 @@ def row(stage, text):
     return dict(zip(names, numbers(rf"^{stage} +(.*?) +[\d,]+ ms", text), strict=True))
 
 
-def test_it_shows_a_crash_a_cancel_and_a_shed_burst_and_its_books_balance(start):
-    process = start("--plain", "--seconds", "3")
+@pytest.fixture(scope="module")
+def shown():
+    """Run once, for all that is asked of it: where there is no terminal."""
+    process = subprocess.Popen(
+        [*COMMAND, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     text = process.communicate(timeout=100)[0]
-
     assert process.returncode == 0, text
-    check_proof(text)
-    decode, analyse = row("decode", text), row("analyse", text)
+    assert workers_of(process.pid) == []
+    return text
+
+
+def test_it_shows_a_crash_a_cancel_and_a_shed_burst_and_its_books_balance(shown):
+    check_proof(shown)
+    decode, analyse = row("decode", shown), row("analyse", shown)
     assert (decode["crashes"], analyse["crashes"]) == (1, 0)
     assert decode["requeued"] >= 1
     assert decode["canceled"] >= 1
     assert analyse["shed"] >= 1
-    assert "decoded at attempt 2" in text
-    assert numbers(r"(\d+) negatives in memory", text) < numbers(r"(\d+) photos in progress", text)
-    assert workers_of(process.pid) == []
+    assert "decoded at attempt 2" in shown
+    assert numbers(r"(\d+) negatives in memory", shown) < numbers(r"(\d+) photos in progress", shown)
 
 
-def test_where_there_is_no_terminal_it_prints_lines(start):
-    process = start("--seconds", "0.5")
-    text = process.communicate(timeout=100)[0]
-
-    assert process.returncode == 0, text
-    assert "\x1b" not in text
-    assert re.search(r"^ +[\d.]+ s +decode \d+\+\d+\+\d+ ", text, re.MULTILINE)
-    check_proof(text)
+def test_where_there_is_no_terminal_it_prints_lines(shown):
+    assert "\x1b" not in shown
+    assert re.search(r"^ +[\d.]+ s +decode \d+\+\d+\+\d+ ", shown, re.MULTILINE)
 
 
 def test_ctrl_c_ends_it_with_its_summary_and_leaves_no_worker(start):

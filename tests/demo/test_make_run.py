@@ -43,6 +43,7 @@ def running_in(folder):
     return found
 
 
+@pytest.mark.long
 def test_without_a_terminal_it_ends_by_itself_when_the_samples_are_done(folder, env):
     run = subprocess.run(
         [*COMMAND, "--data-dir", str(folder)],

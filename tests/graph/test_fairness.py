@@ -74,6 +74,7 @@ def passed_meanwhile(executor, big, big_plan, small_plan):
     return last - 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("shape", "size"), [("wide", 100_000), ("deep", 10_000), ("mapped", 100_000)])
 def test_a_run_of_a_hundred_thousand_nodes_does_not_hold_up_one_of_three(shape, size):
     big = Counted(size)

@@ -75,6 +75,7 @@ def test_the_document_names_every_scope():
     assert [scope for scope in Scope if f"| `{scope}` |" not in text] == []
 
 
+@pytest.mark.long
 @pytest.mark.soak
 def test_a_fuzzer_finds_no_server_error_and_no_drift(tmp_path):
     if SOAK:

@@ -196,6 +196,7 @@ def test_nothing_starts_after_close(gate):
 # Kills at random instants
 
 
+@pytest.mark.long
 @pytest.mark.soak
 @pytest.mark.timeout(120 * SOAK)
 @pytest.mark.parametrize("policy", ["restart-requeue-in-flight", "restart-fail-in-flight"])

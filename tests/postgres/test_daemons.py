@@ -161,10 +161,12 @@ def left(store):
     return sum(n for state, n in jobs.items() if state is not State.DONE)
 
 
+@pytest.mark.long
 def test_whatever_happens_to_hosts_and_server_every_job_runs_and_none_beside_itself(yard):
     trouble(yard, random.Random(11), JOBS, KINDS * (1 if SOAK == 1 else 4))
 
 
+@pytest.mark.long
 def test_hosts_that_the_network_cuts_off_lose_their_runs_and_nothing_else(tmp_path):
     """In the midst of whatever they were doing, with the server's locks in their hands perhaps; and they come back unharmed."""
     try:

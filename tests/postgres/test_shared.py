@@ -77,6 +77,7 @@ def test_jobs_that_one_daemon_takes_run_on_all_of_them(daemons, store, tmp_path)
     assert 12 == len((tmp_path / "journal").read_text().split())
 
 
+@pytest.mark.long
 def test_what_a_killed_daemon_ran_is_done_by_another(daemons, store, tmp_path):
     one, two = daemons("one"), daemons("two")
     jobs = submit(one.client, 8, tmp_path / "journal", 1)
@@ -101,6 +102,7 @@ def told_of(client):
     return hosts if all(url for _, _, url in hosts) else None
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_killed_is_shown_as_lost_and_has_its_name_back_at_once(daemons):
     one, two = daemons("one"), daemons("two")
     before = until(lambda: told_of(two.client))
@@ -140,6 +142,7 @@ def test_a_second_daemon_of_the_same_name_is_refused(daemons):
         daemons("one")
 
 
+@pytest.mark.long
 def test_a_drained_host_starts_nothing_more_and_stays_so_over_a_restart(daemons, store, tmp_path):
     one, two = daemons("one"), daemons("two")
     two.client.drain("one")

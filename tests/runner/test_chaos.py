@@ -67,6 +67,7 @@ class Scheduler:
         self._parent.stdout.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300 * SOAK)
 def test_whatever_is_killed_nothing_is_lost_nothing_runs_twice_at_once_and_nothing_is_left(tmp_path):
     seed = random.randrange(1 << 32)
