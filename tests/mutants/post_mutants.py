@@ -59,8 +59,8 @@ MUTANTS = [
     planted(
         "who writes after a lost letter takes new ids",
         "stores/sqlite",
-        "return self._submit_named(letter, sure=sure).result() if receipts is None else receipts",
-        "return self.submit_soon(intents, depth).result() if receipts is None else receipts",
+        "return self._writer.soon(_submitting(letter, sure=sure), brings=True).result()",
+        "return self.submit_soon(intents, depth).result()",
         POST,
     ),
     planted(
@@ -80,8 +80,8 @@ MUTANTS = [
     planted(
         "a stand-in stays for ever",
         "stores/sqlite",
-        "elif ring(self._path, self._sender) and self._post is not None:",
-        "elif ring(self._path, self._sender) and False:",
+        "elif ring(self._address, self._sender) and self._post is not None:",
+        "elif ring(self._address, self._sender) and False:",
         POST,
     ),
     planted(
