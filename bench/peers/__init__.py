@@ -18,6 +18,7 @@ WORKERS = 2
 ADAPTERS = {
     "penstock": "ours:processes",
     "penstock, roomy": "ours:roomy_processes",
+    "penstock map, roomy": "ours:MappedRoomily",
     "penstock, wide": "ours:wide_processes",
     "penstock threads": "ours:threads",
     "penstock threads, roomy": "ours:roomy_threads",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import penstock
@@ -74,6 +74,16 @@ def processes() -> Ours:
 
 def roomy_processes() -> Ours:
     return Ours(kind="process", **ROOM)
+
+
+class MappedRoomily(Ours):
+    """By `map`, which is what `imap` is the counterpart of; chunking is off, so each item is a call with a Future of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(kind="process", **ROOM)
+
+    def burst(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Sequence[Any]:
+        return list(self.feed(fn, items))
 
 
 def wide_processes() -> Ours:

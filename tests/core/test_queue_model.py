@@ -128,7 +128,9 @@ class Play:
         call.eager, call.twin = built, Twin(self.now)
         self.calls.append(call)
         verdict = self.model.come(call, self.now, built=built)
+        room = self.queue.room()
         assert verdict is how(call, self.now)
+        assert (room > 0) is (verdict in {Verdict.ACCEPTED, Verdict.RESERVED} and not self.queue.evicted)
         if verdict in {Verdict.REFUSED, Verdict.CLOSED}:
             self.end(call)
 

@@ -21,6 +21,10 @@ def add(a, b=0):
     return a + b
 
 
+def invert(number):
+    return 1 / number
+
+
 def fail(message):
     raise ValueError(message)
 

@@ -55,6 +55,76 @@ def test_map_pulls_its_items_as_results_are_taken():
         results.close()
 
 
+def test_a_map_with_much_room_keeps_the_bounds_and_the_order(kind):
+    class Highest(penstock.QueueHooks):
+        in_flight = pending = 0
+
+        def on_state_change(self, state):
+            self.in_flight = max(self.in_flight, state.in_flight)
+            self.pending = max(self.pending, state.pending)
+
+    highest = Highest()
+    items = [[n] if n % 100 < 30 else n for n in range(2000)]  # some are pickled, some travel as they are
+    with penstock.WorkerPool(2, kind=kind, max_in_flight=32, max_queue_depth=64, hooks=highest) as pool:
+        assert items == list(pool.map(calls.echo, items))
+
+    assert (32, 64) == (highest.in_flight, highest.pending)
+
+
+def test_a_map_does_not_keep_a_result_back_for_a_slow_source():
+    pulled = []
+
+    def items():
+        for n in range(200):
+            if n >= 64:
+                time.sleep(0.02)
+            pulled.append(n)
+            yield n
+
+    with penstock.WorkerPool(1, max_in_flight=16, max_queue_depth=48) as pool:
+        results = pool.map(calls.echo, items())
+        assert list(range(40)) == [next(results) for _ in range(40)]
+        assert len(pulled) < 64 + 40 / 4
+        results.close()
+
+
+def test_a_map_with_much_room_raises_what_one_of_its_calls_raised():
+    with penstock.WorkerPool(1, max_in_flight=64) as pool:
+        results = pool.map(calls.invert, [*range(1, 50), 0, *range(1, 50)])
+
+        assert [1 / n for n in range(1, 50)] == [next(results) for _ in range(1, 50)]
+        with pytest.raises(ZeroDivisionError):
+            next(results)
+        with pytest.raises(StopIteration):
+            next(results)
+
+
+def test_what_a_run_of_calls_finds_no_room_for_is_left_outside(gate):
+    """As when somebody else took the room after the map had looked."""
+    with full_pool(gate) as (pool, _, _):
+        some = [Call(pool._gate, calls.echo) for _ in range(3)]
+
+        assert 0 == pool._gate.enter_run(some)
+        assert 1 == pool.state.pending
+        gate.touch()
+
+
+def test_a_map_whose_source_fails_raises_that_and_ends():
+    def items():
+        yield from range(300)
+        raise OSError("no more tape")
+
+    with penstock.WorkerPool(1, max_in_flight=16) as pool, pytest.raises(OSError, match="no more tape"):
+        list(pool.map(calls.echo, items()))
+
+
+def test_a_map_with_much_room_is_refused_by_a_closed_pool():
+    pool = penstock.WorkerPool(1, max_in_flight=64)
+    pool.shutdown()
+    with pytest.raises(penstock.PoolClosedError):
+        pool.map(calls.echo, range(10))
+
+
 def test_a_map_that_nobody_reads_still_runs_to_its_end(tmp_path):
     log = tmp_path / "log"
     with penstock.WorkerPool(1, max_queue_depth=2) as pool:

@@ -96,6 +96,9 @@ def test_dispose_tells_the_hooks_of_every_call_that_it_ends(gate):
 
 
 class Broken(penstock.QueueHooks):
+    def on_queued(self, call):
+        raise RuntimeError("my mistake")
+
     def on_dispatch(self, call):
         raise RuntimeError("my mistake")
 
@@ -107,7 +110,8 @@ def test_a_hook_that_raises_is_logged_and_nothing_else_breaks(kind, caplog):
     ):
         assert [1, 2] == [pool.submit(calls.echo, number).result(30) for number in (1, 2)]
 
-    assert 2 == sum("Broken.on_dispatch" in record.getMessage() for record in caplog.records)
+    for hook in ("on_queued", "on_dispatch"):
+        assert 2 == sum(f"Broken.{hook}" in record.getMessage() for record in caplog.records)
 
 
 def test_a_hook_that_raises_keeps_the_news_from_no_other(kind, caplog):
@@ -121,6 +125,20 @@ def test_a_hook_that_raises_keeps_the_news_from_no_other(kind, caplog):
         assert 1 == call.result(30)
         wait_until(lambda: listener.of(call) == ["queued", "dispatch", "settle"])
     assert "my mistake" in caplog.text
+
+
+def test_a_hook_that_raises_for_one_call_of_a_run_hears_of_the_others(caplog):
+    class Fussy(Listener):
+        def on_settle(self, call):
+            super().on_settle(call)
+            raise RuntimeError("not this one")
+
+    hooks = Fussy()
+    with penstock.WorkerPool(1, max_in_flight=64, hooks=hooks) as pool, caplog.at_level(logging.CRITICAL):
+        assert list(range(500)) == list(pool.map(calls.echo, range(500)))
+
+    for what in ("queued", "dispatch", "settle"):
+        assert 500 == len({call for heard, call in hooks.heard if heard == what})
 
 
 def test_a_hook_may_call_back_into_its_pool():

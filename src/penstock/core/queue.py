@@ -261,6 +261,13 @@ class DispatchQueue(Generic[TicketT]):
         self._accept(ticket, now)
         return True
 
+    def room(self) -> float:
+        """How many calls would be accepted now, if they came one after the other."""
+        if self.waiting or self.disposed:
+            return 0
+        startable = max(0, self.limit - self.in_flight)
+        return max(0, self.max_queue_depth + startable - self.pending - self.reserved)
+
     def _has_room(self) -> bool:
         free = self.limit - self.in_flight
         return self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0)

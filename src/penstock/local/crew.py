@@ -92,20 +92,24 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
     def _hand_run(self, worker: WorkerProcess, share: int, now: float) -> None:
         gate = self._gate
         queue, herald = gate.queue, gate.herald
-        before = worker.handed
+        handed: list[Call[Any]] = []
         call: Call[Any] | None = None
         try:
             while share and (call := queue.take(now)) is not None:
                 share -= 1
                 self._hand(worker, call)
-                if herald.dispatch is not None:
-                    herald.news.append((herald.dispatch, call))
+                handed.append(call)
         except BaseException:  # Ctrl-C in the submitting thread: no call may be lost between two hands
-            if call is not None and call.dispatch not in worker.calls:
+            if call is not None and call not in handed[-1:]:
+                worker.calls.pop(call.dispatch, None)
+                worker.outbox = [message for message in worker.outbox if message[0] != call.dispatch]
                 queue.lose([call], now)
             raise
         finally:
-            gate.totals.dispatched += worker.handed - before
+            worker.handed += len(handed)
+            worker.unsent += len(handed)
+            gate.totals.dispatched += len(handed)
+            herald.note(herald.dispatch_run, handed)
 
     def _open(self, worker: WorkerProcess) -> None:
         worker.open()
@@ -117,15 +121,21 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
         dispatch, body, function = call.dispatch, call.body, call.function
         call.home = worker
         worker.calls[dispatch] = call
-        worker.handed += 1
-        worker.unsent += 1
+        plain = call.attempt == 1 and not call.guarded and call.extra is None
+        if plain and type(body) is tuple and function in worker.known:
+            worker.outbox.append((dispatch, function.number, body, None))
+        else:
+            self._hand_fully(worker, call, plain)
+
+    def _hand_fully(self, worker: WorkerProcess, call: Call[Any], plain: bool) -> None:
+        """With whatever has to be said before it, and beside it."""
+        body, function = call.body, call.function
         if type(function) is Function:
-            number = function.number
-            if number not in worker.known:
-                worker.known.add(number)
+            if function not in worker.known:
+                worker.known.add(function)
                 self._send_main(worker, function.needs_main)
-                worker.outbox.append((wire.DEFINE, number, function.blob))
-            function = number
+                worker.outbox.append((wire.DEFINE, function.number, function.blob))
+            function = function.number
         ref = None
         if type(body) is Packed:
             self._send_main(worker, body.needs_main)
@@ -134,8 +144,8 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
                 worker.lent[body.parcel.ref.segment] = body.parcel
                 self._trim_later()
             body = body.data
-        plain = ref is None and call.attempt == 1 and not call.guarded and call.extra is None
-        worker.outbox.append((dispatch, function, body, None if plain else self._extra(call, ref)))
+        plain = plain and ref is None
+        worker.outbox.append((call.dispatch, function, body, None if plain else self._extra(call, ref)))
 
     @staticmethod
     def _extra(call: Call[Any], ref: Any) -> Any:
@@ -220,6 +230,7 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
     def _deliver(self, worker: WorkerProcess, outcomes: list[tuple[Call[Any], int, Any]]) -> None:
         """With the lock released: the next calls are on their way, so now there is time for these callers."""
         gate, herald = self._gate, self._gate.herald
+        settled = []
         for call, kind, value in outcomes:
             error = None
             if kind != PLAIN:
@@ -227,8 +238,9 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
             if call.guarded:
                 gate._unguard(call)
             call._settle(value, error)
-            if herald.settle is not None:
-                herald.news.append((herald.settle, call))
+            settled.append(call)
+        if settled:
+            herald.note(herald.settle_run, settled)
         if herald.news or gate._when_idle:
             gate.after()
 

@@ -111,6 +111,27 @@ class Gate:
             herald.tell()
         return verdict
 
+    def enter_run(self, calls: list[Call[Any]]) -> int:
+        """
+        As many of these as there is room for, under one hold of the lock. They have their payloads and no guards. Returns
+        how many; the others may come in by `submit`, where they wait or are refused.
+        """
+        queue, herald = self.queue, self.herald
+        with self.lock:
+            now = clock()
+            if self.refusal is not None:
+                raise self.refusal
+            entered = int(min(queue.room(), len(calls)))
+            for call in calls[:entered]:
+                call.eager = True
+                queue.enter(call, now)
+            if entered:
+                herald.note(herald.queued_run, calls[:entered])
+                self.crew.pump(now)
+                self.note_state()
+        herald.tell()
+        return entered
+
     def fill(self, call: Call[Any], prepare: Callable[[], None]) -> None:
         """Make the payload and put it into the place that the call has."""
         try:
@@ -197,12 +218,14 @@ class Gate:
         """With the lock released: calls whose outcome counts, and those who got a place through their leaving."""
         for rouse in wake:
             rouse()
-        herald = self.herald
+        settled = []
         for call, result, error in done:
             if call.guarded:
                 self._unguard(call)
             call._settle(result, error)
-            herald.note(herald.settle, call)
+            settled.append(call)
+        if settled:
+            self.herald.note(self.herald.settle_run, settled)
         self.after()
 
     def after(self) -> None:

@@ -49,19 +49,21 @@ class QueueHooks:
 class Herald:
     """
     Tells the hooks of one queue. For each event there is one function that takes what happened, or None if nobody
-    listens: a look at it is then all that the event costs. News is noted as a pair of the two.
+    listens: a look at it is then all that the event costs. News is noted as a pair of the two. What happens to many calls
+    at once is one piece of news, told in half the time: `..._run` takes a list of them.
     """
 
     __slots__ = (
         "_hooks",
         "_turn",
         "cancel",
-        "dispatch",
+        "dispatch_run",
         "news",
         "queued",
+        "queued_run",
         "reject",
         "requeue",
-        "settle",
+        "settle_run",
         "state",
     )
 
@@ -77,8 +79,9 @@ class Herald:
 
     def _listen(self) -> None:
         self.queued = _together(self._who("on_queued"))
-        self.dispatch = _together(self._who("on_dispatch"))
-        self.settle = _together(self._who("on_settle"))
+        self.queued_run = _each(self.queued)
+        self.dispatch_run = _each(_together(self._who("on_dispatch")))
+        self.settle_run = _each(_together(self._who("on_settle")))
         self.cancel = _together([partial(_spread, hook) for hook in self._who("on_cancel")])
         self.reject = _together(self._who("on_reject"))
         self.requeue = _together(self._who("on_requeue"))
@@ -89,7 +92,7 @@ class Herald:
         return [getattr(hook, name) for hook in self._hooks if getattr(type(hook), name, None) is not default]
 
     def note(self, who: Callable[[Any], object] | None, what: Any) -> None:
-        """`what` is the call, the state, or for `cancel` the call and its phase."""
+        """`what` is the call, the state, a list of calls for a run, or for `cancel` the call and its phase."""
         if who is not None:
             self.news.append((who, what))
 
@@ -131,3 +134,18 @@ def _together(hooks: list[Callable[..., object]]) -> Callable[[Any], object] | N
                 log.exception("the hook %r failed", hook)
 
     return tell_each
+
+
+def _each(hook: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
+    """For a run of calls: one that it fails for must not keep it from the others."""
+    if hook is None:
+        return None
+
+    def tell_of_each(calls: Iterable[Call[Any]]) -> None:
+        for call in calls:
+            try:
+                hook(call)
+            except Exception:
+                log.exception("the hook %r failed", hook)
+
+    return tell_of_each

@@ -6,7 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.core.errors import NotPicklable
 from penstock.local import segments, wire
@@ -14,12 +14,15 @@ from penstock.local.call import Call
 from penstock.local.wire import PLAIN_TYPES, SHORT, SHORT_TYPES
 
 
-class Function(NamedTuple):
+class Function:
     """A function that a worker is told of once and then knows by its number."""
 
-    number: int
-    blob: bytes
-    needs_main: bool
+    __slots__ = ("blob", "needs_main", "number")
+
+    def __init__(self, number: int, blob: bytes, needs_main: bool) -> None:
+        self.number = number
+        self.blob = blob
+        self.needs_main = needs_main
 
 
 class Packed:

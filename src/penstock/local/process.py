@@ -19,12 +19,15 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.local import wire
 from penstock.local.child import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
 from penstock.local.member import Member
 from penstock.local.segments import Borrower, Parcel
+
+if TYPE_CHECKING:
+    from penstock.local.packing import Function
 
 #: From 128 KB on, malloc would map and unmap fresh pages for every read.
 _RECEIVE = 65536
@@ -53,7 +56,7 @@ class WorkerProcess(Member):
         super().open()
         self.unsent = 0
         self.outbox = []
-        self.known: set[int] = set()
+        self.known: set[Function] = set()  # that it was told of
         self.main_sent = False
         self.lent: dict[int, Parcel] = {}
         self.borrower = Borrower()

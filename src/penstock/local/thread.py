@@ -116,12 +116,14 @@ class ThreadCrew(Unled):
     def _hand_out(self, now: float) -> None:
         gate = self._gate
         queue, herald = gate.queue, gate.herald
+        taken: list[Call[Any]] = []
         while queue.pending and (call := queue.take(now)) is not None:
-            gate.totals.dispatched += 1
             self._calls[call.dispatch] = call
             self._inbox.append(call)
-            if herald.dispatch is not None:
-                herald.news.append((herald.dispatch, call))
+            taken.append(call)
+        if taken:
+            gate.totals.dispatched += len(taken)
+            herald.note(herald.dispatch_run, taken)
 
     def _rouse(self) -> None:
         """One thread for each call that nobody comes for."""
@@ -328,8 +330,8 @@ class ThreadCrew(Unled):
             if call.guarded:
                 gate._unguard(call)
             call._settle(result, error)
-            if herald.settle is not None:
-                herald.news.append((herald.settle, call))
+        if counted:
+            herald.note(herald.settle_run, [outcome[0] for outcome in counted])
         if herald.news or gate._when_idle:
             gate.after()
         return self._take() if goes_on else None
