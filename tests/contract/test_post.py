@@ -8,16 +8,18 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
-from threading import Thread
+from threading import Event, Thread, current_thread
 
 import pytest
 
+from penstock.core.admission import Conditions, Limits
 from penstock.core.intent import Intent
+from penstock.core.order import Offer, Ordering, weigh
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.words import Constraint, RunWhen
 from penstock.stores import post
 from penstock.stores.post import Courier, Letter, Post, post_names
-from penstock.stores.protocol import Depth, Query
+from penstock.stores.protocol import Depth, Query, Ride, Terms
 from penstock.stores.sqlite import SqliteStore
 
 T0 = 1_900_000_000_000_000
@@ -53,6 +55,13 @@ def pair(make):
 
 def ids(store):
     return sorted(job.job_id for job in store.find(Query(limit=100_000)))
+
+
+def until(holds, seconds=20):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 # by the dispatcher
@@ -182,6 +191,59 @@ def test_one_who_does_not_answer_in_time_is_left_alone_for_a_while(pair, monkeyp
 
     assert (0, 2) == (len(first.commits), len(second.commits))
     assert second._courier._shy_until > 0
+
+
+class Brings:
+    """A rider that has the thread which carries its claim stay, until it is told to go on."""
+
+    def __init__(self):
+        self.threads, self.go_on = [], Event()
+
+    def __call__(self):
+        return Ride("here", self._decide, Terms(worker="idler"), self._landed)
+
+    def _decide(self, floor):
+        return weigh(floor, Conditions(90), Limits(), Ordering(), lambda _: Offer.LEASE, most_leases=1)
+
+    def _landed(self, granted, stays):
+        return self._stay if stays else None
+
+    def _stay(self):
+        self.threads.append(current_thread())
+        assert self.go_on.wait(20)
+
+
+def test_the_thread_that_brings_a_job_may_stay_with_it_and_another_one_serves(pair):
+    first, second = pair
+    brings = Brings()
+    first.ride(brings)
+    answered = [second.submit([JOB], Depth())[0].created for _ in range(3)]
+
+    assert [True] * 3 == answered
+    assert (3, 0) == (len(first.commits), len(second.commits))
+    until(lambda: len(brings.threads) == 3)
+    assert 3 == len(set(brings.threads))
+    brings.go_on.set()
+    until(lambda: sum(thread.is_alive() for thread in brings.threads) == 1)
+    second.submit([JOB], Depth())
+    second.submit([JOB], Depth())
+    until(lambda: len(brings.threads) == 5)
+    assert brings.threads[3] in brings.threads[:3] or brings.threads[4] in brings.threads[:4]
+
+
+def test_a_thread_that_stays_with_a_job_keeps_nobody_from_closing(pair):
+    first, second = pair
+    brings = Brings()
+    first.ride(brings)
+    second.submit([JOB], Depth())
+    until(lambda: brings.threads)
+    first.release_dispatch()
+
+    assert brings.threads[0].is_alive()
+    brings.go_on.set()
+    brings.threads[0].join(20)
+    assert not brings.threads[0].is_alive()
+    assert second.submit([JOB], Depth())[0].created
 
 
 def test_letters_that_are_alike_but_not_the_same_arrive_as_they_were_sent(pair):

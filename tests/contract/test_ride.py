@@ -42,7 +42,9 @@ class Idler:
 
     def __call__(self):
         self.asked += 1
-        return Ride("here", self._weigh, Terms(worker="idler"), self.landings.append)
+        return Ride(
+            "here", self._weigh, Terms(worker="idler"), lambda granted, _: self.landings.append(granted)
+        )
 
     def _weigh(self, floor):
         limits = Limits()
@@ -160,7 +162,7 @@ def test_what_landed_is_on_disk_when_it_is_told(store, tmp_path):
         def __call__(self):
             return super().__call__()._replace(landed=self.look)
 
-        def look(self, dispatches):
+        def look(self, dispatches, _):
             other = SqliteStore(tmp_path / "jobs.db", lambda: T0)
             seen.extend(str(other.job(d.job_id).state) for d in dispatches)
             other.close()
@@ -172,7 +174,7 @@ def test_what_landed_is_on_disk_when_it_is_told(store, tmp_path):
 
 
 def test_an_answer_that_cannot_be_taken_stops_nobody(store):
-    def fails(_):
+    def fails(*_):
         raise RuntimeError("no hands")
 
     store.ride(lambda: Idler()()._replace(landed=fails))

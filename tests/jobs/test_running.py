@@ -729,6 +729,6 @@ def test_two_never_claim_for_the_same_threads_at_once(real):
         until(lambda: crew.board() is not None)
 
         assert crew.board() is None
-        crew.landed([])
+        crew.landed([], stays=False)
         until(lambda: crew.board() is not None)
-        crew.landed([])
+        crew.landed([], stays=False)

@@ -34,7 +34,7 @@ from penstock.engine.purse import Purse
 from penstock.engine.room import Room, then
 from penstock.engine.rules import Rules
 from penstock.engine.yields import Yields
-from penstock.stores.protocol import Done, Receipt, Ride, Store, Transactional
+from penstock.stores.protocol import Done, Receipt, Rest, Ride, Store, Transactional
 
 __all__ = ["Answer", "Claimed", "Desk", "Idler", "Report"]
 
@@ -61,11 +61,12 @@ class Idler(Protocol):
     """
     A worker that waits for something to do. `board` says what it would take now: kinds, how many, under which name; None: nothing.
     It is asked inside a transaction. When it has said something it hears by `landed` what came of it, perhaps nothing, before it is asked again.
+    If the thread in which it hears that `stays`, it may answer with what it shall do there.
     """
 
     def board(self) -> tuple[Kinds, int, str] | None: ...
 
-    def landed(self, claimed: list[Claimed]) -> None: ...
+    def landed(self, claimed: list[Claimed], *, stays: bool) -> Rest | None: ...
 
 
 class Answer(NamedTuple):
@@ -299,12 +300,13 @@ class Desk:
     def ride(self, idler: Idler) -> Callable[[], None]:
         """Lets one who is idle claim in the commits of submits, until the answer is called."""
 
-        def landed(leases: list[Dispatch] | None) -> None:
-            claimed: list[Claimed] = []
+        def landed(leases: list[Dispatch], stays: bool) -> Rest | None:
             try:
-                claimed = self.claimed(leases or [])
-            finally:
-                idler.landed(claimed)
+                claimed = self.claimed(leases)
+            except BaseException:  # it must hear that it comes with nothing, or it waits for ever
+                idler.landed([], stays=False)
+                raise
+            return idler.landed(claimed, stays=stays)
 
         def board() -> Ride | None:
             wish = idler.board()

@@ -20,7 +20,7 @@ from penstock.core.outlook import View
 from penstock.core.words import OWN_TYPES, AddonId, HostId, JobId, Moment, Span
 from penstock.engine.machine import Machine
 from penstock.engine.rules import Rules
-from penstock.stores.protocol import Done, Ride, Store, Terms
+from penstock.stores.protocol import Done, Rest, Ride, Store, Terms
 
 __all__ = ["Dispatcher", "Fetchers", "Kinds", "leased"]
 
@@ -96,12 +96,12 @@ class Dispatcher:
         return self._rules.host, self._decider(now, kinds, limit), self._rules.terms(worker)
 
     def passage(
-        self, kinds: Kinds, limit: int, worker: str, landed: Callable[[list[Dispatch] | None], None]
+        self, kinds: Kinds, limit: int, worker: str, landed: Callable[[list[Dispatch], bool], Rest | None]
     ) -> Ride:
         """The same round, for a worker who waits for the next submit and claims in its commit."""
         return Ride(
             *self._visit(kinds, limit, worker, self._store.now()),
-            lambda granted: landed(None if granted is None else leased(granted)),
+            lambda granted, stays: landed(leased(granted or []), stays),
         )
 
     def _round(self, now: Moment) -> list[Dispatch]:

@@ -55,6 +55,7 @@ class Attempt:
         "fresh_progress",
         "function",
         "given_up",
+        "lent",
         "lost",
         "spent",
         "stop",
@@ -73,6 +74,7 @@ class Attempt:
         self.stop: End | None = None
         self.lost = False
         self.given_up = False  # its place is somebody else's
+        self.lent = False  # it runs in a thread that is not of the hands
         self.yielding = False
         self.fresh_progress: float | None = None
         self.spent: Money | None = None

@@ -135,13 +135,19 @@ class Crew:
     def _free(self) -> int:
         return self._workers - len(self.running) - len(self._waiting)
 
-    def _take(self, claimed: list[Claimed]) -> None:
+    def _take(self, claimed: list[Claimed], *, stays: bool = False) -> Callable[[], None] | None:
+        """`stays`: whether the thread that brought them can run one itself. The answer is how, if it shall."""
         attempts = [
             Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
             for each in claimed
         ]
         self._waiting.update((attempt.facts.dispatch_id, attempt) for attempt in attempts)
+        if stays and len(attempts) == 1:
+            run = self.hands.lend(attempts[0])
+            if run is not None:
+                return run
         self.hands.start(attempts, at_once=not self._brief)
+        return None
 
     # what the desk asks when a job is submitted: a thread that has nothing to do gets it with the same commit
 
@@ -153,9 +159,9 @@ class Crew:
             return None
         return self._kinds, self._free, self._name
 
-    def landed(self, claimed: list[Claimed]) -> None:
+    def landed(self, claimed: list[Claimed], *, stays: bool) -> Callable[[], None] | None:
         try:
-            self._take(claimed)
+            return self._take(claimed, stays=stays)
         finally:
             self._claiming.release()
 

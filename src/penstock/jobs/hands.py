@@ -33,6 +33,10 @@ class Hands(Protocol):
         """Not `at_once`: they are so brief that one after the other is quicker."""
         ...
 
+    def lend(self, attempt: Attempt) -> Callable[[], None] | None:
+        """Instead of `start`: how a thread that is not one of these runs it, where that is possible."""
+        ...
+
     def rouse(self) -> None:
         """Some have waited for a while: whoever sleeps shall take one."""
         ...
@@ -76,6 +80,12 @@ class LocalHands:
             if attempt.function.is_async:
                 asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
 
+    def lend(self, attempt: Attempt) -> Callable[[], None] | None:
+        if attempt.function.is_async:
+            return None
+        attempt.lent = True
+        return lambda: self._perform(attempt)
+
     def rouse(self) -> None:
         self._put((), len(self._ready))
 
@@ -90,7 +100,7 @@ class LocalHands:
             self._loop.call_soon_threadsafe(task.cancel)
 
     def give_up(self, attempt: Attempt) -> None:
-        if not attempt.function.is_async:
+        if not (attempt.function.is_async or attempt.lent):
             self._hire()
 
     def ask_to_yield(self) -> None:
@@ -119,11 +129,14 @@ class LocalHands:
                 continue
             if attempt is None:
                 return
-            if self._began(attempt):
-                self._finished(attempt, perform(attempt.function, attempt.facts, attempt))
-                if attempt.given_up:
-                    return  # somebody else has its place
+            self._perform(attempt)
+            if attempt.given_up:
+                return  # somebody else has its place
             del attempt  # or its payload would stay until the next one comes
+
+    def _perform(self, attempt: Attempt) -> None:
+        if self._began(attempt):
+            self._finished(attempt, perform(attempt.function, attempt.facts, attempt))
 
     # coroutines
 

@@ -68,6 +68,9 @@ class ProcessHands:
         attempt.ended_by = call
         call.add_done_callback(lambda done: self._over(attempt, done))
 
+    def lend(self, attempt: Attempt) -> None:
+        """A thread could not run it."""
+
     def rouse(self) -> None:
         pass  # nothing waits here
 

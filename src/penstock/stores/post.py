@@ -24,7 +24,7 @@ from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread, current_thread
+from threading import Event, Lock, Thread, current_thread
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -32,7 +32,7 @@ import msgspec
 from penstock.core.intent import Intent, alike, make_intent
 from penstock.core.states import State
 from penstock.core.words import Constraint, JobId, RunWhen
-from penstock.stores.protocol import Depth, Receipt
+from penstock.stores.protocol import Depth, Receipt, Rest
 
 __all__ = ["Courier", "Letter", "Post", "Reply", "post_names"]
 
@@ -111,11 +111,12 @@ _open_posts: weakref.WeakSet[Post] = weakref.WeakSet()
 class Post:
     """
     OSError: somebody has this name already. Both are called from the post's own thread: `take` with each letter, `taken` when all that
-    lay there has been taken.
+    lay there has been taken. If there is something left to do for the thread then, another one serves from there on: to wake that one takes
+    as long as it ever did, but nobody waits for it.
     """
 
     def __init__(
-        self, name: str, take: Callable[[Letter, Reply], None], taken: Callable[[], None] = lambda: None
+        self, name: str, take: Callable[[Letter, Reply], None], taken: Callable[[], Sequence[Rest]] = list
     ) -> None:
         self._take, self._taken, self._reader = take, taken, _Reader()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -126,23 +127,38 @@ class Post:
             raise
         self._door.listen(128)
         self._wake, self._ended = socket.socketpair()
+        self._watched = selectors.DefaultSelector()
+        self._watched.register(self._door, selectors.EVENT_READ)
+        self._watched.register(self._ended, selectors.EVENT_READ)
         self._guests: set[socket.socket] = set()
         self._owed: set[socket.socket] = set()  # who waits for an answer
         self._closed = False
         #: Between an answer and the closing of what it goes to: the number may be another file's by then.
         self._lock = Lock()
-        self._thread = Thread(target=self._serve, name="penstock-post", daemon=True)
-        self._thread.start()
+        #: Threads that have served, and may again: True is the turn of one of them, False its end.
+        self._turns: SimpleQueue[bool] = SimpleQueue()
+        self._resting: list[Thread] = []
+        self._served = Event()  # by the last of them
+        self._hire()
         _open_posts.add(self)
+
+    def _hire(self) -> None:
+        self._thread = Thread(target=self._work, name="penstock-post", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """No further letter; those in hand are still answered."""
         self._wake.send(b"0")
         # It may find out by itself that somebody else takes letters now.
         if current_thread() is not self._thread:
+            self._served.wait()
             self._thread.join()
         with self._lock:
             self._shut(self._guests - self._owed)
+            resting, self._resting = self._resting, []
+        for thread in resting:
+            self._turns.put(False)
+            thread.join()
 
     def _shut(self, guests: set[socket.socket]) -> None:
         self._closed = True
@@ -155,30 +171,60 @@ class Post:
         self._lock = Lock()  # whoever held it stayed in the parent
         self._shut(set(self._guests))
 
-    def _serve(self) -> None:
-        with selectors.DefaultSelector() as watched:
-            watched.register(self._door, selectors.EVENT_READ)
-            watched.register(self._ended, selectors.EVENT_READ)
-            ended = False
-            while not (ended or self._closed):
-                for key, _ in watched.select():
-                    guest = key.fileobj
-                    if guest is self._ended:
-                        ended = True
-                    elif guest is self._door:
-                        self._welcome(watched)
-                    elif isinstance(guest, socket.socket) and not self._hear(guest):
-                        watched.unregister(guest)
-                        self._part(guest)
-                self._taken()
+    def _work(self) -> None:
+        while True:
+            rest = self._serve()
+            if not rest:
+                self._watched.close()
+                self._served.set()
+                return
+            self._hand_over()
+            for each in rest:
+                each()
+            if not self._rests():
+                return
 
-    def _welcome(self, watched: selectors.BaseSelector) -> None:
+    def _serve(self) -> Sequence[Rest]:
+        """Until there is something else to do; nothing, when it is over."""
+        over = False
+        while not (over or self._closed):
+            if rest := self._taken():
+                return rest  # if it is over, the next one finds that as well
+            for key, _ in self._watched.select():
+                guest = key.fileobj
+                if guest is self._ended:
+                    over = True
+                elif guest is self._door:
+                    self._welcome()
+                elif isinstance(guest, socket.socket) and not self._hear(guest):
+                    self._watched.unregister(guest)
+                    self._part(guest)
+        return () if self._closed else self._taken()
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            next_one = self._resting.pop() if self._resting else None
+        if next_one is None:
+            self._hire()
+        else:
+            self._thread = next_one
+            self._turns.put(True)
+
+    def _rests(self) -> bool:
+        """Until it is its turn again. Not, if that is not to be expected."""
+        with self._lock:
+            if self._closed or self._resting:
+                return False
+            self._resting.append(current_thread())
+        return self._turns.get()
+
+    def _welcome(self) -> None:
         with contextlib.suppress(OSError):  # gone again, or we have no descriptors left
             guest, _ = self._door.accept()
             with self._lock:
                 self._guests.add(guest)
             if _is_ours(guest):
-                watched.register(guest, selectors.EVENT_READ)
+                self._watched.register(guest, selectors.EVENT_READ)
             else:
                 self._part(guest)
 

@@ -34,6 +34,7 @@ __all__ = [
     "Overdue",
     "Query",
     "Receipt",
+    "Rest",
     "Ride",
     "Standing",
     "Store",
@@ -84,16 +85,21 @@ class Done(NamedTuple):
     result: str | None = None
 
 
+#: What is left to do for the thread that wrote something, when everybody has been answered.
+Rest: TypeAlias = Callable[[], None]
+
+
 class Ride(NamedTuple):
     """
     An `admit` for somebody who is idle, in the transaction of the submit that brings the job: one commit where there would be two.
-    `landed` is called once, when it is on disk; None: nothing came of it, and nothing was written.
+    `landed` is called once, when it is on disk; None: nothing came of it, and nothing was written. It also hears whether the thread that
+    calls it could stay with what it brings, and may answer with what that thread shall do then: to wake another one takes as long as a commit.
     """
 
     host: HostId
     weigh: Callable[[Floor], Verdict]
     terms: Terms
-    landed: Callable[[list[Dispatch] | None], None]
+    landed: Callable[[list[Dispatch] | None, bool], Rest | None]
 
 
 NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})

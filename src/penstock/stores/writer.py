@@ -21,6 +21,7 @@ from threading import Lock, Thread
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from penstock.core.refusals import StoreFailed
+from penstock.stores.protocol import Rest
 
 __all__ = ["Passage", "Writer"]
 
@@ -29,10 +30,13 @@ log = logging.getLogger("penstock.stores")
 
 
 class Passage(NamedTuple):
-    """What a rider adds to a transaction. `landed` is called once: with the answer when it is on disk, or None, and nothing was done."""
+    """
+    What a rider adds to a transaction. `landed` is called once: with the answer when it is on disk, or None, and nothing was done; and
+    with whether the thread may stay with it.
+    """
 
     run: Callable[[Any], Any]
-    landed: Callable[[Any], None]
+    landed: Callable[[Any, bool], Rest | None]
 
 
 #: Asked inside the transaction, so it must be quick. None: not this time.
@@ -50,7 +54,7 @@ class _Op(NamedTuple):
 
 
 class Writer:
-    """`after` is called behind every commit, before its answers are given."""
+    """`after` is called behind every commit, before its answers are given where nobody stays with what it brought."""
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class Writer:
         #: Held by whoever writes a batch: its own thread, or one that carries.
         self._writing = Lock()
         self._wake: SimpleQueue[bool] = SimpleQueue()  # False: for the last time
-        self._rung = False
+        self._rung = self._left_untold = False
         self._boards: tuple[Board, ...] = ()
         self._gate, self._closed = Lock(), False
         self._thread = Thread(target=self._loop, name="penstock-writer", daemon=True)
@@ -95,18 +99,23 @@ class Writer:
                 raise StoreFailed("the store is closed", kind="closed")
             self._ops.append(_Op(run, told, brings))
 
-    def carry(self) -> None:
+    def carry(self) -> list[Rest]:
         """
         Write what is there, in the thread of who calls: it has nothing else to do meanwhile, and waking another one costs as much as a small
-        commit. Not for the main thread, where a Ctrl-C could come between a commit and its answers.
+        commit. Not for the main thread, where a Ctrl-C could come between a commit and its answers. What riders would have that thread do
+        now is the answer; whoever then carries in its place must do so at once, for `after` was left to it.
         """
-        if self._ops and self._writing.acquire(blocking=False):
+        rest: list[Rest] = []
+        if (self._ops or self._left_untold) and self._writing.acquire(blocking=False):
             try:
-                self._batch()
+                if self._left_untold:
+                    self._tell()
+                self._batch(rest)
             finally:
                 self._writing.release()
         if self._ops:
             self._ring()
+        return rest
 
     def ride(self, board: Board) -> Callable[[], None]:
         """From now on, until the answer is called."""
@@ -141,14 +150,19 @@ class Writer:
                 with self._writing:
                     self._batch()
 
-    def _batch(self) -> None:
+    def _tell(self) -> None:
+        self._left_untold = False
+        self._after()
+
+    def _batch(self, rest: list[Rest] | None = None) -> None:
+        """`rest`: where riders may leave what the thread shall do; None: it has no time for that."""
         batch: list[_Op] = []
         while self._ops and len(batch) < self._most:
             batch.append(self._ops.popleft())
         if batch:
-            self._run(batch, self._boards)
+            self._run(batch, self._boards, rest)
 
-    def _run(self, batch: list[_Op], boards: tuple[Board, ...]) -> None:
+    def _run(self, batch: list[_Op], boards: tuple[Board, ...], rest: list[Rest] | None = None) -> None:
         riders: list[Passage] = []
         boarding = False
         try:
@@ -161,22 +175,28 @@ class Writer:
                         riders.append(passage)
                 brought = [passage.run(transaction) for passage in riders]
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
-            _land(riders, [None] * len(riders))
+            _land(riders, [None] * len(riders), None)
             if len(batch) == 1 and not boarding:
                 batch[0].told(None, error)
             else:
                 for op in batch:
                     self._run([op], ())
             return
-        _land(riders, brought)
-        self._after()
+        _land(riders, brought, rest)
+        if rest:
+            # It wakes threads that would take the interpreter from the one that has something to begin.
+            self._left_untold = True
+        else:
+            self._tell()
         for op, result in zip(batch, results, strict=True):
             op.told(result, None)
 
 
-def _land(riders: list[Passage], answers: list[Any]) -> None:
+def _land(riders: list[Passage], answers: list[Any], rest: list[Rest] | None) -> None:
     for passage, answer in zip(riders, answers, strict=True):
         try:
-            passage.landed(answer)
+            left = passage.landed(answer, rest is not None)
+            if left is not None and rest is not None:
+                rest.append(left)
         except Exception:  # the commit stands; one rider's mistake must not cost the others their answers
             log.exception("a rider could not take its answer")
