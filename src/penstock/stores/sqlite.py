@@ -336,6 +336,7 @@ class SqliteStore:
         with self._reading() as con:
             accounts = Accounts(con)
             books = read_books(con, host, self._clock(), accounts)
+            books.spent = dict(books.spent)
             for addon_id, *_ in list(query(con, "addons")):
                 accounts.get(addon_id)
         return books

@@ -28,6 +28,8 @@ __all__ = ["DispatchLock", "WriteLock", "connect", "failures", "migrate", "one",
 APPLICATION_ID: Final = 0x50454E31
 #: Before this one, two connections that write and checkpoint can corrupt a database in WAL mode.
 SAFE_WAL: Final = (3, 51, 3)
+#: Room for all that we ever ask: what falls out of the cache is compiled anew, which costs more than most of it takes.
+STATEMENTS: Final = 400
 
 
 def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
@@ -38,7 +40,7 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
         )
     flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     with failures(path):
-        con = apsw.Connection(os.fspath(path), flags=flags)
+        con = apsw.Connection(os.fspath(path), flags=flags, statementcachesize=STATEMENTS)
         con.set_busy_timeout(10_000)
         if not readonly:
             con.pragma("journal_mode", "wal")

@@ -7,8 +7,8 @@ the database never reads a row that was not weighed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
@@ -21,7 +21,7 @@ from penstock.core.words import AddonId, HostId, Moment
 from penstock.stores.rows import demand_from, demand_row
 from penstock.stores.sqlite_file import one, query, statements
 
-__all__ = ["Accounts", "Demands", "Standby", "TableFloor", "read_books"]
+__all__ = ["Accounts", "Demands", "Held", "Spent", "Standby", "TableFloor", "read_books"]
 
 
 class Demands:
@@ -88,27 +88,62 @@ class Standby(NamedTuple):
     active: int
 
 
-def read_books(con: apsw.Connection, host: HostId, now: Moment, accounts: Accounts) -> Books:
-    books = Books(accounts=accounts)
-    for scope, name, units, running in query(con, "ledger"):
-        if scope != "host":
-            books.counts[scope, name] = running
-        elif name == host:
-            books.units, books.running = units, running
-    day, month = windows(now)
-    spent: dict[AddonId, dict[str, int]] = {}
-    for addon_id, period, amount in query(con, "spent", {"day": day.name, "month": month.name}):
-        spent.setdefault(addon_id, {})["day" if period == day.name else "month"] = amount
-    books.spent = spent
+class Spent(Mapping[AddonId, Mapping[str, int]]):
+    """Read when somebody asks: few have a budget."""
+
+    def __init__(self, con: apsw.Connection, now: Moment) -> None:
+        self._con, self._now = con, now
+        self._read: dict[AddonId, dict[str, int]] | None = None
+
+    def all(self) -> dict[AddonId, dict[str, int]]:
+        if self._read is None:
+            day, month = windows(self._now)
+            self._read = {}
+            for addon_id, period, amount in query(self._con, "spent", {"day": day.name, "month": month.name}):
+                self._read.setdefault(addon_id, {})["day" if period == day.name else "month"] = amount
+        return self._read
+
+    def __getitem__(self, addon_id: AddonId) -> Mapping[str, int]:
+        return self.all()[addon_id]
+
+    def __iter__(self) -> Iterator[AddonId]:
+        return iter(self.all())
+
+    def __len__(self) -> int:
+        return len(self.all())
+
+
+#: Units and how many, by row of the ledger: what was taken or given back and is not in the table yet.
+Held: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
+_NOTHING: Final[Held] = {}
+
+
+def read_books(
+    con: apsw.Connection, host: HostId, now: Moment, accounts: Accounts, held: Held = _NOTHING
+) -> Books:
+    books = Books(accounts=accounts, spent=Spent(con, now))
+    ledger = {(scope, name): (units, running) for scope, name, units, running in query(con, "ledger")}
+    for key, (units, running) in held.items():
+        before = ledger.get(key, (0, 0))
+        ledger[key] = (before[0] + units, before[1] + running)
+    books.units, books.running = ledger.get(("host", host), (0, 0))
+    books.counts = {key: running for key, (_, running) in ledger.items() if key[0] != "host"}
     return books
 
 
 class TableFloor:
     def __init__(
-        self, con: apsw.Connection, host: HostId, now: Moment, demands: Demands, accounts: Accounts
+        self,
+        con: apsw.Connection,
+        host: HostId,
+        now: Moment,
+        demands: Demands,
+        accounts: Accounts,
+        *,
+        held: Held = _NOTHING,
     ) -> None:
         self.now = now
-        self.books = read_books(con, host, now, accounts)
+        self.books = read_books(con, host, now, accounts, held)
         self.standby: dict[int, Standby] = {}
         self._con, self._host, self._demands = con, host, demands
         self._open: list[apsw.Cursor] = []

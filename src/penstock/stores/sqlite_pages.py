@@ -22,8 +22,8 @@ from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, Moment
 from penstock.stores.rows import encode, listed
 from penstock.stores.sqlite_file import one, query, statements
-from penstock.stores.sqlite_floor import Accounts, Demands
-from penstock.stores.sqlite_sets import insert, update
+from penstock.stores.sqlite_floor import Accounts, Demands, Held
+from penstock.stores.sqlite_sets import add_to_ledger, insert, update
 
 __all__ = ["NO_JOB", "Pages", "Told"]
 
@@ -115,21 +115,27 @@ class Pages:
         if self._jobs:
             insert(self._con, "add_job", self._jobs)
             insert(self._con, "add_intent", self._intents)
-            self._con.execute(self._sql["set_mark"], {"name": "job", "value": self._no})
             self._jobs, self._intents = [], []
 
-    def flush_books(self) -> None:
-        """Before a round: what it sees besides the accounts, which are here."""
-        self.flush_rows()
-        if self._held:
-            self._con.executemany(self._sql["set_ledger"], self._ledger())
-            self._held.clear()
+    def held(self) -> Held:
+        """What a round must know besides the ledger, which has it only at the end: most of what is given back is taken again."""
+        sums: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
+        for (host, demand_no), n in self._held.items():
+            demand = self._demands.demand(self._con, demand_no)
+            for key in [("host", host), *keys_of(demand)]:
+                sums[key] += n * demand.cost_units
+                counts[key] += n
+        return {key: (sums[key], n) for key, n in counts.items() if n or sums[key]}
 
     def flush(self) -> None:
-        self.flush_books()
-        if self._events:
+        self.flush_rows()
+        if held := self.held():
+            add_to_ledger(self._con, [(*key, *more) for key, more in held.items()])
+            self._held.clear()
+        if self._events:  # nothing is submitted or moved without one
             insert(self._con, "add_event", self._events)
-            self._con.execute(self._sql["set_mark"], {"name": "event", "value": self._seq})
+            self._con.execute(self._sql["set_marks"], {"job": self._no, "event": self._seq})
             self._events, self.told = [], True
         for (addon_id, source, target), n in self._moves.items():
             self.tally[addon_id, source] -= n
@@ -144,18 +150,3 @@ class Pages:
             self._con.execute(self._sql["set_account"], row)
         self.tally.clear()
         self.touched.clear()
-
-    def _ledger(self) -> list[tuple[str, str, int, int]]:
-        """Units and counts, as they shall be: what the rows say and what was taken or given back since."""
-        rows: dict[tuple[str, str], list[int]] = {}
-        for (host, demand_no), n in self._held.items():
-            demand = self._demands.demand(self._con, demand_no)
-            for key in [("host", host), *keys_of(demand)]:
-                row = rows.setdefault(key, [0, 0])
-                row[0] += n * demand.cost_units
-                row[1] += n
-        return [
-            (scope, name, before[0] + units, before[1] + running)
-            for (scope, name), (units, running) in rows.items()
-            for before in [one(self._con, "ledger_row", {"scope": scope, "name": name}) or (0, 0)]
-        ]

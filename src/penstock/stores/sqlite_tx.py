@@ -172,14 +172,13 @@ class Transaction:
     # admit
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
-        self._pages.flush_books()
+        self._pages.flush_rows()
         now = self._now
-        for line, name in ((1, "whose_time_has_come"), (2, "who_is_urgent")):
-            # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
-            step = [(line, no) for (no,) in query(self._con, name, {"now": now, "most": STEPS})]
-            if step:
-                self._con.executemany(self._sql["step_into_line"], step)
-        floor = TableFloor(self._con, host, now, self._demands, self._pages.accounts)
+        # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
+        step = list(query(self._con, "whose_time_has_come", {"now": now, "most": STEPS}))
+        if step:
+            self._con.executemany(self._sql["step_into_line"], step)
+        floor = TableFloor(self._con, host, now, self._demands, self._pages.accounts, held=self._pages.held())
         try:
             verdict = weigh(floor)
         finally:

@@ -3,8 +3,8 @@
 -- name: marks
 SELECT name, value FROM mark;
 
--- name: set_mark
-UPDATE mark SET value = :value WHERE name = :name;
+-- name: set_marks
+UPDATE mark SET value = iif(name = 'job', :job, :event) WHERE name = 'job' OR name = 'event';
 
 -- name: demand_by_key
 SELECT no FROM demand WHERE key = :key;
@@ -37,11 +37,10 @@ SELECT j.job_id, j.state, i.body_hash FROM job j JOIN intent i USING (no)
 WHERE j.addon_id = :addon_id AND j.idempotency_key = :key;
 
 -- name: whose_time_has_come
--- Bounded: the next round takes the rest.
-SELECT no FROM job WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most;
-
--- name: who_is_urgent
-SELECT no FROM job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= :now ORDER BY urgent_at LIMIT :most;
+-- In line, or in the urgent line. Bounded: the next round takes the rest.
+SELECT * FROM (SELECT iif(urgent_at <= :now, 2, 1), no FROM job WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most)
+UNION ALL
+SELECT * FROM (SELECT 2, no FROM job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= :now ORDER BY urgent_at LIMIT :most);
 
 -- name: step_into_line
 UPDATE job SET line = ? WHERE no = ?;
@@ -144,15 +143,18 @@ SELECT spent FROM budget WHERE addon_id = :addon_id AND period = :period;
 -- name: spent
 SELECT addon_id, period, spent FROM budget WHERE period IN (:day, :month);
 
--- name: ledger_row
-SELECT units, running FROM ledger WHERE scope = :scope AND name = :name;
-
 -- name: ledger
 SELECT scope, name, units, running FROM ledger WHERE running > 0;
 
--- name: set_ledger
-INSERT INTO ledger (scope, name, units, running) VALUES (?, ?, ?, ?)
-ON CONFLICT (scope, name) DO UPDATE SET units = excluded.units, running = excluded.running;
+-- name: add_to_ledger
+UPDATE ledger SET units = units + more.column3, running = running + more.column4
+FROM (VALUES (?, ?, ?, ?)) AS more WHERE scope = more.column1 AND name = more.column2;
+
+-- name: ledger_keys
+SELECT scope, name FROM ledger;
+
+-- name: open_ledger
+INSERT INTO ledger (scope, name, units, running) VALUES (?, ?, ?, ?);
 
 -- name: account
 SELECT weight, paused, average, units, at FROM addon WHERE addon_id = :addon_id;
