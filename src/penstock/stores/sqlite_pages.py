@@ -5,7 +5,7 @@ once per key, however many jobs were moved.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -45,9 +45,9 @@ class Pages:
         self._dispatches: list[tuple[Any, ...]] = []
         self._updates: dict[str, dict[Hashable, list[Any]]] = {}
         self._events: list[tuple[Any, ...]] = []
-        self._held: Counter[tuple[HostId, int]] = Counter()
-        self._moves: Counter[tuple[AddonId, State, State]] = Counter()
-        self.tally: Counter[tuple[str, str]] = Counter()
+        self._held: dict[tuple[HostId, int], int] = defaultdict(int)
+        self._moves: dict[tuple[AddonId, State, State], int] = defaultdict(int)
+        self.tally: dict[tuple[str, str], int] = defaultdict(int)
         self.accounts = Accounts(con)
         self.touched: set[AddonId] = set()
         self.told = False
@@ -119,14 +119,13 @@ class Pages:
 
     def held(self) -> Held:
         """What a round must know besides the ledger, which has it only at the end: most of what is given back is taken again."""
-        sums: Counter[tuple[str, str]] = Counter()
-        counts: Counter[tuple[str, str]] = Counter()
+        sums: dict[tuple[str, str], tuple[int, int]] = {}
         for (host, demand_no), n in self._held.items():
             demand = self._demands.demand(self._con, demand_no)
-            for key in [("host", host), *keys_of(demand)]:
-                sums[key] += n * demand.cost_units
-                counts[key] += n
-        return {key: (sums[key], n) for key, n in counts.items() if n or sums[key]}
+            for key in [("host", host), *keys_of(demand)] if n else ():
+                units, running = sums.get(key, (0, 0))
+                sums[key] = (units + n * demand.cost_units, running + n)
+        return sums
 
     def flush(self) -> None:
         self.flush_rows()

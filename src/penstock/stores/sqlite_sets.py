@@ -19,17 +19,16 @@ from penstock.stores.sqlite_file import statements
 
 __all__ = ["add_to_ledger", "insert", "update"]
 
-#: So many rows by one statement; what is left over goes one by one.
+#: So many rows by one statement.
 SIZES: Final = (64, 16, 4, 3, 2, 1)
 
 
 def insert(con: apsw.Connection, name: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    first = 0
-    for size in SIZES:
-        sql = _rows_at_once(name, size)
-        while len(rows) - first >= size:
-            con.execute(sql, tuple(chain.from_iterable(rows[first : first + size])))
-            first += size
+    first, left = 0, len(rows)
+    for size in SIZES if left > 4 else (left,):
+        while left >= size > 0:
+            con.execute(_rows_at_once(name, size), tuple(chain.from_iterable(rows[first : first + size])))
+            first, left = first + size, left - size
 
 
 @cache
