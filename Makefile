@@ -60,7 +60,7 @@ bench-page: .venv chromium  ## what ten open pages cost the scheduler
 	$(BIN)/python -m bench.page
 
 screenshots: .venv chromium  ## the README's pictures, of a scheduler at work
-	$(BIN)/python tests/web/pictures.py
+	$(BIN)/python -m tests.web.pictures
 
 # The page is tested in a real browser. Without one those tests are skipped, and say so.
 chromium:

@@ -15,16 +15,6 @@ from penstock.core.alerts import Alert
 from penstock.core.changes import Change, alert_note
 from penstock.stores.memory import MemoryStore
 
-LONG = 60.0  # nothing takes so long; a test that waits for it has failed
-
-
-def until(true, within=LONG):
-    ends = time.monotonic() + within
-    while not (found := true()):
-        assert time.monotonic() < ends, "it did not come"
-        time.sleep(0.01)
-    return found
-
 
 class Receiver:
     """`script`: what is done with the next requests, a status or a function of the handler; then 204 for all."""

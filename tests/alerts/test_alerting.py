@@ -6,10 +6,9 @@ import json
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from tests.alerts.conftest import until
+from tests.waiting import alive, until
 
 from penstock.alerts.command import Command
 from penstock.alerts.messenger import Away, Messenger, Refused
@@ -287,13 +286,6 @@ def test_a_receiver_that_hangs_delays_neither_the_others_nor_the_scheduler_nor_t
         hold.set()
 
 
-def gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 HANGS = "import os, subprocess, sys, time; p = subprocess.Popen(['sleep', '100']); open(sys.argv[1], 'a').write(f'{os.getpid()} {p.pid}\\n'); time.sleep(float(sys.argv[2]))"
 
 
@@ -312,7 +304,7 @@ def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(desk, tmp_pat
     desk.stop()
 
     assert time.monotonic() - began < 2
-    until(lambda: all(map(gone, mine)))
+    until(lambda: not any(map(alive, mine)))
     assert 1 == len(desk.messages("command"))
 
 
@@ -328,7 +320,7 @@ def test_a_command_leaves_nothing_behind_in_time_or_not(tmp_path, stays, outcome
     else:
         assert ends(command, message) is None
 
-    until(lambda: all(map(gone, pids(file))))
+    until(lambda: not any(map(alive, pids(file))))
 
 
 def ends(command, message):

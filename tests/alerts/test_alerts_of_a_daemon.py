@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.alerts.conftest import until
-from tests.client.conftest import Daemon
+from tests.daemon import Daemon
+from tests.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"
 

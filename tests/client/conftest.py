@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.daemon import Daemon, environment
+from tests.waiting import LONG
 
 from penstock.client import Client
 from penstock.core.quiet import Capacity
@@ -24,84 +23,12 @@ from penstock.engine.rules import Rules
 from penstock.http.server import Config, serve
 from penstock.stores.memory import MemoryStore
 
-ROOT = Path(__file__).parents[2]
-LONG = 60.0  # nothing takes so long; a test that waits for it has failed
-
-
-def until(true, within=LONG):
-    """Waits for what must come; the limit is for a machine that is ten times as busy."""
-    ends = time.monotonic() + within
-    while not (found := true()):
-        assert time.monotonic() < ends, "it did not come"
-        time.sleep(0.01)
-    return found
-
-
-def environment(**more):
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "", **more}
-
 
 @pytest.fixture
 def folder():
     """Short: the path of a Unix socket may have 107 characters."""
     with tempfile.TemporaryDirectory(prefix="pst") as name:
         yield Path(name)
-
-
-class Daemon:
-    """One data directory and the daemon on it, if it runs."""
-
-    FLAGS = (
-        "server.listen=127.0.0.1:0",
-        "capacity.units=100",
-        "retry.crash=0s,0s,0s,0s,0s",
-        "log.format=json",
-    )
-
-    def __init__(self, folder, *flags):
-        self.folder, self.data = folder, folder / "data"
-        self.log = folder / "daemon.log"
-        self.flags = [f"data_dir={self.data}", *self.FLAGS, *flags]
-        self.process, self._port = None, None
-
-    def start(self):
-        """On the same port as before, so that workers find it again."""
-        flags = [*self.flags, *([f"server.listen=127.0.0.1:{self._port}"] if self._port else [])]
-        command = [sys.executable, "-m", "penstock.daemon", *(f"--set={flag}" for flag in flags)]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment())
-        until(lambda: self.process.poll() is not None or self.told().get("pid") == self.process.pid)
-        assert self.process.poll() is None, self.log.read_text()
-        self._port = int(self.url.rpartition(":")[2])
-        return self
-
-    def told(self):
-        try:
-            return json.loads((self.data / "daemon.json").read_text())
-        except (OSError, ValueError):
-            return {}
-
-    @property
-    def url(self):
-        return self.told()["url"]
-
-    @property
-    def token(self):
-        return (self.data / "token").read_text().strip()
-
-    @cached_property
-    def client(self):
-        return Client(self.url, token=self.token, retry_for=LONG)
-
-    def close(self):
-        if self.process.poll() is None:
-            assert self.end() == 0, self.log.read_text()
-        if "client" in self.__dict__:
-            self.client.close()
-
-    def end(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-        return self.process.wait(LONG)
 
 
 @pytest.fixture

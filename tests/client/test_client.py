@@ -8,7 +8,8 @@ import sys
 import threading
 
 import pytest
-from tests.client.conftest import LONG, environment
+from tests.daemon import environment
+from tests.waiting import LONG
 
 from penstock.client import Client, Denied, Unreachable
 from penstock.client.client import job_of

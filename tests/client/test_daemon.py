@@ -11,7 +11,10 @@ import time
 from threading import Thread
 
 import pytest
-from tests.client.conftest import LONG, ROOT, Daemon, environment, overlaps, until
+from tests import ROOT
+from tests.client.conftest import overlaps
+from tests.daemon import Daemon, environment
+from tests.waiting import LONG, until
 
 LEASE = 3.0
 
@@ -93,21 +96,12 @@ def test_a_data_directory_that_others_can_enter_is_refused(folder):
     assert "chmod 700" in done.stderr
 
 
-def test_weights_and_caps_of_the_settings_hold(folder, daemon):
+def test_weights_and_caps_of_the_settings_hold(folder):
     config = folder / "penstock.toml"
     config.write_text('[addons.photos]\nweight = 250\nconcurrent = 1\n[leases]\nttl = "5s"\n')
     one = Daemon(folder)
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.daemon",
-        f"--config={config}",
-        *(f"--set={f}" for f in one.flags),
-    ]
-    one.process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
     try:
-        until(lambda: one.told().get("pid") == one.process.pid)
-        client = one.client
+        client = one.start(f"--config={config}").client
         submit(client, "sleep", 2, seconds=0)
         claimed = client.claim(
             addon_id="photos", limit=5, wait_sec=10

@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from tests.client.conftest import LONG, ROOT, environment
+from tests import ROOT
+from tests.daemon import environment
+from tests.waiting import LONG
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import threading
 import time
 
 import pytest
-from tests.client.conftest import LEASE, LONG, until
+from tests.client.conftest import LEASE
+from tests.waiting import LONG, until
 
 from penstock import JobStopped, JobUnavailable
 from penstock.client import Denied, Worker

@@ -18,8 +18,9 @@ from importlib.util import find_spec
 import pytest
 
 import penstock
-from tests.local.conftest import children, wait_until
+from tests.local.conftest import children
 from tests.local.test_pool_calls import gate  # noqa: F401  # a fixture
+from tests.waiting import until
 
 NODE = {
     "num_cpus": 4,
@@ -59,7 +60,7 @@ def machines():
     yield cluster
     ray.shutdown()
     cluster.shutdown()
-    wait_until(lambda: set(children()) <= before, 30)
+    until(lambda: set(children()) <= before, 30)
     shutil.rmtree(folder)
 
 
@@ -67,8 +68,8 @@ def machines():
 def nothing_is_left_behind(machines):
     yield
     gc.collect()
-    wait_until(lambda: not actors())
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("penstock-pool")])
+    until(lambda: not actors())
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("penstock-pool")])
 
 
 @pytest.fixture

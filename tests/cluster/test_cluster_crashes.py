@@ -18,8 +18,8 @@ import pytest
 import penstock
 from penstock.local.timers import clock
 from tests.cluster.conftest import NODE, actors
-from tests.local.conftest import wait_until
 from tests.local.test_pool_ending import alive, lines
+from tests.waiting import until
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
@@ -32,8 +32,8 @@ def worker_of(call):
 def test_a_killed_worker_fails_the_call_that_it_ran_and_no_other(make_pool, gate):
     with make_pool(2, max_in_flight=4) as pool:
         dying, other, *behind = (pool.submit(calls.wait_for, str(gate), n) for n in range(4))
-        wait_until(lambda: pool.snapshot().load_by_worker == (1, 1))
-        wait_until(lambda: dying.home.ready and other.home.ready)
+        until(lambda: pool.snapshot().load_by_worker == (1, 1))
+        until(lambda: dying.home.ready and other.home.ready)
         os.kill(worker_of(dying), signal.SIGKILL)
 
         with pytest.raises(penstock.WorkerCrashedError) as caught:
@@ -49,9 +49,9 @@ def test_a_killed_worker_has_its_call_requeued_and_no_other(make_pool, gate, tmp
     log = tmp_path / "log"
     with make_pool(2, crash_policy="restart-requeue-in-flight") as pool:
         futures = [pool.submit(calls.mark_and_wait, str(log), n, str(gate)) for n in range(2)]
-        wait_until(lambda: sorted(lines(log)) == ["0", "1"], 60)
+        until(lambda: sorted(lines(log)) == ["0", "1"], 60)
         os.kill(worker_of(futures[0]), signal.SIGKILL)
-        wait_until(lambda: sorted(lines(log)) == ["0", "0", "1"], 60)
+        until(lambda: sorted(lines(log)) == ["0", "0", "1"], 60)
         gate.touch()
 
         assert [0, 1] == [future.result(60) for future in futures]
@@ -90,7 +90,7 @@ def test_fail_task_fails_everything_and_halts_until_restarted(make_pool):
         for future in (dying, *behind):
             with pytest.raises(penstock.WorkerCrashedError):
                 future.result(60)
-        wait_until(lambda: pool.snapshot().workers == {"halted": 1})
+        until(lambda: pool.snapshot().workers == {"halted": 1})
         pool.restart()
         assert 1 == pool.submit(calls.echo, 1).result(60)
 
@@ -106,7 +106,7 @@ def test_an_idle_worker_that_is_killed_is_noticed_at_once(make_pool):
     with make_pool(1) as pool:
         pid = pool.submit(calls.pid).result(60)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pool.snapshot().totals["crashed"] == 1)
+        until(lambda: pool.snapshot().totals["crashed"] == 1)
 
         assert pid != pool.submit(calls.pid).result(60)
 
@@ -115,9 +115,9 @@ def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(make_poo
     log = tmp_path / "log"
     with make_pool(1, max_in_flight=2) as pool:
         futures = [pool.submit(calls.mark_and_wait, str(log), n, str(gate)) for n in range(2)]
-        wait_until(lambda: lines(log) == ["0"], 60)
+        until(lambda: lines(log) == ["0"], 60)
         pool.stop_workers()
-        wait_until(lambda: pool.state.in_flight == 0 and not actors())
+        until(lambda: pool.state.in_flight == 0 and not actors())
         assert 2 == pool.state.pending
 
         gate.touch()
@@ -138,7 +138,7 @@ def test_workers_are_recycled(make_pool):
 def test_idle_workers_stop_and_start_again_when_needed(make_pool):
     with make_pool(1, idle_stop=0.05) as pool:
         assert 1 == pool.submit(calls.echo, 1).result(60)
-        wait_until(lambda: not actors())
+        until(lambda: not actors())
         assert 2 == pool.submit(calls.echo, 2).result(60)
 
 
@@ -157,11 +157,11 @@ def test_a_lost_machine_has_its_calls_run_elsewhere(machines, gate, tmp_path):
     ):
         kept = other.submit(calls.wait_for, str(gate), "kept")
         moved = far.submit(calls.mark_and_wait, str(log), "moved", str(gate))
-        wait_until(lambda: lines(log) == ["moved"], 60)
+        until(lambda: lines(log) == ["moved"], 60)
         pid = worker_of(moved)
 
         machines.remove_node(machine, allow_graceful=False)
-        wait_until(lambda: far.snapshot().totals["requeued"] == 1, 60)
+        until(lambda: far.snapshot().totals["requeued"] == 1, 60)
         assert not alive(pid)
         machine = machines.add_node(**{**NODE, "num_cpus": 1}, resources={"far": 2})
         gate.touch()
@@ -179,7 +179,7 @@ def test_a_lost_machine_is_given_the_time_of_its_lease(machines, tmp_path):
     terms = penstock.Cluster(cpus=0, resources={"cut off": 1}, lease=4)
     with penstock.WorkerPool(1, kind="cluster", cluster=terms) as pool:
         future = pool.submit(calls.mark_and_wait, str(log), "began", "never")
-        wait_until(lambda: lines(log), 60)
+        until(lambda: lines(log), 60)
         link = future.home.link
         machines.remove_node(machine, allow_graceful=False)
 
@@ -194,13 +194,13 @@ def test_a_worker_that_hears_nothing_ends_itself_before_its_call_is_run_elsewher
     options = {"crash_policy": "restart-requeue-in-flight", "restart_delay": 0.001}
     with penstock.WorkerPool(1, kind="cluster", cluster=terms, **options) as pool:
         future = pool.submit(hold_the_first_time, str(log))
-        wait_until(lambda: lines(log), 60)
+        until(lambda: lines(log), 60)
         pid = worker_of(future)
         os.kill(pid, signal.SIGSTOP)  # like a machine that nobody reaches
 
-        wait_until(lambda: pool.snapshot().totals["requeued"] == 1, 60)
+        until(lambda: pool.snapshot().totals["requeued"] == 1, 60)
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: not alive(pid))
+        until(lambda: not alive(pid))
         assert 2 == future.result(60)
         assert "has not answered" in pool.snapshot().last_crash
 
@@ -216,15 +216,15 @@ def test_a_program_that_is_killed_leaves_no_actor(machines, tmp_path):
     """
     child = run_program(program)
     try:
-        wait_until(lambda: len(lines(tmp_path / "log")) == 2, 60)
+        until(lambda: len(lines(tmp_path / "log")) == 2, 60)
         pids = [actor["Pid"] for actor in actors()]
         assert 2 == len(pids)
     finally:
         child.kill()
         child.communicate()
 
-    wait_until(lambda: not actors(), 30)
-    wait_until(lambda: not any(map(alive, pids)))
+    until(lambda: not actors(), 30)
+    until(lambda: not any(map(alive, pids)))
 
 
 def test_a_worker_whose_pool_has_fallen_silent_ends_itself(machines, gate, monkeypatch):
@@ -247,7 +247,7 @@ def test_workers_killed_at_random_lose_no_call_and_run_none_twice_unasked(make_p
     with make_pool(2, max_in_flight=6, max_queue_depth=10**6, **options) as pool:
         futures = [pool.submit(mark_and_pause, str(journal), n) for n in range(60 * SOAK)]
         for kill in range(1, kills + 1):
-            wait_until(lambda enough=8 * kill: len(lines(journal)) > enough, 60)
+            until(lambda enough=8 * kill: len(lines(journal)) > enough, 60)
             kill_some_worker(pool)
         errors = [future.exception(60) for future in futures]
     runs = Counter(lines(journal))

@@ -9,8 +9,9 @@ import calls
 
 import penstock
 from tests.cluster.conftest import actors
-from tests.local.conftest import children, wait_until
+from tests.local.conftest import children
 from tests.local.test_pool_ending import lines
+from tests.waiting import until
 
 TERMS = penstock.Cluster(cpus=0.5)
 
@@ -44,9 +45,9 @@ def test_a_killed_worker_has_its_node_run_again_and_no_other(machines, gate, tmp
     with penstock.WorkerPool(2, kind="cluster", cluster=TERMS, **options) as pool:
         with penstock.GraphExecutor(compute=1, cluster=pool) as executor:
             run = executor.submit(g.compile(), timeout=90)
-            wait_until(lambda: sorted(lines(log)) == ["first", "second"], 60)
+            until(lambda: sorted(lines(log)) == ["first", "second"], 60)
             os.kill(pool._crew.workers[0].pid, signal.SIGKILL)
-            wait_until(lambda: len(lines(log)) == 3, 60)
+            until(lambda: len(lines(log)) == 3, 60)
             gate.touch()
 
             assert "ok" == run.result(60).status
@@ -70,11 +71,11 @@ def test_a_run_that_is_cancelled_ends_its_node_on_the_cluster(machines, tmp_path
     g.add(calls.until_cancelled, name="node", lane="cluster", inputs={"path": penstock.Const(str(log))})
     with penstock.GraphExecutor(compute=1, cluster=TERMS) as executor:
         run = executor.submit(g.compile())
-        wait_until(lambda: lines(log) == ["began"], 60)
+        until(lambda: lines(log) == ["began"], 60)
         run.cancel()
 
         assert "canceled" == run.result(60).status
-        wait_until(lambda: lines(log) == ["began", "saw it"])
+        until(lambda: lines(log) == ["began", "saw it"])
 
 
 def test_a_node_on_the_cluster_knows_how_much_time_its_run_has(machines):

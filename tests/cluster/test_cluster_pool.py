@@ -12,16 +12,16 @@ import pytest
 import penstock
 from penstock.local.cluster.link import Link
 from tests.cluster.conftest import actors
-from tests.local.conftest import wait_until
 from tests.local.test_pool_ending import alive, lines
+from tests.waiting import until
 
 
 def test_calls_run_in_workers_of_the_cluster(make_pool, gate):
     with make_pool(2) as pool:
         first = pool.submit(calls.mark_and_wait, str(gate) + ".log", 1, str(gate))
         second = pool.submit(calls.mark_and_wait, str(gate) + ".log", 2, str(gate))
-        wait_until(lambda: pool.snapshot().load_by_worker == (1, 1))
-        wait_until(lambda: len(actors()) == 2)
+        until(lambda: pool.snapshot().load_by_worker == (1, 1))
+        until(lambda: len(actors()) == 2)
         pids = {actor["Pid"] for actor in actors()}
         gate.touch()
 
@@ -34,7 +34,7 @@ def test_calls_run_in_workers_of_the_cluster(make_pool, gate):
 def test_no_more_is_in_flight_than_the_bounds_allow(make_pool, gate):
     with make_pool(1, max_in_flight=2, max_queue_depth=1, policy="reject") as pool:
         held = [pool.submit(calls.wait_for, str(gate), n) for n in range(3)]
-        wait_until(lambda: pool.snapshot().load_by_worker == (1,))
+        until(lambda: pool.snapshot().load_by_worker == (1,))
 
         with pytest.raises(penstock.QueueDropError):
             pool.submit(calls.echo, 3)
@@ -48,7 +48,7 @@ def test_submit_waits_for_room(make_pool, gate):
     with make_pool(1, max_queue_depth=0) as pool, ThreadPoolExecutor(1) as caller:
         held = pool.submit(calls.wait_for, str(gate), "held")
         waiter = caller.submit(pool.submit, calls.echo, "waited")
-        wait_until(lambda: pool.state.waiting == 1)
+        until(lambda: pool.state.waiting == 1)
         gate.touch()
 
         assert "held" == held.result(60)
@@ -151,7 +151,7 @@ def test_a_call_cancelled_before_it_begins_never_runs(make_pool, gate, tmp_path)
         running = pool.submit(calls.wait_for, str(gate), "ran")
         handed_out, pending, other = (pool.submit(calls.mark, str(tmp_path / "log"), n) for n in range(3))
         waiter = caller.submit(pool.submit, calls.mark, str(tmp_path / "log"), 3)
-        wait_until(lambda: pool.state.waiting == 1)
+        until(lambda: pool.state.waiting == 1)
 
         assert handed_out.cancel()
         assert pending.cancel()
@@ -169,14 +169,14 @@ def test_a_running_call_sees_its_cancel_and_keeps_its_worker(make_pool, tmp_path
     log = tmp_path / "log"
     with make_pool(1) as pool:
         future = pool.submit(calls.until_cancelled, str(log))
-        wait_until(lambda: lines(log) == ["began"], 60)
+        until(lambda: lines(log) == ["began"], 60)
 
         assert future.cancel("enough")
         with pytest.raises(penstock.CallCanceled, match="enough") as caught:
             future.result(0)
         assert "in-flight" == caught.value.phase
-        wait_until(lambda: lines(log) == ["began", "saw it"])
-        wait_until(lambda: pool.state.in_flight == 0)
+        until(lambda: lines(log) == ["began", "saw it"])
+        until(lambda: pool.state.in_flight == 0)
         assert {"spawned": 1, "terminated": 0}.items() <= pool.snapshot().totals.items()
 
 
@@ -185,7 +185,7 @@ def test_a_call_that_does_not_stop_in_time_loses_its_worker_and_no_other_call(ma
     with make_pool(2, max_in_flight=3, grace=0.1) as pool:
         other = pool.submit(calls.wait_for, str(gate), "untouched")
         stubborn = pool.submit(calls.mark_and_wait, str(log), os.getpid(), "never")
-        wait_until(lambda: lines(log), 60)
+        until(lambda: lines(log), 60)
         behind = pool.submit(calls.echo, "next")
 
         assert stubborn.cancel()
@@ -218,20 +218,20 @@ async def test_a_coroutine_can_await_a_call(make_pool):
 
 def test_closing_leaves_no_actor_and_no_process(make_pool):
     pool = make_pool(2, start="eager")
-    wait_until(lambda: len([a for a in actors() if a["State"] == "ALIVE"]) == 2, 60)
+    until(lambda: len([a for a in actors() if a["State"] == "ALIVE"]) == 2, 60)
     pids = [actor["Pid"] for actor in actors()]
     assert 1 == pool.submit(calls.echo, 1).result(60)
 
     pool.shutdown()
 
     assert [] == actors()
-    wait_until(lambda: not any(map(alive, pids)))
+    until(lambda: not any(map(alive, pids)))
 
 
 def test_dispose_ends_what_runs(make_pool, gate):
     pool = make_pool(1, max_queue_depth=4)
     futures = [pool.submit(calls.wait_for, str(gate)) for _ in range(3)]
-    wait_until(lambda: pool.snapshot().load_by_worker == (1,))
+    until(lambda: pool.snapshot().load_by_worker == (1,))
 
     pool.dispose(timeout=30)
 

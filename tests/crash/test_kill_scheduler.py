@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 apsw = pytest.importorskip("apsw")
 
@@ -95,7 +96,7 @@ def test_whatever_is_killed_at_whatever_instant_nothing_accepted_is_lost_or_run_
     calm = stage.begin("calm", 0)
     store = SqliteStore(stage.database, SteadyClock())
     try:
-        wait_until(lambda: unsettled(store) == 0)
+        until(lambda: unsettled(store) == 0)
         stage.kill(calm)
         check(store, stage.lines())
     finally:
@@ -109,13 +110,6 @@ def wait_for(stage, more, then):
     while stage.written() < goal and time.monotonic() < last:
         time.sleep(0.001)
     time.sleep(then)
-
-
-def wait_until(true, limit=60):
-    last = time.monotonic() + limit
-    while not true():
-        assert time.monotonic() < last, "what was accepted does not come to its end"
-        time.sleep(0.05)
 
 
 def unsettled(store):

@@ -13,6 +13,7 @@ from penstock.local.graphs.builder import Graph
 from penstock.local.graphs.context import current_run
 from penstock.local.graphs.executor import GraphExecutor
 from penstock.local.pool import WorkerPool
+from tests.waiting import alive, until
 
 
 def pid(*_):
@@ -69,20 +70,7 @@ def graph_of(fn, *, name="node", lane="process", **options):
 
 
 def read_pid(path):
-    while not (path.exists() and path.read_text()):
-        threading.Event().wait(0.005)
-    return int(path.read_text())
-
-
-def wait_until_gone(pid):
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        threading.Event().wait(0.01)
-    return False
+    return int(until(lambda: path.exists() and path.read_text()))
 
 
 def test_a_node_runs_in_another_process_between_nodes_of_this_one(executor):
@@ -155,7 +143,7 @@ def test_the_deadline_of_a_run_kills_the_worker_of_a_node_that_never_returns(exe
     result = run.result(timeout=30)
 
     assert (result.status, result.canceled) == (RunStatus.DEADLINE, ["node"])
-    assert wait_until_gone(worker)
+    until(lambda: not alive(worker))
     assert executor.run(graph_of(square, inputs={"x": Const(2)}))["node"] == 4
 
 
@@ -167,7 +155,7 @@ def test_the_timeout_of_a_node_kills_its_worker_too(executor, tmp_path):
     result = run.result(timeout=30)
 
     assert isinstance(result.errors["node"], CallTimeout)
-    assert wait_until_gone(worker)
+    until(lambda: not alive(worker))
 
 
 def test_closing_ends_the_workers_of_a_pool_of_our_own_and_leaves_nobody_behind(tmp_path):
@@ -180,7 +168,7 @@ def test_closing_ends_the_workers_of_a_pool_of_our_own_and_leaves_nobody_behind(
 
     assert executor.close(timeout=10) == []
     assert run.result(timeout=0).status is RunStatus.CANCELED
-    assert wait_until_gone(worker)
+    until(lambda: not alive(worker))
     with pytest.raises(PoolClosedError):
         pool.submit(square, 1)
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from http_kit import Client, Place
+from tests.waiting import until
 
 from penstock.http.app import Limits
 from penstock.http.wire import PREFIX
@@ -64,13 +65,6 @@ def later(function, *args):
     return future
 
 
-def wait_until(condition, seconds=10):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
-
-
 def timed(function, *args, **more):
     begin = time.monotonic()
     return function(*args, **more), time.monotonic() - begin
@@ -87,7 +81,7 @@ def waiters(place):
 
 def test_a_claim_wakes_at_once_when_a_job_is_submitted(live):
     waiting = later(timed, lambda: live.client.claim(wait_sec=30))
-    wait_until(lambda: waiters(live) == 1)
+    until(lambda: waiters(live) == 1)
     began = time.monotonic()
     job_id = live.client.submit()
 
@@ -102,7 +96,7 @@ def test_a_claim_wakes_when_there_is_room_again(live):
     [first] = client.claim(wait_sec=5)
     second = client.submit(cost_units=90)
     waiting = later(lambda: client.claim(wait_sec=30))
-    wait_until(lambda: waiters(live) == 1)
+    until(lambda: waiters(live) == 1)
     began = time.monotonic()
     client.post(f"/queue/jobs/{first['job_id']}/complete", {"lease_id": first["lease_id"], "state": "DONE"})
 
@@ -112,7 +106,7 @@ def test_a_claim_wakes_when_there_is_room_again(live):
 
 def test_dispatchable_wakes_at_once(live):
     waiting = later(lambda: live.client.get("/queue/dispatchable?addon_id=visuals&wait_sec=30").json["jobs"])
-    wait_until(lambda: waiters(live) == 1)
+    until(lambda: waiters(live) == 1)
     began = time.monotonic()
     job_id = live.client.submit()
 
@@ -125,7 +119,7 @@ def test_a_job_can_be_waited_for(live):
     job_id = client.submit()
     waiting = later(lambda: client.get(f"/queue/jobs/{job_id}?wait_sec=30").json)
     [claimed] = client.claim(wait_sec=5)
-    wait_until(lambda: waiters(live) == 1)
+    until(lambda: waiters(live) == 1)
     began = time.monotonic()
     outcome = {"lease_id": claimed["lease_id"], "state": "DONE", "result": 42}
     client.post(f"/queue/jobs/{job_id}/complete", outcome)
@@ -145,7 +139,7 @@ def test_many_claims_wait_without_a_thread_each_and_each_job_goes_to_one(live):
     threads = threading.active_count()
     pool = ThreadPoolExecutor(40)
     waiting = [pool.submit(lambda: live.client.claim(wait_sec=30)) for _ in range(40)]
-    wait_until(lambda: waiters(live) == 40)
+    until(lambda: waiters(live) == 40)
     assert threading.active_count() - threads - 40 <= 8
 
     jobs = {live.client.submit(cost_units=1) for _ in range(40)}
@@ -161,9 +155,9 @@ def test_a_job_claimed_for_a_client_that_went_away_is_given_back(live):
         f"POST {PREFIX}/queue/claim HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {live.client.token}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
     )
-    wait_until(lambda: waiters(live) == 1)
+    until(lambda: waiters(live) == 1)
     connection.close()
-    wait_until(lambda: waiters(live) == 0)
+    until(lambda: waiters(live) == 0)
     job_id = live.client.submit()
 
     [claimed] = live.client.claim(wait_sec=10, addon_id="visuals")
@@ -264,7 +258,7 @@ def test_pages_of_the_trail_go_on_where_they_ended(place):
 
     assert [event["job_id"] for event in first["events"] + rest["events"]] == ids
     waiting = later(lambda: place.client.get(f"/events?after={rest['next']}&wait_sec=30").json["events"])
-    wait_until(lambda: waiters(place) == 1)
+    until(lambda: waiters(place) == 1)
     job_id = place.client.submit()
     assert [event["job_id"] for event in waiting.result(20)] == [job_id]
 
@@ -285,7 +279,7 @@ def test_a_reader_that_does_not_read_is_dropped_and_harms_nobody(tmp_path):
             for _ in range(15):
                 assert client.post("/queue/jobs/submit/bulk", {"jobs": jobs}).status == 200
             assert len(reading.result(20)) == 15_000
-        wait_until(lambda: open_requests(place) == 0)
+        until(lambda: open_requests(place) == 0)
     finally:
         deaf.close()
         place.close()
@@ -313,7 +307,7 @@ def test_one_token_cannot_have_all_the_places_to_wait(tmp_path):
             assert int(refused.headers["Retry-After"]) >= 1
             assert greedy.get("/stats").status == 200
             assert place.client.claim(wait_sec=0.01) == []
-        wait_until(lambda: greedy.post("/queue/claim", {"wait_sec": 0.01}).status == 200)
+        until(lambda: greedy.post("/queue/claim", {"wait_sec": 0.01}).status == 200)
     finally:
         place.close()
 
@@ -323,7 +317,7 @@ def test_stopping_ends_streams_and_long_polls_at_once(tmp_path):
     try:
         stream = Stream(place.client)
         waiting = later(lambda: place.client.post("/queue/claim", {"wait_sec": 60}))
-        wait_until(lambda: waiters(place) == 2)
+        until(lambda: waiters(place) == 2)
 
         _, took = timed(place.server.stop)
         assert took < 5
@@ -347,7 +341,7 @@ def test_submits_at_once_share_commits(place):
     place.store._writer._begin = begin
     with ThreadPoolExecutor(64) as pool:
         waiting = [pool.submit(Client(place.server, place.client.token).submit) for _ in range(64)]
-        wait_until(lambda: open_requests(place) == 64)
+        until(lambda: open_requests(place) == 64)
         everybody_is_here.set()
         ids = {future.result(20) for future in waiting}
 

@@ -10,19 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from tests.waiting import until
 
 import penstock
 from penstock.core import changes
 from penstock.core.landing import End
 from penstock.core.words import SECOND
-
-
-def until(true, seconds=20):
-    """For what has no event to wait for."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def kinds(job):

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 
-def children(pid=None):
-    pid = pid or os.getpid()
+#: Started before the test, by others: a PostgreSQL server or a browser of the session.
+elders = set()
+
+
+def children():
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in Path("/proc/self/task").iterdir():
         try:
             found += [int(child) for child in (task / "children").read_text().split()]
         except FileNotFoundError:
             continue
-    return found
+    return [child for child in found if child not in elders]
 
 
 def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def wait_until(condition, seconds=20):
-    """For what another process does: the one place where tests look again and again."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.002)
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind():
+    elders.clear()
+    elders.update(children())
     before = descriptors()
     threads = set(threading.enumerate())
     yield
     gc.collect()
-    wait_until(lambda: not children(), 10)
+    until(lambda: not children(), 10)
 
     def extra():
         return [
@@ -49,6 +45,6 @@ def nothing_is_left_behind():
             if t not in threads and t.name != "penstock-timer" and t.is_alive()
         ]
 
-    wait_until(lambda: not [t for t in extra() if t.name.startswith("penstock")], 10)
+    until(lambda: not [t for t in extra() if t.name.startswith("penstock")], 10)
     gc.collect()
-    wait_until(lambda: descriptors() <= before + 1, 5)
+    until(lambda: descriptors() <= before + 1, 5)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from tests.local.conftest import wait_until
+from tests.waiting import until
 
 
 def shared_bytes():
@@ -104,7 +104,7 @@ def test_shared_memory_is_reused_and_given_back(pool):
 
     gc.collect()
     pool._crew._trim()
-    wait_until(lambda: pool._crew._packer.kept == 0)
+    until(lambda: pool._crew._packer.kept == 0)
     pool.submit(calls.echo, 1).result(30)
     pool._crew._trim()
     assert shared_bytes() < used

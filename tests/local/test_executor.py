@@ -19,8 +19,8 @@ import pytest
 import penstock
 from penstock.local.call import Call
 from penstock.local.graphs.promise import Promise
-from tests.local.conftest import wait_until
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
+from tests.waiting import until
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
@@ -170,7 +170,7 @@ def test_callbacks_run_once_even_if_added_late(kind):
         future = pool.submit(calls.echo, 1)
         future.add_done_callback(seen.append)
         future.result(30)
-        wait_until(lambda: seen == [future])
+        until(lambda: seen == [future])
         future.add_done_callback(seen.append)
 
     assert [future, future] == seen

@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from penstock.core.queue import QueueState
-from tests.local.conftest import wait_until
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
+from tests.waiting import until
 
 
 class Listener(penstock.QueueHooks):
@@ -50,13 +50,13 @@ def test_hooks_hear_the_life_of_a_call_in_order(kind):
     with penstock.WorkerPool(1, kind=kind, hooks=listener) as pool:
         call = pool.submit(calls.echo, 1)
         call.result(30)
-        wait_until(lambda: len(listener.heard) == 3)
+        until(lambda: len(listener.heard) == 3)
 
         assert ["queued", "dispatch", "settle"] == listener.of(call)
         assert call.ran_for >= 0
         assert all(isinstance(state, QueueState) for state in listener.states)
         assert 1 in {state.in_flight for state in listener.states}
-        wait_until(lambda: listener.states[-1].idle)
+        until(lambda: listener.states[-1].idle)
 
 
 def test_each_call_ends_in_exactly_one_of_settle_cancel_and_reject(gate):
@@ -66,7 +66,7 @@ def test_each_call_ends_in_exactly_one_of_settle_cancel_and_reject(gate):
         newest.cancel()
         gate.touch()
         running.result(30)
-        wait_until(lambda: "settle" in listener.of(running))
+        until(lambda: "settle" in listener.of(running))
 
         assert ["queued", "dispatch", "settle"] == listener.of(running)
         assert ["queued", "reject"] == listener.of(evicted)
@@ -79,7 +79,7 @@ def test_a_requeue_is_told(tmp_path):
     with penstock.WorkerPool(1, hooks=[listener], **options) as pool:
         call = pool.submit(calls.die_until, str(tmp_path / "log"), 1)
         call.result(30)
-        wait_until(lambda: "settle" in listener.of(call))
+        until(lambda: "settle" in listener.of(call))
 
     assert ["queued", "dispatch", "requeue", "dispatch", "settle"] == listener.of(call)
 
@@ -123,7 +123,7 @@ def test_a_hook_that_raises_keeps_the_news_from_no_other(kind, caplog):
         call = pool.submit(calls.echo, 1)
 
         assert 1 == call.result(30)
-        wait_until(lambda: listener.of(call) == ["queued", "dispatch", "settle"])
+        until(lambda: listener.of(call) == ["queued", "dispatch", "settle"])
     assert "my mistake" in caplog.text
 
 
@@ -151,7 +151,7 @@ def test_a_hook_may_call_back_into_its_pool():
     hooks = Curious()
     with penstock.WorkerPool(1, hooks=hooks) as pool:
         pool.submit(calls.echo, 1).result(30)
-        wait_until(lambda: hooks.seen is not None)
+        until(lambda: hooks.seen is not None)
 
 
 # Numbers
@@ -173,7 +173,7 @@ def test_a_snapshot_says_what_every_pool_of_the_process_does(gate):
         assert "thumbnails" in repr(pool)
         gate.touch()
         running.result(30)
-        wait_until(lambda: pool.snapshot().totals["succeeded"] == 2)
+        until(lambda: pool.snapshot().totals["succeeded"] == 2)
 
 
 def test_subscribers_are_told_again_and_again_until_they_leave():

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from importlib import import_module
@@ -35,6 +35,7 @@ from penstock.local import registry
 from penstock.local.graphs.builder import Graph
 from penstock.local.graphs.executor import GraphExecutor
 from penstock.local.otel import instrument
+from tests.waiting import until
 
 SOON = 20.0
 
@@ -128,13 +129,6 @@ class Brake:
 
     def let_go(self) -> None:
         self._go.set()
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # Metrics

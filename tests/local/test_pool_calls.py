@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.local.remote import RemoteTraceback
-from tests.local.conftest import wait_until
+from tests.waiting import until
 
 KINDS = ["process", "thread"]
 
@@ -141,7 +141,7 @@ def test_what_the_caller_changes_after_submit_does_not_reach_the_worker(gate):
 def test_submit_waits_at_the_call_site_while_the_queue_is_full(kind, gate):
     with full_pool(gate, kind) as (pool, running, pending), ThreadPoolExecutor(1) as caller:
         third = caller.submit(pool.submit, calls.echo, "third")
-        wait_until(lambda: pool.state.waiting == 1)
+        until(lambda: pool.state.waiting == 1)
 
         assert not third.done()
         assert (1, 1) == (pool.state.in_flight, pool.state.pending)
@@ -156,7 +156,7 @@ def test_waiters_are_served_first_come_first_served(gate, tmp_path):
         waiting = []
         for place in range(5):
             waiting.append(callers.submit(pool.submit, calls.mark, str(order), place))
-            wait_until(lambda place=place: pool.state.waiting == place + 1)
+            until(lambda place=place: pool.state.waiting == place + 1)
         gate.touch()
         for future in waiting:
             future.result(30).result(30)
@@ -199,7 +199,7 @@ def test_depth_zero_accepts_only_what_can_start_at_once(kind, gate, policy):
         gate.touch()
 
         assert "ran" == running.result(30)
-        wait_until(lambda: pool.state.idle)
+        until(lambda: pool.state.idle)
         assert 2 == pool.submit(calls.echo, 2).result(30)
 
 
@@ -266,7 +266,7 @@ def test_a_paused_pool_accepts_and_hands_out_nothing_until_resumed(kind):
 def test_the_wait_of_a_call_includes_its_waiting_and_is_told_in_two_parts(gate):
     with full_pool(gate) as (pool, *_), ThreadPoolExecutor(1) as caller:
         late = caller.submit(pool.submit, calls.echo, 1)
-        wait_until(lambda: pool.state.waiting == 1)
+        until(lambda: pool.state.waiting == 1)
         gate.touch()
         call = late.result(30)
         call.result(30)
@@ -347,9 +347,9 @@ def test_with_reserve_there_are_never_more_payloads_than_places():
 def test_a_payload_that_cannot_be_built_gives_its_place_to_the_next(gate):
     with full_pool(gate) as (pool, *_), ThreadPoolExecutor(2) as callers:
         bad = callers.submit(pool.submit, calls.echo, threading.Lock())
-        wait_until(lambda: pool.state.waiting == 1)
+        until(lambda: pool.state.waiting == 1)
         good = callers.submit(pool.submit, calls.echo, 1)
-        wait_until(lambda: pool.state.waiting == 2)
+        until(lambda: pool.state.waiting == 2)
         gate.touch()
 
         with pytest.raises(penstock.NotPicklable):

@@ -16,9 +16,10 @@ import calls
 import pytest
 
 import penstock
-from tests.local.conftest import children, descriptors, wait_until
+from tests.local.conftest import children, descriptors
 from tests.local.test_pool_calls import gate  # noqa: F401  # a fixture
 from tests.local.test_pool_ending import alive, lines
+from tests.waiting import until
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 QUICK = {"restart_delay": 0.001}
@@ -95,7 +96,7 @@ def test_fail_task_fails_everything_and_halts_until_restarted():
         for future in (dying, *behind):
             with pytest.raises(penstock.WorkerCrashedError):
                 future.result(30)
-        wait_until(lambda: pool.snapshot().workers == {"halted": 1})
+        until(lambda: pool.snapshot().workers == {"halted": 1})
         with pytest.raises(penstock.WorkerCrashedError, match=r"restart\(\)"):
             pool.submit(calls.echo, 1)
 
@@ -142,9 +143,9 @@ def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(tmp_path
     log = tmp_path / "log"
     with penstock.WorkerPool(1) as pool:
         future = pool.submit(calls.mark_and_wait, str(log), "x", str(gate))
-        wait_until(lambda: lines(log) == ["x"])
+        until(lambda: lines(log) == ["x"])
         pool.stop_workers()
-        wait_until(lambda: not children() and pool.state.pending == 1)
+        until(lambda: not children() and pool.state.pending == 1)
 
         assert (0, {"stopped": 1}) == (pool.state.in_flight, pool.snapshot().workers)
         gate.touch()
@@ -165,13 +166,13 @@ def test_workers_that_have_grown_too_large_are_recycled():
         first = pool.submit(calls.grow, 1).result(30)
         time.sleep(0.06)  # its memory is looked at so often at most
         assert first == pool.submit(calls.grow, 200).result(30)
-        wait_until(lambda: pool.submit(calls.pid).result(30) != first)
+        until(lambda: pool.submit(calls.pid).result(30) != first)
 
 
 def test_idle_workers_stop_and_start_again_when_needed():
     with penstock.WorkerPool(2, idle_stop=0.02) as pool:
         assert 1 == pool.submit(calls.echo, 1).result(30)
-        wait_until(lambda: not children())
+        until(lambda: not children())
 
         assert {"stopped": 2} == pool.snapshot().workers
         assert 2 == pool.submit(calls.echo, 2).result(30)
@@ -232,7 +233,7 @@ def test_workers_killed_at_random_instants_lose_no_call_and_settle_none_twice(po
                 random.random() < 0.9
             ):  # else it may be hit before it was any use, and the next one starts later
                 seen = len(settled)
-                wait_until(lambda seen=seen: len(settled) > seen)
+                until(lambda seen=seen: len(settled) > seen)
             time.sleep(random.uniform(0, 0.01))
             victims = children()
             if victims:
@@ -251,8 +252,8 @@ def test_workers_killed_at_random_instants_lose_no_call_and_settle_none_twice(po
         assert all(future.result() == n for n, future in enumerate(futures) if outcomes[n] is None)
         assert not crashed or policy == "restart-fail-in-flight"
         assert "alive" == pool.submit(calls.echo, "alive").result(60)
-        wait_until(lambda: pool.state.idle)
-        wait_until(lambda: sorted(settled) == list(range(len(futures))))
+        until(lambda: pool.state.idle)
+        until(lambda: sorted(settled) == list(range(len(futures))))
     assert not children()
     assert descriptors() <= before + 1
 
@@ -284,7 +285,7 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path):
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     workers = [int(pid) for pid in parent.stdout.readline().split()]
-    wait_until(lambda: (tmp_path / "child").read_text())
+    until(lambda: (tmp_path / "child").read_text())
     child = int((tmp_path / "child").read_text())
     assert 2 == len([pid for pid in workers if alive(pid)])
 
@@ -292,7 +293,7 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path):
     parent.wait()
     parent.stdout.close()
 
-    wait_until(lambda: not any(alive(pid) for pid in (*workers, child)), 5)
+    until(lambda: not any(alive(pid) for pid in (*workers, child)), 5)
 
 
 def test_a_forked_child_cannot_use_its_parents_pool_and_does_not_hurt_it():

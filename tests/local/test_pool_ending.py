@@ -11,8 +11,8 @@ import calls
 import pytest
 
 import penstock
-from tests.local.conftest import wait_until
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
+from tests.waiting import until
 
 
 def lines(path):
@@ -33,9 +33,9 @@ def test_a_call_cancelled_while_it_waits_is_removed_and_its_caller_told(kind, ga
     with full_pool(gate, kind) as (pool, *_), ThreadPoolExecutor(2) as callers:
         by_key = pool.task(calls.echo, key_of=lambda value: value)
         first = callers.submit(by_key.submit, "first")
-        wait_until(lambda: pool.state.waiting == 1)
+        until(lambda: pool.state.waiting == 1)
         second = callers.submit(by_key.submit, "second")
-        wait_until(lambda: pool.state.waiting == 2)
+        until(lambda: pool.state.waiting == 2)
 
         assert 1 == pool.cancel("first", "changed my mind")
         with pytest.raises(penstock.CallCanceled, match="changed my mind") as caught:
@@ -50,7 +50,7 @@ def test_a_call_cancelled_while_it_waits_is_removed_and_its_caller_told(kind, ga
 def test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter(kind, gate, tmp_path):
     with full_pool(gate, kind) as (pool, running, pending), ThreadPoolExecutor(1) as caller:
         third = caller.submit(pool.submit, calls.echo, "third")
-        wait_until(lambda: pool.state.waiting == 1)
+        until(lambda: pool.state.waiting == 1)
 
         assert pending.cancel()
         assert not third.result(30).done()
@@ -69,13 +69,13 @@ def test_a_running_call_sees_its_cancel_and_keeps_its_worker(kind, tmp_path):
     with penstock.WorkerPool(1, kind=kind) as pool:
         before = pool.submit(calls.pid).result(30)
         call = pool.submit(calls.until_cancelled, str(path))
-        wait_until(lambda: lines(path) == ["began"])
+        until(lambda: lines(path) == ["began"])
 
         assert call.cancel("enough")
         with pytest.raises(penstock.CallCanceled, match="enough") as caught:
             call.result(0)
         assert "in-flight" == caught.value.phase
-        wait_until(lambda: lines(path) == ["began", "saw it"])
+        until(lambda: lines(path) == ["began", "saw it"])
         assert before == pool.submit(calls.pid).result(30)
         assert 0 == pool.snapshot().totals["terminated"]
 
@@ -83,7 +83,7 @@ def test_a_running_call_sees_its_cancel_and_keeps_its_worker(kind, tmp_path):
 def test_the_caller_of_a_cancelled_call_is_released_at_once_but_the_slot_is_held(tmp_path, gate):
     with penstock.WorkerPool(1, max_queue_depth=1) as pool:
         running = pool.submit(calls.mark_and_wait, str(tmp_path / "log"), 1, str(gate))
-        wait_until((tmp_path / "log").exists)
+        until((tmp_path / "log").exists)
         running.cancel()
         after = pool.submit(calls.echo, "after")
 
@@ -97,7 +97,7 @@ def test_a_function_can_leave_by_check(tmp_path):
     path = tmp_path / "log"
     with penstock.WorkerPool(1) as pool:
         call = pool.submit(calls.until_check_raises, str(path))
-        wait_until(lambda: lines(path) == ["began"])
+        until(lambda: lines(path) == ["began"])
         call.cancel()
 
         assert 1 == pool.submit(calls.echo, 1).result(30)
@@ -108,7 +108,7 @@ def test_a_call_that_does_not_stop_in_time_loses_its_worker_and_its_neighbours_a
     with penstock.WorkerPool(1, max_in_flight=4, grace=0.05) as pool:
         stubborn = pool.submit(calls.stubborn, str(path))
         neighbours = [pool.submit(calls.echo, n) for n in range(3)]
-        wait_until(lambda: lines(path) == ["began"])
+        until(lambda: lines(path) == ["began"])
         stubborn.cancel()
 
         assert [0, 1, 2] == [future.result(30) for future in neighbours]
@@ -120,7 +120,7 @@ def test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_wor
     with penstock.WorkerPool(1, max_in_flight=2, grace=0.01) as pool:
         running = pool.submit(calls.mark_and_wait, str(tmp_path / "log"), "ran", str(gate))
         in_pipe = pool.submit(calls.mark, str(tmp_path / "never"), 1)
-        wait_until((tmp_path / "log").exists)
+        until((tmp_path / "log").exists)
         in_pipe.cancel()
         threading.Event().wait(0.1)  # several graces
         gate.touch()
@@ -135,9 +135,9 @@ def test_ending_a_worker_ends_what_its_function_started(tmp_path):
     path = tmp_path / "child"
     with penstock.WorkerPool(1, grace=0.05) as pool:
         call = pool.submit(calls.spawn_child_and_wait, str(path))
-        wait_until(lambda: path.exists() and path.read_text())
+        until(lambda: path.exists() and path.read_text())
         call.cancel()
-        wait_until(lambda: not alive(int(path.read_text())))
+        until(lambda: not alive(int(path.read_text())))
 
 
 # Keys
@@ -161,7 +161,7 @@ def test_a_key_ends_its_calls_in_every_phase_at_once(kind, tmp_path):
         mine = pool.task(calls.until_cancelled, key_of=lambda path: "mine")
         running, queued = mine.submit(str(log)), mine.submit(str(log))
         waiting = caller.submit(mine.submit, str(log))
-        wait_until(lambda: pool.state.waiting == 1 and log.exists())
+        until(lambda: pool.state.waiting == 1 and log.exists())
 
         assert 3 == pool.cancel("mine")
         phases = []
@@ -305,7 +305,7 @@ def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(gate):
         main = threading.main_thread().ident
 
         def interrupt():
-            wait_until(lambda: pool.state.waiting == 1)
+            until(lambda: pool.state.waiting == 1)
             signal.pthread_kill(main, signal.SIGINT)
 
         helper = threading.Thread(target=interrupt)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 from tests.postgres.daemon import CAP, CAPACITY, LEASE_SEC
 from tests.postgres.namespaces import SERVER, Hub, Refused, isolated
+from tests.waiting import until
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import StoreFailed
@@ -59,9 +60,9 @@ class Journal:
             *lines, self._rest = (self._rest + file.read()).split("\n")
             self._at = file.tell()
         for line in lines:
-            what, job_id, fence, host, pid, moment, until = line.split()
+            what, job_id, fence, host, pid, moment, lease_ends = line.split()
             if what == "B":
-                self.began[job_id, int(fence)] = (host, int(pid), float(moment), float(until))
+                self.began[job_id, int(fence)] = (host, int(pid), float(moment), float(lease_ends))
             else:
                 self.ended[job_id, int(fence)] = float(moment)
         return self
@@ -97,7 +98,7 @@ class Yard:
 
     def wait_for(self, more):
         """Until so many runs have ended since the last time, whoever is at work."""
-        wait_until(lambda: len(self.journal.read().ended) >= self.seen + more)
+        until(lambda: len(self.journal.read().ended) >= self.seen + more)
         self.seen = len(self.journal.ended)
 
     def at_work(self):
@@ -114,8 +115,8 @@ class Yard:
     def runs(self):
         """A run without an end was over when its process was killed, or when its lease was."""
         journal = self.journal.read()
-        for key, (host, pid, moment, until) in journal.began.items():
-            given_up = min(until, self.killed.get(pid, until))
+        for key, (host, pid, moment, lease_ends) in journal.began.items():
+            given_up = min(lease_ends, self.killed.get(pid, lease_ends))
             yield Run(*key, host, moment, journal.ended.get(key, given_up))
 
 
@@ -129,7 +130,7 @@ def yard(tmp_path):
 
 def disturb(yard, how, rng):
     """Whoever is at work just now."""
-    wait_until(lambda: yard.at_work())
+    until(lambda: yard.at_work())
     host = rng.choice(sorted(yard.at_work() or HOSTS))
     match how:
         case "kill":
@@ -162,6 +163,7 @@ def left(store):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_whatever_happens_to_hosts_and_server_every_job_runs_and_none_beside_itself(yard):
     trouble(yard, random.Random(11), JOBS, KINDS * (1 if SOAK == 1 else 4))
 
@@ -191,7 +193,7 @@ def trouble(yard, rng, jobs, kinds):
         disturb(yard, how, rng)
     while len(kept) < jobs:
         kept |= feed(store)
-    wait_until(lambda: left(store) == 0)
+    until(lambda: left(store) == 0, within=120)
     yard.close()
     runs = sorted(yard.runs(), key=lambda run: run.begin)
 
@@ -209,13 +211,6 @@ def feed(store):
         return {receipt.job_id for receipt in store.submit([JOB] * BULK, Depth())}
     except StoreFailed:
         return set()
-
-
-def wait_until(true, seconds=120):
-    until = monotonic() + seconds
-    while not true():
-        assert monotonic() < until
-        sleep(0.05)
 
 
 def overlaps(runs):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.client.conftest import LONG, Daemon, until
+from tests.daemon import Daemon
+from tests.waiting import LONG, until
 
 from penstock import Scheduler
 from penstock.cli.main import cli

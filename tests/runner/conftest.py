@@ -6,7 +6,9 @@ import pytest
 
 pytest.importorskip("apsw")
 
-from .plant import Plant, wait_until
+from tests.waiting import until
+
+from .plant import Plant
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def plants(tmp_path):
     (tmp_path / "data").mkdir()
     yield make
     made[-1].stop()
-    wait_until(lambda: not made[-1].ours(), 10, "the end of all processes")
+    until(lambda: not made[-1].ours(), 10, "the end of all processes")
 
 
 @pytest.fixture

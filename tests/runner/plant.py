@@ -19,29 +19,12 @@ from penstock.engine.rules import Rules
 from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
 from penstock.runner.trees import RUNNER_MARK, marked
 from penstock.stores.sqlite import SqliteStore
+from tests.waiting import until
 
 HERE = Path(__file__).parent
-SRC = str(HERE.parents[1] / "src")
 TREE = str(HERE / "tree.py")
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 QUICK = Graces(cancel=SECOND // 2, term=SECOND // 4, kill=5 * SECOND)
-
-
-def wait_until(condition, seconds=20, what="it"):
-    """For what another process does."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f"{what} did not happen in time"
-        time.sleep(0.005)
-    return found
-
-
-def alive(pid):
-    """Not counting zombies, which only wait for somebody to take note."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 class Plant:
@@ -112,7 +95,7 @@ class Plant:
         return str(self.store.job(job_id).state)
 
     def until(self, job_id, *states, seconds=20):
-        wait_until(lambda: self.state(job_id) in states, seconds, f"{states} of {self.last(job_id)}")
+        until(lambda: self.state(job_id) in states, seconds, f"{states} of {self.last(job_id)}")
         return self.last(job_id)
 
     def settled(self, job_id, seconds=20):
@@ -147,4 +130,4 @@ def pids_in(path, n=None):
         found = [int(line) for line in path.read_text().split()] if path.exists() else []
         return found if len(found) == (5 if n is None else n) else None
 
-    return wait_until(whole, what="the tree")
+    return until(whole, what="the tree")

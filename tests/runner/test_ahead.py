@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from .plant import alive, wait_until
+from tests.waiting import alive, until
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def handful(plants, tmp_path):
         plant.desk.pause()
         jobs = [plant.function("maybe_long", str(ran), **call) for call in calls]
         plant.desk.resume()
-        wait_until(lambda: all(plant.last(job) for job in jobs), what="the claim of all")
+        until(lambda: all(plant.last(job) for job in jobs), what="the claim of all")
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         return plant, jobs, pids
@@ -82,7 +82,7 @@ def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful):
         plant.until(job, "QUEUED")
     assert [plant.events(job)[-1] for job in jobs[1:]] == [("REQUEUED", "released")] * 2
     turns = set()
-    wait_until(lambda: turns.add(plant.runner._turned_at) or len(turns) > 3)
+    until(lambda: turns.add(plant.runner._turned_at) or len(turns) > 3)
     assert [plant.state(job) for job in jobs[1:]] == ["QUEUED"] * 2
     plant.desk.cancel(jobs[0])
 
@@ -94,7 +94,7 @@ def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful):
 
 def test_one_that_waits_in_a_workers_hands_is_canceled_at_once_and_the_one_before_it_goes_on(handful):
     plant, jobs, [pid] = handful({"seconds": 60}, {}, {})
-    wait_until(lambda: plant.store.job(jobs[0]) and handful.ran())
+    until(lambda: plant.store.job(jobs[0]) and handful.ran())
     plant.desk.cancel(jobs[2])
 
     plant.until(jobs[2], "CANCELED")
@@ -108,7 +108,7 @@ def test_one_that_waits_in_a_workers_hands_is_canceled_at_once_and_the_one_befor
 
 def test_a_stop_gives_back_what_has_not_begun(handful):
     plant, jobs, _ = handful({"seconds": 60}, {}, {})
-    wait_until(handful.ran)
+    until(handful.ran)
     plant.runner.stop(1)
 
     assert [plant.state(job) for job in jobs] == ["QUEUED"] * 3
@@ -122,6 +122,6 @@ def test_a_function_that_leaves_a_process_running_ends_with_its_worker_and_the_n
 
     for job in jobs:
         assert plant.settled(job).end == "completed"
-    wait_until(lambda: not alive(pid), what="the end of the worker")
+    until(lambda: not alive(pid), what="the end of the worker")
     assert str(pid) not in handful.pids()[1:]
     assert sorted(handful.ran()) == jobs

@@ -22,8 +22,9 @@ import pytest
 
 from penstock.runner import RunsFolder
 from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked
+from tests.waiting import until
 
-from .plant import HERE, SOAK, Plant, wait_until
+from .plant import HERE, SOAK, Plant
 
 KILLS = 100 if SOAK == 1 else 200 * SOAK
 #: The journal is written by a grandchild in a session of its own. Uptime counts in hundredths of a second.
@@ -90,11 +91,11 @@ def test_whatever_is_killed_nothing_is_lost_nothing_runs_twice_at_once_and_nothi
                 scheduler.up()  # else it is killed while it starts, perhaps
 
     for job in jobs:
-        wait_until(lambda job=job: people.state(job) == "DONE", 60, f"{job} of seed {seed}")
+        until(lambda job=job: people.state(job) == "DONE", 60, f"{job} of seed {seed}")
     assert people.units() == 0
     assert people.store.audit() == []
     scheduler.stop()
-    wait_until(lambda: not people.ours(), 10, "the end of all processes")
+    until(lambda: not people.ours(), 10, "the end of all processes")
     people.store.close()
     assert overlaps(journal) == []
     assert {line.split(".")[0] for line in journal.read_text().split("\n") if line} == set(jobs)

@@ -15,10 +15,12 @@ from penstock.core.landing import End
 from penstock.core.refusals import NotFound
 from penstock.core.words import SECOND
 from penstock.runner import current_job
+from tests import SOURCES
+from tests.waiting import alive, until
 
-from .plant import HERE, SRC, alive, wait_until
+from .plant import HERE
 
-JOB = f"PYTHONPATH={SRC} {sys.executable} -m penstock.runner.job"
+JOB = f"PYTHONPATH={SOURCES} {sys.executable} -m penstock.runner.job"
 
 
 def test_a_function_tells_how_far_it_is_and_saves_where_it_is(plant):
@@ -34,7 +36,7 @@ def test_progress_is_told_while_the_job_runs(plant, tmp_path):
     script = f"{JOB} progress 0.25 && until [ -e {tmp_path}/go ]; do sleep 0.05; done"
     job = plant.submit("shell", {"script": script})
 
-    wait_until(lambda: plant.store.job(job).progress == 0.25)
+    until(lambda: plant.store.job(job).progress == 0.25)
     assert plant.state(job) == "RUNNING"
     (tmp_path / "go").touch()
     plant.settled(job)
@@ -107,7 +109,7 @@ def test_outside_a_job_there_is_no_context():
 def test_a_preempted_function_goes_on_from_its_checkpoint(plant, tmp_path):
     path = tmp_path / "n"
     job = plant.function("listen", str(path))
-    wait_until(lambda: path.exists() and path.read_text() > "2")
+    until(lambda: path.exists() and path.read_text() > "2")
     plant.store.set_addon("a", paused=True)
     plant.runner.ask_to_yield(plant.store.job(job).dispatch_id)
 
@@ -116,7 +118,7 @@ def test_a_preempted_function_goes_on_from_its_checkpoint(plant, tmp_path):
     assert plant.events(job)[-1] == ("REQUEUED", "cooperative_preemption")
     path.unlink()
     plant.store.set_addon("a", paused=False)
-    assert int(wait_until(lambda: path.exists() and path.read_text())) > reached
+    assert int(until(lambda: path.exists() and path.read_text())) > reached
     plant.desk.cancel(job)
     plant.until(job, "CANCELED")
 
@@ -124,7 +126,7 @@ def test_a_preempted_function_goes_on_from_its_checkpoint(plant, tmp_path):
 def test_a_generator_stops_between_phases_and_no_phase_is_done_twice(plant, tmp_path):
     done, go = tmp_path / "done", tmp_path / "go"
     job = plant.function("phases", str(done), str(go))
-    wait_until(lambda: done.exists() and "think" in done.read_text())
+    until(lambda: done.exists() and "think" in done.read_text())
     plant.store.set_addon("a", paused=True)
     plant.runner.ask_to_yield(plant.store.job(job).dispatch_id)
 
@@ -141,7 +143,7 @@ def test_a_command_that_yields_goes_on_from_its_checkpoint(plant, tmp_path):
         f"until {JOB} should-yield; do sleep 0.05; done; {JOB} checkpoint 7 && {JOB} yield"
     )
     job = plant.submit("shell", {"script": script})
-    wait_until((tmp_path / "up").exists)
+    until((tmp_path / "up").exists)
     plant.runner.ask_to_yield(plant.store.job(job).dispatch_id)
 
     assert str(plant.settled(job).end) == "completed"
@@ -156,7 +158,7 @@ def test_after_a_shutdown_a_job_resumes_from_its_checkpoint(plants, tmp_path):
     first = plants()
     done, go = tmp_path / "done", tmp_path / "go"
     job = first.function("phases", str(done), str(go))
-    wait_until(lambda: done.exists() and "think" in done.read_text())
+    until(lambda: done.exists() and "think" in done.read_text())
     first.stop()
     second = plants()
 
@@ -217,7 +219,7 @@ def test_a_worker_that_was_stopped_while_the_next_attempt_began_changes_nothing(
     os.kill(late.pid, signal.SIGSTOP)
     plant = plants(rules={"lease_for": SECOND})
     job = stale.rpartition(".")[0]
-    wait_until((tmp_path / "pid").exists)
+    until((tmp_path / "pid").exists)
     before = plant.store.job(job), plant.store.dispatch(stale), plant.units(), plant.events(job)
 
     assert [str(attempt.end) for attempt in plant.store.attempts(job)] == ["lease_expired", "None"]
@@ -231,11 +233,11 @@ def test_a_worker_that_was_stopped_while_the_next_attempt_began_changes_nothing(
 
 def test_a_worker_of_ours_that_is_stopped_does_not_outlive_its_attempt(plant, tmp_path):
     job = plant.function("sleep", str(tmp_path / "pid"))
-    pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     os.kill(pid, signal.SIGSTOP)
     plant.desk.stop(f"{job}.1", End.WORKER_CRASHED)
 
-    wait_until(lambda: len(plant.store.attempts(job)) == 2)
+    until(lambda: len(plant.store.attempts(job)) == 2)
     assert not alive(pid)
     plant.desk.cancel(job)
     plant.until(job, "CANCELED")

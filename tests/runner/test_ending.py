@@ -17,8 +17,10 @@ from penstock.core.tracker import Graces
 from penstock.core.words import SECOND
 from penstock.runner import RunsFolder
 from penstock.runner.trees import RUNNER_MARK, children, look, marked
+from tests import SOURCES
+from tests.waiting import alive, until
 
-from .plant import HERE, SOAK, SRC, TREE, Plant, alive, pids_in, wait_until
+from .plant import HERE, SOAK, TREE, Plant, pids_in
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def test_at_the_runtime_limit_it_is_tried_again_and_then_fails(plants, tmp_path)
 
 def test_at_the_spending_limit(plant, tmp_path, bystanders):
     path = tmp_path / "pids"
-    spend = f"PYTHONPATH={SRC} {sys.executable} -m penstock.runner.job spend 2"
+    spend = f"PYTHONPATH={SOURCES} {sys.executable} -m penstock.runner.job spend 2"
     script = f"{sys.executable} {TREE} {path} & until [ $(wc -l < {path}) = 5 ]; do sleep 0.05; done; {spend}; wait"
     job = plant.submit("shell", {"script": script}, cost_limit=1_000_000)
     pids = pids_in(path)
@@ -123,7 +125,7 @@ def test_when_a_lease_cannot_be_renewed_the_warden_ends_the_tree_by_itself(plant
     stuck = time.monotonic() + 3
     plant.runner._post(lambda: time.sleep(3))
 
-    wait_until(lambda: not any(map(alive, pids)), 5)
+    until(lambda: not any(map(alive, pids)), 5)
     assert time.monotonic() < stuck
     plant.until(job, "RUNNING", "FAILED")
     plant.desk.cancel(job)
@@ -174,8 +176,8 @@ def test_when_the_scheduler_is_killed(daemon, tmp_path, bystanders):
     process.kill()
     process.wait()
 
-    wait_until(lambda: not any(map(alive, pids)), 10, "the end of the tree")
-    wait_until(lambda: not submitter.ours(), 10, "the end of the launcher and the warden")
+    until(lambda: not any(map(alive, pids)), 10, "the end of the tree")
+    until(lambda: not submitter.ours(), 10, "the end of the launcher and the warden")
     assert submitter.state(job) == "RUNNING"
     submitter.store.close()
     again = Plant(data, rules={"schedules": Schedules(crash=(SECOND // 10,))})
@@ -198,11 +200,11 @@ def test_when_the_scheduler_is_killed_either_the_launcher_or_the_warden_is_enoug
     process.wait()
 
     try:
-        wait_until(lambda: not any(map(alive, pids)), 10, "the end of the tree")
+        until(lambda: not any(map(alive, pids)), 10, "the end of the tree")
     finally:
         if stopped == "launcher":
             os.kill(launcher, signal.SIGCONT)
-    wait_until(lambda: not submitter.ours(), 10, "the end of the launcher and the warden")
+    until(lambda: not submitter.ours(), 10, "the end of the launcher and the warden")
     submitter.store.close()
 
 
@@ -220,7 +222,7 @@ def test_a_new_scheduler_first_ends_what_the_killed_one_left(daemon, tmp_path, b
     process.wait()
     submitter.store.close()
 
-    wait_until(lambda: not any(map(alive, roots)), 5, "the end of the root with its warden")
+    until(lambda: not any(map(alive, roots)), 5, "the end of the root with its warden")
     again = Plant(data, rules={"schedules": Schedules(crash=(60 * SECOND,))})
     # The one without an environment is known to nobody any more.
     bare = [pid for pid in pids if alive(pid)]
@@ -262,7 +264,7 @@ def test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands(
 def test_a_warden_needs_no_help_to_end_its_tree(plant, tmp_path, how, state):
     """The launcher, which would end what a warden forgets, is stopped meanwhile."""
     job, path = plant.tree(tmp_path, *how)
-    wait_until(plant.runner.pids)
+    until(plant.runner.pids)
     [launcher] = [
         p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(plant.data).mark}) if p.parent == os.getpid()
     ]
@@ -288,7 +290,7 @@ def test_a_warden_that_is_stopped_does_not_save_its_tree(plant, tmp_path):
 
 def test_a_function_that_listens_yields_and_its_worker_stays_warm(plant, tmp_path):
     job, heard = plant.function("listen", str(tmp_path / "n")), tmp_path / "n"
-    wait_until(lambda: heard.exists() and int(heard.read_text() or 0) > 1)  # it has asked once
+    until(lambda: heard.exists() and int(heard.read_text() or 0) > 1)  # it has asked once
     [pid] = plant.runner.pids()
     plant.desk.cancel(job)
 
@@ -299,7 +301,7 @@ def test_a_function_that_listens_yields_and_its_worker_stays_warm(plant, tmp_pat
 
 def test_a_function_that_does_not_listen_is_ended_with_its_worker(plant, tmp_path):
     job = plant.function("sleep", str(tmp_path / "pid"))
-    pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     plant.desk.cancel(job)
 
     reached(plant, job, [pid], "CANCELED")
@@ -318,7 +320,7 @@ def stop_forty(data):
     plant = Plant(data)
     script = "trap '' TERM INT HUP; echo up; exec sleep 60"
     jobs = [plant.submit("shell", {"script": script}) for _ in range(40)]
-    wait_until(lambda: all(plant.last(j) and plant.output(j)["stdout"] for j in jobs), 20, "forty jobs")
+    until(lambda: all(plant.last(j) and plant.output(j)["stdout"] for j in jobs), 20, "forty jobs")
     pids = plant.runner.pids()
     began = time.monotonic()
     plant.runner.stop(2)
@@ -329,4 +331,4 @@ def stop_forty(data):
     assert {plant.events(job)[-1] for job in jobs} == {("REQUEUED", "graceful_shutdown")}
     assert plant.units() == 0
     plant.stop()
-    wait_until(lambda: not plant.ours(), 10, "the end of all processes")
+    until(lambda: not plant.ours(), 10, "the end of all processes")

@@ -6,8 +6,10 @@ from functools import partial
 
 from penstock.core.quiet import Capacity, Reading
 from penstock.engine import house
+from tests import SOURCES
+from tests.waiting import until
 
-from .plant import HERE, SRC, wait_until
+from .plant import HERE
 
 EXAMPLES = HERE.parents[1] / "examples"
 
@@ -57,13 +59,13 @@ def test_the_job_for_the_night_waits_for_quiet_stops_when_asked_and_goes_on_wher
         str(EXAMPLES / "overnight.sh"),
         str(folder),
         str(sums),
-        env={"PENSTOCK": f"{sys.executable} -m penstock.cli", "PYTHONPATH": SRC},
+        env={"PENSTOCK": f"{sys.executable} -m penstock.cli", "PYTHONPATH": str(SOURCES)},
         fields={"run_when": "quiet"},
     )
-    wait_until(lambda: plant.store.job(job).denied)
+    until(lambda: plant.store.job(job).denied)
     why = plant.desk.explain(job)
     busy.append(0.1)
-    wait_until(lambda: len(sums.read_text().splitlines()) == 1)
+    until(lambda: len(sums.read_text().splitlines()) == 1)
     plant.runner.ask_to_yield(plant.last(job).dispatch_id)
 
     assert plant.settled(job).end == "completed"

@@ -12,8 +12,7 @@ from penstock.core.landing import End
 from penstock.core.tracker import Graces
 from penstock.core.words import SECOND
 from penstock.runner.tidy import tidy
-
-from .plant import alive, wait_until
+from tests.waiting import alive, until
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -30,7 +29,7 @@ def freezer():
     def freeze(pid):
         (group / "cgroup.procs").write_text(str(pid))
         (group / "freezer.state").write_text("FROZEN")
-        wait_until(lambda: (group / "freezer.state").read_text() == "FROZEN\n")
+        until(lambda: (group / "freezer.state").read_text() == "FROZEN\n")
 
     def thaw():
         (group / "freezer.state").write_text("THAWED")
@@ -43,7 +42,7 @@ def freezer():
             group.rmdir()
         return not group.exists()
 
-    wait_until(removed)
+    until(removed)
 
 
 SHORT = {"graces": Graces(cancel=0, term=SECOND // 10, kill=SECOND), "stragglers_sec": 0.1}
@@ -53,7 +52,7 @@ def test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone(plants, f
     freeze, thaw = freezer
     plant = plants(**SHORT)
     job = plant.command("sleep", "60", fields={"cost_units": 7})
-    [pid] = wait_until(plant.runner.pids)
+    [pid] = until(plant.runner.pids)
     freeze(pid)
     plant.desk.cancel(job)
 
@@ -63,7 +62,7 @@ def test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone(plants, f
     assert ("ALERT", "lost") in plant.events(job)
     assert ("SIGNALED", "lost") in plant.events(job)
     thaw()
-    wait_until(lambda: plant.units() == 0)
+    until(lambda: plant.units() == 0)
     assert not alive(pid)
 
 
@@ -71,11 +70,11 @@ def test_its_job_does_not_run_here_again_until_then(plants, freezer):
     freeze, thaw = freezer
     plant = plants(**SHORT)
     job = plant.command("sleep", "60")
-    [pid] = wait_until(plant.runner.pids)
+    [pid] = until(plant.runner.pids)
     freeze(pid)
     plant.desk.stop(f"{job}.1", End.PREEMPTION_TIMEOUT)
 
-    wait_until(lambda: len(plant.store.attempts(job)) == 2 and plant.last(job).end)
+    until(lambda: len(plant.store.attempts(job)) == 2 and plant.last(job).end)
     assert [str(attempt.end) for attempt in plant.store.attempts(job)] == [
         "preemption_timeout",
         "start_timeout",
@@ -83,7 +82,7 @@ def test_its_job_does_not_run_here_again_until_then(plants, freezer):
     assert "survive" in plant.last(job).error
     assert plant.state(job) == "QUEUED"
     thaw()
-    wait_until(lambda: not alive(pid) and plant.units() == 0)
+    until(lambda: not alive(pid) and plant.units() == 0)
     plant.desk.cancel(job)
 
 
@@ -91,7 +90,7 @@ def test_a_shutdown_does_not_wait_for_it(plants, freezer):
     freeze, thaw = freezer
     plant = plants()
     job = plant.command("sleep", "60")
-    [pid] = wait_until(plant.runner.pids)
+    [pid] = until(plant.runner.pids)
     freeze(pid)
     began = time.monotonic()
     plant.runner.stop(1)
@@ -99,7 +98,7 @@ def test_a_shutdown_does_not_wait_for_it(plants, freezer):
     assert time.monotonic() - began < 2
     assert plant.events(job)[-1] == ("REQUEUED", "graceful_shutdown")
     thaw()
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
 
 
 def test_what_belongs_to_a_forgotten_job_is_removed_and_nothing_else(plant):
@@ -118,7 +117,7 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkey
 
     plant = plants()
     job = plant.command("sleep", "60")
-    [pid] = wait_until(plant.runner.pids)
+    [pid] = until(plant.runner.pids)
     full = StoreFailed("the disk is full")
 
     def fail(*_, **__):
@@ -141,7 +140,7 @@ def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
 
     plant = plants()
     job = plant.command("sleep", "0.2")
-    wait_until(plant.runner.pids)
+    until(plant.runner.pids)
     failed = []
 
     def failing(verb):
@@ -155,7 +154,7 @@ def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
 
     for name in ("complete_soon", "exchange_soon"):
         monkeypatch.setattr(plant.store, name, failing(getattr(plant.store, name)))
-    wait_until(lambda: failed)
+    until(lambda: failed)
     assert plant.state(job) == "RUNNING"
     monkeypatch.undo()
 

@@ -8,8 +8,9 @@ from penstock.core.preempt import Preemption
 from penstock.core.quiet import Capacity
 from penstock.core.words import SECOND
 from penstock.engine.preempter import Preempter
+from tests.waiting import alive, until
 
-from .plant import alive, pids_in, wait_until
+from .plant import pids_in
 
 ONE = {"capacity": Capacity(fixed=10)}
 
@@ -27,13 +28,13 @@ def test_a_victim_that_listens_yields_and_goes_on_from_its_checkpoint(plants, tm
     plant = plants(rules=ONE)
     path = tmp_path / "n"
     low = plant.function("listen", str(path), fields={"cost_units": 10, "priority": 30})
-    wait_until(lambda: path.exists() and path.read_text() > "2")
+    until(lambda: path.exists() and path.read_text() > "2")
     high = plant.function("add", 1, 2, fields={"cost_units": 10, "priority": 80})
 
     assert plant.settled(high).result == "3"
     assert requests(plant, low) == [1]
     reached = json.loads(plant.store.checkpoint(low))
-    wait_until(lambda: int(path.read_text() or 0) > reached)
+    until(lambda: int(path.read_text() or 0) > reached)
     assert str(plant.store.attempts(low)[0].end) == "cooperative_preemption"
     plant.desk.cancel(low)
     plant.until(low, "CANCELED")
@@ -60,9 +61,9 @@ def test_one_cycle_at_a_time(plants, tmp_path):
         pids_in(path)
     highs = [plant.command("true", fields={"cost_units": 10, "priority": 80}) for _ in range(2)]
 
-    wait_until(lambda: any(requests(plant, low) for low, _ in lows))
+    until(lambda: any(requests(plant, low) for low, _ in lows))
     looks = set()
-    wait_until(lambda: looks.add(preempter(plant)._due) or len(looks) > 4)
+    until(lambda: looks.add(preempter(plant)._due) or len(looks) > 4)
     assert sorted(len(requests(plant, low)) for low, _ in lows) == [0, 1]
     for job in highs + [low for low, _ in lows]:
         plant.desk.cancel(job)
@@ -77,9 +78,9 @@ def test_a_victim_that_ends_by_itself_closes_the_cycle(plants, tmp_path):
     )
     plant.until(low, "RUNNING")
     high = plant.command("true", fields={"cost_units": 10, "priority": 80})
-    wait_until(lambda: requests(plant, low))
+    until(lambda: requests(plant, low))
     go.touch()
 
     plant.settled(high)
     assert plant.state(low) == "DONE"
-    wait_until(lambda: preempter(plant)._cycle is None)
+    until(lambda: preempter(plant)._cycle is None)

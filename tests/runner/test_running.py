@@ -10,8 +10,9 @@ from penstock.core.refusals import BadIntent
 from penstock.runner import RunsFolder
 from penstock.runner.payload import Functions, read
 from penstock.runner.trees import RUNNER_MARK, children, marked
+from tests.waiting import alive, until
 
-from .plant import alive, pids_in, wait_until
+from .plant import pids_in
 
 
 def test_a_command_is_run_with_its_arguments_and_its_output_is_kept(plant):
@@ -252,7 +253,7 @@ def test_idle_workers_are_sent_home(plants):
     plant = plants(idle_sec=0.1, warm=0)
     pid = int(plant.settled(plant.function("pid")).result)
 
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ def test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one(p
     ]
     [warden] = children(launcher)
     os.kill(warden, signal.SIGKILL)
-    wait_until(lambda: not alive(warden))
+    until(lambda: not alive(warden))
 
     job = plant.command("true")
     assert plant.settled(job).end == "completed"

@@ -1,19 +1,23 @@
-"""One Chromium for the session, one daemon with jobs in every state, and pages that fail the test when the console complains."""
+"""
+One Chromium, one daemon with jobs in every state, and pages that fail the test when the console complains.
+
+They are there for as long as the tests of this folder run and no longer: Playwright's event loop would be in the way of other tests.
+"""
 
 from __future__ import annotations
 
 from itertools import count
 
 import pytest
-from web_kit import Tab, alive, chromium, populate, scheduler
 
 from penstock import web
+from tests.web.web_kit import Tab, alive, chromium, populate, scheduler
 
 sync_api = pytest.importorskip("playwright.sync_api")
 ADDONS = count(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser():
     if not web.complete():
         pytest.skip("the page's libraries are not here: python -m penstock.web.vendor")
@@ -26,7 +30,7 @@ def browser():
         launched.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def daemon():
     # Its jobs spend 5.50: more than 80 % of the day, and little of the month.
     with scheduler("addons.photos.budget_day=6.5", "addons.photos.budget_month=100") as started:
@@ -42,7 +46,7 @@ def fresh():
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def opened(browser, daemon):
     return Tab(browser.new_context(viewport={"width": 1360, "height": 900}), daemon).sign_in()
 
@@ -55,7 +59,7 @@ def tab(opened):
     opened.check()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def worked_at(browser):
     with scheduler() as started:
         yield Tab(browser.new_context(viewport={"width": 1360, "height": 900}), started).sign_in()

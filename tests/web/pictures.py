@@ -17,10 +17,11 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 
 from playwright.sync_api import sync_playwright
-from web_kit import ROOT, SOURCES, Tab, chromium, scheduler
 
 from penstock.client.client import job_of
 from penstock.demo.addons import submit_samples
+from tests import ROOT, SOURCES
+from tests.web.web_kit import Tab, chromium, scheduler
 
 TARGET = ROOT / "docs" / "img"
 SIZE = {"width": 1360, "height": 860}

@@ -6,9 +6,9 @@ import logging
 import threading
 
 import pytest
-from web_kit import until
 
 import penstock
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_scheduler_that_is_away_is_told_when_it_is_back_and_nothing_is_said_me
     fresh, monkeypatch, caplog
 ):
     monkeypatch.setenv("PENSTOCK_TOKEN", fresh.token)
-    fresh.stop()
+    fresh.end()
     with (
         caplog.at_level(logging.INFO, "penstock.client"),
         penstock.attach(fresh.url, interval=0.05) as attached,

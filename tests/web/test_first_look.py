@@ -10,7 +10,8 @@ import tempfile
 import time
 from contextlib import contextmanager
 
-from web_kit import LONG, SOURCES
+from tests import SOURCES
+from tests.waiting import LONG
 
 WANTED = 5.0  # seconds from the link to live jobs
 TRIES = 3  # on a machine that is busy with something else one look may take longer; three in a row do not

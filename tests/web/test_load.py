@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from drive import backlog
 from http_kit import Place
-from web_kit import SOURCES, scheduler
 
 from penstock.http import beats
 from penstock.http.wire import PREFIX
+from tests import SOURCES
+from tests.web.drive import backlog
+from tests.web.web_kit import scheduler
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 WATCHED = 4 * SOAK  # seconds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from web_kit import MARK, ROOT
+
+from tests import ROOT
+from tests.web.web_kit import MARK
 
 PAGES = {
     "overview": ("", "Jobs by state"),

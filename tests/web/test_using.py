@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from web_kit import until
 
 from penstock.client.client import job_of
+from tests.waiting import until
 
 
 def queued(tab, number=1, **fields):
@@ -73,7 +73,7 @@ def test_a_page_that_stays_open_over_a_restart_goes_on_with_what_is_true_then(fr
     tab.page.evaluate("window.same = true")
     tab.open("jobs")
     tab.shows(before[-8:])
-    fresh.stop(number)
+    fresh.end(number)
     tab.page.wait_for_selector(".connection[data-state=away]")
     words = tab.page.inner_text(".connection")
     fresh.start()

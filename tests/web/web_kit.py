@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 
-import penstock
-from penstock.client import Client
 from penstock.http import wire
+from tests.daemon import Daemon
+from tests.waiting import LONG
 
-ROOT = Path(__file__).parents[2]
-SOURCES = Path(penstock.__file__).parents[1]  # those that are tested, which need not be the checkout's
-LONG = 30.0  # seconds; nothing takes so long, a test that waits for it has failed
 UNITS = 40
 #: Whatever a user can say, with what a page could mistake it for.
 EVIL = (
@@ -68,64 +60,10 @@ def chromium():
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def until(true, within=LONG):
-    ends = time.monotonic() + within
-    while not (found := true()):
-        assert time.monotonic() < ends, "it did not come"
-        time.sleep(0.02)
-    return found
-
-
-class Daemon:
-    """One data directory and the daemon on it."""
-
-    def __init__(self, folder, *flags):
-        self.data, self.log = folder / "data", folder / "daemon.log"
-        self._flags = [f"data_dir={self.data}", f"capacity.units={UNITS}", "log.format=json", *flags]
-        self.port, self.process = 0, None
-
-    def start(self):
-        """On the port it had before, so that an open page finds it again."""
-        flags = [*self._flags, f"server.listen=127.0.0.1:{self.port}"]
-        env = {**os.environ, "PYTHONPATH": str(SOURCES)}
-        command = [sys.executable, "-m", "penstock.daemon", *(f"--set={flag}" for flag in flags)]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-        until(lambda: self.process.poll() is not None or self._told().get("pid") == self.process.pid)
-        assert self.process.poll() is None, self.log.read_text()
-        self.url = self._told()["url"]
-        self.port = int(self.url.rpartition(":")[2])
-        return self
-
-    def _told(self):
-        try:
-            return json.loads((self.data / "daemon.json").read_text())
-        except (OSError, ValueError):
-            return {}
-
-    @property
-    def token(self):
-        return (self.data / "token").read_text().strip()
-
-    @cached_property
-    def client(self):
-        return Client(self.url, token=self.token, retry_for=LONG)
-
-    def stop(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-        self.process.wait(LONG)
-
-    def close(self):
-        if self.process is not None and self.process.poll() is None:
-            self.stop()
-        if "client" in self.__dict__:
-            self.client.close()
-
-
 @contextmanager
 def scheduler(*flags):
     with tempfile.TemporaryDirectory(prefix="pst") as folder:
-        daemon = Daemon(Path(folder), *flags)
+        daemon = Daemon(Path(folder), f"capacity.units={UNITS}", *flags)
         try:
             yield daemon.start()
         finally:

@@ -43,8 +43,11 @@ export const Since = ({ iso }) =>
 // it was refused; then the old value is back, as it is after Escape.
 export function Field({ value, onCommit, ...rest }) {
   const [draft, setDraft] = useState(null);
-  const said = useRef(null);
+  const said = useRef(null),
+    known = useRef(value);
   useEffect(() => {
+    if (value === known.current) return; // the first time; on a busy machine somebody has typed before it comes to this
+    known.current = value;
     // What comes back is what was said here: whoever has begun to type something else by then keeps it.
     if (String(value) !== said.current) setDraft(null);
     said.current = null;
