@@ -31,11 +31,15 @@ addEventListener("hashchange", () => {
 });
 
 const help = signal(false);
+const SEARCH = "input[type=search]";
+// Where the next page has the focus once it is drawn.
+let arriveAt = "main";
 
 function Shell() {
   const { page, id, query } = place.value;
   useEffect(() => {
-    document.querySelector("main")?.focus({ preventScroll: true });
+    document.querySelector(arriveAt)?.focus({ preventScroll: true });
+    arriveAt = "main";
     document.title = `${id ? `Job ${short(id)}` : PAGES.find((p) => p.path === page)?.name || "No such page"} · Penstock`;
   }, [page, id]);
   if (connection.value === "signed-out") return html`<${SignIn} />`;
@@ -114,8 +118,11 @@ addEventListener("keydown", (event) => {
   else if (event.key === "t") flipTheme();
   else if (event.key === "/") {
     event.preventDefault();
-    if (place.value.page !== "jobs" || place.value.id) location.hash = "#/jobs";
-    setTimeout(() => document.querySelector("input[type=search]")?.focus(), 50);
+    if (place.value.page === "jobs" && !place.value.id) document.querySelector(SEARCH)?.focus();
+    else {
+      arriveAt = SEARCH;
+      location.hash = "#/jobs";
+    }
   }
 });
 
