@@ -78,8 +78,8 @@ MUTANTS = [
     jobs(
         "hands",
         "a thread leaves when the function found its lease lost",
-        "                if attempt.given_up:\n",
-        "                if attempt.lost:\n",
+        "            if attempt.given_up:\n",
+        "            if attempt.lost:\n",
     ),
     jobs(
         "hands",

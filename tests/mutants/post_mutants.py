@@ -24,7 +24,7 @@ MUTANTS = [
     planted(
         "what a failed rider was promised is never told",
         "stores/writer",
-        "            _land(riders, [None] * len(riders))\n",
+        "            _land(riders, [None] * len(riders), None)\n",
         "",
         RIDE,
     ),
