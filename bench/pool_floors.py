@@ -2,7 +2,8 @@
 What Python itself allows, without any library: `python -m bench.pool_floors`.
 
 Each floor does the least that a measure of `bench.pools` asks for, with the same bounds and no other guarantee, beside
-the stdlib executor that the measure compares with.  A wanted ratio above the floor's cannot be had in Python.
+the stdlib executor that the measure compares with.  A wanted ratio above the floor's cannot be had in Python.  Words after
+the command choose by title: `python -m bench.pool_floors threads`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -18,7 +20,7 @@ from statistics import median
 from threading import Thread
 from time import perf_counter
 
-from bench import process_floors, work
+from bench import bounded_floors, process_floors, work
 
 ROUNDS = 5
 CALLS = 50_000
@@ -32,19 +34,30 @@ def main() -> None:
     contests: list[tuple[str, dict[str, Callable[[], float]]]] = [
         (
             "calls/s on threads, one caller, 7 calls out at most",
-            {"ThreadPoolExecutor, no bound": executor, "bare hand-off": handed_over},
+            {
+                "ThreadPoolExecutor, no bound": executor,
+                "bare hand-off": handed_over,
+                "least queue": bounded_floors.bounded_hand_over,
+            },
         ),
         (
             "calls/s from asyncio, gathered",
-            {"run_in_executor on threads": executor_from_asyncio, "a bare future each": futures_alone},
+            {
+                "run_in_executor on threads": executor_from_asyncio,
+                "a bare future each": futures_alone,
+                "least queue, with room": bounded_floors.bounded_threads_from_asyncio,
+            },
         ),
         (
             "round trips/s between two processes",
             {"socket pair": partners(_sockets), "two pipes": partners(_pipes)},
         ),
         *process_floors.CONTESTS,
+        *bounded_floors.CONTESTS,
     ]
     for title, contestants in contests:
+        if not all(word in title for word in sys.argv[1:]):
+            continue
         rates: dict[str, list[float]] = {name: [] for name in contestants}
         for _ in range(ROUNDS):
             for name, turn in contestants.items():

@@ -146,8 +146,8 @@ MUTANTS = [
     (
         "pool: a hook that raises for one call of a run misses the rest",
         "penstock/local/hooks.py",
-        "        for call in calls:\n            try:\n                hook(call)\n",
-        "        for call in calls:\n            hook(call)\n            try:\n                pass\n",
+        "    for call in calls:\n        try:\n            hook(call)\n",
+        "    for call in calls:\n        hook(call)\n        try:\n            pass\n",
         (f"{HOOKS}::test_a_hook_that_raises_for_one_call_of_a_run_hears_of_the_others",),
     ),
     (

@@ -77,6 +77,8 @@ class Call(Ticket, Future[R], Generic[R]):
         "_exception",
         "_result",
         "_state",
+        "asleep",
+        "awaited",
         "body",
         "extra",
         "fn",
@@ -94,8 +96,6 @@ class Call(Ticket, Future[R], Generic[R]):
     deadline: float | None = None
     timer: Timer | None = None
     signal: CancelSignal | None = None
-    asleep: Any = None  # the lock on which its caller's thread sleeps, while it waits for room
-    awaited: asyncio.Future[None] | None = None  # what its coroutine sleeps on there
 
     def __init__(self, gate: Gate, fn: Callable[..., R]) -> None:
         # Future.__init__ is left out on purpose: it makes what `_Crowd` makes when somebody comes to wait.
@@ -110,7 +110,9 @@ class Call(Ticket, Future[R], Generic[R]):
         self.body: Any = None  # the arguments, in the form in which they travel
         self.extra: Any = None  # what travels beside them, for the few calls that need it
         self.guarded = False  # has a key, a timeout or a signal
+        self.asleep: Any = None  # the lock on which its caller's thread sleeps, while it waits for room
         self.mailbox: Mailbox | None = None  # of the event loop that awaits it
+        self.awaited: asyncio.Future[None] | None = None  # what its coroutine sleeps on there
         self.home: Any = None  # the worker that has it
         self.ran_for = 0.0
 

@@ -106,10 +106,11 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
                 queue.lose([call], now)
             raise
         finally:
-            worker.handed += len(handed)
-            worker.unsent += len(handed)
-            gate.totals.dispatched += len(handed)
-            herald.note(herald.dispatch_run, handed)
+            if handed:
+                worker.handed += len(handed)
+                worker.unsent += len(handed)
+                gate.totals.dispatched += len(handed)
+                herald.note_run(herald.dispatch, handed)
 
     def _open(self, worker: WorkerProcess) -> None:
         worker.open()
@@ -240,7 +241,7 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
             call._settle(value, error)
             settled.append(call)
         if settled:
-            herald.note(herald.settle_run, settled)
+            herald.note_run(herald.settle, settled)
         if herald.news or gate._when_idle:
             gate.after()
 

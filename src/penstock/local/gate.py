@@ -126,7 +126,7 @@ class Gate:
                 call.eager = True
                 queue.enter(call, now)
             if entered:
-                herald.note(herald.queued_run, calls[:entered])
+                herald.note_run(herald.queued, calls[:entered])
                 self.crew.pump(now)
                 self.note_state()
         herald.tell()
@@ -225,7 +225,7 @@ class Gate:
             call._settle(result, error)
             settled.append(call)
         if settled:
-            self.herald.note(self.herald.settle_run, settled)
+            self.herald.note_run(self.herald.settle, settled)
         self.after()
 
     def after(self) -> None:

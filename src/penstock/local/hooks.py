@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,20 +50,19 @@ class Herald:
     """
     Tells the hooks of one queue. For each event there is one function that takes what happened, or None if nobody
     listens: a look at it is then all that the event costs. News is noted as a pair of the two. What happens to many calls
-    at once is one piece of news, told in half the time: `..._run` takes a list of them.
+    at once is one piece of news, told in half the time (`note_run`).
     """
 
     __slots__ = (
         "_hooks",
         "_turn",
         "cancel",
-        "dispatch_run",
+        "dispatch",
         "news",
         "queued",
-        "queued_run",
         "reject",
         "requeue",
-        "settle_run",
+        "settle",
         "state",
     )
 
@@ -79,9 +78,8 @@ class Herald:
 
     def _listen(self) -> None:
         self.queued = _together(self._who("on_queued"))
-        self.queued_run = _each(self.queued)
-        self.dispatch_run = _each(_together(self._who("on_dispatch")))
-        self.settle_run = _each(_together(self._who("on_settle")))
+        self.dispatch = _together(self._who("on_dispatch"))
+        self.settle = _together(self._who("on_settle"))
         self.cancel = _together([partial(_spread, hook) for hook in self._who("on_cancel")])
         self.reject = _together(self._who("on_reject"))
         self.requeue = _together(self._who("on_requeue"))
@@ -92,9 +90,14 @@ class Herald:
         return [getattr(hook, name) for hook in self._hooks if getattr(type(hook), name, None) is not default]
 
     def note(self, who: Callable[[Any], object] | None, what: Any) -> None:
-        """`what` is the call, the state, a list of calls for a run, or for `cancel` the call and its phase."""
+        """`what` is the call, the state, or for `cancel` the call and its phase."""
         if who is not None:
             self.news.append((who, what))
+
+    def note_run(self, who: Callable[[Any], object] | None, calls: Sequence[Call[Any]]) -> None:
+        """The same has happened to all of these, one at least."""
+        if who is not None:
+            self.news.append((who, calls[0]) if len(calls) == 1 else (_tell_of_each, (who, calls)))
 
     def tell(self) -> None:
         """
@@ -136,16 +139,11 @@ def _together(hooks: list[Callable[..., object]]) -> Callable[[Any], object] | N
     return tell_each
 
 
-def _each(hook: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """For a run of calls: one that it fails for must not keep it from the others."""
-    if hook is None:
-        return None
-
-    def tell_of_each(calls: Iterable[Call[Any]]) -> None:
-        for call in calls:
-            try:
-                hook(call)
-            except Exception:
-                log.exception("the hook %r failed", hook)
-
-    return tell_of_each
+def _tell_of_each(run: tuple[Callable[[Any], object], Sequence[Call[Any]]]) -> None:
+    """A call that the hook fails for must not keep it from the others."""
+    hook, calls = run
+    for call in calls:
+        try:
+            hook(call)
+        except Exception:
+            log.exception("the hook %r failed", hook)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from penstock.core.queue import WAITING
+from penstock.core.queue import NEW, WAIT, WAITING
 
 if TYPE_CHECKING:
     from penstock.local.call import Call
@@ -27,15 +27,30 @@ R = TypeVar("R")
 
 
 async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> R:
-    """`await pool.call(...)`: wait for a place, make the payload, wait for the outcome, never blocking the loop."""
-    call.mailbox = mailbox()
-    call.eager = prepare is None
-    gate.enter(call)
-    if prepare is not None:
-        if call.stage is WAITING:
-            await place(gate, call)
-        gate.fill(call, prepare)
-    return await outcome(gate, call)
+    """
+    `await pool.call(...)`: wait for a place, make the payload, wait for the outcome, never blocking the loop. A call that
+    has its place already, by a reservation, is only waited for.
+
+    All in one coroutine: each one more would be made, kept alive and looked at by the garbage collector for every call.
+    """
+    if call.stage is NEW:
+        call.mailbox = mailbox()
+        call.eager = prepare is None
+        verdict = gate.enter(call)
+        if prepare is not None:
+            if verdict is WAIT:
+                await place(gate, call)
+            gate.fill(call, prepare)
+    if call._state is PENDING:
+        assert call.mailbox is not None
+        gate.crew.attend(call.mailbox)
+        try:
+            while call._state is PENDING:
+                await call.mailbox.letter_for(call)
+        except asyncio.CancelledError:
+            gate.cancel(call, "its task was canceled")
+            raise
+    return call.result()
 
 
 async def place(gate: Gate, call: Call[Any]) -> None:
@@ -49,20 +64,6 @@ async def place(gate: Gate, call: Call[Any]) -> None:
         raise
     if call._exception is not None:
         raise call._exception
-
-
-async def outcome(gate: Gate, call: Call[R]) -> R:
-    """Until a call that has its place is settled."""
-    if call._state is PENDING:
-        assert call.mailbox is not None
-        gate.crew.attend(call.mailbox)
-        try:
-            while call._state is PENDING:
-                await call.mailbox.letter_for(call)
-        except asyncio.CancelledError:
-            gate.cancel(call, "its task was canceled")
-            raise
-    return call.result()
 
 
 class Mailbox:

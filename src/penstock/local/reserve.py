@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from penstock.core.queue import WAIT
+from penstock.local.awaiting import awaited
 from penstock.local.blocking import may_block
 from penstock.local.call import Call
 
@@ -58,7 +59,7 @@ class Reservation:
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         call, self._call = self._taken(), None
         self._fill(call, fn, args, kwargs)
-        return self._outcome(call)
+        return awaited(self._pool._gate, call, None)
 
     def _taken(self) -> Call[Any]:
         if self._call is None:
@@ -71,11 +72,6 @@ class Reservation:
         if self._pool._tracing is not None:
             self._pool._tracing.begin(call)
         self._pool._gate.fill(call, prepare or _nothing)
-
-    async def _outcome(self, call: Call[R]) -> R:
-        from penstock.local import loops  # noqa: PLC0415  # as above
-
-        return await loops.outcome(self._pool._gate, call)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

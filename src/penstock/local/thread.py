@@ -123,7 +123,7 @@ class ThreadCrew(Unled):
             taken.append(call)
         if taken:
             gate.totals.dispatched += len(taken)
-            herald.note(herald.dispatch_run, taken)
+            herald.note_run(herald.dispatch, taken)
 
     def _rouse(self) -> None:
         """One thread for each call that nobody comes for."""
@@ -331,7 +331,7 @@ class ThreadCrew(Unled):
                 gate._unguard(call)
             call._settle(result, error)
         if counted:
-            herald.note(herald.settle_run, [outcome[0] for outcome in counted])
+            herald.note_run(herald.settle, [outcome[0] for outcome in counted])
         if herald.news or gate._when_idle:
             gate.after()
         return self._take() if goes_on else None

@@ -83,7 +83,7 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
         while queue.pending and (call := queue.take(now)) is not None:
             gate.totals.dispatched += 1
             insort(self._inbox, call, key=_in_order)
-            herald.note(herald.dispatch_run, [call])
+            herald.note(herald.dispatch, call)
         if self._inbox:
             self._share_out()
 

@@ -1,0 +1,312 @@
+"""
+What Python allows with a pool's default bounds, without any library: the floors that keep a pool's promises.
+
+`pool_floors` and `process_floors` have programs that only make the calls.  These also do what a pool must do for each,
+whoever writes it: keep two in flight and four pending to the number, give the caller a handle, and tell a hook of each
+step and of the counts after it.  No cancelling, no timeout, no crash to survive, one caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from _thread import allocate_lock
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from queue import SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+
+from bench import work
+from bench.gauges import CpuOfTheTree
+from bench.process_floors import WORKERS, End, bare_workers, executor_burst
+
+CALLS = 20_000
+EXECUTOR_CALLS = 4_000
+IN_FLIGHT = 2
+PENDING = 4
+
+
+class Handle:
+    __slots__ = ("argument", "future", "result")
+
+    def __init__(self, argument: int) -> None:
+        self.argument = argument
+        self.future: asyncio.Future[int] | None = None
+        self.result: int | None = None
+
+
+class LeastQueue:
+    """Who may start, who is pending, who waits; and the hook that hears of it."""
+
+    def __init__(self, most_in_flight: int = IN_FLIGHT, most_pending: int = PENDING) -> None:
+        self.heard = 0
+        self._most_in_flight = most_in_flight
+        self._most_pending = most_pending
+        self._lock = Lock()
+        self._in_flight = 0
+        self._pending: deque[Handle] = deque()
+        self._waiting: deque[Handle] = deque()
+
+    def enter(self, call: Handle) -> tuple[bool, bool]:
+        """Whether it may start now, and whether it has to wait for its place."""
+        starts = waits = False
+        with self._lock:
+            if self._in_flight < self._most_in_flight:
+                self._in_flight += 1
+                starts = True
+            elif len(self._pending) < self._most_pending:
+                self._pending.append(call)
+            else:
+                self._waiting.append(call)
+                waits = True
+            counts = self._in_flight, len(self._pending), len(self._waiting)
+        if not waits:
+            self.hear(call)
+        if starts:
+            self.hear(call)
+        self.hear(counts)
+        return starts, waits
+
+    def leave(self, call: Handle) -> tuple[Handle | None, Handle | None]:
+        """It has ended: who may start in its stead, and who got a place by that."""
+        following = granted = None
+        with self._lock:
+            if self._pending:
+                following = self._pending.popleft()
+            else:
+                self._in_flight -= 1
+            if self._waiting:
+                granted = self._waiting.popleft()
+                self._pending.append(granted)
+            counts = self._in_flight, len(self._pending), len(self._waiting)
+        if granted is not None:
+            self.hear(granted)
+        if following is not None:
+            self.hear(following)
+        self.hear(call)
+        self.hear(counts)
+        return following, granted
+
+    def hear(self, _: object) -> None:
+        self.heard += 1
+
+
+# From asyncio, over processes: calls/s
+
+
+def executor_from_asyncio() -> float:
+    async def turn(pool: ProcessPoolExecutor) -> float:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(pool, work.bump, 1)
+        start = perf_counter()
+        await asyncio.gather(
+            *(loop.run_in_executor(pool, work.bump, number) for number in range(EXECUTOR_CALLS))
+        )
+        return EXECUTOR_CALLS / (perf_counter() - start)
+
+    with ProcessPoolExecutor(WORKERS) as pool:
+        return asyncio.run(turn(pool))
+
+
+def bounded_from_asyncio() -> float:
+    """The loop reads the workers' pipes itself and writes the next call to the one that answered."""
+    queue = LeastQueue()
+    flying: dict[int, Handle] = {}
+
+    def send(worker: End, call: Handle) -> None:
+        flying[call.argument] = call
+        worker.send([(call.argument, call.argument)])
+
+    async def turn(workers: list[End]) -> float:
+        loop = asyncio.get_running_loop()
+        free = [*workers]
+
+        def answered(worker: End) -> None:
+            for number, result in worker.receive():
+                call = flying.pop(number)
+                following, _ = queue.leave(call)
+                if following is None:
+                    free.append(worker)
+                else:
+                    send(worker, following)
+                assert call.future is not None
+                call.future.set_result(result)
+
+        for worker in workers:
+            loop.add_reader(worker.read, answered, worker)
+
+        async def make(number: int) -> int:
+            call = Handle(number)
+            call.future = loop.create_future()
+            starts, _ = queue.enter(call)
+            if starts:
+                send(free.pop(), call)
+            return await call.future
+
+        start = perf_counter()
+        check(sum(await asyncio.gather(*(make(number) for number in range(CALLS)))))
+        return CALLS / (perf_counter() - start)
+
+    with bare_workers(WORKERS) as workers:
+        return asyncio.run(turn(workers))
+
+
+# From one thread, over processes: calls for each second of CPU, parent and workers
+
+
+def bounded_burst() -> float:
+    """Whoever waits reads: the caller that finds the queue full settles what comes until it has its place."""
+    queue = LeastQueue()
+    flying: dict[int, Handle] = {}
+
+    def send(worker: End, call: Handle) -> None:
+        flying[call.argument] = call
+        worker.send([(call.argument, call.argument)])
+
+    with bare_workers(WORKERS) as workers, select.epoll() as poll:
+        by_fd = {worker.read: worker for worker in workers}
+        for fd in by_fd:
+            poll.register(fd, select.EPOLLIN)
+        free = [*workers]
+
+        def settle(until: Callable[[Handle | None], bool]) -> None:
+            while True:
+                enough = False
+                for fd, _ in poll.poll():
+                    for number, result in by_fd[fd].receive():
+                        call = flying.pop(number)
+                        following, granted = queue.leave(call)
+                        if following is None:
+                            free.append(by_fd[fd])
+                        else:
+                            send(by_fd[fd], following)
+                        call.result = result
+                        enough = enough or until(granted)
+                if enough:
+                    return
+
+        with CpuOfTheTree() as cpu:
+            calls = []
+            for number in range(CALLS):
+                call = Handle(number)
+                calls.append(call)
+                starts, waits = queue.enter(call)
+                if starts:
+                    send(free.pop(), call)
+                if waits:
+                    settle(lambda granted, call=call: granted is call)  # type: ignore[misc]  # mypy sees no default's type
+            settle(lambda _: not flying)
+        check(sum(call.result or 0 for call in calls))
+        return CALLS / cpu.seconds
+
+
+# From one thread, over threads: calls/s
+
+
+def bounded_hand_over() -> float:
+    """As few wake-ups as the bounds allow: of the thread when the caller must wait, of the caller when all is done."""
+    queue = LeastQueue()
+    inbox: deque[Handle] = deque()
+    to_run, room = allocate_lock(), allocate_lock()
+    to_run.acquire()
+    room.acquire()
+    calls = [Handle(number) for number in range(CALLS)]
+
+    def serve() -> None:
+        done = 0
+        while done < CALLS:
+            to_run.acquire()
+            while inbox:
+                call = inbox.popleft()
+                result = work.bump(call.argument)
+                following, _ = queue.leave(call)
+                if following is not None:
+                    inbox.append(following)
+                call.result = result
+                done += 1
+            room.release()
+
+    thread = Thread(target=serve)
+    thread.start()
+    start = perf_counter()
+    for call in calls:
+        starts, waits = queue.enter(call)
+        if starts:
+            inbox.append(call)
+        if waits or call is calls[-1]:
+            to_run.release()
+            room.acquire()
+    rate = CALLS / (perf_counter() - start)
+    thread.join()
+    check(sum(call.result or 0 for call in calls))
+    return rate
+
+
+# From asyncio, over threads: calls/s
+
+
+def bounded_threads_from_asyncio() -> float:
+    """
+    With room to prefetch, so that the thread has plenty to do and rings the loop once for many answers: what it has done
+    lies in a list until the loop comes for it.
+    """
+    queue = LeastQueue(most_in_flight=128, most_pending=100_000)
+    inbox: SimpleQueue[Handle | None] = SimpleQueue()
+    done: deque[Handle] = deque()
+
+    async def turn() -> float:
+        loop = asyncio.get_running_loop()
+
+        def deliver() -> None:
+            while done:
+                call = done.popleft()
+                assert call.future is not None
+                call.future.set_result(call.result or 0)
+
+        def serve() -> None:
+            while (call := inbox.get()) is not None:
+                call.result = work.bump(call.argument)
+                following, _ = queue.leave(call)
+                if following is not None:
+                    inbox.put(following)
+                done.append(call)
+                if len(done) == 1:
+                    loop.call_soon_threadsafe(deliver)
+
+        async def make(number: int) -> int:
+            call = Handle(number)
+            call.future = loop.create_future()
+            starts, _ = queue.enter(call)
+            if starts:
+                inbox.put(call)
+            return await call.future
+
+        thread = Thread(target=serve)
+        thread.start()
+        start = perf_counter()
+        check(sum(await asyncio.gather(*(make(number) for number in range(CALLS)))))
+        rate = CALLS / (perf_counter() - start)
+        inbox.put(None)
+        thread.join()
+        return rate
+
+    return asyncio.run(turn())
+
+
+def check(total: int) -> None:
+    if total != CALLS * (CALLS + 1) // 2:
+        raise RuntimeError("wrong answers")
+
+
+CONTESTS: list[tuple[str, dict[str, Callable[[], float]]]] = [
+    (
+        "calls/s from asyncio, default bounds",
+        {"run_in_executor, no bound": executor_from_asyncio, "least queue": bounded_from_asyncio},
+    ),
+    (
+        "calls for a second of CPU, default bounds",
+        {"ProcessPoolExecutor, no bound": executor_burst, "least queue": bounded_burst},
+    ),
+]
