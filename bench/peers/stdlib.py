@@ -23,6 +23,8 @@ class Processes(ExecutorPeer):
 
 
 class PoolApply(Peer):
+    pool: Any
+
     def __init__(self) -> None:
         self.pool = multiprocessing.Pool(WORKERS)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from tests.mutants.planting import planter_for_one
+
 ALERTING = "tests/alerts/test_alerting.py"
 WEBHOOK = "tests/alerts/test_webhook.py"
 
 
-def mutant(
-    name: str, file: str, old: str, new: str, tests: str, test: str
-) -> tuple[str, str, str, str, tuple[str, ...]]:
-    return f"alerts: {name}", f"penstock/{file}.py", old, new, (f"{tests}::test_{test}",)
-
+mutant = planter_for_one("alerts", "penstock/{}.py")
 
 MUTANTS = [
     mutant("the first start reads all", "alerts/reader", "secrets.token_hex(4), end,", "secrets.token_hex(4), 0,", ALERTING, "nothing_from_before_the_first_start_is_told"),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from tests.mutants.planting import planter_for_one
+
 CONNECTION = "tests/http/test_connection.py"
 RIGHTS = "tests/http/test_rights.py"
 TOKENS = "tests/http/test_tokens.py"
 WAITING = "tests/http/test_waiting.py"
 
 
-def mutant(
-    name: str, file: str, old: str, new: str, tests: str, test: str
-) -> tuple[str, str, str, str, tuple[str, ...]]:
-    """With the one test that is there for it: a server is started for each, and there are many."""
-    return f"http: {name}", f"penstock/http/{file}.py", old, new, (f"{tests}::test_{test}",)
-
+mutant = planter_for_one("http", "penstock/http/{}.py")
 
 MUTANTS = [
     mutant("any Host will do", "guard", "    if host not in exposure.hosts:\n", "    if False:\n", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),

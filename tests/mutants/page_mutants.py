@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from tests.mutants.planting import planter_for_one
+
 PAGES = "tests/web/test_pages.py"
 
 
-def mutant(
-    name: str, file: str, old: str, new: str, tests: str, test: str
-) -> tuple[str, str, str, str, tuple[str, ...]]:
-    """With the one test that is there for it: a browser is started for each."""
-    return f"page: {name}", f"penstock/{file}", old, new, (f"{tests}::test_{test}",)
-
+mutant = planter_for_one("page", "penstock/{}")
 
 JS = "web/static/js"
 MUTANTS = [

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from tests.mutants.planting import planter
+
 RIDE = ("tests/contract/test_ride.py",)
 POST = ("tests/contract/test_post.py",)
 RUNNING = ("tests/jobs/test_running.py", "-k", "claim or busy or idle")
 
 
-def planted(
-    name: str, file: str, old: str, new: str, tests: tuple[str, ...]
-) -> tuple[str, str, str, str, tuple[str, ...]]:
-    return f"post: {name}", f"penstock/{file}.py", old, new, tests
-
+planted = planter("post", "penstock/{}.py")
 
 MUTANTS = [
     planted(

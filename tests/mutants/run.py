@@ -32,15 +32,11 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))  # a script has its own folder there
+
+from tests.mutants.planting import Mutant  # noqa: E402  # not before it is there
+
 PATIENCE = 180.0  # seconds; a planted bug may make the tests hang, and that is a way to find it
-
-
-class Mutant(NamedTuple):
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
 
 
 class Run(NamedTuple):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from tests.mutants.planting import planter
+
 CONTRACT = ("tests/contract", "tests/engine")
 SIM = ("tests/sim/test_sim.py",)
 APPLY = ("tests/contract/test_apply.py",)
 
 
-def planted(
-    name: str, file: str, old: str, new: str, tests: tuple[str, ...]
-) -> tuple[str, str, str, str, tuple[str, ...]]:
-    return f"sim: {name}", f"penstock/{file}", old, new, tests
-
+planted = planter("sim", "penstock/{}")
 
 MUTANTS = [
     planted(
