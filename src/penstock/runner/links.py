@@ -78,7 +78,23 @@ class LauncherLink:
             self._process.returncode = 0  # it is reaped by init, when we are gone
 
 
-class WardenLink:
+class _Spoken:
+    """What the watch asks of whomever the runner talks to: see its `Mouth`."""
+
+    _channel: Channel
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        return self._channel.unsent
+
+    def push(self) -> None:
+        self._channel.push()
+
+
+class WardenLink(_Spoken):
     """One warden. `mark`: what its tree carries in the environment."""
 
     def __init__(self, mark: str, launcher: LauncherLink, worker: Sequence[int] = ()) -> None:
@@ -97,16 +113,6 @@ class WardenLink:
         self.written: list[int] = []  # calls whose output is all on disk, as was asked
         self.report: Frame | None = None  # its last word on this tree
         self.refused: Frame | None = None
-
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
-    @property
-    def unsent(self) -> bool:
-        return self._channel.unsent
-
-    def push(self) -> None:
-        self._channel.push()
 
     def tell(self, op: str, **more: Any) -> None:
         self._channel.send({"op": op, **more})
@@ -143,7 +149,7 @@ class WardenLink:
         self._channel.close()
 
 
-class WorkerLink:
+class WorkerLink(_Spoken):
     """A warm worker: the conversation with it, the calls that it has in hand, and the warden above it."""
 
     def __init__(self, mark: str, launcher: LauncherLink) -> None:
@@ -158,16 +164,6 @@ class WorkerLink:
         self.begun = 0  # the number of the last call
         self.last = False  # it gets no further calls
         self.heard_at = 0.0  # when it last had something to say or to do
-
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
-    @property
-    def unsent(self) -> bool:
-        return self._channel.unsent
-
-    def push(self) -> None:
-        self._channel.push()
 
     def hand_over(self, runs: list[Run]) -> None:
         """Tickets before calls: a call without one would seem to be taken back."""
