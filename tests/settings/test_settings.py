@@ -14,7 +14,7 @@ from penstock.core.words import HOUR, MINUTE, SECOND
 from penstock.engine.rules import Rules
 from penstock.settings import BadSettings, load
 from penstock.settings.reading import table
-from penstock.settings.tree import Server
+from penstock.settings.sections import Server
 
 ROOT = Path(__file__).parents[2]
 HOME = {"HOME": "/home/ann"}

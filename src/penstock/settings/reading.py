@@ -20,8 +20,9 @@ from penstock.client.home import config_file, data_dir
 from penstock.core.errors import PenstockError
 from penstock.core.outbound import refusal
 from penstock.settings.kinds import Kind
+from penstock.settings.sections import Addon
 from penstock.settings.sources import PREFIX, Given, KeyPath, from_environ, from_file, from_flags
-from penstock.settings.tree import Addon, Tree
+from penstock.settings.tree import Tree
 from penstock.stores.opening import shown
 
 __all__ = ["BadSettings", "Problem", "Setting", "Settings", "load", "table"]
