@@ -9,6 +9,7 @@ ADMIT = "penstock/stores/postgres_admit.py"
 APPLY = "penstock/stores/postgres_apply.py"
 SUBMIT = "penstock/stores/postgres_submit.py"
 PAGES = "penstock/stores/postgres_pages.py"
+EVENTS = "penstock/stores/postgres_events.py"
 CALLER = "penstock/stores/postgres_caller.py"
 SCHEMA = "penstock/stores/postgres_schema.py"
 STORE = "penstock/stores/postgres.py"
@@ -39,7 +40,7 @@ MUTANTS = [
     found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and any(", "if not exact and any("),
     found_in("many", "a deadlock is the caller's problem", LINK, "errors.DeadlockDetected, ", ""),
     found_in("many", "two who use a key at once see a broken index", LINK, ", errors.UniqueViolation):", "):"),
-    found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (size) SELECT n FROM", "INSERT INTO penstock.trail (size, until) SELECT n, n + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM"),
+    found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (batch, size, events)\n         SELECT * FROM", "INSERT INTO penstock.trail (batch, size, events, until)\n         SELECT *, size + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM"),
     found_in("many", "backslashes are JSON's", WIRE, '    if b"\\\\" in text:\n', '    if b"\\0" in text:\n'),
     found_in("caller", "numbers follow the drawing, not the commit", SQL, "    UPDATE penstock.trail SET until = (SELECT value FROM penstock.mark WHERE name = 'event') + new.upto\n", "    UPDATE penstock.trail SET until = new.batch * 100\n"),
     found_in("caller", "ours is committed for the caller", CALLER, "    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:\n", "    if con.closed:\n"),
@@ -59,6 +60,8 @@ MUTANTS = [
     found_by_contract("a stale phase may settle", APPLY, "dispatch is None or dispatch.phase != step.source", "dispatch is None"),
     found_by_contract("a report counts after the lease", APPLY, "return not (step.while_valid and dispatch.expires_at <= now)", "return True"),
     found_by_contract("a heartbeat revives an expired lease", APPLY, " or run.expires_at <= self._now:", ":"),
+    found_by_contract("a job's own trail misses a batch", PAGES, "            self._mentioned.add(no)\n", ""),
+    found_by_contract("what is forgotten is still told", EVENTS, " or told[_JOB_ID] in gone else", " else"),
     found_by_contract("units are not given back", APPLY, "            self.pages.hold(host, demand, -n)\n", "            pass\n"),
     found_by_contract("labels are no part of what a job asks for", "penstock/core/demand.py", "        labels=tuple(sorted(intent.labels)) if intent.labels else (),\n", ""),
     found_by_contract("one label of several will do", "penstock/core/admission.py", "return tuple(label for label in demand.labels if label not in self.labels)", "return () if set(demand.labels) & self.labels else demand.labels"),

@@ -213,7 +213,7 @@ def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opene
     def before_and_after(session):
         before = written(session)
         turning = _Turning(
-            store._admitting, {("host", "here"), *keys_of(Demand("a", "t", 50))}, careful=False
+            store._turns.admitting, {("host", "here"), *keys_of(Demand("a", "t", 50))}, careful=False
         )
         nothing_ended = Completing(store._link, store._demands, [])
         turning.run(session, nothing_ended, [Admission("here", lambda floor: Verdict(), Terms())])
@@ -252,5 +252,5 @@ def test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and
     started += [d.job_id for d in tick(store, capacity=60)]
 
     assert jobs[:6] == started
-    store._admitting.appetite._look_again_at = 0
+    store._turns.admitting.appetite._look_again_at = 0
     assert {first.job_id, of_another_kind.job_id, jobs[6]} == {d.job_id for d in tick(store, capacity=90)}

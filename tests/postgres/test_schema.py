@@ -164,7 +164,7 @@ def test_names_are_qualified_wherever_they_stand():
         "budget",
         "checkpoint",
         "trail",
-        "event",
+        "mention",
         "mark",
     )
     for name, sql in statements("postgres").items():
@@ -183,7 +183,7 @@ TWIN = """INSERT INTO {0}.dispatch (dispatch_id, job_no, demand, addon_id, host,
         ("UPDATE {}.job SET line = NULL", "job"),
         ("UPDATE {}.job SET state = 'NOWHERE'", "job"),
         ("UPDATE {}.ledger SET units = -1", "ledger"),
-        ("UPDATE {}.event SET kind = 'OTHER'", "only ever added"),
+        ("UPDATE {}.event SET kind = 'OTHER'", "cannot update view"),
         ("UPDATE {}.dispatch SET phase = 'ended'", "dispatch"),
         (TWIN, "dispatch_live"),
     ],

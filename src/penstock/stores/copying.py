@@ -8,8 +8,10 @@ its own but a place in a batch, so each run of numbers becomes a batch of that s
 # ruff: noqa: S608  # only names of our own tables are put together; every value is bound or copied
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +20,7 @@ import apsw
 from penstock.core.books import keys_of
 from penstock.core.refusals import StoreFailed
 from penstock.stores.opening import Sharing, open_postgres, shown
+from penstock.stores.postgres_events import pack
 from penstock.stores.postgres_link import Connection, Link, Manners
 from penstock.stores.rows import demand_from
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
@@ -87,7 +90,7 @@ def _held(source: Path) -> Iterator[apsw.Connection]:
 
 
 def _refuse_what_is_not_empty(server: Connection, link: Link, target: str) -> None:
-    names = ", ".join(f"penstock.{table}" for table in (*TABLES, "trail", "event"))
+    names = ", ".join(f"penstock.{table}" for table in (*TABLES, "trail", "mention"))
     server.execute(link.in_schema(f"LOCK TABLE {names} IN EXCLUSIVE MODE"))
     for table in ("job", "dispatch", "trail", "addon", "demand"):
         if server.execute(link.in_schema(f"SELECT 1 FROM penstock.{table} LIMIT 1")).fetchone() is not None:
@@ -121,20 +124,23 @@ def _fill(server: Connection, link: Link, table: str, names: list[str], rows: It
 
 def _copy_events(con: apsw.Connection, server: Connection, link: Link) -> None:
     [(last,)] = con.execute("SELECT value FROM mark WHERE name = 'event'")
-    batches: list[Any] = con.execute(
-        "SELECT DISTINCT (seq - 1) / ? FROM event ORDER BY 1", (BATCH,)
-    ).fetchall()
-    ends = ((number + 1, min((number + 1) * BATCH, last)) for (number,) in batches)
-    _fill(
-        server,
-        link,
-        "trail",
-        ["batch", "size", "until"],
-        ((n, end - (n - 1) * BATCH, end) for n, end in ends),
+    _fill(server, link, "trail", ["batch", "size", "until", "events"], _batches(con, last))
+    mentions = con.execute("SELECT DISTINCT job_no, (seq - 1) / ? + 1 FROM event WHERE job_no > 0", (BATCH,))
+    _fill(server, link, "mention", ["job_no", "batch"], mentions)
+
+
+def _batches(con: apsw.Connection, last: int) -> Iterator[tuple[int, int, int, str]]:
+    rows = con.execute(
+        "SELECT seq, at, kind, job_id, n, e.state, reason, dispatch_id, data FROM event e LEFT JOIN job j ON j.no = e.job_no ORDER BY seq"
     )
-    names = ["batch", "i", "at", "kind", "job_no", "n", "state", "reason", "dispatch_id", "data"]
-    read = f"SELECT (seq - 1) / {BATCH} + 1, (seq - 1) % {BATCH} + 1, {', '.join(names[2:])} FROM event ORDER BY seq"
-    _fill(server, link, "event", names, con.execute(read))
+    for number, batch in groupby(rows, lambda row: (row[0] - 1) // BATCH):
+        size = min((number + 1) * BATCH, last) - number * BATCH
+        told: list[Any] = [None] * size
+        for seq, *row, dispatch_id, data in batch:
+            job_id = row[2]
+            attempt = dispatch_id[len(job_id) + 1 :] if job_id and dispatch_id else dispatch_id
+            told[seq - 1 - number * BATCH] = (*row, attempt, json.loads(data) if data else None)
+        yield number + 1, size, number * BATCH + size, pack(told).decode()
 
 
 def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> None:

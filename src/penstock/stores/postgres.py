@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import Any, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple
 
-from penstock.core.changes import Beat, Change, Note, completed
+from penstock.core.changes import Beat, Change, Note
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind
@@ -21,11 +21,13 @@ from penstock.core.states import State
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
-from penstock.stores.postgres_admit import Admission, Admitting, Turn
-from penstock.stores.postgres_apply import Applying, Beats, Changes, Renewing
+from penstock.stores.postgres_admit import Admission, Admitting
+from penstock.stores.postgres_apply import Beats, Renewing
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed, retried
-from penstock.stores.postgres_complete import Completing, Completion
+from penstock.stores.postgres_complete import Completion
+from penstock.stores.postgres_events import forget
+from penstock.stores.postgres_lanes import Group, TurnLane, answered
 from penstock.stores.postgres_link import Link, Manners, Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
 from penstock.stores.postgres_reads import PostgresReads
@@ -49,11 +51,6 @@ from penstock.stores.writer import Writer
 
 __all__ = ["PostgresStore"]
 
-T = TypeVar("T")
-Op = TypeVar("Op")
-Answer = TypeVar("Answer")
-#: What waits for one transaction: changes and completions, in their order, and rounds behind them.
-_Op: TypeAlias = Sequence[Change] | Completion | Admission
 #: Of jobs that were leased and not asked for yet.
 MOST_KEPT: Final = 10_000
 
@@ -86,16 +83,15 @@ class PostgresStore(PostgresReads):
             raise
         super().__init__(link, Demands(link))
         self._submitting = Submitting(link, self._demands, self._ordering, new_id)
-        self._applying, self._renewing = Applying(link, self._demands, self._ordering), Renewing(link)
-        self._admitting = Admitting(link, self._demands, self._ordering, new_id=new_id, keep=self._keep)
+        self._renewing = Renewing(link)
         self._just_leased: dict[JobId, Job] = {}
         self._holder: str | None = None
         self._rings: list[Callable[[], None]] = []
         self._bell = Bell(link, self._heard, by_notice=not manners.pooler)
-        self._submits = Writer(lambda: _Group(self._submit_all))
-        self._turns = Writer(lambda: _Group(self._turn))
-        self._beats = Writer(lambda: _Group(self._renew_all))
-        self._last_change: Future[Any] = _nothing()
+        self._submits = Writer(lambda: Group(self._submit_all))
+        admitting = Admitting(link, self._demands, self._ordering, new_id=new_id, keep=self._keep)
+        self._turns = TurnLane(admitting, self._committed)
+        self._beats = Writer(lambda: Group(self._renew_all))
 
     # writes
 
@@ -129,7 +125,7 @@ class PostgresStore(PostgresReads):
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
         """Behind what this thread has ended before, and with it in one commit where it has not begun."""
-        return self._turns.write(lambda group: group.add(Admission(host, weigh, terms)))
+        return self._turns.soon(lambda group: group.add(Admission(host, weigh, terms))).result()
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
         ids = [d.job_id for d in dispatches if d.job_id is not None]
@@ -156,50 +152,28 @@ class PostgresStore(PostgresReads):
 
     def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
         if not changes:
-            return _nothing()
-        self._last_change = changed = self._turns.soon(lambda group: group.add(changes))
-        return changed
+            return answered([])
+        return self._turns.soon(lambda group: group.add(changes))
 
     def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
         if not done:
-            return _nothing()
-        self._last_change = ended = self._turns.soon(lambda group: group.add(Completion(done)))
-        return ended
+            return answered([])
+        return self._turns.soon(lambda group: group.add(Completion(done)))
 
     def exchange_soon(
         self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
-        exchanged = self._turns.soon(
+        return self._turns.soon(
             lambda group: (group.add(Completion(done)), group.add(Admission(host, weigh, terms)))
         )
-        self._last_change = exchanged
-        return exchanged
 
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()
 
     def renew_soon(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
         """A heartbeat behind the end of its run must find it ended."""
-        told = _Beats(Beats(beats, tell), self._last_change)
-        return self._beats.soon(lambda group: group.add(told)) if beats else _nothing()
-
-    def _turn(self, ops: list[_Op]) -> list[list[Any]]:
-        """What ended before the rounds, so that these have the room that was given back."""
-        admissions = [op for op in ops if isinstance(op, Admission)]
-        ending = [op for op in ops if not isinstance(op, Admission)]
-        completions = [op for op in ending if isinstance(op, Completion)]
-        if len(completions) == len(ending):
-            turn = self._admitting.turn(Completing(self._link, self._demands, completions), admissions)
-        else:
-            now = self._link.now()
-            changes = Changes(self._demands, [_changes(op, now) for op in ending])
-            if admissions:
-                turn = self._admitting.turn(changes, admissions)
-            else:
-                turn = Turn(*self._link.transact(lambda session: self._applying.run(session, changes)))
-        self._committed(turn.told)
-        answers, started = iter(turn.answers), iter(turn.started)
-        return [next(started if isinstance(op, Admission) else answers) for op in ops]
+        told = _Beats(Beats(beats, tell), self._turns.last)
+        return self._beats.soon(lambda group: group.add(told)) if beats else answered([])
 
     def _renew_all(self, told_beats: list[_Beats]) -> list[list[Standing | None]]:
         wait([beats.after for beats in told_beats])
@@ -229,19 +203,25 @@ class PostgresStore(PostgresReads):
         self._committed(told=True)
 
     def prune(self, before: Moment, limit: int) -> int:
+        self._number()  # somebody must, where nobody reads; and what has no number yet cannot go
         forgotten = self._link.transact(lambda session: self._prune(session, before, limit))
         self._committed(forgotten > 0)
-        self._number()  # somebody must, where nobody reads
         return forgotten
 
     def _prune(self, session: Session, before: Moment, limit: int) -> int:
         now, [old] = self._link.opening(session, ("old_jobs", {"before": before, "most": limit}))
         if not old:
             return 0
-        nos = array([no for no, *_ in old])
-        batches = session.ask("batches_of", {"nos": nos})
-        session.leave("forget", {"nos": nos, "ids": array([job_id for _, job_id, *_ in old])})
-        session.leave("forget_batches", {"batches": array([batch for (batch,) in batches])})
+        nos, ids = array([no for no, *_ in old]), {job_id for _, job_id, *_ in old}
+        told = [
+            (batch, numbered, forget(text, ids))
+            for batch, numbered, text in session.ask("batches_of", {"nos": nos})
+        ]
+        empty = {batch for batch, numbered, text in told if numbered and text is None}
+        session.leave("forget", {"nos": nos, "ids": array(sorted(ids))})
+        session.leave("forget_batches", {"batches": array(sorted(empty))})
+        if rest := [(batch, text or "[]") for batch, _, text in told if batch not in empty]:
+            session.leave("rewrite_batches", columns(rest))
         pages = Pages()
         for _, _, addon_id, state in old:
             pages.tally[addon_id, state] -= 1
@@ -323,48 +303,13 @@ class PostgresStore(PostgresReads):
             heard()
 
     def close(self) -> None:
-        for lane in (self._submits, self._turns, self._beats):
+        self._turns.close()
+        for lane in (self._submits, self._beats):
             lane.close()
         self._bell.close()
         self._link.close()
 
 
-def _changes(op: Sequence[Change] | Completion, now: Moment) -> Sequence[Change]:
-    """Among others in one transaction a completion is one of them, so that all are judged in the order of their arrival."""
-    if isinstance(op, Completion):
-        return [completed(done.dispatch_id, now, done.result) for done in op.done]
-    return op
-
-
 class _Beats(NamedTuple):
     beats: Beats
-    after: Future[list[bool]]
-
-
-class _Group(Generic[Op, Answer]):
-    """What arrived together. Answers are filled in when all of it is written, which is before anybody looks at them."""
-
-    def __init__(self, carry_out: Callable[[list[Op]], list[list[Answer]]]) -> None:
-        self._carry_out = carry_out
-        self._ops: list[Op] = []
-        self._answers: list[list[Answer]] = []
-
-    def add(self, op: Op) -> list[Answer]:
-        self._ops.append(op)
-        self._answers.append([])
-        return self._answers[-1]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            for answer, found in zip(self._answers, self._carry_out(self._ops), strict=True):
-                answer.extend(found)
-
-
-def _nothing() -> Future[list[Any]]:
-    """Whoever asks for nothing is answered without a commit."""
-    answer: Future[list[Any]] = Future()
-    answer.set_result([])
-    return answer
+    after: Future[Any]

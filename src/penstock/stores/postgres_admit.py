@@ -62,6 +62,10 @@ class Turn(NamedTuple):
 class Ends(Protocol):
     """What the transaction begins with: statements, and what is to be written by what they answered."""
 
+    def __len__(self) -> int:
+        """How many runs it may end."""
+        ...
+
     def calls(self) -> list[tuple[str, Values]]: ...
 
     def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged: ...
@@ -123,7 +127,7 @@ class _Turning:
 
     def run(self, session: Session, ends: Ends, admissions: Sequence[Admission]) -> Turn:
         of, self.needed = self._of, set()
-        seen = _Seen(of, session, self._keys, ends.calls(), heads=bool(admissions))
+        seen = _Seen(of, session, self._keys, ends.calls(), ended=len(ends), heads=bool(admissions))
         judged = ends.judge(session, seen.now, seen.ends)
         self._need(judged.keys)
         judged.leave(session, of.demands)
@@ -185,10 +189,13 @@ class _Seen:
         keys: set[Key],
         first: Sequence[tuple[str, Values]] = (),
         *,
+        ended: int = 0,
         heads: bool = True,
     ) -> None:
-        """`first`: what comes before the locks on the ledger. `heads`: not needed where nothing is to be started."""
-        self._sharing, most, look = of.ordering.sharing, of.appetite.first, of.appetite.call()
+        """
+        `first`: what comes before the locks on the ledger, and ends so many. `heads`: not needed where nothing is to be started.
+        """
+        self._sharing, (most, look) = of.ordering.sharing, of.appetite.call(ended)
         day, month = windows(of.link.now())
         step = {"now": of.link.handed(), "most": STEPS}
         addons = {EVERYTHING, *(name for scope, name in keys if scope == "addon")}
@@ -272,19 +279,23 @@ class _Round:
     def _deny(self, denial: Denial) -> tuple[Any, ...]:
         no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
         n = self._floor.standby[no].events + 1
-        self._pages.note(self._now, Note(Kind.DENIED, code, data), (no, n, State.QUEUED))
+        told = (no, denial.waiting.job_id, n, State.QUEUED)
+        self._pages.note(self._now, Note(Kind.DENIED, code, data), told)
         return code, encode(data) or "{}", self._now, n, no
 
     def _pick(self, pick: Pick) -> Dispatch:
         waiting, standby = pick.waiting, self._floor.standby[pick.waiting.no]
         fence, n, state = waiting.fence + 1, standby.events + 1, State.DISPATCHING
         dispatch_id = dispatch_id_of(waiting.job_id, fence)
-        self._pages.note(self._now, DISPATCHING, (waiting.no, n, state), dispatch_id)
+        self._pages.note(self._now, DISPATCHING, (waiting.no, waiting.job_id, n, state), dispatch_id)
         if pick.offer is Offer.LEASE:
             state, n = State.RUNNING, n + 1
             waited = self._now - ready_at(waiting.turn, waiting.priority, self._aging)
             self._pages.note(
-                self._now, running(self._terms.worker, waited), (waiting.no, n, state), dispatch_id
+                self._now,
+                running(self._terms.worker, waited),
+                (waiting.no, waiting.job_id, n, state),
+                dispatch_id,
             )
         self._taken.append((state, fence, n, waiting.no))
         self._pages.moved(pick.demand.addon_id, State.QUEUED, state)

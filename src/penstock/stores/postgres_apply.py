@@ -20,7 +20,7 @@ from penstock.core.spend import windows
 from penstock.core.states import SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money
 from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, accounts_from, lock_ledger
+from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, Told, accounts_from, lock_ledger
 from penstock.stores.postgres_wire import Values, array, columns
 from penstock.stores.protocol import Standing, Tell
 
@@ -135,6 +135,9 @@ class Changes:
             {c.job.place.demand for batch in batches for c in batch if c.job is not None and c.job.place}
         )
 
+    def __len__(self) -> int:
+        return sum(change.dispatch is not None for batch in self._batches for change in batch)
+
     def calls(self) -> list[tuple[str, Values]]:
         changes = [change for batch in self._batches for change in batch]
         jobs = sorted({c.job.job_id for c in changes if c.job is not None})
@@ -209,7 +212,9 @@ class Judged:
                 self.pages.note(change.at, note, NO_JOB, dispatch_id)
             return True
         for i, note in enumerate(change.notes, start=1):
-            self.pages.note(change.at, note, (job.no, job.events + i, job_step.target), dispatch_id)
+            self.pages.note(
+                change.at, note, (job.no, job.job_id, job.events + i, job_step.target), dispatch_id
+            )
         self.pages.moved(job.addon_id, job_step.source, job_step.target)
         job.step(job_step, len(change.notes), active, self.now)
         return True
@@ -347,7 +352,7 @@ class _Beating:
         if beat.checkpoint is not None:
             run.events += 1
             self._checkpoints[no] = (no, self._now, run.fence, beat.checkpoint)
-            told = (no, run.events, State(run.state))
+            told = (no, run.job_id, run.events, State(run.state))
             self.pages.note(self._now, Note(Kind.CHECKPOINT), told, beat.dispatch_id)
 
     def spend(self, session: Session) -> None:
@@ -369,10 +374,10 @@ class _Beating:
             standing = standing._replace(addon_spent=spent)
         run = self._runs[beat.dispatch_id]
         for note in tell(standing):
-            whose = NO_JOB
+            whose: Told = NO_JOB
             if note.of_job and run.no is not None:
                 run.told, run.events = True, run.events + 1
-                whose = (run.no, run.events, State(run.state))
+                whose = (run.no, run.job_id, run.events, State(run.state))
             self.pages.note(self._now, note, whose, beat.dispatch_id)
         return standing
 

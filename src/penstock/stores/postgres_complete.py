@@ -9,7 +9,7 @@ from penstock.core.changes import Note
 from penstock.core.job import Kind
 from penstock.core.landing import End
 from penstock.core.states import State
-from penstock.core.words import Moment
+from penstock.core.words import JobId, Moment
 from penstock.stores.postgres_apply import Judged
 from penstock.stores.postgres_link import Conflict, Link, Session
 from penstock.stores.postgres_pages import Demands
@@ -35,6 +35,9 @@ class Completing:
         for done in (done for completion in completions for done in completion.done):
             self._first.setdefault(done.dispatch_id, done)
 
+    def __len__(self) -> int:
+        return len(self._first)
+
     def calls(self) -> list[tuple[str, Values]]:
         rows = []
         # In the order of their jobs, more or less, as everybody locks them.
@@ -51,7 +54,8 @@ class Completing:
         demands = self._demands.of(session, {demand_no for *_, demand_no in found})
         for _, dispatch_id, no, n, addon_id, host, demand_no in found:
             ended.add(dispatch_id)
-            judged.pages.note(now, COMPLETED, (no, n, State.DONE), dispatch_id)
+            job_id = JobId(dispatch_id.rpartition(".")[0])
+            judged.pages.note(now, COMPLETED, (no, job_id, n, State.DONE), dispatch_id)
             judged.pages.moved(addon_id, State.RUNNING, State.DONE)
             judged.ended[host, demands[demand_no]] += 1
         for completion in self._completions:

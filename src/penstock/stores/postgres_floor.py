@@ -45,14 +45,16 @@ class Appetite:
         self._first: list[tuple[int, int, int, int]] = []
         self._look_again_at = 0.0
 
-    @property
-    def first(self) -> int:
-        return max(1, min(self._rows, FIRST // self._lines))
-
-    def call(self) -> tuple[str, Values]:
+    def call(self, ended: int) -> tuple[int, tuple[str, Values]]:
+        """How much of each line, and the question. `ended`: so many made room for others, in the same transaction."""
+        rows = self._rows
+        if ended:
+            follow = ended + max(4, ended // 4)
+            rows = follow if self._lines == 1 else min(rows, follow)
+        most = max(1, min(rows, FIRST // self._lines))
         if self._first and monotonic() < self._look_again_at:
-            return "heads_from", [*columns(self._first), self.first]
-        return "heads", {"most": self.first}
+            return most, ("heads_from", [*columns(self._first), most])
+        return most, ("heads", {"most": most})
 
     def looked(self, heads: Heads) -> None:
         self._first = [(*key, rows[0][3], rows[0][0]) for key, rows in heads.lines.items()]
@@ -60,7 +62,7 @@ class Appetite:
             self._look_again_at = 0.0 if heads.took_sec < SLOW_SEC else monotonic() + heads.took_sec * REST
 
     def was(self, rows: int, lines: int) -> None:
-        """A short round does not make the next one's appetite small: rounds of a worker with two halves alternate."""
+        """A short round does not make the next one's appetite small."""
         self._rows, self._lines = min(PIECE, max(8, rows + 1, self._rows * 7 // 8)), max(1, lines)
 
 

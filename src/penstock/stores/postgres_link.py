@@ -83,6 +83,8 @@ class Session:
         self._con, self._sql, self._opening = con, sql, opening
         self._left: list[tuple[str, Values, Callable[[list[Any]], None] | None]] = []
         self.xid: str | None = None
+        #: Under which its events are told.
+        self.batch = 0
         self.finishing = False
 
     def ask(self, name: str, values: Values = None) -> list[Any]:
@@ -170,8 +172,7 @@ class Link:
 
     def opening(self, session: Session, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
         """What locks, then the moment: it must not be older than a lock that was waited for."""
-        *answers, [(now, xid)] = session.together(*calls, ("opening", None))
-        session.xid = xid
+        *answers, [(now, session.xid, session.batch)] = session.together(*calls, ("opening", None))
         return now if self._clock is None else self._clock(), answers
 
     # transactions

@@ -14,18 +14,20 @@ from typing import Any, Final, TypeAlias
 from penstock.core.books import keys_of
 from penstock.core.changes import Note
 from penstock.core.demand import Demand
+from penstock.core.job import Kind
 from penstock.core.share import Account
 from penstock.core.states import State
-from penstock.core.words import AddonId, DispatchId, HostId, Moment
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.stores.postgres_events import pack
 from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_wire import array, columns
-from penstock.stores.rows import demand_from, demand_row, encode
+from penstock.stores.rows import demand_from, demand_row
 
 __all__ = ["NO_JOB", "Demands", "Key", "Pages", "Told", "accounts_from", "lock_ledger"]
 
-#: Whose event it is: the job's number, the event's number within the job, the job's state after it.
-Told: TypeAlias = tuple[int | None, int, State | None]
-NO_JOB: Final[Told] = (None, 0, None)
+#: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
+Told: TypeAlias = tuple[int | None, JobId | None, int, State | None]
+NO_JOB: Final[Told] = (None, None, 0, None)
 #: A ledger row: scope and name.
 Key: TypeAlias = tuple[str, str]
 
@@ -82,16 +84,25 @@ def accounts_from(rows: Iterable[Any]) -> dict[AddonId, Account]:
 
 class Pages:
     def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
+        self._events: list[tuple[Any, ...]] = []
+        self._mentioned: set[int] = set()
         self.tally: Counter[tuple[str, str]] = Counter()
         self.accounts: dict[AddonId, Account] = {}
         self._touched: set[AddonId] = set()
         self._held: Counter[tuple[HostId, Demand]] = Counter()
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
-        no, n, state = told
-        data = encode(note.data) if note.data else None
-        self.events.append((at, note.kind, no, n, state, note.reason, dispatch_id, data))
+        no, job_id, n, state = told
+        attempt: str | None = dispatch_id
+        if no is not None and job_id is not None:
+            self._mentioned.add(no)
+            attempt = None if dispatch_id is None else dispatch_id[len(job_id) + 1 :]
+        self._events.append((at, note.kind, job_id, n, state, note.reason, attempt, note.data or None))
+
+    def submitted(self, at: Moment, addon_id: AddonId, job_id: JobId) -> None:
+        """Its row says in which batch."""
+        self._events.append((at, Kind.SUBMITTED, job_id, 1, State.QUEUED, "", None, None))
+        self.tally[addon_id, State.QUEUED] += 1
 
     def moved(self, addon_id: AddonId, source: State, target: State) -> None:
         if source is not target:
@@ -109,15 +120,15 @@ class Pages:
         return self.accounts.setdefault(addon_id, Account())
 
     def leave(self, session: Session) -> bool:
-        """True: there is something to tell. To be left last: the number of the batch is drawn after every lock has been waited for."""
+        """True: there is something to tell."""
         accounts = [(addon_id, self.accounts[addon_id]) for addon_id in sorted(self._touched)]
         of_accounts = [(name, a.weight, int(a.paused), a.average, a.units, a.at) for name, a in accounts]
         counts = [(*key, n) for key, n in self.tally.items() if n]
-        if self._held or accounts or counts or self.events:
-            moments, *events = columns(self.events, 8)
+        if self._held or accounts or counts or self._events:
             written = [*columns(self._ledger(), 4), *columns(of_accounts, 6), *columns(counts, 3)]
-            session.leave("write_pages", [*written, moments, moments, *events])
-        return bool(self.events)
+            told = [session.batch, len(self._events), pack(self._events)]
+            session.leave("write_pages", [*written, *told, session.batch, array(sorted(self._mentioned))])
+        return bool(self._events)
 
     def _ledger(self) -> list[tuple[str, str, int, int]]:
         rows: dict[Key, list[int]] = {}

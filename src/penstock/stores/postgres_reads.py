@@ -14,12 +14,13 @@ from penstock.core.order import Floor
 from penstock.core.states import IN_FLIGHT, SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
+from penstock.stores.postgres_events import unpack
 from penstock.stores.postgres_floor import Heads, RowFloor, read_books
 from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import Demands
 from penstock.stores.postgres_wire import array
 from penstock.stores.protocol import Addon, Due, Overdue, Query
-from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, job_from
+from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from
 from penstock.stores.statements import statements
 
 __all__ = ["PostgresReads"]
@@ -27,6 +28,8 @@ __all__ = ["PostgresReads"]
 T = TypeVar("T")
 #: How much of each line is read at first by those who only look.
 LOOK: Final = 16
+#: Batches that are looked through at a time for certain kinds of events.
+PIECE: Final = 100
 _JOBS: Final = statements("postgres")["job_columns"]
 _DISPATCHES: Final = statements("postgres")["dispatch_columns"]
 
@@ -156,14 +159,32 @@ class PostgresReads:
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
         """Whoever reads numbers: what was committed before this call is in the answer."""
         self._number()
-        name = "events" if job_id is None else "events_of_job"
-        values = {"after": after, "most": limit} | ({} if job_id is None else {"job_id": job_id})
-        return [event_from(row) for row in self._link.glance(name, values)]
+        if job_id is None:
+            return self._read_on("events", {"most": limit}, after, limit, lambda _: True)
+        rows = self._link.glance("events_of_job", {"job_id": job_id})
+        told = [e for row in rows for e in unpack(*row) if e.job_id == job_id and e.n > after]
+        return sorted(told, key=lambda event: event.n)[:limit]
 
     def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
         self._number()
-        values = {"kinds": array([str(kind) for kind in kinds]), "after": after, "most": limit}
-        return [event_from(row) for row in self._link.glance("events_of", values)]
+        values = {"kinds": array([str(kind) for kind in kinds]), "most": PIECE}
+        return self._read_on("events_of", values, after, limit, lambda event: event.kind in kinds)
+
+    def _read_on(
+        self,
+        name: str,
+        values: dict[str, Any],
+        after: int,
+        limit: int,
+        wanted: Callable[[Event], bool],
+    ) -> list[Event]:
+        """Batch by batch, as far as it takes: what is forgotten left holes in them."""
+        found: list[Event] = []
+        read = after
+        while len(found) < limit and (rows := self._link.glance(name, values | {"after": read})):
+            for before, text, read in rows:  # noqa: B007 - where the next look goes on
+                found += [event for event in unpack(before, text) if event.seq > after and wanted(event)]
+        return found[:limit]
 
     def newest(self) -> int:
         self._number()

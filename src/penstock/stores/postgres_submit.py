@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from penstock.core.changes import Note
 from penstock.core.demand import demand_of
 from penstock.core.intent import Intent
-from penstock.core.job import Kind, place
+from penstock.core.job import place
 from penstock.core.order import Ordering
 from penstock.core.states import State
 from penstock.core.words import AddonId, JobId, Moment
@@ -22,7 +21,6 @@ from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["Submission", "Submitting"]
 
-SUBMITTED: Final = Note(Kind.SUBMITTED)
 _Key: TypeAlias = tuple[AddonId, str]
 
 
@@ -124,9 +122,8 @@ class _Batch:
             jobs.append(job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now))
             *row, body = intent_row(no, intent)
             intents.append((*row, None if body is None else body.hex()))
-            pages.tally[intent.addon_id, State.QUEUED] += 1
-            pages.note(now, SUBMITTED, (no, 1, State.QUEUED))
-        self._session.leave("add_jobs", columns(jobs))
+            pages.submitted(now, intent.addon_id, job_id)
+        self._session.leave("add_jobs", [self._session.batch, *columns(jobs)])
         self._session.leave("add_intents", columns(intents))
         pages.leave(self._session)
 

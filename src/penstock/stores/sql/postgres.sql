@@ -6,8 +6,9 @@
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
 -- name: opening
--- Asked for after the locks: the moment that the transaction judges by, and its id, by which a lost answer to COMMIT can be found out.
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xact_id()::text;
+-- Asked for after the locks: the moment that the transaction judges by, its id, by which a lost answer to COMMIT can be found out, and the
+-- batch that it tells its events in.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xact_id()::text, nextval('penstock.batch');
 
 -- name: fate
 SELECT pg_xact_status(%(xid)s::xid8);
@@ -49,9 +50,9 @@ SELECT nextval('penstock.job_no') FROM generate_series(1, %(count)s);
 
 -- name: add_jobs
 INSERT INTO penstock.job (no, job_id, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
-                          earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key)
+                          earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key, submitted_in)
 SELECT no, job_id, addon_id, 'QUEUED', demand, line, turn, ready_at, urgent_at, priority, 1, created_at,
-       earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key
+       earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key, %s::bigint
 FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::integer[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[],
             %s::bigint[], %s::bigint[], %s::bigint[], %s::double precision[], %s::bigint[], %s::bigint[], %s::text[])
      AS new (no, job_id, addon_id, demand, line, turn, ready_at, urgent_at, priority, created_at, earliest_start_at, deadline_at,
@@ -141,8 +142,8 @@ FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[]) A
 UPDATE penstock.job SET passed_at = %s WHERE no = ANY(%s::bigint[]);
 
 -- name: write_pages
--- Units that are held or given back, the accounts, how many jobs are in which state, and what is told of it. The batch is drawn here, when
--- every lock has been waited for. Account rows are guarded by the ledger's.
+-- Units that are held or given back, the accounts, how many jobs are in which state, and what is told of it. Account rows are guarded by
+-- the ledger's.
 WITH held AS (
     UPDATE penstock.ledger SET units = ledger.units + new.units, running = ledger.running + new.running
     FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS new (scope, name, units, running)
@@ -153,11 +154,9 @@ accounted AS (
     ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
                                          units = excluded.units, at = excluded.at),
 counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])),
-told AS (INSERT INTO penstock.trail (size) SELECT n FROM (SELECT cardinality(%s::bigint[]) AS n) AS events WHERE n > 0 RETURNING batch)
-INSERT INTO penstock.event (batch, i, at, kind, job_no, n, state, reason, dispatch_id, data)
-SELECT told.batch, new.i, new.at, new.kind, new.job_no, new.n, new.state, new.reason, new.dispatch_id, new.data
-FROM told, unnest(%s::bigint[], %s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[], %s::text[], %s::text[])
-     WITH ORDINALITY AS new (at, kind, job_no, n, state, reason, dispatch_id, data, i);
+told AS (INSERT INTO penstock.trail (batch, size, events)
+         SELECT * FROM (SELECT %s::bigint AS batch, %s::integer AS size, %s::text AS events) AS new WHERE size > 0)
+INSERT INTO penstock.mention (job_no, batch) SELECT no, %s::bigint FROM unnest(%s::bigint[]) AS new (no);
 
 -- name: accounts
 SELECT addon_id, weight, paused, average, units, at FROM penstock.addon WHERE addon_id = ANY(%(addons)s::text[]);
@@ -251,9 +250,14 @@ SELECT coalesce(max(no), 0) FROM looked_at;
 SELECT no, job_id, addon_id, state FROM penstock.job
 WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < %(before)s ORDER BY ended_at, no LIMIT %(most)s FOR UPDATE SKIP LOCKED;
 
+-- name: batches_of
+-- With the lock: others may be forgetting other jobs of the same batch.
+SELECT batch, until IS NOT NULL, events FROM penstock.trail WHERE batch IN (
+    SELECT submitted_in FROM penstock.job WHERE no = ANY(%(nos)s::bigint[])
+    UNION SELECT batch FROM penstock.mention WHERE job_no = ANY(%(nos)s::bigint[])) ORDER BY batch FOR UPDATE;
+
 -- name: forget
--- With all that was theirs. A batch of which no event is left has no use; the newest is kept out of it, being perhaps our own.
-WITH events AS (DELETE FROM penstock.event WHERE job_no = ANY(%(nos)s::bigint[]) RETURNING batch),
+WITH mentions AS (DELETE FROM penstock.mention WHERE job_no = ANY(%(nos)s::bigint[])),
      checkpoints AS (DELETE FROM penstock.checkpoint WHERE job_no = ANY(%(nos)s::bigint[])),
      intents AS (DELETE FROM penstock.intent WHERE no = ANY(%(nos)s::bigint[])),
      dispatches AS (DELETE FROM penstock.dispatch d USING unnest(%(ids)s::text[]) AS gone (job_id)
@@ -261,11 +265,10 @@ WITH events AS (DELETE FROM penstock.event WHERE job_no = ANY(%(nos)s::bigint[])
 DELETE FROM penstock.job WHERE no = ANY(%(nos)s::bigint[]);
 
 -- name: forget_batches
-DELETE FROM penstock.trail t WHERE t.batch = ANY(%(batches)s::bigint[]) AND t.until IS NOT NULL
-AND NOT EXISTS (SELECT 1 FROM penstock.event e WHERE e.batch = t.batch);
+DELETE FROM penstock.trail WHERE batch = ANY(%(batches)s::bigint[]);
 
--- name: batches_of
-SELECT DISTINCT batch FROM penstock.event WHERE job_no = ANY(%(nos)s::bigint[]);
+-- name: rewrite_batches
+UPDATE penstock.trail SET events = new.events FROM unnest(%s::bigint[], %s::text[]) AS new (batch, events) WHERE trail.batch = new.batch;
 
 -- name: register
 INSERT INTO penstock.dispatcher (holder, started_at, seen_at) VALUES (%(holder)s, %(now)s, %(now)s)
@@ -296,23 +299,26 @@ WITH parts AS (DELETE FROM penstock.tally WHERE (SELECT count(*) FROM penstock.t
 INSERT INTO penstock.tally (addon_id, state, jobs) SELECT addon_id, state, sum(jobs) FROM parts GROUP BY addon_id, state HAVING sum(jobs) <> 0;
 
 -- name: events
-SELECT t.until - t.size + e.i, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
-FROM penstock.trail t JOIN penstock.event e ON e.batch = t.batch LEFT JOIN penstock.job j ON j.no = e.job_no
-WHERE t.until > %(after)s AND t.until - t.size + e.i > %(after)s ORDER BY t.until, e.i LIMIT %(most)s;
+-- Whole batches, until there are enough. The first one may have been read in part.
+SELECT until - size, events, until FROM (
+    SELECT until, size, events, sum(size) OVER (ORDER BY until) - size AS before
+    FROM (SELECT until, size, events FROM penstock.trail WHERE until > %(after)s ORDER BY until LIMIT %(most)s) AS next) AS counted
+WHERE before < %(most)s ORDER BY until;
 
 -- name: events_of
-SELECT t.until - t.size + e.i, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
-FROM penstock.trail t JOIN penstock.event e ON e.batch = t.batch LEFT JOIN penstock.job j ON j.no = e.job_no
-WHERE t.until > %(after)s AND t.until - t.size + e.i > %(after)s AND e.kind = ANY(%(kinds)s::text[])
-ORDER BY t.until, e.i LIMIT %(most)s;
+-- The same, of batches that may tell of one of these kinds.
+SELECT until - size, events, until FROM penstock.trail
+WHERE until > %(after)s AND EXISTS (SELECT 1 FROM unnest(%(kinds)s::text[]) AS kind WHERE position(kind IN events) > 0)
+ORDER BY until LIMIT %(most)s;
 
 -- name: newest
 SELECT coalesce(max(until), 0) FROM penstock.trail;
 
 -- name: events_of_job
-SELECT t.until - t.size + e.i, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
-FROM penstock.job j JOIN penstock.event e ON e.job_no = j.no JOIN penstock.trail t ON t.batch = e.batch
-WHERE j.job_id = %(job_id)s AND e.n > %(after)s AND t.until IS NOT NULL ORDER BY e.n LIMIT %(most)s;
+SELECT t.until - t.size, t.events FROM penstock.job j
+CROSS JOIN LATERAL (SELECT j.submitted_in AS batch UNION SELECT m.batch FROM penstock.mention m WHERE m.job_no = j.no) AS its
+JOIN penstock.trail t ON t.batch = its.batch
+WHERE j.job_id = %(job_id)s AND t.until IS NOT NULL ORDER BY t.batch;
 
 -- name: job_columns
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
@@ -403,8 +409,13 @@ SELECT job_id FROM penstock.job j WHERE state IN ('DISPATCHING', 'RUNNING')
 AND NOT EXISTS (SELECT 1 FROM penstock.dispatch d WHERE d.job_no = j.no AND d.phase <> 'ended');
 
 -- name: audit_trail
-SELECT min(j.job_id) FROM penstock.job j LEFT JOIN penstock.event e ON e.job_no = j.no
-GROUP BY j.no, j.events HAVING count(e.n) <> j.events OR max(e.n) <> j.events OR min(e.n) <> 1;
+WITH told AS MATERIALIZED (
+    SELECT job_id, count(*) AS events, min(n) AS first, max(n) AS last FROM penstock.event WHERE job_id IS NOT NULL GROUP BY job_id)
+SELECT told.job_id FROM told LEFT JOIN penstock.job j ON j.job_id = told.job_id
+WHERE (told.events, told.first, told.last) IS DISTINCT FROM (j.events, 1, j.events)
+UNION ALL SELECT min(job_id) FROM penstock.job HAVING count(*) <> (SELECT count(*) FROM told)
+UNION ALL SELECT j.job_id FROM penstock.event e JOIN penstock.job j ON j.job_id = e.job_id
+WHERE e.batch <> j.submitted_in AND NOT EXISTS (SELECT 1 FROM penstock.mention m WHERE m.job_no = j.no AND m.batch = e.batch);
 
 -- name: audit_fold
-SELECT j.job_id FROM penstock.job j JOIN penstock.event e ON e.job_no = j.no AND e.n = j.events WHERE e.state <> j.state;
+SELECT j.job_id FROM penstock.event e JOIN penstock.job j ON j.job_id = e.job_id AND j.events = e.n WHERE e.state <> j.state;

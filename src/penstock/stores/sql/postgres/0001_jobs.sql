@@ -56,6 +56,7 @@ CREATE TABLE penstock.job (
     passed_at         BIGINT,
     ended_at          BIGINT,
     idempotency_key   TEXT    COLLATE "C",
+    submitted_in      BIGINT  NOT NULL DEFAULT 0,
     -- It stands in a line exactly while it is queued, and has an end exactly when it is settled.
     CHECK ((state = 'QUEUED') = (line IS NOT NULL)),
     CHECK ((state IN ('DONE', 'FAILED', 'CANCELED', 'BLOCKED')) = (ended_at IS NOT NULL))
@@ -159,32 +160,33 @@ CREATE TABLE penstock.checkpoint (
     data   TEXT    NOT NULL
 );
 
--- One row per transaction that told something. Transactions overlap, so the order in which they took `batch` is not the order in
--- which they became visible; a reader's cursor needs the latter. `until`, the number of its last event, is therefore given after the commit.
+-- One row per transaction that told something, with all that it told: a row and two index entries for every event would be as dear as all the
+-- rest of a move. Transactions overlap, so the order in which they took `batch` is not the order in which they became visible; a reader's cursor
+-- needs the latter. `until`, the number of its last event, is therefore given after the commit.
 CREATE SEQUENCE penstock.batch;
 CREATE TABLE penstock.trail (
-    batch BIGINT  PRIMARY KEY DEFAULT nextval('penstock.batch'),
-    size  INTEGER NOT NULL CHECK (size > 0),
-    until BIGINT
+    batch  BIGINT  PRIMARY KEY,
+    size   INTEGER NOT NULL CHECK (size > 0),
+    until  BIGINT,
+    -- JSON, an array per event in their order: at, kind, job_id, n, state, reason, attempt (a dispatch of its job by its fence), data. null: forgotten.
+    events TEXT    NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE UNIQUE INDEX trail_until ON penstock.trail (until) WHERE until IS NOT NULL;
 CREATE INDEX trail_new ON penstock.trail (batch) WHERE until IS NULL;
 
--- Append only. Its number is `until - size + i` of its batch.
-CREATE TABLE penstock.event (
-    batch       BIGINT  NOT NULL,
-    i           INTEGER NOT NULL,
-    at          BIGINT  NOT NULL,
-    kind        TEXT    NOT NULL,
-    job_no      BIGINT,
-    n           INTEGER NOT NULL,
-    state       TEXT,
-    reason      TEXT    NOT NULL DEFAULT '',
-    dispatch_id TEXT,
-    data        TEXT,
-    PRIMARY KEY (batch, i)
+-- Which batches tell of a job, besides the one that it was submitted in, which the job itself knows.
+CREATE TABLE penstock.mention (
+    job_no BIGINT NOT NULL,
+    batch  BIGINT NOT NULL,
+    PRIMARY KEY (job_no, batch)
 );
-CREATE UNIQUE INDEX event_job ON penstock.event (job_no, n) WHERE job_no IS NOT NULL;
+
+-- For people, and to check by. The number of an event is `until - size + i` of its batch.
+CREATE VIEW penstock.event AS
+SELECT t.batch, e.i, (e.told ->> 0)::bigint AS at, e.told ->> 1 AS kind, e.told ->> 2 AS job_id, (e.told ->> 3)::integer AS n,
+       e.told ->> 4 AS state, e.told ->> 5 AS reason, e.told ->> 6 AS attempt, e.told -> 7 AS data
+FROM penstock.trail t CROSS JOIN LATERAL json_array_elements(t.events::json) WITH ORDINALITY AS e (told, i)
+WHERE json_typeof(e.told) = 'array';
 
 -- Who dispatches from this database: any number may.
 CREATE TABLE penstock.dispatcher (
@@ -200,6 +202,3 @@ BEGIN RAISE EXCEPTION '%', tg_argv[0]; END $$;
 CREATE TRIGGER job_final AFTER UPDATE OF state ON penstock.job FOR EACH ROW
 WHEN (old.state IN ('DONE', 'CANCELED') AND new.state <> old.state)
 EXECUTE FUNCTION penstock.refuse('DONE and CANCELED are final');
-
-CREATE TRIGGER event_kept BEFORE UPDATE ON penstock.event FOR EACH STATEMENT
-EXECUTE FUNCTION penstock.refuse('events are only ever added');

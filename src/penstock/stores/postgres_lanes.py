@@ -1,0 +1,96 @@
+"""What arrives together in a process goes out together: a lane is a thread that carries one group after the other to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, Self, TypeAlias, TypeVar
+
+from penstock.core.changes import Change, completed
+from penstock.core.words import Moment
+from penstock.stores.postgres_admit import Admission, Admitting, Turn
+from penstock.stores.postgres_apply import Applying, Changes
+from penstock.stores.postgres_complete import Completing, Completion
+from penstock.stores.writer import Writer
+
+__all__ = ["Group", "TurnLane", "answered"]
+
+T = TypeVar("T")
+Op = TypeVar("Op")
+Answer = TypeVar("Answer")
+#: What waits for one transaction: changes and completions, in their order, and rounds behind them.
+_Op: TypeAlias = Sequence[Change] | Completion | Admission
+
+
+class Group(Generic[Op, Answer]):
+    """What arrived together. Answers are filled in when all of it is written, which is before anybody looks at them."""
+
+    def __init__(self, carry_out: Callable[[list[Op]], list[list[Answer]]]) -> None:
+        self._carry_out = carry_out
+        self._ops: list[Op] = []
+        self._answers: list[list[Answer]] = []
+
+    def add(self, op: Op) -> list[Answer]:
+        self._ops.append(op)
+        self._answers.append([])
+        return self._answers[-1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            for answer, found in zip(self._answers, self._carry_out(self._ops), strict=True):
+                answer.extend(found)
+
+
+class TurnLane:
+    """Turns: what has ended, and the rounds behind it. `committed`: told after each whether there is something to tell of."""
+
+    def __init__(self, admitting: Admitting, committed: Callable[[bool], None]) -> None:
+        self.admitting, self._committed = admitting, committed
+        self._applying = Applying(admitting.link, admitting.demands, admitting.ordering)
+        self._writer = Writer(lambda: Group(self._turn))
+        #: Behind it, all that was handed in so far has been answered.
+        self.last: Future[Any] = answered([])
+
+    def soon(self, hand_in: Callable[[Group[_Op, Any]], T]) -> Future[T]:
+        answer = self._writer.soon(hand_in)
+        self.last = answer
+        return answer
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _turn(self, ops: list[_Op]) -> list[list[Any]]:
+        """What ended before the rounds, so that these have the room that was given back."""
+        link, demands = self.admitting.link, self.admitting.demands
+        admissions = [op for op in ops if isinstance(op, Admission)]
+        ending = [op for op in ops if not isinstance(op, Admission)]
+        completions = [op for op in ending if isinstance(op, Completion)]
+        if len(completions) == len(ending):
+            turn = self.admitting.turn(Completing(link, demands, completions), admissions)
+        else:
+            now = link.now()
+            changes = Changes(demands, [_changes(op, now) for op in ending])
+            if admissions:
+                turn = self.admitting.turn(changes, admissions)
+            else:
+                turn = Turn(*link.transact(lambda session: self._applying.run(session, changes)))
+        self._committed(turn.told)
+        answers, started = iter(turn.answers), iter(turn.started)
+        return [next(started if isinstance(op, Admission) else answers) for op in ops]
+
+
+def _changes(op: Sequence[Change] | Completion, now: Moment) -> Sequence[Change]:
+    """Among others in one transaction a completion is one of them, so that all are judged in the order of their arrival."""
+    if isinstance(op, Completion):
+        return [completed(done.dispatch_id, now, done.result) for done in op.done]
+    return op
+
+
+def answered(answer: T) -> Future[T]:
+    """Whoever asks for nothing is answered without a commit."""
+    future: Future[T] = Future()
+    future.set_result(answer)
+    return future
