@@ -21,7 +21,7 @@ SOAK = float(os.environ.get("PENSTOCK_SOAK", "1"))
 
 # How often a random schedule takes each step.
 STEPS = {
-    "enter": 9, "reserve": 6, "fill": 6, "take": 6, "settle": 6, "settle stale": 3, "cancel": 3, "cancel live": 4,
+    "enter": 7, "enter run": 2, "reserve": 6, "fill": 6, "take": 6, "settle": 6, "settle stale": 3, "cancel": 3, "cancel live": 4,
     "lose": 3, "pause": 1, "resume": 2, "offer": 2, "clear": 0.2, "dispose": 0.1,
 }  # fmt: skip
 SCHEDULE = st.lists(
@@ -120,12 +120,24 @@ class Play:
     def enter(self, one, two):
         self.come(self.queue.enter, built=True)
 
+    def enter_run(self, one, two):
+        calls = [self.make(built=True) for _ in range(two % 5)]
+        entered = self.queue.enter_run(calls, self.now)
+        assert entered == len(calls) or not self.queue.room()
+        for call in calls[:entered]:
+            assert Verdict.ACCEPTED is self.model.come(call, self.now, built=True)
+        self.calls += calls[:entered]
+
     def reserve(self, one, two):
         self.come(self.queue.reserve, built=False)
 
-    def come(self, how, *, built):
+    def make(self, *, built):
         call = Call()
         call.eager, call.twin = built, Twin(self.now)
+        return call
+
+    def come(self, how, *, built):
+        call = self.make(built=built)
         self.calls.append(call)
         verdict = self.model.come(call, self.now, built=built)
         room = self.queue.room()

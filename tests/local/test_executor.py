@@ -133,6 +133,14 @@ def test_a_map_that_nobody_reads_still_runs_to_its_end(tmp_path):
     assert [str(n) for n in range(50)] == log.read_text().split()
 
 
+@pytest.mark.parametrize("room", [{"max_queue_depth": 2}, {"max_in_flight": 32}])
+def test_the_results_of_a_map_can_be_read_after_the_pool_is_shut_down(room):
+    with penstock.WorkerPool(1, **room) as pool:
+        results = pool.map(calls.echo, range(200))
+
+    assert list(range(200)) == list(results)
+
+
 def test_leaving_a_map_early_cancels_the_rest(tmp_path):
     log = tmp_path / "log"
     with penstock.WorkerPool(1, max_queue_depth=2) as pool:

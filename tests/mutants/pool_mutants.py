@@ -152,10 +152,17 @@ MUTANTS = [
     ),
     (
         "pool: a run of calls enters past the bound",
-        "penstock/local/gate.py",
-        "            entered = int(min(queue.room(), len(calls)))\n",
-        "            entered = len(calls)\n",
+        "penstock/core/queue.py",
+        "        entered = int(min(self.room(), len(tickets)))\n",
+        "        entered = len(tickets)\n",
         (f"{EXECUTOR}::test_what_a_run_of_calls_finds_no_room_for_is_left_outside",),
+    ),
+    (
+        "pool: calls of a run are numbered alike",
+        "penstock/core/queue.py",
+        "        for ticket in islice(tickets, entered):\n            serial += 1\n",
+        "        serial += entered\n        for ticket in islice(tickets, entered):\n",
+        ("tests/core/test_queue_model.py",),
     ),
     (
         "pool: a map pulls more than its pool has room for",

@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 __all__ = ["DispatchQueue", "Limits", "Phase", "Policy", "QueueState", "Stage", "Ticket", "Verdict"]
@@ -260,6 +261,20 @@ class DispatchQueue(Generic[TicketT]):
             return False
         self._accept(ticket, now)
         return True
+
+    def enter_run(self, tickets: Sequence[TicketT], now: float) -> int:
+        """`enter` for many whose payloads exist: as many of them as there is room for. Returns how many those are."""
+        entered = int(min(self.room(), len(tickets)))
+        serial = self._serial
+        for ticket in islice(tickets, entered):
+            serial += 1
+            ticket.serial = serial
+            ticket.stage = PENDING
+            ticket.called_at = ticket.entered_at = now
+            self._pending.append(ticket)
+        self._serial = serial
+        self.pending += entered
+        return entered
 
     def room(self) -> float:
         """How many calls would be accepted now, if they came one after the other."""

@@ -121,10 +121,7 @@ class Gate:
             now = clock()
             if self.refusal is not None:
                 raise self.refusal
-            entered = int(min(queue.room(), len(calls)))
-            for call in calls[:entered]:
-                call.eager = True
-                queue.enter(call, now)
+            entered = queue.enter_run(calls, now)
             if entered:
                 herald.note_run(herald.queued, calls[:entered])
                 self.crew.pump(now)

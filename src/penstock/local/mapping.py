@@ -52,6 +52,7 @@ class OrderedMap(Iterator[R], Generic[R]):
         self._deadline = None if timeout is None else clock() + timeout
         self._calls: deque[Call[Any]] = deque()
         self._ready: deque[R] = deque()
+        self._keep: Callable[[Any], None] = self._ready.extend if self._chunked else self._ready.append
         self._begun = False
         limits = pool._gate.queue.limits
         self._width = int(min(limits.max_in_flight + limits.max_queue_depth, _WIDEST)) + 1
@@ -86,12 +87,6 @@ class OrderedMap(Iterator[R], Generic[R]):
             self._keep(calls.popleft()._result)
             if not (calls and calls[0]._state is FINISHED and calls[0]._exception is None):
                 break
-
-    def _keep(self, result: Any) -> None:
-        if self._chunked:
-            self._ready.extend(result)
-        else:
-            self._ready.append(result)
 
     def _feed(self, width: int) -> bool:
         """Submit what there is room for and can be had at once, at least one. False if there are no more items."""
