@@ -1,8 +1,9 @@
 """
 Jobs in memory: for tests and simulation, and as the shortest statement of what a store does.
 
-One lock and plain dictionaries (`memory_tables`, with the reads). What the SQL stores keep as sums is computed here from the dispatches that live, so the two can be
-held against each other. It forgets everything with its process and promises nothing else less: the same contract suite runs against it.
+One lock and plain dictionaries (`memory_tables`, with the reads); here is the life of a job, and `memory_upkeep` has what is written beside it.
+What the SQL stores keep as sums is computed from the dispatches that live, so the two can be held against each other. It forgets everything with
+its process and promises nothing else less: the same contract suite runs against it.
 """
 
 from __future__ import annotations
@@ -25,21 +26,17 @@ from penstock.core.changes import (
     stop_moment,
 )
 from penstock.core.demand import Demand
-from penstock.core.hosts import Host
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Event, Job, Kind, dispatch_id_of, place
+from penstock.core.job import Dispatch, Job, Kind, dispatch_id_of, place
 from penstock.core.landing import Phase
-from penstock.core.order import Aging, Floor, Offer, Ordering, Pick, Verdict, turn
-from penstock.core.refusals import DispatcherHeld
+from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
 from penstock.core.share import Account
 from penstock.core.spend import windows
-from penstock.core.states import IN_FLIGHT, PRUNABLE, SETTLED, State
+from penstock.core.states import IN_FLIGHT, SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
-from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
-from penstock.stores.memory_tables import MemoryTables
+from penstock.stores.memory_upkeep import MemoryUpkeep
 from penstock.stores.protocol import (
-    LOST_FOR,
     NOTHING_SPENT,
     Clock,
     Depth,
@@ -58,7 +55,7 @@ __all__ = ["MemoryStore"]
 T = TypeVar("T")
 
 
-class MemoryStore(MemoryTables):
+class MemoryStore(MemoryUpkeep):
     shared = False
 
     def __init__(
@@ -375,134 +372,6 @@ class MemoryStore(MemoryTables):
         for note in tell(standing):
             self._note(now, note, job if note.of_job else None, beat.dispatch_id)
         return standing
-
-    def _note(self, at: Moment, note: Note, job: Job | None, dispatch_id: DispatchId | None = None) -> None:
-        self._seq += 1
-        trail = [] if job is None else self._trails[job.job_id]
-        event = Event(
-            seq=self._seq,
-            at=at,
-            kind=note.kind,
-            job_id=None if job is None else job.job_id,
-            n=len(trail) + 1 if job is not None else 0,
-            state=None if job is None else job.state,
-            reason=note.reason,
-            dispatch_id=dispatch_id,
-            data=dict(note.data),
-        )
-        self._events.append(event)
-        trail.append(event)
-
-    # upkeep
-
-    def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
-        with self._lock:
-            account = self._accounts.setdefault(addon_id, Account())
-            account.weight = account.weight if weight is None else weight
-            account.paused = account.paused if paused is None else paused
-            data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
-            self._note(self._clock(), Note(Kind.ADDON_SET, data=data), None)
-        self._ring()
-
-    def prune(self, before: Moment, limit: int) -> int:
-        with self._lock:
-            old = [j for j in self._jobs.values() if j.state in PRUNABLE and (j.ended_at or 0) < before]
-            old = sorted(old, key=lambda job: (job.ended_at or 0, job.no))[:limit]
-            for job in old:
-                self._forget(job)
-            if old:
-                gone = {job.job_id for job in old}
-                self._events = [event for event in self._events if event.job_id not in gone]
-                self._note(self._clock(), Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), None)
-        return len(old)
-
-    def _forget(self, job: Job) -> None:
-        for dispatch in self.attempts(job.job_id):
-            del self._dispatches[dispatch.dispatch_id]
-        del self._jobs[job.job_id], self._trails[job.job_id]
-        self._checkpoints.pop(job.job_id, None)
-        self._tally[job.intent.addon_id, job.state] -= 1
-        if job.intent.idempotency_key is not None:
-            del self._keys[job.intent.addon_id, job.intent.idempotency_key]
-
-    def shift(self, by: Span) -> int:
-        with self._lock:
-            for dispatch_id, dispatch in self._live.items():
-                moved = replace(
-                    dispatch,
-                    expires_at=dispatch.expires_at + by,
-                    stop_at=None if dispatch.stop_at is None else dispatch.stop_at + by,
-                    ends_at=None if dispatch.ends_at is None else dispatch.ends_at + by,
-                )
-                self._live[dispatch_id] = self._dispatches[dispatch_id] = moved
-            self._note(self._clock(), Note(Kind.CLOCK_SHIFTED, data={"by": by}), None)
-            return len(self._live)
-
-    def reorder(self, aging: Aging, after: int, limit: int) -> int:
-        with self._lock:
-            queued = sorted((self._jobs[job_id] for job_id in self._lines.queued()), key=lambda job: job.no)
-            looked_at = [job for job in queued if job.no > after][:limit]
-            for job in looked_at:
-                self._lines.set_turn(job.job_id, turn(job.intent.priority, job.ready_at, aging))
-            return looked_at[-1].no if looked_at else 0
-
-    # hosts
-
-    def greet(self, host: Host) -> Host:
-        with self._lock:
-            known = self._hosts.get(host.host)
-            if known is not None and known.instance != host.instance and known.alive(host.seen_at):
-                raise name_taken(host)
-            self._hosts = {
-                name: h for name, h in self._hosts.items() if h.draining or h.until >= host.seen_at - LOST_FOR
-            }
-            told = replace(host, draining=known is not None and known.draining)
-            self._hosts[host.host] = told
-        return told
-
-    def leave(self, host: HostId, instance: str) -> None:
-        with self._lock:
-            known = self._hosts.get(host)
-            if known is not None and known.instance == instance:
-                del self._hosts[host]
-                if known.draining:
-                    self._hosts[host] = replace(known, until=known.seen_at)
-
-    def hosts(self) -> list[Host]:
-        with self._lock:
-            return [replace(h, units=self.books(name).units) for name, h in sorted(self._hosts.items())]
-
-    def drain(self, host: HostId, draining: bool) -> bool:
-        with self._lock:
-            known = self._hosts.get(host)
-            if known is None:
-                return False
-            self._hosts[host] = replace(known, draining=draining)
-            self._note(self._clock(), drain_note(host, draining), None)
-        self._ring()
-        return True
-
-    def hold_dispatch(self, holder: str) -> None:
-        with self._lock:
-            if self._holder is not None:
-                raise DispatcherHeld(f"this store is dispatched by {self._holder}", holder=self._holder)
-            self._holder = holder
-
-    def release_dispatch(self) -> None:
-        self._holder = None
-
-    def listen(self) -> None:
-        pass  # there is no other process
-
-    def on_change(self, ring: Callable[[], None]) -> None:
-        self._rings.append(ring)
-
-    def _ring(self) -> None:
-        for ring in self._rings:
-            ring()
-
-    def close(self) -> None:
-        self._holder = None
 
 
 def _at_once(act: Callable[[], T]) -> Future[T]:
