@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.queue import DispatchQueue, Limits, Policy, Ticket, Verdict
+from penstock.core.queue import DispatchQueue
+from penstock.core.ticket import Limits, Policy, Ticket, Verdict
 
 
 @pytest.fixture

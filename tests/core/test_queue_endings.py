@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.queue import Phase, Policy, Stage, Verdict
+from penstock.core.ticket import Phase, Policy, Stage, Verdict
 
 # DQ-5: cancelling
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from penstock.core.queue import Limits, Phase, Policy, Stage, Verdict
+from penstock.core.ticket import Limits, Phase, Policy, Stage, Verdict
 
 SHEDDING = [Policy.REJECT, Policy.DROP_LATEST, Policy.DROP_OLDEST]
 

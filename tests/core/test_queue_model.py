@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.queue import DispatchQueue, Limits, Phase, Policy, Stage, Ticket, Verdict
+from penstock.core.queue import DispatchQueue
+from penstock.core.ticket import Limits, Phase, Policy, Stage, Ticket, Verdict
 
 SOAK = float(os.environ.get("PENSTOCK_SOAK", "1"))
 

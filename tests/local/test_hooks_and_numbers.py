@@ -10,7 +10,7 @@ import calls
 import pytest
 
 import penstock
-from penstock.core.queue import QueueState
+from penstock.core.ticket import QueueState
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
 from tests.waiting import until
 

@@ -33,7 +33,7 @@ MUTANTS = [
     in_errors("the problem has no data", '"data": self.data}', '"data": {}}'),
     in_errors("fields do not travel", "self.args[0], self.data)", "self.args[0], {})"),
     in_errors("the kind does not travel", "    return kind(message, **data)\n", "    return PenstockError(message, **data)\n"),
-    in_layers("deciding asks for the time", "penstock/core/queue.py", "import math\n", "import math\nimport time as _time\n"),
+    in_layers("deciding asks for the time", "penstock/core/ticket.py", "import math\n", "import math\nimport time as _time\n"),
     in_layers("deciding knows the day", "penstock/core/spend.py", "from enum import StrEnum\n", "from enum import StrEnum\n\nTODAY = datetime.now(UTC)\n"),
     in_layers("deciding knows a pool", ERRORS, "from typing import Any\n", "from typing import Any\n\nif not Any:\n    import penstock.local.gate\n"),
     in_layers("a pool knows the demo", "penstock/local/options.py", "import math\n", "import math\n\nif not math:\n    import penstock.demo\n"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from tests.mutants.planting import Mutant
+
 QUEUE = "penstock/core/queue.py"
+TICKET = "penstock/core/ticket.py"
 TESTS = (
     "tests/core/test_queue_examples.py",
     "tests/core/test_queue_endings.py",
@@ -10,8 +13,8 @@ TESTS = (
 )
 
 
-def in_queue(name: str, old: str, new: str) -> tuple[str, str, str, str, tuple[str, ...]]:
-    return f"queue: {name}", QUEUE, old, new, TESTS
+def in_queue(name: str, old: str, new: str, file: str = QUEUE) -> Mutant:
+    return Mutant(f"queue: {name}", file, old, new, TESTS)
 
 
 MUTANTS = [
@@ -20,11 +23,13 @@ MUTANTS = [
         "limits are not checked",
         "if not isinstance(value, int) or isinstance(value, bool) or value < least:",
         "if False:",
+        TICKET,
     ),
     in_queue(
         "a plain policy word stays a plain word",
         'object.__setattr__(self, "policy", Policy(self.policy))',
         "Policy(self.policy)",
+        TICKET,
     ),
     in_queue("no bound is a bound", "        self.max_queue_depth = limits.max_queue_depth\n", "        self.max_queue_depth = min(limits.max_queue_depth, 5)\n"),
     # Room
@@ -274,6 +279,7 @@ MUTANTS = [
         "reserved places are idle",
         "not (self.in_flight or self.pending or self.waiting or self.reserved)",
         "not (self.in_flight or self.pending or self.waiting)",
+        TICKET,
     ),
     in_queue("the state shows the slots as the limit", "                self._max_in_flight,\n", "                self.limit,\n"),
     in_queue("the state shows no policy", "                self._policy,\n", "                Policy.BLOCK,\n"),

@@ -23,151 +23,33 @@ others it is swept. So to cancel costs no search, and a paused queue that is fed
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum, StrEnum
 from heapq import heappop, heappush
 from itertools import islice
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-__all__ = ["DispatchQueue", "Limits", "Phase", "Policy", "QueueState", "Stage", "Ticket", "Verdict"]
+from penstock.core.ticket import (
+    ACCEPTED,
+    CLOSED,
+    ENDING,
+    IN_FLIGHT,
+    PENDING,
+    REFUSED,
+    RESERVED,
+    SETTLED,
+    WAIT,
+    WAITING,
+    Limits,
+    Phase,
+    Policy,
+    QueueState,
+    Stage,
+    Ticket,
+    Verdict,
+)
 
-
-class Policy(StrEnum):
-    """What a full queue does with a newcomer."""
-
-    BLOCK = "block"
-    REJECT = "reject"
-    DROP_LATEST = "drop-latest"
-    DROP_OLDEST = "drop-oldest"
-
-
-class Phase(StrEnum):
-    """Where a call was when it was cancelled."""
-
-    WAITING = "waiting"
-    QUEUED = "queued"
-    IN_FLIGHT = "in-flight"
-
-
-class Stage(Enum):
-    NEW = 0
-    WAITING = 1  # its caller is paused; we hold no payload
-    RESERVED = 2  # a place is kept for it; its caller makes the payload now
-    PENDING = 3  # accepted, not started
-    IN_FLIGHT = 4  # handed to a worker
-    ENDING = 5  # its caller was released; the run still holds its slot
-    SETTLED = 6
-
-
-class Verdict(Enum):
-    ACCEPTED = 0
-    RESERVED = 1
-    WAIT = 2
-    REFUSED = 3
-    CLOSED = 4
-
-
-# Looking a member up on its Enum class takes longer than the rest of `take`; these are read a million times a second.
-NEW: Final = Stage.NEW
-WAITING: Final = Stage.WAITING
-RESERVED: Final = Stage.RESERVED
-PENDING: Final = Stage.PENDING
-IN_FLIGHT: Final = Stage.IN_FLIGHT
-ENDING: Final = Stage.ENDING
-SETTLED: Final = Stage.SETTLED
-
-ACCEPTED: Final = Verdict.ACCEPTED
-WAIT: Final = Verdict.WAIT
-REFUSED: Final = Verdict.REFUSED
-CLOSED: Final = Verdict.CLOSED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Checked when made, so that no queue with impossible limits exists."""
-
-    max_in_flight: int
-    max_queue_depth: float = math.inf
-    policy: Policy = Policy.BLOCK
-    max_attempts: int = 3
-    requeue_to_front: bool = True
-
-    def __post_init__(self) -> None:
-        _check_count("max_in_flight", self.max_in_flight, least=1)
-        if self.max_queue_depth != math.inf:
-            _check_count(
-                "max_queue_depth", self.max_queue_depth, least=0, or_else=", or math.inf for no bound"
-            )
-        _check_count("max_attempts", self.max_attempts, least=1)
-        try:
-            # A plain "drop-oldest" equals the member but is not it, and the queue compares with `is`.
-            object.__setattr__(self, "policy", Policy(self.policy))
-        except ValueError:
-            names = ", ".join(repr(str(policy)) for policy in Policy)
-            raise ValueError(f"policy is {self.policy!r}; it must be one of {names}") from None
-
-
-def _check_count(name: str, value: float, *, least: int, or_else: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}{or_else}")
-
-
-class QueueState(NamedTuple):
-    """A tuple, because hooks may want one at every change, and a frozen dataclass takes four times as long to make."""
-
-    in_flight: int
-    pending: int
-    waiting: int
-    reserved: int
-    max_in_flight: int
-    max_queue_depth: float
-    policy: Policy
-    paused: bool
-    disposed: bool
-
-    @property
-    def idle(self) -> bool:
-        return not (self.in_flight or self.pending or self.waiting or self.reserved)
-
-
-class Ticket:
-    """
-    One call on its way through the queue. A shell subclasses it to hang its own things on.
-
-    `dispatch` names one attempt and is never used again: a completion that carries another number is stale (DQ-7).
-    `attempt` counts dispatches; `crashes` counts the workers that died *running* this call. They differ because a
-    call that merely sat in the pipe of a worker that died did nothing to deserve a strike.
-    """
-
-    # Slots, because each of these is written two or three times in the life of a call: with class attributes as
-    # defaults a ticket is made in half the time, and its whole way through the queue takes twice as long.
-    __slots__ = (
-        "attempt", "called_at", "crashes", "dispatch", "eager", "entered_at", "last_wait", "pending_for", "serial", "stage",
-        "waiting_for",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.stage: Stage = NEW
-        # Holds its payload already: if it must wait, it enters by itself when room appears.
-        self.eager = False
-        self.serial = 0  # the order of acceptance
-        self.dispatch = 0
-        self.attempt = 0
-        self.crashes = 0
-        self.called_at = 0.0
-        self.entered_at = 0.0  # when it last became pending
-        # Seconds before it was accepted, those included in which its caller made the payload.
-        self.waiting_for = 0.0
-        self.pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
-        self.last_wait = 0.0  # what its latest dispatch had to wait
-
-    @property
-    def waited(self) -> float:
-        return self.waiting_for + self.pending_for
-
+__all__ = ["DispatchQueue"]
 
 TicketT = TypeVar("TicketT", bound=Ticket)
 _make_tuple = tuple.__new__

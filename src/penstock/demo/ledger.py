@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock import Call, QueueHooks
-from penstock.core.queue import Phase
+from penstock.core.ticket import Phase
 from penstock.local.timers import clock
 
 

@@ -24,7 +24,7 @@ from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled
-from penstock.core.queue import ENDING, IN_FLIGHT, Ticket
+from penstock.core.ticket import ENDING, IN_FLIGHT, Ticket
 from penstock.local.context import CallContext
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from penstock.core.errors import CallCanceled
-from penstock.core.queue import Phase
+from penstock.core.ticket import Phase
 from penstock.local.timers import clock
 
 

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any
 
 from penstock.core.errors import CallCanceled, CallTimeout, PenstockError, PoolClosedError, QueueDropError
-from penstock.core.queue import (
+from penstock.core.queue import DispatchQueue
+from penstock.core.ticket import (
     ACCEPTED,
     IN_FLIGHT,
     REFUSED,
     WAIT,
-    DispatchQueue,
     Limits,
     Phase,
     Policy,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.core.queue import Phase, QueueState
+from penstock.core.ticket import Phase, QueueState
 from penstock.local.call import Call
 
 log = logging.getLogger("penstock")

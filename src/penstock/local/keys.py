@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from penstock.core.errors import CallCanceled
-from penstock.core.queue import Phase
+from penstock.core.ticket import Phase
 from penstock.local.call import Call
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from penstock.core.queue import NEW, WAIT, WAITING
+from penstock.core.ticket import NEW, WAIT, WAITING
 
 if TYPE_CHECKING:
     from penstock.local.call import Call

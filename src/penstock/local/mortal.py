@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import PenstockError, WorkerCrashedError
-from penstock.core.queue import ENDING, IN_FLIGHT
+from penstock.core.ticket import ENDING, IN_FLIGHT
 from penstock.local.call import Call
 from penstock.local.crash import CrashPolicy
 from penstock.local.gate import Gate

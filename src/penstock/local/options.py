@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.core.queue import Limits, Policy
+from penstock.core.ticket import Limits, Policy
 from penstock.local import context, wire
 from penstock.local.crash import CrashPolicy
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 from penstock.core.errors import PoolClosedError
-from penstock.core.queue import QueueState
+from penstock.core.ticket import QueueState
 from penstock.local import registry
 from penstock.local.awaiting import awaited
 from penstock.local.call import Call, CancelSignal

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from penstock.core.queue import WAIT
+from penstock.core.ticket import WAIT
 from penstock.local.awaiting import awaited
 from penstock.local.blocking import may_block
 from penstock.local.call import Call

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import WorkerCrashedError
-from penstock.core.queue import IN_FLIGHT
+from penstock.core.ticket import IN_FLIGHT
 from penstock.local.blocking import never_block_here
 from penstock.local.call import Call
 from penstock.local.context import CallContext, here
