@@ -133,14 +133,25 @@ def test_a_job_whose_time_has_not_come_is_not_in_line(yard):
 def test_a_job_near_its_deadline_steps_into_the_urgent_line(yard):
     [job_id] = yard.submit(time_sensitive=True, deadline_at=yard.now + 3_600 * SECOND)
 
-    def lines(floor):
-        return [(line.urgent, w.job_id) for line in floor.lines() for w in line.jobs]
-
     yard.tick(capacity=0)
-    assert yard.store.look("here", lines) == [(False, job_id)]
+    assert yard.store.look("here", lines_of) == [(False, job_id)]
     yard.later(3_000)
     yard.tick(capacity=0)
-    assert yard.store.look("here", lines) == [(True, job_id)]
+    assert yard.store.look("here", lines_of) == [(True, job_id)]
+
+
+def test_a_job_whose_time_comes_near_its_deadline_steps_into_the_urgent_line_at_once(yard):
+    start, end = yard.now + 60 * SECOND, yard.now + 3_600 * SECOND
+    [job_id] = yard.submit(time_sensitive=True, earliest_start_at=start, deadline_at=end)
+    yard.later(3_000)
+    yard.tick(capacity=0)
+
+    assert yard.store.look("here", lines_of) == [(True, job_id)]
+    assert yard.store.alarm() == end
+
+
+def lines_of(floor):
+    return [(line.urgent, w.job_id) for line in floor.lines() for w in line.jobs]
 
 
 @settings(

@@ -67,11 +67,11 @@ SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigin
 -- plan that ran one per row would move more than it says. Rows that somebody is changing are left for the next round.
 WITH now AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
 ready AS MATERIALIZED (
-    SELECT no FROM penstock.job WHERE line = 0 AND ready_at <= (SELECT at FROM now) ORDER BY ready_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
+    SELECT no, urgent_at FROM penstock.job WHERE line = 0 AND ready_at <= (SELECT at FROM now) ORDER BY ready_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
 urgent AS MATERIALIZED (
     SELECT no FROM penstock.job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)
     ORDER BY urgent_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
-due AS (SELECT no, 1 AS line FROM ready UNION ALL SELECT no, 2 FROM urgent)
+due AS (SELECT no, CASE WHEN urgent_at <= (SELECT at FROM now) THEN 2 ELSE 1 END AS line FROM ready UNION ALL SELECT no, 2 FROM urgent)
 UPDATE penstock.job SET line = due.line FROM due WHERE job.no = due.no;
 
 -- name: heads
