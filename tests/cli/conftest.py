@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import NamedTuple
 from unittest import mock
 
 import pytest
+from tests.waiting import until
 
 from penstock.cli.main import main
 
@@ -90,11 +90,8 @@ class Shell:
     def state(self, job_id):
         return self.told("show", job_id)["state"]
 
-    def until(self, state, job_id, seconds=30):
-        end = time.monotonic() + seconds
-        while (seen := self.state(job_id)) != state and time.monotonic() < end:
-            time.sleep(0.05)
-        assert seen == state
+    def until(self, state, job_id):
+        until(lambda: self.state(job_id) == state, what=f"{state} of {job_id}")
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ def scheduler(folder):
     house.start("the test")
     server = serve(house, Config(directory=folder / "data", socket=folder / "data" / "penstock.sock"))
     server.secret = server.token_file.read_text().strip()
-    server.store = store
+    server.house = house
     yield server
     server.stop()
     house.stop()

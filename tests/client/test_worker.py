@@ -20,6 +20,7 @@ class Crew:
 
     def __init__(self, scheduler):
         self.worker = Worker(scheduler.url, addon="photos", token=scheduler.secret)
+        self._house = scheduler.house
         self._thread = None
 
     def start(self, concurrency=2, **options):
@@ -28,6 +29,10 @@ class Crew:
         )
         self._thread.start()
         return self
+
+    def waits(self):
+        """It has come to the scheduler, and there was nothing for it."""
+        until(lambda: self._house.fetchers.at(self._house.store.now()))
 
     def stop(self):
         self.worker.stop()
@@ -83,8 +88,7 @@ def test_a_job_is_run_and_its_result_kept(client, crew):
 def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(client, crew):
     one = crew()
     one.worker.job("work")(lambda job: time.monotonic())
-    one.start()
-    time.sleep(0.3)
+    one.start().waits()
 
     began = time.monotonic()
     job = client.wait(submit(client), LONG)
@@ -309,8 +313,7 @@ def test_what_was_fetched_ahead_and_not_begun_is_given_back_on_a_stop(client, cr
 def test_an_idle_worker_stops_at_once(client, crew):
     one = crew()
     one.worker.job("work")(lambda job: None)
-    one.start()
-    time.sleep(0.2)
+    one.start().waits()
 
     began = time.monotonic()
     one.stop()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from threading import Event, Thread, current_thread
 
 import pytest
+from tests.waiting import until
 
 from penstock.core.admission import Conditions, Limits
 from penstock.core.intent import Intent
@@ -55,13 +56,6 @@ def pair(make):
 
 def ids(store):
     return sorted(job.job_id for job in store.find(Query(limit=100_000)))
-
-
-def until(holds, seconds=20):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 # by the dispatcher

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from http_kit import Place
+from tests.waiting import until
 
 from penstock.core.refusals import Unavailable
 from penstock.engine.private import Unsafe
@@ -250,10 +251,7 @@ def test_a_server_that_stops_leaves_nothing_behind(tmp_path):
         place.client.submit()
         place.close()
 
-    until = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < until:
-        time.sleep(0.01)  # a thread that has been told to end is about to
-    assert threading.active_count() == before
+    until(lambda: threading.active_count() <= before)  # a thread that has been told to end is about to
     assert len(list(Path("/proc/self/fd").iterdir())) <= handles + 1
 
 

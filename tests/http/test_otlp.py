@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -18,6 +17,7 @@ from http_kit import Place
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.sdk.metrics.export import Histogram, MetricExporter, MetricExportResult, Sum
+from tests.waiting import until
 
 from penstock.daemon.telemetry import Telemetry
 
@@ -58,10 +58,7 @@ def worked(place):
     place.client.post(f"/queue/jobs/{job}/complete", {"lease_id": taken["lease_id"], "state": "DONE"})
     place.client.post("/pause", {})
     place.client.submit(addon_id="mail")
-    ends = time.monotonic() + LONG
-    while 'penstock_events_total{kind="DONE"} 1.0' not in exposed(place):
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+    until(lambda: 'penstock_events_total{kind="DONE"} 1.0' in exposed(place))
 
 
 def exposed(place):
@@ -114,9 +111,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_so_is_its_return(place, ca
     exporter = Kept(failed, failed, failed)
     with caplog.at_level(logging.INFO, "penstock.telemetry"):
         telemetry = Telemetry(place.server.families, exporter, every=0.01, attributes={}).start()
-        ends = time.monotonic() + LONG
-        while len(exporter.got) < 6 and time.monotonic() < ends:
-            time.sleep(0.01)
+        until(lambda: len(exporter.got) >= 6)
         telemetry.stop()
 
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
@@ -160,9 +155,7 @@ def test_the_daemon_sends_to_a_collector_as_its_setting_says(tmp_path):
         env={**os.environ, "OTEL_SERVICE_NAME": "ours"},
     )
     try:
-        ends = time.monotonic() + LONG
-        while not sink.got and time.monotonic() < ends:
-            time.sleep(0.05)
+        until(lambda: sink.got)
     finally:
         daemon.send_signal(signal.SIGTERM)
         code = daemon.wait(LONG)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from http_kit import Client, Place
+from tests.waiting import until
 
 from penstock.http import sessions
 from penstock.http.wire import PREFIX
@@ -168,9 +168,11 @@ def test_what_tells_of_all_addons_is_not_told_to_one(paged, path):
 
 
 def test_history_has_a_list_per_figure(paged):
-    until = time.monotonic() + 10
-    while len((past := paged.client.get("/pulse/history").json)["at"]) < 2 and time.monotonic() < until:
-        time.sleep(0.05)
+    def past():
+        return paged.client.get("/pulse/history").json
+
+    until(lambda: len(past()["at"]) >= 2)
+    past = past()
 
     assert {len(values) for values in past.values()} == {len(past["at"])}
     assert past["at"] == sorted(past["at"])
@@ -212,11 +214,8 @@ def test_metrics_tell_states_capacity_and_times(live):
     lease = claimed["lease_id"]
     live.client.post(f"/queue/jobs/{claimed['job_id']}/complete", {"lease_id": lease, "state": "DONE"})
     live.client.post("/lease/heartbeat", {"lease_id": lease})
-    until = time.monotonic() + 10
-    while (
-        'penstock_events_total{kind="DONE"} 1.0' not in (text := metrics(live)) and time.monotonic() < until
-    ):
-        time.sleep(0.05)
+    until(lambda: 'penstock_events_total{kind="DONE"} 1.0' in metrics(live))
+    text = metrics(live)
 
     assert 'penstock_jobs{state="DONE"} 1.0' in text
     assert "penstock_capacity_units 90.0" in text

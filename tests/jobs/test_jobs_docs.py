@@ -8,11 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.jobs.conftest import SOURCES
+from tests.waiting import until
 
 from penstock.jobs.options import Options
 from penstock.jobs.settings import Settings
@@ -59,9 +59,7 @@ def test_the_example_packs_in_one_process_what_another_adds(tmp_path, logs):
     assert "no process runs the jobs of pack.db now" in run(tmp_path, "status").communicate(timeout=30)[0]
 
     worker = run(tmp_path, "run")
-    end = time.monotonic() + 30
-    while list(logs.glob("*.log")) and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: not list(logs.glob("*.log")))
     worker.send_signal(signal.SIGINT)
     worker.communicate(timeout=30)
 

@@ -87,10 +87,11 @@ def test_under_sessions_that_keep_ending_every_answer_is_true(server, store):
                 unknown += failure.data["kind"] == "unknown"
         return receipts, unknown
 
-    Thread(target=cut).start()
+    cutting = Thread(target=cut)
+    cutting.start()
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(submit, "abcd"))
-    sleep(0.2)
+    cutting.join()
     told = {receipt.job_id for receipts, _ in answers for receipt in receipts}
     kept = {job.job_id for job in store.find(Query(limit=100_000))}
 

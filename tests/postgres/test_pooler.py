@@ -7,11 +7,12 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from time import monotonic, sleep
+from time import sleep
 
 import psycopg
 import pytest
 from tests.postgres.conftest import JOB, tick
+from tests.waiting import until
 
 from penstock.core.quiet import Capacity
 from penstock.engine.desk import Report
@@ -48,11 +49,8 @@ default_pool_size = {SERVER_CONNECTIONS}
 """)
     command = [*postgres_server._as_owner("--pdeathsig", "KILL"), BINARY, "-q", str(folder / "pgbouncer.ini")]
     pooler = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
-    until = monotonic() + 20
-    while not (folder / ".s.PGSQL.6432").exists():
-        assert pooler.poll() is None
-        assert monotonic() < until
-        sleep(0.02)
+    until(lambda: pooler.poll() is not None or (folder / ".s.PGSQL.6432").exists())
+    assert pooler.poll() is None
     yield f"postgresql://penstock@/penstock?host={folder}&port=6432"
     pooler.kill()
     pooler.wait()
