@@ -12,7 +12,7 @@ import asyncio
 import select
 from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -20,7 +20,7 @@ from time import perf_counter
 
 from bench import work
 from bench.gauges import CpuOfTheTree
-from bench.process_floors import WORKERS, End, bare_workers, executor_burst
+from bench.process_floors import AHEAD, WORKERS, End, bare_workers, executor_burst, pool_apply, pool_imap
 
 CALLS = 20_000
 EXECUTOR_CALLS = 4_000
@@ -69,23 +69,23 @@ class LeastQueue:
         self.hear(counts)
         return starts, waits
 
-    def leave(self, call: Handle) -> tuple[Handle | None, Handle | None]:
-        """It has ended: who may start in its stead, and who got a place by that."""
-        following = granted = None
+    def leave(self, calls: Sequence[Handle]) -> tuple[list[Handle], list[Handle]]:
+        """These have ended: who may start in their stead, and who got a place by that."""
+        following: list[Handle] = []
+        granted: list[Handle] = []
         with self._lock:
-            if self._pending:
-                following = self._pending.popleft()
-            else:
-                self._in_flight -= 1
-            if self._waiting:
-                granted = self._waiting.popleft()
-                self._pending.append(granted)
+            for _ in calls:
+                if self._pending:
+                    following.append(self._pending.popleft())
+                else:
+                    self._in_flight -= 1
+                if self._waiting:
+                    granted.append(self._waiting.popleft())
+                    self._pending.append(granted[-1])
             counts = self._in_flight, len(self._pending), len(self._waiting)
-        if granted is not None:
-            self.hear(granted)
-        if following is not None:
-            self.hear(following)
-        self.hear(call)
+        for each in (granted, following, calls):
+            for call in each:
+                self.hear(call)
         self.hear(counts)
         return following, granted
 
@@ -126,11 +126,11 @@ def bounded_from_asyncio() -> float:
         def answered(worker: End) -> None:
             for number, result in worker.receive():
                 call = flying.pop(number)
-                following, _ = queue.leave(call)
-                if following is None:
-                    free.append(worker)
+                following, _ = queue.leave([call])
+                if following:
+                    send(worker, following[0])
                 else:
-                    send(worker, following)
+                    free.append(worker)
                 assert call.future is not None
                 call.future.set_result(result)
 
@@ -171,21 +171,17 @@ def bounded_burst() -> float:
             poll.register(fd, select.EPOLLIN)
         free = [*workers]
 
-        def settle(until: Callable[[Handle | None], bool]) -> None:
-            while True:
-                enough = False
-                for fd, _ in poll.poll():
-                    for number, result in by_fd[fd].receive():
-                        call = flying.pop(number)
-                        following, granted = queue.leave(call)
-                        if following is None:
-                            free.append(by_fd[fd])
-                        else:
-                            send(by_fd[fd], following)
-                        call.result = result
-                        enough = enough or until(granted)
-                if enough:
-                    return
+        def settle() -> None:
+            """What has come, once something has: of each worker one answer at most."""
+            for fd, _ in poll.poll():
+                for number, result in by_fd[fd].receive():
+                    call = flying.pop(number)
+                    following, _ = queue.leave([call])
+                    if following:
+                        send(by_fd[fd], following[0])
+                    else:
+                        free.append(by_fd[fd])
+                    call.result = result
 
         with CpuOfTheTree() as cpu:
             calls = []
@@ -196,10 +192,46 @@ def bounded_burst() -> float:
                 if starts:
                     send(free.pop(), call)
                 if waits:
-                    settle(lambda granted, call=call: granted is call)  # type: ignore[misc]  # mypy sees no default's type
-            settle(lambda _: not flying)
+                    settle()  # whoever has ended made room for it
+            while flying:
+                settle()
         check(sum(call.result or 0 for call in calls))
         return CALLS / cpu.seconds
+
+
+# The same with room to prefetch: calls/s
+
+
+def bounded_roomy() -> float:
+    """One thread makes all calls, then reads the answers in batches and fills the pipes up again."""
+    queue = LeastQueue(most_in_flight=WORKERS * AHEAD, most_pending=100_000)
+    flying: dict[int, Handle] = {}
+
+    def send(worker: End, calls: Sequence[Handle]) -> None:
+        flying.update((call.argument, call) for call in calls)
+        worker.send([(call.argument, call.argument) for call in calls])
+
+    with bare_workers(WORKERS) as workers, select.epoll() as poll:
+        by_fd = {worker.read: worker for worker in workers}
+        for fd in by_fd:
+            poll.register(fd, select.EPOLLIN)
+        start = perf_counter()
+        calls = []
+        for number in range(CALLS):
+            call = Handle(number)
+            calls.append(call)
+            if queue.enter(call)[0]:
+                send(workers[number % WORKERS], [call])
+        while flying:
+            for fd, _ in poll.poll():
+                settled = []
+                for number, result in by_fd[fd].receive():
+                    settled.append(flying.pop(number))
+                    settled[-1].result = result
+                if following := queue.leave(settled)[0]:
+                    send(by_fd[fd], following)
+        check(sum(call.result or 0 for call in calls))
+        return CALLS / (perf_counter() - start)
 
 
 # From one thread, over threads: calls/s
@@ -221,9 +253,8 @@ def bounded_hand_over() -> float:
             while inbox:
                 call = inbox.popleft()
                 result = work.bump(call.argument)
-                following, _ = queue.leave(call)
-                if following is not None:
-                    inbox.append(following)
+                following, _ = queue.leave([call])
+                inbox.extend(following)
                 call.result = result
                 done += 1
             room.release()
@@ -268,9 +299,9 @@ def bounded_threads_from_asyncio() -> float:
         def serve() -> None:
             while (call := inbox.get()) is not None:
                 call.result = work.bump(call.argument)
-                following, _ = queue.leave(call)
-                if following is not None:
-                    inbox.put(following)
+                following, _ = queue.leave([call])
+                for more in following:
+                    inbox.put(more)
                 done.append(call)
                 if len(done) == 1:
                     loop.call_soon_threadsafe(deliver)
@@ -308,5 +339,13 @@ CONTESTS: list[tuple[str, dict[str, Callable[[], float]]]] = [
     (
         "calls for a second of CPU, default bounds",
         {"ProcessPoolExecutor, no bound": executor_burst, "least queue": bounded_burst},
+    ),
+    (
+        "calls/s on processes, room to prefetch, bounds kept",
+        {
+            "Pool.imap_unordered, no handle": pool_imap,
+            "Pool.apply_async": pool_apply,
+            "least queue": bounded_roomy,
+        },
     ),
 ]
