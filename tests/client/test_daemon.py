@@ -161,6 +161,17 @@ def test_a_second_signal_does_not_wait(daemon):
     assert one.process.wait(LONG) in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
+def test_a_terminal_that_is_closed_asks_for_an_end_in_good_order(daemon):
+    one = daemon()
+    one.process.send_signal(signal.SIGSTOP)
+    one.process.send_signal(signal.SIGHUP)
+    one.process.send_signal(signal.SIGCONT)
+    one.process.send_signal(signal.SIGHUP)
+
+    assert 0 == one.process.wait(LONG)
+    assert not (one.data / "daemon.json").exists()
+
+
 def test_what_was_accepted_before_a_stop_is_done_after_it(daemon, workers):
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client

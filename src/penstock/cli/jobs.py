@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, state_text, table
 from penstock.cli.words import age, short, span
+
+if TYPE_CHECKING:
+    from penstock.http import wire
 
 __all__ = ["explain", "ls", "show"]
 
@@ -58,13 +63,19 @@ def ls(
         [
             (
                 short(job.job_id), state_text(job.state), job.addon_id, job.job_type, job.cost_units, job.priority,
-                job.attempts, age(job.created_at), job.denied.replace("_", " ") if job.state == "QUEUED" else _progress(job.progress),
+                job.attempts, age(job.created_at), _standing(job),
             )
             for job in page.jobs
         ],
     )  # fmt: skip
     if page.next is not None:
         session.aside.print(f"[dim]the first {limit}; -n shows more[/]")
+
+
+def _standing(job: wire.JobSummary) -> str:
+    if job.state == "QUEUED":
+        return job.denied.replace("_", " ")
+    return _progress(job.progress) if job.state == "RUNNING" else ""
 
 
 def _progress(progress: float | None) -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 __all__ = ["heard", "interruptible"]
 
-_HEARD = (signal.SIGTERM, signal.SIGINT)
+_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Means nothing to anybody here, and with a handler it wakes whoever waits in a system call.
 _NUDGE = signal.SIGURG
 _NUDGES = (0.02, 0.2, 1.0)  # seconds
@@ -24,11 +24,24 @@ _NUDGES = (0.02, 0.2, 1.0)  # seconds
 
 @contextmanager
 def heard(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT, as they come. Only the main thread may have handlers; elsewhere this does nothing."""
+    """
+    SIGTERM, SIGINT and SIGHUP, as they come: a terminal that is closed asks for an end too, unless we were started to outlive it (nohup).
+    Only the main thread may have handlers; elsewhere this does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with _piped(lambda number: handle(number) if number in _HEARD else None), _ignored(*_HEARD):
+    numbers = _HEARD if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else _HEARD[:2]
+    asked = False
+
+    def hear(number: signal.Signals) -> None:
+        nonlocal asked
+        # A closing terminal may send two: that is not somebody who asks again because it takes too long.
+        if number in numbers and not (asked and number is signal.SIGHUP):
+            asked = True
+            handle(number)
+
+    with _piped(hear), _ignored(*numbers):
         yield
 
 
