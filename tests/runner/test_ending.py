@@ -217,8 +217,9 @@ def test_a_new_scheduler_first_ends_what_the_killed_one_left(daemon, tmp_path, b
     launcher = [p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}) if p.parent == process.pid]
     wardens = children(launcher[0])
     roots = [pid for warden in wardens for pid in children(warden) if look(pid).group == pid]
-    for pid in (process.pid, *launcher, *wardens):
-        os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: none of them hears of the others' death
+        for pid in (process.pid, *launcher, *wardens):
+            os.kill(pid, number)
     process.wait()
     submitter.store.close()
 
