@@ -217,8 +217,11 @@ def test_a_new_scheduler_first_ends_what_the_killed_one_left(daemon, tmp_path, b
     launcher = [p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}) if p.parent == process.pid]
     wardens = children(launcher[0])
     roots = [pid for warden in wardens for pid in children(warden) if look(pid).group == pid]
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: none of them hears of the others' death
-        for pid in (process.pid, *launcher, *wardens):
+    for number in (
+        signal.SIGSTOP,
+        signal.SIGKILL,
+    ):  # stopped first: nobody hears of the others' death, or takes note of it
+        for pid in (*wardens, *launcher, process.pid):
             os.kill(pid, number)
     process.wait()
     submitter.store.close()
