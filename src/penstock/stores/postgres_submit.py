@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.core.demand import demand_of
-from penstock.core.intent import Intent
+from penstock.core.intent import Intent, all_but_payload
 from penstock.core.job import place
 from penstock.core.order import Ordering
 from penstock.core.states import State
@@ -22,6 +22,8 @@ from penstock.stores.submitting import key_conflict, refuse_beyond
 __all__ = ["Submission", "Submitting"]
 
 _Key: TypeAlias = tuple[AddonId, str]
+#: So many go to the server while the next are put into rows.
+PIECE: Final = 250
 
 
 class Submission(NamedTuple):
@@ -41,7 +43,8 @@ class Submitting:
         self._link, self._demands, self._ordering, self._new_id = link, demands, ordering, new_id
 
     def prepare(self, submissions: Sequence[Submission]) -> None:
-        self._demands.make({demand_of(intent) for s in submissions for intent in s.intents})
+        firsts = {all_but_payload(intent): intent for s in submissions for intent in s.intents}
+        self._demands.make({demand_of(intent) for intent in firsts.values()})
 
     def run(
         self, session: Session, submissions: Sequence[Submission], *, exact: bool = True
@@ -52,18 +55,15 @@ class Submitting:
         limits = [s.depth for s in submissions if s.depth.total is not None or s.depth.per_addon is not None]
         if limits:
             calls.append(("queued", None))
-        if not calls:  # nothing can be refused: the numbers come with the first answer
-            calls.append(_draw(sum(len(s.intents) for s in submissions)))
         now, answers = self._link.opening(session, *calls)
         used = {(row[0], row[1]): _used(row) for row in answers[0]} if keys else {}
         queued = Counter(dict(answers[-1])) if limits else Counter()
-        more = Counter(intent.addon_id for s in submissions for intent in s.intents)
-        if exact and any(_near(depth, queued, more) for depth in limits):
+        if exact and limits and any(_near(depth, queued, _addons(submissions)) for depth in limits):
             *_, rows = session.together(("lock_depth", None), ("queued", None))
             queued = Counter(dict(rows))
         batch = _Batch(session, used, queued, now)
         receipts = [batch.take(submission, self._new_id) for submission in submissions]
-        batch.write(self._ordering, self._demands, () if keys or limits else answers[0])
+        batch.write(self._ordering, self._demands)
         return receipts
 
 
@@ -87,11 +87,15 @@ class _Batch:
     def _take(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:
         if found := self._known(intent):  # twice in one bulk
             return found
+        receipt = self._make(intent, new_id)
+        if key := _key(intent):
+            self._used[key] = _Used(receipt._replace(created=False), body_hash(intent).hex())
+        return receipt
+
+    def _make(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:
         receipt = Receipt(JobId(new_id()), State.QUEUED, created=True)
         self._taken.append((receipt.job_id, intent))
         self._queued[intent.addon_id] += 1
-        if key := _key(intent):
-            self._used[key] = _Used(receipt._replace(created=False), body_hash(intent).hex())
         return receipt
 
     def _known(self, intent: Intent) -> Receipt | None:
@@ -110,26 +114,35 @@ class _Batch:
             for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
                 refuse_beyond(depth.per_addon, self._queued[addon_id], more, f"for addon {addon_id}")
 
-    def write(self, ordering: Ordering, demands: Demands, drawn: Sequence[tuple[int]]) -> None:
-        if not self._taken:
-            return
-        # Drawn when nothing can be refused any more: numbers have no gaps but for crashes.
-        numbers = [no for (no,) in drawn or self._session.ask(*_draw(len(self._taken)))]
-        jobs, intents, pages, now = [], [], Pages(), self._now
-        for no, (job_id, intent) in zip(numbers, self._taken, strict=True):
-            its_place = place(intent, now, None, ordering)
-            demand_no = demands.number(its_place.demand)
-            jobs.append(job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now))
-            *row, body = intent_row(no, intent)
-            intents.append((*row, None if body is None else body.hex()))
-            pages.submitted(now, intent.addon_id, job_id)
-        self._session.leave("add_jobs", [self._session.batch, *columns(jobs)])
-        self._session.leave("add_intents", columns(intents))
+    def write(self, ordering: Ordering, demands: Demands) -> None:
+        pages, taken = Pages(), self._taken
+        for job_id, intent in taken:
+            pages.submitted(self._now, intent.addon_id, job_id)
+        for first in range(0, len(taken), PIECE):
+            piece = taken[first : first + PIECE]
+            self._session.leave("add_jobs", lambda piece=piece: self._rows(piece, ordering, demands))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         pages.leave(self._session)
 
+    def _rows(self, piece: Sequence[tuple[JobId, Intent]], ordering: Ordering, demands: Demands) -> list[Any]:
+        """Put together when the piece before is with the server already. Most that come together differ by their payload alone."""
+        rows, like, rest = [], None, ()
+        for job_id, intent in piece:
+            if (its := all_but_payload(intent)) != like:
+                like, rest = its, self._rest(intent, ordering, demands)
+            rows.append((job_id, intent.payload, *rest))
+        return [self._session.batch, *columns(rows)]
 
-def _draw(count: int) -> tuple[str, Any]:
-    return "draw_numbers", {"count": count}
+    def _rest(self, intent: Intent, ordering: Ordering, demands: Demands) -> tuple[Any, ...]:
+        """All but its names and its payload, in the order of `add_jobs`."""
+        its_place = place(intent, self._now, None, ordering)
+        demand_no = demands.number(its_place.demand)
+        _, _, *of_job = job_row(0, JobId(""), intent, its_place, demand_no=demand_no, now=self._now)
+        _, _, *of_intent, body = intent_row(0, intent)
+        return (*of_job, *of_intent, None if body is None else body.hex())
+
+
+def _addons(submissions: Sequence[Submission]) -> Counter[AddonId]:
+    return Counter(intent.addon_id for s in submissions for intent in s.intents)
 
 
 def _key(intent: Intent) -> _Key | None:

@@ -9,7 +9,7 @@ come back in binary and are loaded by what psycopg has for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count
 from select import POLLIN, POLLOUT, poll
@@ -25,7 +25,8 @@ from psycopg.rows import TupleRow
 
 __all__ = ["Connection", "Exchange", "Statement", "Values", "array", "columns", "statement"]
 
-Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
+#: In order, or by name. Many may come as a function: it is called when what stands before them is with the server already.
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any]] | None
 
 
 class Statement(NamedTuple):
@@ -37,7 +38,9 @@ class Statement(NamedTuple):
     prepared: bool = True
 
     def bind(self, values: Values) -> list[bytes | None]:
-        if isinstance(values, Mapping):
+        if callable(values):
+            values = values()
+        elif isinstance(values, Mapping):
             values = [values[name] for name in self.names or ()]
         return [value if value.__class__ is bytes else _text(value) for value in values or ()]
 
@@ -112,6 +115,8 @@ class Connection(psycopg.Connection[TupleRow]):
         ]
 
     def _send(self, asked: Statement, values: Values) -> tuple[_Known, bool]:
+        if callable(values):
+            self.pgconn.flush()
         bound = asked.bind(values)
         if not (self.prepares and asked.prepared):
             self.pgconn.send_query_params(asked.text, bound, result_format=Format.BINARY)

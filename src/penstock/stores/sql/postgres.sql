@@ -45,22 +45,22 @@ SELECT addon_id, sum(jobs)::bigint FROM penstock.tally WHERE state = 'QUEUED' GR
 SELECT j.addon_id, j.idempotency_key, j.job_id, j.state, i.body_hash FROM penstock.job j JOIN penstock.intent i USING (no)
 WHERE (j.addon_id, j.idempotency_key) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
 
--- name: draw_numbers
-SELECT nextval('penstock.job_no') FROM generate_series(1, %(count)s);
-
 -- name: add_jobs
-INSERT INTO penstock.job (no, job_id, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
-                          earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key, submitted_in)
-SELECT no, job_id, addon_id, 'QUEUED', demand, line, turn, ready_at, urgent_at, priority, 1, created_at,
-       earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key, %s::bigint
-FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::integer[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[],
-            %s::bigint[], %s::bigint[], %s::bigint[], %s::double precision[], %s::bigint[], %s::bigint[], %s::text[])
-     AS new (no, job_id, addon_id, demand, line, turn, ready_at, urgent_at, priority, created_at, earliest_start_at, deadline_at,
-             expected_sec, max_runtime_sec, max_active_sec, idempotency_key);
-
--- name: add_intents
+WITH new AS MATERIALIZED (
+    SELECT nextval('penstock.job_no') AS no, %s::bigint AS batch, *
+    FROM unnest(%s::text[], %s::text[], %s::text[], %s::integer[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[],
+                %s::bigint[], %s::bigint[], %s::bigint[], %s::double precision[], %s::bigint[], %s::bigint[], %s::text[],
+                %s::text[], %s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[])
+         AS new (job_id, payload, addon_id, demand, line, turn, ready_at, urgent_at, priority,
+                 created_at, earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key,
+                 tags, unit, cost_limit, time_sensitive, retry_delays, body_hash)),
+jobs AS (
+    INSERT INTO penstock.job (no, job_id, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
+                              earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key, submitted_in)
+    SELECT no, job_id, addon_id, 'QUEUED', demand, line, turn, ready_at, urgent_at, priority, 1, created_at,
+           earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key, batch FROM new)
 INSERT INTO penstock.intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash)
-SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[]);
+SELECT no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash FROM new;
 
 -- name: step_into_line
 -- Jobs whose time has come, and those that have become urgent. Bounded: the next round takes the rest. The materialised parts run once: a
