@@ -71,7 +71,7 @@ class Bell:
 
     def _tell(self) -> None:
         with suppress(PenstockError):  # those who wait look by themselves
-            self._link.glance("ring", {"channel": self.channel, "by": self._me})
+            self._link.glance("ring_alone", {"channel": self.channel, "by": self._me})
 
     def _attend(self) -> None:
         con: Connection | None = None

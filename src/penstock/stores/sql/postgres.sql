@@ -16,6 +16,10 @@ SELECT pg_xact_status(%(xid)s::xid8);
 -- name: ring
 SELECT pg_notify(%(channel)s, %(by)s);
 
+-- name: ring_alone
+-- Nobody need find it on the disk, and whoever listens hears it only after the commit.
+SELECT pg_notify(%(channel)s, %(by)s), set_config('synchronous_commit', 'off', true);
+
 -- name: told
 -- How many events have ever been committed, numbered or not.
 SELECT (SELECT value FROM penstock.mark WHERE name = 'event')
