@@ -241,8 +241,8 @@ class _Seen:
         return books
 
 
-#: What `start_jobs` is given: heads as they were seen, jobs as they shall be, and dispatches column by column.
-_STARTED: Final = ("heads", "seen", "states", "fences", "events", "nos", *(f"d{n}" for n in range(15)))
+#: What `start_jobs` is given: heads as they were seen, the first of them, which are picked, as they shall be, and dispatches column by column.
+_STARTED: Final = ("heads", "seen", "states", "fences", "events", *(f"d{n}" for n in range(15)))
 
 
 class _Round:
@@ -267,7 +267,7 @@ class _Round:
             self._pages.note(self._now, Note(Kind.ADMITTED), NO_JOB, loan)
         if self._made:
             heads = columns(list(self._floor.heads_of(verdict).items()), 2)
-            values = zip(_STARTED, [*heads, *columns(self._taken, 4), *columns(self._made)], strict=True)
+            values = zip(_STARTED, [*heads, *columns(self._taken, 3), *columns(self._made)], strict=True)
             self._session.leave("start_jobs", dict(values), self._keep)
         # Behind it, for it looks whether the heads are as they were seen.
         if denied:
@@ -297,7 +297,7 @@ class _Round:
                 (waiting.no, waiting.job_id, n, state),
                 dispatch_id,
             )
-        self._taken.append((state, fence, n, waiting.no))
+        self._taken.append((state, fence, n))
         self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
         return self._start(dispatch_id, pick, pick.demand, pick.offer)
 

@@ -120,17 +120,17 @@ SELECT j.no FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN p
 WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;
 
 -- name: start_jobs
--- All that a round picked, if all heads that it saw (the picked, the denied and the passed over) are ours and still as they were. If one is
--- missing the division fails, and everything with it. What it answers with is put together in `Link`: the jobs, as their workers will ask for them.
+-- All that a round picked, if all heads that it saw (the picked, and without a state the denied and the passed over) are ours and still as they
+-- were. If one is missing the division fails, and everything with it. What it answers with is put together in `Link`: the jobs, as their workers will ask for them.
 WITH mine AS MATERIALIZED (
-    SELECT 1 FROM unnest(%(heads)s::bigint[], %(seen)s::integer[]) AS seen (no, events) JOIN penstock.job j ON j.no = seen.no
+    SELECT j.ctid AS place, seen.* FROM unnest(%(heads)s::bigint[], %(seen)s::integer[], %(states)s::text[], %(fences)s::integer[], %(events)s::integer[])
+        AS seen (no, events, state, fence, events_after) JOIN penstock.job j ON j.no = seen.no
     WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED),
 all_of_them AS MATERIALIZED (SELECT 1 / (count(*) = cardinality(%(heads)s::bigint[]))::integer AS there FROM mine),
 taken AS (
-    UPDATE penstock.job SET state = new.state, line = NULL, fence = new.fence, events = new.events,
-           start = CASE new.state WHEN 'RUNNING' THEN 0 ELSE job.start END, denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
-    FROM unnest(%(states)s::text[], %(fences)s::integer[], %(events)s::integer[], %(nos)s::bigint[]) AS new (state, fence, events, no)
-    WHERE job.no = new.no AND (SELECT there FROM all_of_them) = 1 RETURNING job.*),
+    UPDATE penstock.job SET state = mine.state, line = NULL, fence = mine.fence, events = mine.events_after,
+           start = CASE mine.state WHEN 'RUNNING' THEN 0 ELSE job.start END, denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
+    FROM mine WHERE job.ctid = mine.place AND mine.state IS NOT NULL AND (SELECT there FROM all_of_them) = 1 RETURNING job.*),
 made AS (
     INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
                                    expires_at, ends_at, stop_at, stop_for, worker)
@@ -173,12 +173,13 @@ WITH moved AS (
            active = job.active + greatest(0, t.now - d.started_at)
     FROM unnest(%s::text[], %s::text[], %s::integer[], %s::text[]) AS done (dispatch_id, job_id, fence, result)
     CROSS JOIN (SELECT coalesce(%s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now OFFSET 0) AS t
-    CROSS JOIN LATERAL (SELECT * FROM penstock.dispatch WHERE dispatch.dispatch_id = done.dispatch_id OFFSET 0) AS d
+    CROSS JOIN LATERAL (SELECT ctid AS place, phase, expires_at, started_at, host, demand
+                        FROM penstock.dispatch WHERE dispatch.dispatch_id = done.dispatch_id OFFSET 0) AS d
     WHERE job.job_id = done.job_id AND job.state = 'RUNNING' AND job.fence = done.fence AND d.phase = 'leased' AND d.expires_at > t.now
-    RETURNING done.dispatch_id, done.result, t.now, job.no, job.events, job.addon_id, d.host, d.demand),
+    RETURNING done.dispatch_id, done.result, t.now, job.no, job.events, job.addon_id, d.host, d.demand, d.place),
 ended AS (
     UPDATE penstock.dispatch SET phase = 'ended', ended_at = moved.now, how = 'completed', result = moved.result
-    FROM moved WHERE dispatch.dispatch_id = moved.dispatch_id AND dispatch.phase = 'leased'
+    FROM moved WHERE dispatch.ctid = moved.place AND dispatch.phase = 'leased' AND dispatch.dispatch_id = moved.dispatch_id
     RETURNING moved.dispatch_id, moved.no, moved.events, moved.addon_id, moved.host, moved.demand)
 SELECT everything.n, ended.* FROM (SELECT count(*) AS n FROM moved) AS everything LEFT JOIN ended ON true;
 
