@@ -16,19 +16,18 @@ from penstock.core import changes
 from penstock.core.admission import Decision
 from penstock.core.books import EVERYTHING
 from penstock.core.changes import Beat, Change
-from penstock.core.demand import Demand, demand_of
-from penstock.core.explain import Explanation, explain
+from penstock.core.demand import Demand
+from penstock.core.explain import Explanation
 from penstock.core.intent import Intent, check, check_all
 from penstock.core.job import Dispatch, Job
 from penstock.core.landing import End, Phase
 from penstock.core.loan import weigh_loan
 from penstock.core.order import Floor, Verdict
-from penstock.core.outlook import likely_starts, outlook, reachable
-from penstock.core.reasons import AwaitsWorker, LabelMissing, NoRoom
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
 from penstock.core.states import State
-from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Moment, Money
+from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
 from penstock.engine.dispatcher import Dispatcher, Kinds, leased
+from penstock.engine.foresight import Foresight
 from penstock.engine.machine import Machine
 from penstock.engine.purse import Purse
 from penstock.engine.room import Room, then
@@ -90,7 +89,7 @@ class Desk:
     ) -> None:
         self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
         self._room, self._purse = room or Room(store, rules.depth), Purse(store, rules)
-        self._yields = yields or Yields()
+        self._yields, self._foresight = yields or Yields(), Foresight(store, rules, dispatcher)
         #: What the last submit was like. Any thread may see an older one: it then looks once more.
         self._passed: object = None
 
@@ -101,7 +100,7 @@ class Desk:
         if wait_sec:
             return self.submit_soon(intents, wait_sec).result()
         self._check(intents)
-        return self._foretold(intents, self._room.submit(intents))
+        return self._foresight.foretold(intents, self._room.submit(intents))
 
     def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
         """As part of a transaction of the caller's own. At the depth limit QueueFull at once: it could not wait for others' room."""
@@ -124,31 +123,7 @@ class Desk:
         answer = self._room.submit_soon(intents, wait_sec)
         if all(intent.deadline_at is None for intent in intents):
             return answer
-        return then(answer, lambda receipts: self._foretold(intents, receipts))
-
-    def _foretold(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
-        """With a word on each deadline (SPEC OR-4). Jobs without one cost nothing here."""
-        asked = {
-            receipt.job_id: intent
-            for intent, receipt in zip(intents, receipts, strict=True)
-            if intent.deadline_at is not None and receipt.state is State.QUEUED
-        }
-        if not asked:
-            return receipts
-        now = self._store.now()
-        jobs = [(job_id, demand_of(i), max(now, i.earliest_start_at or 0)) for job_id, i in asked.items()]
-        starts = self._store.look(
-            self._rules.host, lambda floor: likely_starts(self._dispatcher.view(floor), jobs)
-        )
-        return [
-            receipt._replace(
-                deadline_reachable=reachable(asked[receipt.job_id], starts[receipt.job_id]),
-                likely_start_at=starts[receipt.job_id],
-            )
-            if receipt.job_id in asked
-            else receipt
-            for receipt in receipts
-        ]
+        return then(answer, lambda receipts: self._foresight.foretold(intents, receipts))
 
     def _check(self, intents: Sequence[Intent]) -> None:
         most = self._rules.capacity.most
@@ -177,47 +152,7 @@ class Desk:
         return self._settle(job_id, decide)
 
     def explain(self, job_id: JobId) -> Explanation:
-        """From the recorded decision where a round has made one; else the same decision, made now."""
-        job = self._store.job(job_id)
-        if job is None:
-            raise NotFound(f"there is no job {job_id}", job_id=job_id)
-        now, rules = self._store.now(), self._rules
-        if job.state is not State.QUEUED:
-            dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
-            return explain(job, now, dispatch=dispatch)
-
-        demand = demand_of(job.intent)
-        seen = self._store.look(
-            rules.host,
-            lambda floor: outlook(
-                self._dispatcher.view(floor), job_id=job_id, demand=demand, ready_at=job.ready_at
-            ),
-        )
-        reason = seen.reason
-        if isinstance(reason, LabelMissing):
-            reason = replace(reason, hosts=self._hosts_with(demand, now))
-        if reason is None and (came := self._dispatcher.last_fetched_at(demand, now)) is not None:
-            reason = AwaitsWorker(came)
-        return explain(
-            job,
-            now,
-            reason=reason,
-            recorded=seen.head and reason is not None and reason.code == job.denied,
-            ahead=seen.ahead,
-            line_ahead=seen.line_ahead,
-            likely_start_at=None if isinstance(reason, AwaitsWorker) else seen.likely_start_at,
-            next_when_ends=self._who_ends_at(seen.likely_start_at) if isinstance(reason, NoRoom) else None,
-        )
-
-    def _hosts_with(self, demand: Demand, now: Moment) -> tuple[str, ...]:
-        return tuple(
-            h.host for h in self._store.hosts() if h.until > now and set(demand.labels) <= set(h.labels)
-        )
-
-    def _who_ends_at(self, moment: Moment | None) -> JobId | None:
-        if moment is None:
-            return None
-        return next((d.job_id for d in self._store.live() if d.ends_at == moment), None)
+        return self._foresight.explain(job_id)
 
     def pause(self, addon_id: AddonId = EVERYTHING) -> None:
         """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""

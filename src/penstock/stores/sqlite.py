@@ -8,70 +8,37 @@ list on a page does not make a submit wait.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-import apsw
-
-from penstock.core.books import Books
 from penstock.core.changes import Beat, Change
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Event, Job, Kind
-from penstock.core.landing import Phase
+from penstock.core.job import Dispatch, Job
 from penstock.core.order import Aging, Floor, Ordering, Verdict
 from penstock.core.refusals import StoreFailed
-from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
-from penstock.stores.audit import audit
 from penstock.stores.bell import Bell, Ear, address_of, ring
 from penstock.stores.ids import uuid7
 from penstock.stores.post import Courier, Letter, Post, Reply, post_names
-from penstock.stores.protocol import (
-    Addon,
-    Clock,
-    Depth,
-    Done,
-    Due,
-    Overdue,
-    Query,
-    Receipt,
-    Ride,
-    Standing,
-    Tell,
-    Terms,
-    say_nothing,
-)
-from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, job_from, listed
+from penstock.stores.protocol import Clock, Depth, Done, Receipt, Ride, Standing, Tell, Terms, say_nothing
 from penstock.stores.sqlite_care import Presence, WalGuard, refuse_network_file_system
-from penstock.stores.sqlite_file import (
-    DispatchLock,
-    WriteLock,
-    connect,
-    failures,
-    migrate,
-    one,
-    query,
-    statements,
-)
-from penstock.stores.sqlite_find import found, marks
-from penstock.stores.sqlite_floor import Accounts, Demands, TableFloor, read_books
+from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
+from penstock.stores.sqlite_floor import Demands
+from penstock.stores.sqlite_reads import SqliteReads
 from penstock.stores.sqlite_tx import Transaction
 from penstock.stores.writer import Passage, Writer
 
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
-_IDLE_READERS: Final = 8
 
 
-class SqliteStore:
+class SqliteStore(SqliteReads):
     shared = False
 
     def __init__(
@@ -82,9 +49,8 @@ class SqliteStore:
         ordering: Ordering | None = None,
         new_id: Callable[[], str] = uuid7,
     ) -> None:
-        self._path = Path(path).absolute()
-        self._clock, self._ordering, self._new_id = clock, ordering or Ordering(), new_id
-        self._sql = statements()
+        super().__init__(Path(path).absolute(), clock)
+        self._ordering, self._new_id = ordering or Ordering(), new_id
         with failures(self._path), ExitStack() as opened:
             refuse_network_file_system(self._path)
             self._presence = opened.enter_context(closing(Presence(self._path)))
@@ -94,8 +60,7 @@ class SqliteStore:
             self._write_lock = WriteLock(self._path)
             opened.pop_all()
         self._wal = WalGuard(self._path, self._con)
-        self._written, self._read = Demands(), Demands()
-        self._readers: SimpleQueue[apsw.Connection] = SimpleQueue()
+        self._written = Demands()
         self._rings: list[Callable[[], None]] = []
         self._bell: Bell | None = None
         self._ear: Ear | None = None
@@ -253,10 +218,6 @@ class SqliteStore:
     def drain(self, host: HostId, draining: bool) -> bool:
         return self._write(lambda tx: tx.drain(host, draining))
 
-    def hosts(self) -> list[Host]:
-        with self._reading() as con:
-            return [host_from(row) for row in query(con, "hosts")]
-
     # the dispatcher
 
     def hold_dispatch(self, holder: str) -> None:
@@ -297,162 +258,11 @@ class SqliteStore:
         self.release_dispatch()
         if self._ear is not None:
             self._ear.close()
-        while not self._readers.empty():
-            self._readers.get().close()
+        self._close_readers()
         self._con.close()
         self._presence.close()
         self._write_lock.close()
         self._sender.close()
-
-    # reads
-
-    @contextmanager
-    def _reading(self) -> Iterator[apsw.Connection]:
-        """One snapshot. The connection is read-only, so this transaction cannot turn into a writer."""
-        with failures(self._path):
-            try:
-                con = self._readers.get_nowait()
-            except Empty:
-                con = connect(self._path, readonly=True)
-            con.execute("BEGIN DEFERRED")
-            try:
-                yield con
-            finally:
-                con.execute("ROLLBACK")
-                if self._readers.qsize() < _IDLE_READERS:
-                    self._readers.put(con)
-                else:
-                    con.close()
-
-    def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
-        with self._reading() as con:
-            floor = TableFloor(con, host, self._clock(), self._read, Accounts(con))
-            try:
-                return view(floor)
-            finally:
-                floor.close()
-
-    def books(self, host: HostId) -> Books:
-        with self._reading() as con:
-            accounts = Accounts(con)
-            books = read_books(con, host, self._clock(), accounts)
-            books.spent = dict(books.spent)
-            for addon_id, *_ in list(query(con, "addons")):
-                accounts.get(addon_id)
-        return books
-
-    def job(self, job_id: JobId) -> Job | None:
-        return next(iter(self.jobs([job_id])), None)
-
-    def jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
-        if not job_ids:
-            return []
-        with self._reading() as con:
-            return self._asked(con, job_ids)
-
-    def _asked(self, con: apsw.Connection, job_ids: Sequence[str]) -> list[Job]:
-        return self._jobs(con, self._sql["asked_jobs"], listed(job_ids))
-
-    def _jobs(self, con: apsw.Connection, source: str, *values: Any) -> list[Job]:
-        rows: list[Any] = con.execute(f"{self._sql['job_columns']} {source}", values).fetchall()
-        return [
-            job_from(row[: DEMAND + 1], row[DEMAND + 1 :], self._read.demand(con, row[DEMAND]))
-            for row in rows
-        ]
-
-    def find(self, query: Query) -> list[Job]:
-        sql, values = found(query)
-        with self._reading() as con:
-            return self._jobs(con, sql, *values)
-
-    def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None:
-        with self._reading() as con:
-            return next(self._dispatches(con, "d.dispatch_id = ?", dispatch_id), None)
-
-    def attempts(self, job_id: JobId) -> list[Dispatch]:
-        with self._reading() as con:
-            tried = self._dispatches(
-                con, "d.dispatch_id > ? AND d.dispatch_id < ?", f"{job_id}.", f"{job_id}/"
-            )
-            return sorted(tried, key=lambda dispatch: dispatch.fence)
-
-    def live(
-        self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
-    ) -> list[Dispatch]:
-        where = "d.phase <> 'ended'"
-        values: list[Any] = []
-        if addon_id is not None:
-            where += " AND d.addon_id = ?"
-            values.append(addon_id)
-        if phases:
-            where += f" AND d.phase IN ({marks(phases)})"
-            values += phases
-        with self._reading() as con:
-            where = f"{where} ORDER BY d.admitted_at, d.dispatch_id LIMIT ?"
-            return list(self._dispatches(con, where, *values, limit))
-
-    def _dispatches(self, con: apsw.Connection, where: str, *values: Any) -> Iterator[Dispatch]:
-        rows: list[Any] = con.execute(f"{self._sql['dispatch_columns']} WHERE {where}", values).fetchall()
-        for row in rows:
-            yield dispatch_from(row, self._read.demand(con, row[-1]))
-
-    def checkpoint(self, job_id: JobId) -> str | None:
-        with self._reading() as con:
-            row = one(con, "checkpoint", {"job_id": job_id})
-        return None if row is None else str(row[0])
-
-    def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
-        name = "events" if job_id is None else "events_of_job"
-        values = {"after": after, "most": limit} | ({} if job_id is None else {"job_id": job_id})
-        with self._reading() as con:
-            return [event_from(row) for row in query(con, name, values)]
-
-    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
-        values = {"kinds": listed([*kinds]), "after": after, "most": limit}
-        with self._reading() as con:
-            return [event_from(row) for row in query(con, "events_of", values)]
-
-    def newest(self) -> int:
-        with self._reading() as con:
-            (seq,) = one(con, "newest")
-        return int(seq)
-
-    def addons(self) -> list[Addon]:
-        with self._reading() as con:
-            jobs: dict[str, dict[State, int]] = {}
-            for addon_id, state, count in query(con, "tally"):
-                jobs.setdefault(addon_id, {})[State(state)] = count
-            known = {row[0]: row[1:] for row in query(con, "addons")}
-        return [
-            Addon(AddonId(name), weight, bool(paused), average, units, jobs.get(name, {}))
-            for name in sorted(known.keys() | jobs.keys())
-            for weight, paused, average, units, _ in [known.get(name, (100, 0, 0.0, 0, 0))]
-        ]
-
-    # what the keeper asks
-
-    def overdue(self, limit: int) -> list[Overdue]:
-        now = {"now": self._clock(), "most": limit}
-        late: list[Overdue] = []
-        with self._reading() as con:
-            for due, name in ((Due.EXPIRED, "expired"), (Due.STOP, "to_stop")):
-                for (dispatch_id,) in list(query(con, name, now)):
-                    dispatch = next(self._dispatches(con, "d.dispatch_id = ?", dispatch_id))
-                    job = None if dispatch.job_id is None else self._asked(con, [dispatch.job_id])[0]
-                    late.append(Overdue(due, job, dispatch))
-            past = [job_id for (job_id,) in query(con, "past_deadline", now)]
-            late += [Overdue(Due.DEADLINE, job, None) for job in self._asked(con, past)]
-        return late[:limit]
-
-    def alarm(self) -> Moment | None:
-        with self._reading() as con:
-            (moment,) = one(con, "alarm")
-        return None if moment is None else int(moment)
-
-    def audit(self) -> list[str]:
-        with self._reading() as con:
-            ask, demand_of = partial(query, con), partial(self._read.demand, con)
-            return list(audit(ask, demand_of))
 
 
 def _submitting(letter: Letter, *, sure: bool = True) -> Callable[[Transaction], list[Receipt]]:

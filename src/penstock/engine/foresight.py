@@ -1,0 +1,92 @@
+"""What people are told of the future: why a job waits, when it will likely start, and whether its deadline can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.core.demand import Demand, demand_of
+from penstock.core.explain import Explanation, explain
+from penstock.core.intent import Intent
+from penstock.core.outlook import likely_starts, outlook, reachable
+from penstock.core.reasons import AwaitsWorker, LabelMissing, NoRoom
+from penstock.core.refusals import NotFound
+from penstock.core.states import State
+from penstock.core.words import JobId, Moment
+from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.rules import Rules
+from penstock.stores.protocol import Receipt, Store
+
+__all__ = ["Foresight"]
+
+
+class Foresight:
+    def __init__(self, store: Store, rules: Rules, dispatcher: Dispatcher) -> None:
+        self._store, self._rules, self._dispatcher = store, rules, dispatcher
+
+    def explain(self, job_id: JobId) -> Explanation:
+        """From the recorded decision where a round has made one; else the same decision, made now."""
+        job = self._store.job(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        now, rules = self._store.now(), self._rules
+        if job.state is not State.QUEUED:
+            dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
+            return explain(job, now, dispatch=dispatch)
+
+        demand = demand_of(job.intent)
+        seen = self._store.look(
+            rules.host,
+            lambda floor: outlook(
+                self._dispatcher.view(floor), job_id=job_id, demand=demand, ready_at=job.ready_at
+            ),
+        )
+        reason = seen.reason
+        if isinstance(reason, LabelMissing):
+            reason = replace(reason, hosts=self._hosts_with(demand, now))
+        if reason is None and (came := self._dispatcher.last_fetched_at(demand, now)) is not None:
+            reason = AwaitsWorker(came)
+        return explain(
+            job,
+            now,
+            reason=reason,
+            recorded=seen.head and reason is not None and reason.code == job.denied,
+            ahead=seen.ahead,
+            line_ahead=seen.line_ahead,
+            likely_start_at=None if isinstance(reason, AwaitsWorker) else seen.likely_start_at,
+            next_when_ends=self._who_ends_at(seen.likely_start_at) if isinstance(reason, NoRoom) else None,
+        )
+
+    def _hosts_with(self, demand: Demand, now: Moment) -> tuple[str, ...]:
+        return tuple(
+            h.host for h in self._store.hosts() if h.until > now and set(demand.labels) <= set(h.labels)
+        )
+
+    def _who_ends_at(self, moment: Moment | None) -> JobId | None:
+        if moment is None:
+            return None
+        return next((d.job_id for d in self._store.live() if d.ends_at == moment), None)
+
+    def foretold(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
+        """With a word on each deadline (SPEC OR-4). Jobs without one cost nothing here."""
+        asked = {
+            receipt.job_id: intent
+            for intent, receipt in zip(intents, receipts, strict=True)
+            if intent.deadline_at is not None and receipt.state is State.QUEUED
+        }
+        if not asked:
+            return receipts
+        now = self._store.now()
+        jobs = [(job_id, demand_of(i), max(now, i.earliest_start_at or 0)) for job_id, i in asked.items()]
+        starts = self._store.look(
+            self._rules.host, lambda floor: likely_starts(self._dispatcher.view(floor), jobs)
+        )
+        return [
+            receipt._replace(
+                deadline_reachable=reachable(asked[receipt.job_id], starts[receipt.job_id]),
+                likely_start_at=starts[receipt.job_id],
+            )
+            if receipt.job_id in asked
+            else receipt
+            for receipt in receipts
+        ]
