@@ -225,6 +225,18 @@ def test_the_thread_that_brings_a_job_may_stay_with_it_and_another_one_serves(pa
     assert brings.threads[3] in brings.threads[:3] or brings.threads[4] in brings.threads[:4]
 
 
+def test_while_a_thread_stays_with_a_job_everybody_hears_of_what_it_committed(pair):
+    first, second = pair
+    brings, rung = Brings(), []
+    first.on_change(lambda: rung.append(first.newest()))
+    first.ride(brings)
+    second.submit([JOB], Depth())
+    until(lambda: brings.threads)
+
+    until(lambda: rung and rung[-1] == first.newest() == 3)
+    brings.go_on.set()
+
+
 def test_a_thread_that_stays_with_a_job_keeps_nobody_from_closing(pair):
     first, second = pair
     brings = Brings()
