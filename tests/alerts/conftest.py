@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+from tests.waiting import until
 
 from penstock.alerts import Alerting, Ways
 from penstock.core.alerts import Alert
@@ -105,6 +106,10 @@ class Desk:
         if self.running is not None:
             self.running.stop()
             self.running = None
+
+    def delivered(self, count, receiver):
+        """And taken note of: who is stopped before that delivers once more."""
+        until(lambda: len(receiver.told) == count and not self.messages())
 
     def alert(self, key="k", **more):
         fields = {"kind": "cost_warning", "addon_id": "photos", "text": f"about {key}"} | more

@@ -152,7 +152,7 @@ def test_what_was_held_back_survives_a_restart(desk, receiver):
         desk.alert()
     until(lambda: receiver.told)
     desk.alert("last of the window")
-    until(lambda: len(receiver.told) == 2)
+    desk.delivered(2, receiver)
     desk.stop()
 
     desk.start(webhook=receiver.url, window=0)
@@ -178,7 +178,7 @@ def test_what_happened_while_nobody_read_is_told_later(desk, receiver):
     desk.start(webhook=receiver.url).stop()
     desk.alert("meanwhile")
     desk.start(webhook=receiver.url)
-    until(lambda: receiver.told)
+    desk.delivered(1, receiver)
     desk.stop()
     desk.start(webhook=receiver.url).stop()
 
@@ -190,7 +190,7 @@ def test_a_reader_that_was_killed_before_it_noted_how_far_it_was_tells_the_same_
     desk.start(webhook=receiver.url)
     noted = (desk.folder / "alerts" / "reader.json").read_bytes()
     desk.alert()
-    until(lambda: receiver.told)
+    desk.delivered(1, receiver)
     desk.stop()
     (desk.folder / "alerts" / "reader.json").write_bytes(noted)
 
