@@ -3,7 +3,7 @@ What Python allows with a pool's default bounds, without any library: the floors
 
 `pool_floors` and `process_floors` have programs that only make the calls.  These also do what a pool must do for each,
 whoever writes it: keep two in flight and four pending to the number, give the caller a handle, and tell a hook of each
-step and of the counts after it.  No cancelling, no timeout, no crash to survive, one caller.
+step and of the counts after it.  No cancelling, no timeout, no crash to survive, one caller.  Ours stands beside them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from time import perf_counter
 
 from bench import work
 from bench.gauges import CpuOfTheTree
+from bench.pool_turns import saturation, saturation_from_asyncio
 from bench.process_floors import AHEAD, WORKERS, End, bare_workers, executor_burst, pool_apply, pool_imap
 
 CALLS = 20_000
@@ -326,6 +327,18 @@ def bounded_threads_from_asyncio() -> float:
     return asyncio.run(turn())
 
 
+# Ours, in the same turns
+
+
+def ours(name: str, *, from_asyncio: bool = False) -> Callable[[], float]:
+    turn = saturation_from_asyncio if from_asyncio else saturation
+    return lambda: turn(name, CALLS)["rate"]
+
+
+def ours_by_cpu(name: str) -> Callable[[], float]:
+    return lambda: 1e6 / saturation(name, CALLS)["cpu"]
+
+
 def check(total: int) -> None:
     if total != CALLS * (CALLS + 1) // 2:
         raise RuntimeError("wrong answers")
@@ -334,11 +347,19 @@ def check(total: int) -> None:
 CONTESTS: list[tuple[str, dict[str, Callable[[], float]]]] = [
     (
         "calls/s from asyncio, default bounds",
-        {"run_in_executor, no bound": executor_from_asyncio, "least queue": bounded_from_asyncio},
+        {
+            "run_in_executor, no bound": executor_from_asyncio,
+            "least queue": bounded_from_asyncio,
+            "penstock": ours("penstock", from_asyncio=True),
+        },
     ),
     (
         "calls for a second of CPU, default bounds",
-        {"ProcessPoolExecutor, no bound": executor_burst, "least queue": bounded_burst},
+        {
+            "ProcessPoolExecutor, no bound": executor_burst,
+            "least queue": bounded_burst,
+            "penstock": ours_by_cpu("penstock"),
+        },
     ),
     (
         "calls/s on processes, room to prefetch, bounds kept",
@@ -346,6 +367,8 @@ CONTESTS: list[tuple[str, dict[str, Callable[[], float]]]] = [
             "Pool.imap_unordered, no handle": pool_imap,
             "Pool.apply_async": pool_apply,
             "least queue": bounded_roomy,
+            "penstock": ours("penstock, roomy"),
+            "penstock, map": ours("penstock map, roomy"),
         },
     ),
 ]

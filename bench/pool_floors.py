@@ -38,6 +38,7 @@ def main() -> None:
                 "ThreadPoolExecutor, no bound": executor,
                 "bare hand-off": handed_over,
                 "least queue": bounded_floors.bounded_hand_over,
+                "penstock": bounded_floors.ours("penstock threads"),
             },
         ),
         (
@@ -46,6 +47,7 @@ def main() -> None:
                 "run_in_executor on threads": executor_from_asyncio,
                 "a bare future each": futures_alone,
                 "least queue, with room": bounded_floors.bounded_threads_from_asyncio,
+                "penstock, with room": bounded_floors.ours("penstock threads, roomy", from_asyncio=True),
             },
         ),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -375,3 +376,24 @@ def test_a_function_knows_its_call(kind):
         assert (True, "k", 1, True) == pool.task(calls.about, key_of=lambda: "k", timeout=60)()
         assert (True, ("a", 1), 1, False) == pool.task(calls.about, key_of=lambda: ("a", 1))()
     assert penstock.current_call() is None
+
+
+def test_the_watch_waits_for_whoever_is_about_to_let_go_of_the_pipes(monkeypatch):
+    """To look again and again would take the interpreter from the one that needs it to let go."""
+    with penstock.WorkerPool(1) as pool:
+        pool.submit(calls.echo, 1).result(30)
+        watch = pool._crew._watch
+        until(lambda: not watch._muted)
+        looks = []
+        wait = watch._poller.wait
+        monkeypatch.setattr(
+            watch._poller, "wait", lambda patience: (looks.append(patience), wait(patience))[1]
+        )
+        with watch._reading:
+            call = pool.submit(calls.echo, 2)
+            until(lambda: looks)
+            time.sleep(0.2)
+            seen = len(looks)
+
+        assert 2 == call.result(30)
+        assert seen < 1000

@@ -193,6 +193,13 @@ MUTANTS = [
         ("tests/core/test_queue_model.py",),
     ),
     (
+        "pool: the watch spins while a leader lets go",
+        "penstock/local/watch.py",
+        "self._reading.acquire(timeout=_LOOK):\n",
+        "self._reading.acquire(blocking=False):\n",
+        (f"{CALLS}::test_the_watch_waits_for_whoever_is_about_to_let_go_of_the_pipes",),
+    ),
+    (
         "pool: a future tells those again who saw that it is done",
         "penstock/local/call.py",
         "            self._state = state\n            crowd = self._crowd\n",

@@ -43,7 +43,7 @@ _LOOK_SELDOM: Final = 20e-3
 #: A loop that leads and has not read for so long is busy with something else.
 _STUCK: Final = 5e-3
 #: A leader that came back this soon will do so again: no need to wake the watch in between.
-_SOON: Final = 200e-6
+_SOON: Final = _LOOK
 
 
 class Listener(Protocol):
@@ -260,9 +260,12 @@ class Watch:
                 self._bury(dead)
         while self._to_spawn:
             self._spawn(self._to_spawn.pop())
-        if ready and not self._muted and self._reading.acquire(blocking=False):
+        # A leader that gives the pipes back holds them a moment longer. To look again at once would take the interpreter
+        # from it, which it needs to let go; so wait, and not so long that a death would go unnoticed.
+        if ready and not self._muted and self._reading.acquire(timeout=_LOOK):
             try:
-                self._read(self._poller.pipes())
+                if not self._muted:
+                    self._read(self._poller.pipes())
             finally:
                 self._reading.release()
             if self._crew.pipes_are_deep():
@@ -270,8 +273,8 @@ class Watch:
 
     def _look_in(self, seen: int, patience: float) -> float:
         """Somebody leads, or did a moment ago. Returns when to look again."""
-        if self._loop is not None and clock() - self._loop_read_at < _STUCK:
-            return _LOOK
+        if self._loop is not None and (earliest := self._loop_read_at + _STUCK - clock()) > 0:
+            return max(earliest, _LOOK)  # before that it cannot be stuck
         if not self._reading.acquire(blocking=False):
             return _LOOK_SELDOM  # it waits for the pipes right now
         try:
