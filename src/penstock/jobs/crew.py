@@ -110,6 +110,9 @@ class Crew:
         brought: list[Dispatch] = []
         try:
             for _ in range(MOST_EXCHANGES):
+                if self._far:  # the next exchange is written in this thread: what the last one brought must not wait for it
+                    ready, brought = brought, []
+                    self._take(self._desk.claimed(ready))
                 over = self._ended(len(brought))
                 reports = [_report(*each) for each in over]
                 room = self._free + len(over) + self._ahead() - len(brought)

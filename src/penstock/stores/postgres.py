@@ -125,7 +125,7 @@ class PostgresStore(PostgresReads):
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
         """Behind what this thread has ended before, and with it in one commit where it has not begun."""
-        return self._turns.soon(lambda group: group.add(Admission(host, weigh, terms))).result()
+        return self._turns.here(lambda group: group.add(Admission(host, weigh, terms))).result()
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
         ids = [d.job_id for d in dispatches if d.job_id is not None]
@@ -163,7 +163,7 @@ class PostgresStore(PostgresReads):
     def exchange_soon(
         self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
-        return self._turns.soon(
+        return self._turns.here(
             lambda group: (group.add(Completion(done)), group.add(Admission(host, weigh, terms)))
         )
 

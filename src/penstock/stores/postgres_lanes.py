@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from threading import current_thread, main_thread
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from penstock.core.changes import Change, completed
@@ -11,7 +12,7 @@ from penstock.core.words import Moment
 from penstock.stores.postgres_admit import Admission, Admitting, Turn
 from penstock.stores.postgres_apply import Applying, Changes
 from penstock.stores.postgres_complete import Completing, Completion
-from penstock.stores.writer import Writer
+from penstock.stores.writer import Writer, settling
 
 __all__ = ["Group", "TurnLane", "answered"]
 
@@ -57,6 +58,18 @@ class TurnLane:
     def soon(self, hand_in: Callable[[Group[_Op, Any]], T]) -> Future[T]:
         answer = self._writer.soon(hand_in)
         self.last = answer
+        return answer
+
+    def here(self, hand_in: Callable[[Group[_Op, Any]], T]) -> Future[T]:
+        """
+        In the thread of who calls, if the lane is free: it has nothing else to do meanwhile, and two threads need not wake each other. Not in the
+        main thread, where a Ctrl-C could come between a commit and its answers.
+        """
+        if current_thread() is main_thread():
+            return self.soon(hand_in)
+        self.last = answer = Future[T]()
+        self._writer.put(hand_in, settling(answer))
+        self._writer.carry()
         return answer
 
     def close(self) -> None:

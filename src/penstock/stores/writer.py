@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from penstock.core.refusals import StoreFailed
 from penstock.stores.protocol import Rest
 
-__all__ = ["Passage", "Writer"]
+__all__ = ["Passage", "Writer", "settling"]
 
 T = TypeVar("T")
 log = logging.getLogger("penstock.stores")
@@ -81,14 +81,7 @@ class Writer:
     def soon(self, run: Callable[[Any], T], *, brings: bool = False) -> Future[T]:
         """`brings`: riders may find something to do behind it."""
         answer: Future[T] = Future()
-
-        def told(result: Any, error: BaseException | None) -> None:
-            if error is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(error)
-
-        self.put(run, told, brings=brings)
+        self.put(run, settling(answer), brings=brings)
         self._ring()
         return answer
 
@@ -190,6 +183,16 @@ class Writer:
             self._tell()
         for op, result in zip(batch, results, strict=True):
             op.told(result, None)
+
+
+def settling(answer: Future[Any]) -> Told:
+    def told(result: Any, error: BaseException | None) -> None:
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    return told
 
 
 def _land(riders: list[Passage], answers: list[Any], rest: list[Rest] | None) -> None:
