@@ -55,6 +55,8 @@ MUTANTS = [
     found_in("schema", "whatever has been added to is refused", SCHEMA, 'marks["needs"] > known', 'marks["schema"] > known'),
     found_in("schema", "statements are prepared behind a pooler", LINK, "con.prepares = not self._manners.pooler", "con.prepares = True"),
     found_in("notices", "nobody listens", BELL, "                    con.execute(psycopg.sql.SQL", "                    str(psycopg.sql.SQL"),
+    found_in("notices", "a notice that fails is the commit's failure", WIRE, "        with suppress(psycopg.Error):\n", "        if True:\n"),
+    found_in("notices", "every commit has a notice of its own", BELL, "monotonic() >= self._told_at + GAP_SEC", "self._by_notice"),
     found_in("notices", "nobody looks", BELL, "return before != self._seen", "return False"),
     found_by_contract("an older fence may settle", APPLY, " and job.fence == step.fence)", ")"),
     found_by_contract("a stale phase may settle", APPLY, "dispatch is None or dispatch.phase != step.source", "dispatch is None"),

@@ -7,8 +7,9 @@ from threading import Event
 import pytest
 from tests.postgres.conftest import JOB
 
+from penstock.stores import postgres_bell
 from penstock.stores.postgres_link import Manners
-from penstock.stores.protocol import Depth
+from penstock.stores.protocol import Depth, Query
 
 
 def ear(store):
@@ -61,3 +62,23 @@ def test_the_ear_hears_again_after_the_server_cut_it_off(opened, postgres_server
     opened().submit([JOB], Depth())
 
     assert heard.wait(20)
+
+
+def test_a_notice_that_fails_takes_nothing_back(opened):
+    store = opened()
+    store._link.behind = lambda: ("fate", {"xid": "not a number"})
+    receipts = store.submit([JOB], Depth())
+
+    assert [receipt.job_id for receipt in receipts] == [job.job_id for job in store.find(Query())]
+
+
+def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(opened, monkeypatch):
+    store, sent = opened(), []
+    monkeypatch.setattr(postgres_bell, "GAP_SEC", 0.2)
+    along = store._link.behind
+    monkeypatch.setattr(store._link, "behind", lambda: sent.append(along()) or sent[-1])
+    for _ in range(3):
+        store.submit([JOB], Depth())
+
+    assert sent[0] is not None
+    assert [None, None] == sent[1:]

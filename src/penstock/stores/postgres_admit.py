@@ -114,7 +114,7 @@ class Admitting:
                     self.demands.make([more.loan])
                 keys |= set(more.keys)
             else:
-                self._likely = turning.needed
+                self._likely = turning.needed or self._likely  # with nothing in line nothing was needed
                 return turn
 
 

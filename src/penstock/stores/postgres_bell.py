@@ -2,7 +2,7 @@
 Wake-ups between processes: NOTIFY after commits, LISTEN on a connection of its own, and a look at the database now and then.
 
 The notice is sent after the commit and not with it: a transaction that notifies holds a lock of the whole server while it is written
-to disk, and commits would go one by one. Notices of commits that follow each other closely become one. All of it is a hint: one may be lost,
+to disk, and commits would go one by one. But it goes out behind the COMMIT, in the same round trip. Notices of commits that follow each other closely become one. All of it is a hint: one may be lost,
 and behind a pooler in transaction mode none arrives, so whoever listens also asks once a second whether something was told.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, local
 from time import monotonic
 from typing import Final
 
@@ -19,6 +19,7 @@ import psycopg
 from penstock.core.errors import PenstockError
 from penstock.stores.ids import uuid7
 from penstock.stores.postgres_link import Connection, Link
+from penstock.stores.postgres_wire import Values
 
 __all__ = ["Bell"]
 
@@ -35,12 +36,25 @@ class Bell:
         self._lock, self._rung, self._closed = Lock(), Event(), Event()
         self._threads: dict[str, Thread] = {}
         self._seen = -1
+        self._told_at, self._along = float("-inf"), local()
+        if by_notice:
+            link.behind = self.along
+
+    def along(self) -> tuple[str, Values] | None:
+        """With a COMMIT that is about to be sent, behind it: where nothing was told for a while nobody need be woken for it."""
+        self._along.told = monotonic() >= self._told_at + GAP_SEC
+        return self._notice() if self._along.told else None
 
     def ring(self) -> None:
-        """After a commit. Never blocks."""
-        if self._by_notice:
+        """After a commit, in its thread. Never blocks."""
+        told, self._along.told = getattr(self._along, "told", False), False
+        if self._by_notice and not told:
             self._rung.set()
             self._start("ring", self._send)
+
+    def _notice(self) -> tuple[str, Values]:
+        self._told_at = monotonic()
+        return "ring_alone", {"channel": self.channel, "by": self._me}
 
     def listen(self) -> None:
         self._start("ear", self._attend)
@@ -71,7 +85,7 @@ class Bell:
 
     def _tell(self) -> None:
         with suppress(PenstockError):  # those who wait look by themselves
-            self._link.glance("ring_alone", {"channel": self.channel, "by": self._me})
+            self._link.glance(*self._notice())
 
     def _attend(self) -> None:
         con: Connection | None = None

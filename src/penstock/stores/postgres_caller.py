@@ -55,8 +55,10 @@ class _Guest:
     def __init__(self, con: psycopg.Connection[Any]) -> None:
         self._cursor = psycopg.RawCursor(con, row_factory=tuple_row)
 
-    def exchange(self, calls: Sequence[tuple[Statement, Values]]) -> list[list[Any]]:
-        return [self._one(statement, values) for statement, values in calls]
+    def exchange(
+        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
+    ) -> list[list[Any]]:
+        return [self._one(statement, values) for statement, values in (*calls, *behind)]
 
     def _one(self, statement: Statement, values: Values) -> list[Any]:
         bound = [None if value is None else value.decode() for value in statement.bind(values)]

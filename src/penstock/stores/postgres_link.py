@@ -79,12 +79,19 @@ class Manners:
 class Session:
     """One transaction. It begins with the first thing asked and is over with `finish`."""
 
-    def __init__(self, con: Exchange, sql: Mapping[str, Statement], opening: Sequence[Statement]) -> None:
-        self._con, self._sql, self._opening = con, sql, opening
+    def __init__(
+        self,
+        con: Exchange,
+        sql: Mapping[str, Statement],
+        opening: Sequence[Statement],
+        behind: Callable[[], tuple[str, Values] | None] = lambda: None,
+    ) -> None:
+        """`behind`: what goes out after the COMMIT of something that is to be told. What becomes of it is of no account."""
+        self._con, self._sql, self._opening, self._behind = con, sql, opening, behind
         self._left: list[tuple[str, Values, Callable[[list[Any]], None] | None]] = []
         self.xid: str | None = None
-        #: Under which its events are told.
-        self.batch = 0
+        #: Under which its events are told, and whether there are any.
+        self.batch, self.tells = 0, False
         self.finishing = False
 
     def ask(self, name: str, values: Values = None) -> list[Any]:
@@ -109,18 +116,23 @@ class Session:
     def finish(self) -> None:
         if self._left or not self._opening:
             self.finishing = True
-            self._run_left([(COMMIT, None)])
+            call = self._behind() if self.tells else None
+            self._run_left([(COMMIT, None)], [] if call is None else [(self._sql[call[0]], call[1])])
 
-    def _run_left(self, more: Sequence[tuple[Statement, Values]]) -> None:
+    def _run_left(
+        self, more: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
+    ) -> None:
         left, self._left = self._left, []
-        answers = self._run([*((self._sql[name], values) for name, values, _ in left), *more])
+        answers = self._run([*((self._sql[name], values) for name, values, _ in left), *more], behind)
         for (_, _, then), rows in zip(left, answers, strict=False):
             if then is not None:
                 then(rows)
 
-    def _run(self, calls: Sequence[tuple[Statement, Values]]) -> list[list[Any]]:
+    def _run(
+        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
+    ) -> list[list[Any]]:
         opening, self._opening = self._opening, ()
-        return self._con.exchange([*((each, None) for each in opening), *calls])[len(opening) :]
+        return self._con.exchange([*((each, None) for each in opening), *calls], behind)[len(opening) :]
 
 
 class Link:
@@ -137,6 +149,8 @@ class Link:
         self._room = BoundedSemaphore(manners.connections)
         self._offset, self._asked, self._latest = 0, float("-inf"), 0
         self._closed = False
+        #: What goes out behind each COMMIT of something that is to be told.
+        self.behind: Callable[[], tuple[str, Values] | None] = lambda: None
 
     def in_schema(self, sql: str) -> str:
         return sql.replace("penstock.", f"{self.quoted}.")
@@ -226,7 +240,7 @@ class Link:
         session = None
         try:
             with self.connection() as con:
-                session = Session(con, self.sql, self._begin((BEGIN,)))
+                session = Session(con, self.sql, self._begin((BEGIN,)), self.behind)
                 result = work(session)
                 session.finish()
                 return result

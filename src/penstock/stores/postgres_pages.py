@@ -128,6 +128,7 @@ class Pages:
             written = [*columns(self._ledger(), 4), *columns(of_accounts, 6), *columns(counts, 3)]
             told = [session.batch, len(self._events), pack(self._events)]
             session.leave("write_pages", [*written, *told, session.batch, array(sorted(self._mentioned))])
+        session.tells |= bool(self._events)
         return bool(self._events)
 
     def _ledger(self) -> list[tuple[str, str, int, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import count
 from select import POLLIN, POLLOUT, poll
@@ -66,8 +67,10 @@ def statement(sql: str, *, prepared: bool = True) -> Statement:
 
 
 class Exchange(Protocol):
-    def exchange(self, calls: Sequence[tuple[Statement, Values]]) -> list[list[Any]]:
-        """The rows of each. When one fails those behind it are not run, and its failure is raised."""
+    def exchange(
+        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
+    ) -> list[list[Any]]:
+        """The rows of each. When one fails those after it are not run, and its failure is raised, unless it is one of those `behind`."""
         ...
 
 
@@ -97,22 +100,28 @@ class Connection(psycopg.Connection[TupleRow]):
         self._ready = poll()
         self._ready.register(pgconn.socket, POLLIN)
 
-    def exchange(self, calls: Sequence[tuple[Statement, Values]]) -> list[list[Any]]:
+    def exchange(
+        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
+    ) -> list[list[Any]]:
         """All of them in one round trip."""
         pgconn = self.pgconn
         try:
             pgconn.enter_pipeline_mode()
-            sent = [self._send(*call) for call in calls]
+            sent = [self._send(*call) for call in (*calls, *behind)]
             pgconn.pipeline_sync()
             results = iter(self._receive())
             pgconn.exit_pipeline_mode()
         except BaseException:
             self.close()  # nobody knows what is still on its way
             raise
-        return [
+        answers = [
             self._rows(results, asked, known, is_new)
-            for (asked, _), (known, is_new) in zip(calls, sent, strict=True)
+            for (asked, _), (known, is_new) in zip(calls, sent, strict=False)
         ]
+        with suppress(psycopg.Error):
+            for (asked, _), (known, is_new) in zip(behind, sent[len(calls) :], strict=True):
+                self._rows(results, asked, known, is_new)
+        return answers
 
     def _send(self, asked: Statement, values: Values) -> tuple[_Known, bool]:
         if callable(values):
