@@ -10,7 +10,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -41,6 +43,29 @@ class Place(NamedTuple):
 
     dsn: str
     schema: str
+
+
+@pytest.fixture
+def folder():
+    """Short: the path of a Unix socket may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="pst") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def daemon(folder):
+    """A function that starts the daemon on that folder, with these settings."""
+    from tests.daemon import Daemon
+
+    made = []
+
+    def make(*flags):
+        made.append(Daemon(folder, *flags))
+        return made[-1].start()
+
+    yield make
+    for one in made:
+        one.close()
 
 
 SCHEMAS = count(1)

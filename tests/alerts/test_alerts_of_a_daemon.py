@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-import tempfile
-from pathlib import Path
 
 import pytest
-from tests.daemon import Daemon
+from tests import ROOT
 from tests.waiting import until
 
-PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"
+PAGE = ROOT / "docs" / "alerts.md"
+PRIVATE = "alerts.allow_private=true"  # the receivers are on this machine
 
 
 @pytest.fixture
@@ -21,26 +20,6 @@ def genuine():
     [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(code, names)
     return names["genuine"]
-
-
-@pytest.fixture
-def folder():
-    """Short: the path of a Unix socket may have 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="pst") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def daemon(folder):
-    made = []
-
-    def make(*flags):
-        made.append(Daemon(folder, "alerts.allow_private=true", *flags))
-        return made[-1].start()
-
-    yield make
-    for one in made:
-        one.close()
 
 
 def spend(one):
@@ -54,7 +33,7 @@ def spend(one):
 def test_a_kill_between_the_event_and_its_delivery_loses_no_alert(daemon, receivers, genuine):
     away = receivers()
     away.close()
-    one = daemon(f"alerts.webhook={away.url}")
+    one = daemon(PRIVATE, f"alerts.webhook={away.url}")
     job_id = spend(one)
     one.end(signal.SIGKILL)
     back = receivers(away.port)
@@ -82,7 +61,7 @@ def test_a_command_that_hangs_does_not_hold_up_a_stop(daemon, folder):
 
 
 def test_a_secret_that_others_can_read_stops_the_start(daemon, receiver):
-    one = daemon(f"alerts.webhook={receiver.url}")
+    one = daemon(PRIVATE, f"alerts.webhook={receiver.url}")
     one.end()
     (one.data / "webhook.secret").chmod(0o644)
     with pytest.raises(AssertionError, match="chmod 600"):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.daemon import Daemon, environment
+from tests.daemon import environment
 from tests.waiting import LONG
 
 from penstock.client import Client
@@ -22,26 +21,6 @@ from penstock.engine.house import House
 from penstock.engine.rules import Rules
 from penstock.http.server import Config, serve
 from penstock.stores.memory import MemoryStore
-
-
-@pytest.fixture
-def folder():
-    """Short: the path of a Unix socket may have 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="pst") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def daemon(folder):
-    made = []
-
-    def make(*flags):
-        made.append(Daemon(folder, *flags))
-        return made[-1].start()
-
-    yield make
-    for one in made:
-        one.close()
 
 
 class Workers:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pexpect
@@ -16,13 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "penstock.demo.scheduler"]
 LONG = 110
-
-
-@pytest.fixture
-def folder():
-    """Short: the path of a Unix socket may have 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="pst") as name:
-        yield Path(name)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The page and the example do what they say."""
 
 import importlib
-import re
 import sqlite3
 from contextlib import closing
 from datetime import date
@@ -10,20 +9,14 @@ from pathlib import Path
 import pytest
 
 from penstock.core.graph import NodeStatus
+from tests.pages import run_examples
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "graphs.md"
 
 
 def test_the_examples_of_the_page_run_as_they_stand():
-    text = PAGE.read_text("utf-8")
-    names: dict[str, object] = {"__name__": "graphs_page"}
-    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-
-    assert len(blocks) >= 5
-    for block in blocks:
-        line = text[: block.start(1)].count("\n")
-        exec(compile("\n" * line + block[1], PAGE, "exec"), names)  # a failure names the line of the page
+    assert run_examples(PAGE) >= 5
 
 
 def test_the_page_shows_a_picture_of_the_example():

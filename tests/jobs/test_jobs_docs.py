@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.jobs.conftest import SOURCES
+from tests.pages import run_examples
 from tests.waiting import until
 
 from penstock.jobs.options import Options
@@ -24,14 +24,8 @@ EXAMPLE = ROOT / "examples" / "pack_logs.py"
 
 def test_the_examples_of_the_page_run_as_they_stand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = PAGE.read_text("utf-8")
-    names: dict[str, object] = {"__name__": "jobs_page"}
-    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
 
-    assert len(blocks) >= 6
-    for block in blocks:
-        line = text[: block.start(1)].count("\n")
-        exec(compile("\n" * line + block[1], PAGE, "exec"), names)  # a failure names the line of the page
+    assert run_examples(PAGE) >= 6
 
 
 @pytest.mark.parametrize("name", [*Options.__annotations__, *Settings.__annotations__])

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -65,9 +66,8 @@ class Route:
         return found[1] if found else None
 
 
-def _get(path: str, scope: Scope, handler: Any, answer: Any, summary: str, **more: Any) -> Route:
+def _route(path: str, scope: Scope, handler: Any, answer: Any, summary: str, **more: Any) -> Route:
     return Route(
-        verb="GET",
         path=f"{PREFIX}/{path}",
         scope=scope,
         handler=handler,
@@ -77,16 +77,7 @@ def _get(path: str, scope: Scope, handler: Any, answer: Any, summary: str, **mor
     )
 
 
-def _post(path: str, scope: Scope, handler: Any, answer: Any, summary: str, **more: Any) -> Route:
-    return Route(
-        verb="POST",
-        path=f"{PREFIX}/{path}",
-        scope=scope,
-        handler=handler,
-        answer=answer,
-        summary=summary,
-        **more,
-    )
+_get, _post = partial(_route, verb="GET"), partial(_route, verb="POST")
 
 
 _READ, _SUBMIT, _CANCEL = Scope.JOBS_READ, Scope.JOBS_SUBMIT, Scope.JOBS_CANCEL
