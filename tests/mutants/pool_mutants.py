@@ -97,8 +97,8 @@ MUTANTS = [
     (
         "pool: nobody reads for a loop that is blocked",
         "penstock/local/watch.py",
-        "        if self._loop is not None and clock() - self._loop_read_at < _STUCK:\n",
-        "        if self._loop is not None:\n",
+        "(earliest := self._loop_read_at + _STUCK - clock()) > 0:\n",
+        "(earliest := _LOOK):\n",
         (f"{EXECUTOR}::test_a_loop_that_blocks_does_not_stop_the_pool",),
     ),
     (

@@ -37,7 +37,7 @@ MUTANTS = [
     found_in("many", "a changed head is started all the same", SQL, "WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "FOR UPDATE OF j SKIP LOCKED;"),
     found_in("many", "a round waits for whoever is at a job", SQL, "AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "AND j.events = seen.events FOR UPDATE OF j;"),
     found_in("many", "what was guessed to be there is written though it is not", SQL, "1 / (count(*) = cardinality(%(heads)s::bigint[]))::integer AS there", "least(1, 1 + count(*)) AS there"),
-    found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and any(", "if not exact and any("),
+    found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and limits and any(", "if not exact and limits and any("),
     found_in("many", "a deadlock is the caller's problem", LINK, "errors.DeadlockDetected, ", ""),
     found_in("many", "two who use a key at once see a broken index", LINK, ", errors.UniqueViolation):", "):"),
     found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (batch, size, events)\n         SELECT * FROM", "INSERT INTO penstock.trail (batch, size, events, until)\n         SELECT *, size + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM"),
