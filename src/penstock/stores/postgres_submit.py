@@ -76,6 +76,9 @@ class _Batch:
 
     def take(self, submission: Submission, new_id: Callable[[], str]) -> list[Receipt]:
         """A bulk that conflicts is refused for that before it is refused for its size."""
+        if not any(map(_key, submission.intents)):
+            self._check_depth(submission.intents, submission.depth)
+            return [self._make(intent, new_id) for intent in submission.intents]
         known = [self._known(intent) for intent in submission.intents]
         fresh = [intent for intent, found in zip(submission.intents, known, strict=True) if found is None]
         self._check_depth(fresh, submission.depth)

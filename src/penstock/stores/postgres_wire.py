@@ -196,8 +196,12 @@ _encode: Final = msgspec.json.Encoder().encode
 def columns(rows: Sequence[Sequence[Any]], width: int = 0) -> list[bytes]:
     """
     Rows as one array per column, for `unnest`: one statement and one round trip, however many rows. `width`: of those that may be none.
+    A column without a value is empty: `unnest` goes by the longest, and fills up the others.
     """
-    return [array(column) for column in zip(*rows, strict=True)] or [b"{}"] * width
+    return [
+        b"{}" if column[0] is None and column.count(None) == len(column) else array(column)
+        for column in zip(*rows, strict=True)
+    ] or [b"{}"] * width
 
 
 def array(values: Sequence[Any]) -> bytes:
