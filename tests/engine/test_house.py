@@ -110,3 +110,16 @@ def test_a_host_that_drains_takes_nothing_until_it_is_told_to():
     house.drain(on=False)
     house.dispatcher.step(house.store.now())
     assert str(house.store.job(receipt.job_id).state) == "DISPATCHING"
+
+
+def test_a_start_that_fails_leaves_the_right_to_dispatch_to_others(reopened):
+    def broken(_):
+        raise RuntimeError("what runs here cannot be told")
+
+    house = House(reopened(), RULES)
+    house.desk.submit([job()])
+    house.dispatcher.step(house.store.now())
+    with pytest.raises(RuntimeError, match="cannot be told"):
+        House(house.store, RULES, survivors=broken).start()
+
+    House(house.store, RULES).start().stop()

@@ -92,11 +92,11 @@ class House:
         self.store.hold_dispatch(holder)
         try:
             self.roll.join()
+            put_in_order(self.store, self.rules.ordering.aging)
+            recover(self.store, self.rules, self._survivors, holder)
         except BaseException:  # nobody will stop what did not start, Ctrl-C included: others may dispatch
             self.store.release_dispatch()
             raise
-        put_in_order(self.store, self.rules.ordering.aging)
-        recover(self.store, self.rules, self._survivors, holder)
         self.store.on_change(self.driver.ring)
         self.driver.start()
         self._started = True
