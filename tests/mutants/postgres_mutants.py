@@ -34,7 +34,7 @@ MUTANTS = [
     found_in("many", "a kind's first job has no row to count in", PAGES, '        ("add_ledger", columns(sorted(keys_of(demand)))),\n', '        ("now", None),\n'),
     found_in("many", "units come back to what was read before", SQL, "SET units = ledger.units + new.units, running = ledger.running + new.running", "SET units = greatest(0, new.units), running = greatest(0, new.running)"),
     found_in("many", "a loan is decided on rows that were not locked", ADMIT, "                self._need(set(keys_of(verdict.loan)), verdict.loan)\n", "                of.demands.make([verdict.loan])\n"),
-    found_in("many", "a changed head is started all the same", SQL, "WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "FOR UPDATE OF j SKIP LOCKED;"),
+    found_in("many", "a changed head is started all the same", SQL, "WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED),", "FOR UPDATE OF j SKIP LOCKED),"),
     found_in("many", "a round waits for whoever is at a job", SQL, "AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "AND j.events = seen.events FOR UPDATE OF j;"),
     found_in("many", "what was guessed to be there is written though it is not", SQL, "1 / (count(*) = cardinality(%(heads)s::bigint[]))::integer AS there", "least(1, 1 + count(*)) AS there"),
     found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and limits and any(", "if not exact and limits and any("),
