@@ -70,7 +70,7 @@ def _finish(con: psycopg.Connection[tuple[object, ...]], count: int) -> None:
         runs AS (INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
                                                 expires_at, ended_at, how)
                  SELECT 'done-' || n || '.1', -n, demand, addon_id, 'local', 1, 1, 'ended', created_at, created_at, created_at, created_at + n, 'completed'
-                 FROM one, number)
+                 FROM one, number),
         told AS (INSERT INTO penstock.trail (batch, size, until, events)
                  SELECT -n, 1, -n, format('[[1,"DONE","done-%%s",1,"DONE","completed","1",null]]', n) FROM number)
         INSERT INTO penstock.mention (job_no, batch) SELECT -n, -n FROM number""",
