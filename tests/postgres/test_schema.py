@@ -137,6 +137,16 @@ def test_what_is_asked_often_is_prepared_and_stays_so(postgres):
     store.close()
 
 
+def test_what_is_asked_twice_in_one_trip_is_prepared_once(opened):
+    store = opened()
+    store.submit([JOB] * 1_000, Depth())  # piece by piece
+
+    with store._link.connection() as con:
+        names = con.execute("SELECT statement, count(*) FROM pg_prepared_statements GROUP BY 1").fetchall()
+    assert names
+    assert {1} == {count for _, count in names}
+
+
 def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared(postgres):
     store = opened(postgres, manners=Manners(statement_timeout_ms=7_000, pooler=True))
     for _ in range(8):

@@ -96,6 +96,8 @@ class Connection(psycopg.Connection[TupleRow]):
         #: False behind a pooler, which hands the next transaction to a server connection that has not seen our statements.
         self.prepares = True
         self._known: dict[bytes, _Known] = {}
+        #: Those whose preparing has been sent, and not been answered yet.
+        self._new: dict[bytes, _Known] = {}
         self._names = count(1)
         self._ready = poll()
         self._ready.register(pgconn.socket, POLLIN)
@@ -105,6 +107,7 @@ class Connection(psycopg.Connection[TupleRow]):
     ) -> list[list[Any]]:
         """All of them in one round trip."""
         pgconn = self.pgconn
+        self._new.clear()
         try:
             pgconn.enter_pipeline_mode()
             sent = [self._send(*call) for call in (*calls, *behind)]
@@ -130,9 +133,9 @@ class Connection(psycopg.Connection[TupleRow]):
         if not (self.prepares and asked.prepared):
             self.pgconn.send_query_params(asked.text, bound, result_format=Format.BINARY)
             return _Known(b"", self), False
-        known = self._known.get(asked.text)
+        known = self._known.get(asked.text) or self._new.get(asked.text)
         if is_new := known is None:
-            known = _Known(b"penstock_%d" % next(self._names), self)
+            known = self._new[asked.text] = _Known(b"penstock_%d" % next(self._names), self)
             self.pgconn.send_prepare(known.name, asked.text)
         self.pgconn.send_query_prepared(known.name, bound, result_format=Format.BINARY)
         return known, is_new
