@@ -24,8 +24,8 @@ __all__ = ["Appetite", "Heads", "RowFloor", "Standby", "enter", "read_books", "s
 
 PIECE: Final = 1_000
 #: A look at all lines that took longer is slow, and then comes only once in so many times its length.
-SLOW_SEC: Final = 0.01
-REST: Final = 20
+SLOW_SEC: Final = 0.003
+REST: Final = 10
 #: What the first pieces of all lines hold together.
 FIRST: Final = 1_000
 
