@@ -43,12 +43,14 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
         con = apsw.Connection(os.fspath(path), flags=flags, statementcachesize=STATEMENTS)
         con.set_busy_timeout(10_000)
         if not readonly:
+            # Of a new file. A move writes a few bytes in each of a dozen pages, and all of every page goes into the log: half of the usual size.
+            con.pragma("page_size", 2_048)
             con.pragma("journal_mode", "wal")
             # FULL: a commit that was answered survives a power cut. NORMAL may lose the newest ones.
             con.pragma("synchronous", "FULL")
             con.pragma("journal_size_limit", 64 * 1024 * 1024)
             # Seldom enough that a page which many commits write goes into the file once.
-            con.pragma("wal_autocheckpoint", 4_000)
+            con.pragma("wal_autocheckpoint", 8_000)
             con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
         # A plan must not depend on what is bound: else a statement that asks for a limit is compiled anew at every call.
         con.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
