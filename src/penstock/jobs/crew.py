@@ -70,6 +70,7 @@ class Crew:
             now,
             tick,
         )
+        self._known = Kinds(job_types=frozenset())
         #: Claimed, and not begun. Whoever pops one has it: the thread that runs it, or the one that gives it back.
         self._waiting: dict[DispatchId, Attempt] = {}
         self.running: dict[DispatchId, Attempt] = {}
@@ -132,7 +133,9 @@ class Crew:
 
     @property
     def _kinds(self) -> Kinds:
-        return Kinds(job_types=frozenset(self._functions))
+        if len(self._known.job_types) != len(self._functions):  # they only ever become more
+            self._known = Kinds(job_types=frozenset(self._functions))
+        return self._known
 
     @property
     def _free(self) -> int:

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -59,26 +58,38 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
     return con
 
 
-@contextmanager
-def failures(path: Path) -> Iterator[None]:
+class failures:  # noqa: N801 - it stands in a `with`, at every commit, where a generator would cost as much as a statement
     """What SQLite reports about the disk or the file, in our words. A broken constraint is our own bug and stays as it is."""
-    try:
-        yield
-    except (
-        apsw.BusyError,
-        apsw.LockedError,
-        apsw.FullError,
-        apsw.IOError,
-        apsw.ReadOnlyError,
-        apsw.CorruptError,
-        apsw.NotADBError,
-        apsw.CantOpenError,
-        apsw.PermissionsError,
-    ) as error:
-        kind = type(error).__name__.removesuffix("Error").lower()
-        raise StoreFailed(f"{path} {_ADVICE[kind]} ({error})", kind=kind) from error
-    except OSError as error:
-        raise StoreFailed(f"{path} {_ADVICE['cantopen']} ({error})", kind="cantopen") from error
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, _OF_THE_FILE):
+            kind = type(error).__name__.removesuffix("Error").lower()
+            raise StoreFailed(f"{self._path} {_ADVICE[kind]} ({error})", kind=kind) from error
+        if isinstance(error, OSError):
+            raise StoreFailed(f"{self._path} {_ADVICE['cantopen']} ({error})", kind="cantopen") from error
+
+
+_OF_THE_FILE: Final = (
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.FullError,
+    apsw.IOError,
+    apsw.ReadOnlyError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.CantOpenError,
+    apsw.PermissionsError,
+)
 
 
 _ADVICE: Final = {

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
-from penstock.core.books import Books
+from penstock.core.books import EVERYTHING, Books
 from penstock.core.demand import Demand
 from penstock.core.order import Line, Running, Waiting
 from penstock.core.share import Account
@@ -65,12 +65,12 @@ class Accounts(dict[AddonId, Account]):
         if known is not None:
             return known
         if addon_id not in self._absent:
-            row = one(self._con, "account", {"addon_id": addon_id})
-            if row is None:
-                self._absent.add(addon_id)
-            else:
-                weight, paused, average, units, at = row
-                self[addon_id] = Account(weight, bool(paused), average, units, at)
+            self._absent |= {addon_id, EVERYTHING}
+            # With the one that stands for all, which is asked for as often.
+            for row in query(self._con, "accounts", {"addon_id": addon_id, "everything": EVERYTHING}):
+                name, weight, paused, average, units, at = row
+                if name not in self:
+                    self[name] = Account(weight, bool(paused), average, units, at)
         return super().get(addon_id, default)
 
     def setdefault(self, addon_id: AddonId, default: Any = None) -> Any:
@@ -154,7 +154,9 @@ class TableFloor:
             demand_no, line = row
             cursor = self._con.execute(statements()["in_line"], {"demand": demand_no, "line": line})
             self._open.append(cursor)
-            yield Line(self._demands.demand(self._con, demand_no), line == 2, self._pull(demand_no, cursor))
+            demand = self._demands.demand(self._con, demand_no)
+            self.books.accounts.get(demand.addon_id)  # will be asked for, and the one for all with it
+            yield Line(demand, line == 2, self._pull(demand_no, cursor))
 
     def _pull(self, demand_no: int, cursor: Iterable[Any]) -> Iterator[Waiting]:
         for row in cursor:

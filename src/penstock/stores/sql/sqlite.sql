@@ -156,8 +156,8 @@ SELECT scope, name FROM ledger;
 -- name: open_ledger
 INSERT INTO ledger (scope, name, units, running) VALUES (?, ?, ?, ?);
 
--- name: account
-SELECT weight, paused, average, units, at FROM addon WHERE addon_id = :addon_id;
+-- name: accounts
+SELECT addon_id, weight, paused, average, units, at FROM addon WHERE addon_id = :addon_id OR addon_id = :everything;
 
 -- name: addons
 SELECT addon_id, weight, paused, average, units, at FROM addon ORDER BY addon_id;
