@@ -114,7 +114,7 @@ def commands(quick: bool) -> Measure:
 
 
 def submit(servers: Mapping[str, str], quick: bool, how: str, title: str) -> Measure:
-    counts = {"one": 1_000, "bulk": 10_000, "eight": 2_000}
+    counts = {"one": 1_000, "bulk": 10_000, "eight": 8_000}
     count = counts[how] // (10 if quick else 1)
     contestants = [
         _contestant(name, "submit", server and servers[server], how, count)

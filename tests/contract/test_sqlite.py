@@ -21,6 +21,8 @@ from penstock.core.words import SECOND
 from penstock.stores import sqlite_file
 from penstock.stores.protocol import Depth, Query, Terms
 from penstock.stores.sqlite import SqliteStore
+from penstock.stores.sqlite_care import Presence
+from penstock.stores.statements import migrations
 
 T0 = 1_900_000_000 * SECOND
 LATEST = len(sqlite_file.migrations("sqlite"))
@@ -231,6 +233,40 @@ def test_processes_that_open_a_new_file_at_once_make_one_schema(path):
         child.communicate()
 
     assert [child.returncode for child in children] == [0] * 6
+
+
+def test_who_opens_a_new_file_while_another_makes_its_schema_waits_and_keeps_no_copy_of_the_half(
+    path, monkeypatch
+):
+    looked, version = Event(), sqlite_file._version
+
+    def looks(*args):
+        found = version(*args)
+        looked.set()
+        return found
+
+    presence = Presence(path)
+    first = sqlite_file.connect(path)
+    presence.examine(first)
+    first.execute(migrations("sqlite")[0])
+    first.execute(f"PRAGMA user_version = 1; PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
+    lock = sqlite_file.WriteLock(path)
+    lock.__enter__()
+    monkeypatch.setattr(sqlite_file, "_version", looks)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(SqliteStore, path, lambda: T0)
+        assert looked.wait(20)
+        for number, script in enumerate(migrations("sqlite")[1:], 2):
+            first.execute(script)
+            first.execute(f"PRAGMA user_version = {number}")
+        lock.__exit__()
+
+        assert second.result().submit([JOB], Depth())
+    second.result().close()
+    lock.close()
+    first.close()
+    presence.close()
+    assert [] == list(path.parent.glob("*.backup*"))
 
 
 HOLDER = """

@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -106,24 +107,28 @@ _ADVICE: Final = {
 
 
 def migrate(con: apsw.Connection, path: Path) -> None:
-    """Forward only, one transaction per step, after a backup. Two processes may open the file at once: one migrates."""
+    """Forward only, one transaction per step, after a backup. Many processes may open the file at once: one migrates, and the others wait for it."""
     steps = migrations("sqlite")
     with failures(path):
-        version = _version(con, path)
-        if version == len(steps):
+        if _version(con, path) == len(steps):
             return
-        if version > 0:
-            _backup(con, path.with_name(f"{path.name}.v{version}.backup"))
-        for number, script in enumerate(steps, start=1):
-            con.execute("BEGIN EXCLUSIVE")
-            try:
-                if _version(con, path) < number:
-                    con.execute(script)
-                    con.execute(f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}")
-                con.execute("COMMIT")
-            except BaseException:  # an interrupted upgrade leaves the file as it was, Ctrl-C included
-                con.execute("ROLLBACK")
-                raise
+        with closing(WriteLock(path)) as lock, lock:
+            _climb(con, path, steps)
+
+
+def _climb(con: apsw.Connection, path: Path, steps: Sequence[str]) -> None:
+    version = _version(con, path)
+    if 0 < version < len(steps):
+        _backup(con, path.with_name(f"{path.name}.v{version}.backup"))
+    for number, script in enumerate(steps[version:], start=version + 1):
+        con.execute("BEGIN EXCLUSIVE")
+        try:
+            con.execute(script)
+            con.execute(f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}")
+            con.execute("COMMIT")
+        except BaseException:  # an interrupted upgrade leaves the file as it was, Ctrl-C included
+            con.execute("ROLLBACK")
+            raise
 
 
 def integrity(path: Path, *, quick: bool = False) -> list[str]:
