@@ -134,7 +134,9 @@ def test_a_failed_job_is_queued_again_by_retry_and_nothing_else_is(live):
     assert (refused.status, refused.json["code"]) == (409, "illegal_move")
     assert "complete" in refused.json["data"]["allowed"]
     client.post(f"/queue/jobs/{job_id}/complete", outcome)
-    assert client.post(f"/queue/jobs/{job_id}/retry").json["state"] == "QUEUED"
+    again = client.post(f"/queue/jobs/{job_id}/retry").json
+    assert again["state"] in ("QUEUED", "DISPATCHING")  # the dispatcher may have been quicker than the answer
+    assert client.post(f"/queue/jobs/{job_id}/retry").status == 409
 
 
 # admission only
