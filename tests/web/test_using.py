@@ -272,6 +272,18 @@ def test_keys_lead_to_pages_to_the_search_and_to_help(tab):
     assert page.url.endswith("#/jobs")
 
 
+def test_the_key_for_the_search_holds_while_the_page_before_is_still_arriving(tab):
+    tab.page.evaluate(
+        """() => {
+            addEventListener("hashchange", () => setTimeout(() =>
+                document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "/", bubbles: true }))), { once: true });
+            location.hash = "#/machine";
+        }"""
+    )
+
+    tab.until("location.hash === '#/jobs' && document.activeElement.type === 'search'")
+
+
 # coming in
 
 

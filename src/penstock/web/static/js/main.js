@@ -32,14 +32,15 @@ addEventListener("hashchange", () => {
 
 const help = signal(false);
 const SEARCH = "input[type=search]";
-// Where the next page has the focus once it is drawn.
-let arriveAt = "main";
+// The list of jobs has the focus in its search once it is drawn. Kept until then: the page before it may still be arriving.
+let toSearch = false;
 
 function Shell() {
   const { page, id, query } = place.value;
   useEffect(() => {
-    document.querySelector(arriveAt)?.focus({ preventScroll: true });
-    arriveAt = "main";
+    const list = page === "jobs" && !id;
+    document.querySelector(list && toSearch ? SEARCH : "main")?.focus({ preventScroll: true });
+    if (list) toSearch = false;
     document.title = `${id ? `Job ${short(id)}` : PAGES.find((p) => p.path === page)?.name || "No such page"} · Penstock`;
   }, [page, id]);
   if (connection.value === "signed-out") return html`<${SignIn} />`;
@@ -120,7 +121,7 @@ addEventListener("keydown", (event) => {
     event.preventDefault();
     if (place.value.page === "jobs" && !place.value.id) document.querySelector(SEARCH)?.focus();
     else {
-      arriveAt = SEARCH;
+      toSearch = true;
       location.hash = "#/jobs";
     }
   }
