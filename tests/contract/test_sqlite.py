@@ -134,7 +134,7 @@ def test_what_a_rolled_back_transaction_had_seen_is_forgotten(store):
 def test_a_move_whose_event_cannot_be_written_does_not_happen(store):
     [receipt] = store.submit([JOB], Depth())
     store._con.execute(
-        "CREATE TEMP TRIGGER mute BEFORE INSERT ON main.event BEGIN SELECT RAISE(ABORT, 'the trail is full'); END"
+        "CREATE TEMP TRIGGER mute BEFORE INSERT ON main.trail BEGIN SELECT RAISE(ABORT, 'the trail is full'); END"
     )
 
     for act in (lambda: store.submit([JOB], Depth()), lambda: tick(store)):
@@ -225,6 +225,48 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(path, next_version):
     con = apsw.Connection(str(path))
     assert con.pragma("user_version") == LATEST
     assert con.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'novelty'").get == 0
+
+
+BEFORE_BATCHES = """
+INSERT INTO demand (no, key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class)
+VALUES (1, 'k', 'a', 't', 1, 0, 'any', 0, 0, 0);
+INSERT INTO job (no, job_id, addon_id, state, demand, line, turn, ready_at, priority, fence, events, created_at)
+VALUES (2, 'second', 'a', 'QUEUED', 1, 1, 0, 0, 50, 1, 3, 5), (3, 'third', 'a', 'QUEUED', 1, 1, 0, 0, 50, 0, 1, 5);
+INSERT INTO intent (no, payload, unit, time_sensitive) VALUES (2, 'null', 'usd', 0), (3, 'null', 'usd', 0);
+INSERT INTO tally VALUES ('a', 'QUEUED', 2);
+UPDATE mark SET value = iif(name = 'job', 3, 2001);
+INSERT INTO event (seq, at, kind, job_no, n, state, reason, dispatch_id, data)
+VALUES (2, 5, 'SUBMITTED', 2, 1, 'QUEUED', '', NULL, NULL), (4, 6, 'RUNNING', 2, 2, 'RUNNING', '', 'second.1', '{"worker":"w"}'),
+       (5, 6, 'ADMITTED', NULL, 0, NULL, '', 'loan.0', NULL), (2000, 7, 'REQUEUED', 2, 3, 'QUEUED', 'expired', 'second.1', NULL),
+       (2001, 8, 'SUBMITTED', 3, 1, 'QUEUED', '', NULL, NULL);
+"""
+
+
+def test_events_of_a_file_that_had_a_row_for_each_keep_their_numbers(path):
+    con = apsw.Connection(str(path))
+    for script in (*migrations("sqlite")[:3], BEFORE_BATCHES):
+        con.execute(script)
+    con.execute(f"PRAGMA user_version = 3; PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
+    con.close()
+    store = SqliteStore(path, lambda: T0)
+    [receipt] = store.submit([JOB], Depth())
+
+    told = [(event.seq, event.job_id, str(event.kind), event.dispatch_id) for event in store.events(0, 100)]
+    assert told == [
+        (2, "second", "SUBMITTED", None),
+        (4, "second", "RUNNING", "second.1"),
+        (5, None, "ADMITTED", "loan.0"),
+        (2000, "second", "REQUEUED", "second.1"),
+        (2001, "third", "SUBMITTED", None),
+        (2002, receipt.job_id, "SUBMITTED", None),
+    ]
+    of_job = store.events(1, 100, "second")
+    assert [(event.n, event.reason, event.data) for event in of_job] == [
+        (2, "", {"worker": "w"}),
+        (3, "expired", {}),
+    ]
+    assert store.audit() == []
+    store.close()
 
 
 def test_processes_that_open_a_new_file_at_once_make_one_schema(path):
@@ -345,7 +387,7 @@ TWIN = """INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fen
         ("UPDATE demand SET cost_units = 101", "CHECK"),
         ("UPDATE intent SET payload = '{'", "CHECK"),
         ("UPDATE dispatch SET phase = 'ended'", "CHECK"),
-        ("UPDATE event SET kind = 'DONE'", "only ever added"),
+        ("UPDATE trail SET size = 2", "only ever added"),
         (TWIN, "UNIQUE"),
     ],
 )
@@ -422,7 +464,8 @@ def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, 
         "events",
         "events_of",
         "events_of_job",
-        "forget_events",
+        "batches_of",
+        "forget_mentions",
     ],
 )
 def test_no_statement_of_the_hot_path_scans_a_table(store, name):

@@ -72,8 +72,7 @@ def read(path):
     return found
 
 
-def test_all_that_the_file_holds_is_on_the_server_and_numbers_go_on(file, postgres, monkeypatch):
-    monkeypatch.setattr(copying, "BATCH", 4)  # so that there are many
+def test_all_that_the_file_holds_is_on_the_server_and_numbers_go_on(file, postgres):
     before = read(file)
 
     copied = copy_to_postgres(file, postgres.dsn, Sharing(postgres.schema))

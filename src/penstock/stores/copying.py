@@ -1,17 +1,14 @@
 """
 Moving up: all that a SQLite file holds into a PostgreSQL that holds nothing yet, in one transaction, and proof that it is the same.
 
-Nobody may dispatch from the file meanwhile, and whoever submits to it waits. Only one thing has another shape there: an event has no number of
-its own but a place in a batch, so each run of numbers becomes a batch of that size, with gaps where events were forgotten.
+Nobody may dispatch from the file meanwhile, and whoever submits to it waits.
 """
 
 # ruff: noqa: S608  # only names of our own tables are put together; every value is bound or copied
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +17,6 @@ import apsw
 from penstock.core.books import keys_of
 from penstock.core.refusals import StoreFailed
 from penstock.stores.opening import Sharing, open_postgres, shown
-from penstock.stores.postgres_events import pack
 from penstock.stores.postgres_link import Connection, Link, Manners
 from penstock.stores.rows import demand_from
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
@@ -38,8 +34,6 @@ TABLES: Final = (
     "budget",
     "checkpoint",
 )
-#: How many numbers of events make a batch.
-BATCH: Final = 1_000
 
 
 class Copied(NamedTuple):
@@ -123,24 +117,9 @@ def _fill(server: Connection, link: Link, table: str, names: list[str], rows: It
 
 
 def _copy_events(con: apsw.Connection, server: Connection, link: Link) -> None:
-    [(last,)] = con.execute("SELECT value FROM mark WHERE name = 'event'")
-    _fill(server, link, "trail", ["batch", "size", "until", "events"], _batches(con, last))
-    mentions = con.execute("SELECT DISTINCT job_no, (seq - 1) / ? + 1 FROM event WHERE job_no > 0", (BATCH,))
-    _fill(server, link, "mention", ["job_no", "batch"], mentions)
-
-
-def _batches(con: apsw.Connection, last: int) -> Iterator[tuple[int, int, int, str]]:
-    rows = con.execute(
-        "SELECT seq, at, kind, job_id, n, e.state, reason, dispatch_id, data FROM event e LEFT JOIN job j ON j.no = e.job_no ORDER BY seq"
-    )
-    for number, batch in groupby(rows, lambda row: (row[0] - 1) // BATCH):
-        size = min((number + 1) * BATCH, last) - number * BATCH
-        told: list[Any] = [None] * size
-        for seq, *row, dispatch_id, data in batch:
-            job_id = row[2]
-            attempt = dispatch_id[len(job_id) + 1 :] if job_id and dispatch_id else dispatch_id
-            told[seq - 1 - number * BATCH] = (*row, attempt, json.loads(data) if data else None)
-        yield number + 1, size, number * BATCH + size, pack(told).decode()
+    trail = con.execute("SELECT batch, size, batch + size - 1, events FROM trail")
+    _fill(server, link, "trail", ["batch", "size", "until", "events"], trail)
+    _copy(con, server, link, "mention")
 
 
 def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> None:
@@ -155,7 +134,7 @@ def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> Non
     for name, value in (
         (of_demands, demands),
         (f"{link.quoted}.job_no", marks["job"]),
-        (f"{link.quoted}.batch", -(-marks["event"] // BATCH)),
+        (f"{link.quoted}.batch", marks["event"]),
     ):
         server.execute("SELECT setval(%s::regclass, %s, false)", [name, value + 1])
     columns = (

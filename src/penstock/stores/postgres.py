@@ -26,7 +26,6 @@ from penstock.stores.postgres_apply import Beats, Renewing
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed, retried
 from penstock.stores.postgres_complete import Completion
-from penstock.stores.postgres_events import forget
 from penstock.stores.postgres_lanes import Group, TurnLane, answered
 from penstock.stores.postgres_link import Link, Manners, Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
@@ -47,6 +46,7 @@ from penstock.stores.protocol import (
     say_nothing,
 )
 from penstock.stores.rows import host_values
+from penstock.stores.trail import forget
 from penstock.stores.writer import Writer
 
 __all__ = ["PostgresStore"]

@@ -18,10 +18,10 @@ from penstock.core.job import Kind
 from penstock.core.share import Account
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
-from penstock.stores.postgres_events import pack
 from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_wire import array, columns
 from penstock.stores.rows import demand_from, demand_row
+from penstock.stores.trail import pack
 
 __all__ = ["NO_JOB", "Demands", "Key", "Pages", "Told", "accounts_from", "lock_ledger"]
 

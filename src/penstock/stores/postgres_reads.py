@@ -14,7 +14,6 @@ from penstock.core.order import Floor
 from penstock.core.states import IN_FLIGHT, SETTLED, State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
-from penstock.stores.postgres_events import unpack
 from penstock.stores.postgres_floor import Heads, RowFloor, read_books
 from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import Demands
@@ -22,6 +21,7 @@ from penstock.stores.postgres_wire import array
 from penstock.stores.protocol import Addon, Due, Overdue, Query
 from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from
 from penstock.stores.statements import statements
+from penstock.stores.trail import unpack
 
 __all__ = ["PostgresReads"]
 

@@ -13,13 +13,13 @@ import msgspec
 from penstock.core.demand import Demand
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent, make_intent
-from penstock.core.job import Dispatch, Event, Job, Kind, Place, dispatch_id_of
+from penstock.core.job import Dispatch, Job, Place, dispatch_id_of
 from penstock.core.landing import End, Phase
 from penstock.core.quick import quick
 from penstock.core.quiet import QuietState
 from penstock.core.retry import NONE_YET, Counters
 from penstock.core.states import IN_FLIGHT, State
-from penstock.core.words import AddonId, Constraint, DispatchId, HostId, JobId, Moment, RunWhen
+from penstock.core.words import AddonId, Constraint, HostId, JobId, Moment, RunWhen
 
 __all__ = [
     "DEMAND",
@@ -28,7 +28,6 @@ __all__ = [
     "demand_row",
     "dispatch_from",
     "encode",
-    "event_from",
     "host_from",
     "host_values",
     "intent_row",
@@ -207,21 +206,6 @@ def dispatch_from(row: Sequence[Any], demand: Demand) -> Dispatch:
         None if how is None else End(how),
         result,
         failure,
-    )
-
-
-def event_from(row: Sequence[Any]) -> Event:
-    seq, at, kind, job_id, n, state, reason, dispatch_id, data = row
-    return Event(
-        seq=seq,
-        at=at,
-        kind=Kind(kind),
-        job_id=None if job_id is None else JobId(job_id),
-        n=n,
-        state=None if state is None else State(state),
-        reason=reason,
-        dispatch_id=None if dispatch_id is None else DispatchId(dispatch_id),
-        data=json.loads(data) if data else {},
     )
 
 

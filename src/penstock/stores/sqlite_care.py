@@ -35,7 +35,8 @@ TABLES: Final = (
     "dispatch",
     "job",
     "intent",
-    "event",
+    "mention",
+    "trail",
 )
 #: So much longer the `-wal` is made when it has grown, until it is as long as it gets between two checkpoints.
 LEAST_AHEAD: Final = 1 << 20

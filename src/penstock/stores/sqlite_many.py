@@ -20,7 +20,7 @@ from penstock.core.share import Sharing
 from penstock.core.states import State
 from penstock.core.words import HostId, Moment
 from penstock.stores.protocol import Done, Terms
-from penstock.stores.rows import encode, make_dispatch
+from penstock.stores.rows import make_dispatch
 from penstock.stores.sqlite_floor import Standby
 from penstock.stores.sqlite_pages import Pages
 
@@ -66,15 +66,15 @@ def _take(
     for waiting, _, _, ends_at in picks:
         no, fence = waiting.no, waiting.fence + 1
         _, n, max_runtime, max_active, active = standby[no]
-        dispatch_id = dispatch_id_of(waiting.job_id, fence)
+        job_id, attempt = waiting.job_id, str(fence)
+        dispatch_id = dispatch_id_of(job_id, fence)
         n += 1
-        pages.event(now, Kind.DISPATCHING, no, n, State.DISPATCHING, "admitted", dispatch_id, None)
+        pages.event(no, now, Kind.DISPATCHING, job_id, n, State.DISPATCHING, "admitted", attempt, None)
         stop_at, stop_for = None, None
         if leased:
             n += 1
             waited = now - ready_at(waiting.turn, waiting.priority, ordering.aging)
-            data = encode(running_data(worker, waited))
-            pages.event(now, Kind.RUNNING, no, n, state, "", dispatch_id, data)
+            pages.event(no, now, Kind.RUNNING, job_id, n, state, "", attempt, running_data(worker, waited))
             stop_at, stop_for = stop_moment(max_runtime, max_active, active, now)
         taken.setdefault((state, fence, n), []).append(no)
         rows.append(
@@ -85,7 +85,7 @@ def _take(
         )  # fmt: skip
         made.append(
             make_dispatch(
-                dispatch_id, waiting.job_id, demand.addon_id, host, demand, fence, phase, now, until, started_at, ends_at,
+                dispatch_id, job_id, demand.addon_id, host, demand, fence, phase, now, until, started_at, ends_at,
                 stop_at, stop_for, None, worker, 0, None, None, None, None, None
             )
         )  # fmt: skip
@@ -126,7 +126,8 @@ def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) 
         else:
             pages.update("complete_dispatch", dispatch_id, now, result)
         jobs.setdefault((n + 1, now, max(0, now - started_at)), []).append(no)
-        pages.event(now, Kind.DONE, no, n + 1, State.DONE, End.COMPLETED, dispatch_id, None)
+        job_id, _, attempt = dispatch_id.rpartition(".")
+        pages.event(no, now, Kind.DONE, job_id, n + 1, State.DONE, End.COMPLETED, attempt, None)
         freed[host, demand_no] += 1
     if plain:
         pages.updates("complete_dispatch").setdefault((now, None), []).extend(plain)

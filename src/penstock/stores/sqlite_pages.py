@@ -19,17 +19,18 @@ from penstock.core.intent import Intent
 from penstock.core.job import Job
 from penstock.core.share import Account, Sharing
 from penstock.core.states import State
-from penstock.core.words import AddonId, DispatchId, HostId, Moment
-from penstock.stores.rows import encode, listed
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.stores.rows import listed
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_floor import Accounts, Demands, Held
 from penstock.stores.sqlite_sets import add_to_ledger, insert, update
+from penstock.stores.trail import pack
 
 __all__ = ["NO_JOB", "Pages", "Told"]
 
-#: Whose event it is: the job's number, the event's number within the job, the job's state after it.
-Told: TypeAlias = tuple[int | None, int, State | None]
-NO_JOB: Final[Told] = (None, 0, None)
+#: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
+Told: TypeAlias = tuple[int | None, JobId | None, int, State | None]
+NO_JOB: Final[Told] = (None, None, 0, None)
 #: Which one of those asked for, the job's number and events, the demand's number, host, when it started.
 _Lease: TypeAlias = tuple[int, int, int, int, str, Moment]
 _leases: Final = msgspec.json.Decoder(list[_Lease]).decode
@@ -39,12 +40,15 @@ class Pages:
     def __init__(self, con: apsw.Connection, demands: Demands) -> None:
         self._con, self._sql, self._demands = con, statements(), demands
         marks = dict(query(con, "marks"))
-        self._no, self._seq = int(marks["job"]), int(marks["event"])
+        self._no = self._submitted_before = int(marks["job"])
+        #: The number of the first event that is told here.
+        self.batch = int(marks["event"]) + 1
         self._jobs: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
         self._dispatches: list[tuple[Any, ...]] = []
         self._updates: dict[str, dict[Hashable, list[Any]]] = {}
         self._events: list[tuple[Any, ...]] = []
+        self._mentioned: set[int] = set()
         self._held: dict[tuple[HostId, int], int] = defaultdict(int)
         self._moves: dict[tuple[AddonId, State, State], int] = defaultdict(int)
         self.tally: dict[tuple[str, str], int] = defaultdict(int)
@@ -74,14 +78,18 @@ class Pages:
         return self._updates.setdefault(statement, {})
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
-        no, n, state = told
-        data = encode(note.data) if note.data else None
-        self.event(at, note.kind, no, n, state, note.reason, dispatch_id, data)
+        no, job_id, n, state = told
+        attempt = dispatch_id if job_id is None or dispatch_id is None else dispatch_id[len(job_id) + 1 :]
+        self.event(no, at, note.kind, job_id, n, state, note.reason, attempt, note.data or None)
 
-    def event(self, *row: Any) -> None:
-        """The number is taken under the write lock, so numbers follow commits and a reader's cursor skips nothing."""
-        self._seq += 1
-        self._events.append((self._seq, *row))
+    def event(self, no: int | None, *told: Any) -> None:
+        """
+        `told`: as `trail.pack` says. The number is taken under the write lock, so numbers follow commits and a reader's cursor skips
+        nothing. A job that is submitted here knows in which batch it was.
+        """
+        self._events.append(told)
+        if no is not None and no <= self._submitted_before:
+            self._mentioned.add(no)
 
     def moved(self, addon_id: AddonId, source: State, target: State, n: int = 1) -> None:
         self._moves[addon_id, source, target] += n
@@ -133,9 +141,12 @@ class Pages:
             add_to_ledger(self._con, [(*key, *more) for key, more in held.items()])
             self._held.clear()
         if self._events:  # nothing is submitted or moved without one
-            insert(self._con, "add_event", self._events)
-            self._con.execute(self._sql["set_marks"], {"job": self._no, "event": self._seq})
-            self._events, self.told = [], True
+            size = len(self._events)
+            self._con.execute(self._sql["tell"], (self.batch, size, pack(self._events).decode()))
+            if self._mentioned:
+                self._con.execute(self._sql["mention"], (self.batch, listed(sorted(self._mentioned))))
+            self._con.execute(self._sql["set_marks"], {"job": self._no, "event": self.batch + size - 1})
+            self.told = True
         for (addon_id, source, target), n in self._moves.items():
             self.tally[addon_id, source] -= n
             self.tally[addon_id, target] += n

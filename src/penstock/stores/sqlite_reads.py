@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -20,10 +21,11 @@ from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
 from penstock.stores.protocol import Addon, Clock, Due, Overdue, Query
-from penstock.stores.rows import DEMAND, dispatch_from, event_from, host_from, job_from, listed
+from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from, listed
 from penstock.stores.sqlite_file import connect, failures, one, query, statements
 from penstock.stores.sqlite_find import found, marks
 from penstock.stores.sqlite_floor import Accounts, Demands, TableFloor, read_books
+from penstock.stores.trail import unpack
 
 __all__ = ["SqliteReads"]
 
@@ -139,15 +141,26 @@ class SqliteReads:
         return None if row is None else str(row[0])
 
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
-        name = "events" if job_id is None else "events_of_job"
-        values = {"after": after, "most": limit} | ({} if job_id is None else {"job_id": job_id})
-        with self._reading() as con:
-            return [event_from(row) for row in query(con, name, values)]
+        if job_id is None:
+            return self._told("events", {"after": after}, limit, lambda event: event.seq > after)
+        return self._told(
+            "events_of_job",
+            {"job_id": job_id},
+            limit,
+            lambda event: event.job_id == job_id and event.n > after,
+        )
 
     def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
-        values = {"kinds": listed([*kinds]), "after": after, "most": limit}
-        with self._reading() as con:
-            return [event_from(row) for row in query(con, "events_of", values)]
+        values = {"kinds": listed([*kinds]), "after": after}
+        return self._told("events_of", values, limit, lambda event: event.seq > after and event.kind in kinds)
+
+    def _told(
+        self, name: str, values: dict[str, Any], limit: int, wanted: Callable[[Event], bool]
+    ) -> list[Event]:
+        """Batch by batch, as far as it takes."""
+        with self._reading() as con, closing(con.execute(self._sql[name], values)) as batches:
+            told = (event for before, text in batches for event in unpack(before, text))
+            return list(islice(filter(wanted, told), limit))
 
     def newest(self) -> int:
         with self._reading() as con:

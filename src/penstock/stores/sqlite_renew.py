@@ -65,7 +65,7 @@ def renew(con: apsw.Connection, pages: Pages, beat: Beat, tell: Tell, now: Momen
         whose = NO_JOB
         if note.of_job and no is not None:
             n += 1
-            whose = (no, n, State(state))
+            whose = (no, JobId(job_id), n, State(state))
         pages.note(now, note, whose, beat.dispatch_id)
     return standing
 

@@ -40,6 +40,7 @@ from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_pages import NO_JOB, Pages
 from penstock.stores.sqlite_renew import renew
 from penstock.stores.submitting import key_conflict, refuse_beyond
+from penstock.stores.trail import forget
 
 __all__ = ["Transaction"]
 
@@ -163,10 +164,10 @@ class Transaction:
             row = job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now)
             self._like, self._rest = like, (row[2:], intent_row(no, intent)[2:])
         of_job, of_intent = self._rest
-        self._pages.add_job((no, job_id, *of_job), (no, intent.payload, *of_intent))
+        self._pages.add_job((no, job_id, self._pages.batch, *of_job), (no, intent.payload, *of_intent))
         self._pages.fresh[no] = intent
         self._pages.tally[intent.addon_id, State.QUEUED] += 1
-        self._pages.event(now, Kind.SUBMITTED, no, 1, State.QUEUED, "", None, None)
+        self._pages.event(no, now, Kind.SUBMITTED, job_id, 1, State.QUEUED, "", None, None)
         return Receipt(job_id, State.QUEUED, created=True)
 
     # admit
@@ -196,7 +197,8 @@ class Transaction:
         for denial in verdict.denials:
             no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
             n = floor.standby[no].events + 1
-            self._pages.note(now, Note(Kind.DENIED, code, data), (no, n, State.QUEUED))
+            told = (no, denial.waiting.job_id, n, State.QUEUED)
+            self._pages.note(now, Note(Kind.DENIED, code, data), told)
             rows.append((code, encode(data) or "{}", now, n, no))
         if rows:
             self._con.executemany(self._sql["deny_job"], rows)
@@ -255,7 +257,7 @@ class Transaction:
         self._pages.moved(addon_id, job.source, job.target)
         for note in change.notes:
             n += 1
-            self._pages.note(change.at, note, (no, n, job.target), dispatch_id)
+            self._pages.note(change.at, note, (no, job.job_id, n, job.target), dispatch_id)
         return True
 
     def _job_matches(self, step: JobStep, jobs: dict[str, Any]) -> bool:
@@ -344,14 +346,24 @@ class Transaction:
     def prune(self, before: Moment, limit: int) -> int:
         self._pages.flush_rows()
         old = list(query(self._con, "old_jobs", {"before": before, "most": limit}))
+        self._forget_events({no: job_id for no, job_id, _, _ in old})
         for no, job_id, addon_id, state in old:
-            for name in ("forget_events", "forget_checkpoint", "forget_intent", "forget_job"):
+            for name in ("forget_mentions", "forget_checkpoint", "forget_intent", "forget_job"):
                 self._con.execute(self._sql[name], (no,))
             self._con.execute(self._sql["forget_dispatches"], (job_id,))
             self._pages.tally[addon_id, state] -= 1
         if old:
             self._pages.note(self._now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
         return len(old)
+
+    def _forget_events(self, gone: dict[int, str]) -> None:
+        jobs = set(gone.values())
+        for batch, text in list(query(self._con, "batches_of", {"nos": listed([*gone])})):
+            left = forget(text, jobs)
+            if left is None:
+                self._con.execute(self._sql["forget_batch"], (batch,))
+            else:
+                self._con.execute(self._sql["rewrite_batch"], (left, batch))
 
     def reorder(self, aging: Aging, after: int, limit: int) -> int:
         self._pages.flush_rows()

@@ -17,9 +17,9 @@ INSERT INTO demand (key, addon_id, job_type, cost_units, constraints, run_when, 
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING no;
 
 -- name: add_job
-INSERT INTO job (no, job_id, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
+INSERT INTO job (no, job_id, submitted_in, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
                  earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key)
-VALUES (?, ?, ?, 'QUEUED', ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?);
+VALUES (?, ?, ?, ?, 'QUEUED', ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: add_intent
 INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
@@ -29,8 +29,11 @@ INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_u
                       expires_at, ends_at, stop_at, stop_for, worker)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: add_event
-INSERT INTO event (seq, at, kind, job_no, n, state, reason, dispatch_id, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: tell
+INSERT INTO trail (batch, size, events) VALUES (?, ?, ?);
+
+-- name: mention
+INSERT INTO mention (job_no, batch) SELECT value, ? FROM json_each(?);
 
 -- name: job_by_key
 SELECT j.job_id, j.state, i.body_hash FROM job j JOIN intent i USING (no)
@@ -217,8 +220,19 @@ DELETE FROM job WHERE no = ?;
 -- name: forget_intent
 DELETE FROM intent WHERE no = ?;
 
--- name: forget_events
-DELETE FROM event WHERE job_no = ?;
+-- name: batches_of
+SELECT batch, events FROM trail WHERE batch IN (
+    SELECT job.submitted_in FROM json_each(:nos) AS asked CROSS JOIN job ON job.no = asked.value
+    UNION SELECT mention.batch FROM json_each(:nos) AS asked CROSS JOIN mention ON mention.job_no = asked.value);
+
+-- name: forget_batch
+DELETE FROM trail WHERE batch = ?;
+
+-- name: rewrite_batch
+UPDATE trail SET events = ? WHERE batch = ?;
+
+-- name: forget_mentions
+DELETE FROM mention WHERE job_no = ?;
 
 -- name: forget_checkpoint
 DELETE FROM checkpoint WHERE job_no = ?;
@@ -230,20 +244,23 @@ DELETE FROM dispatch WHERE dispatch_id > ?1 || '.' AND dispatch_id < ?1 || '/';
 SELECT c.data FROM checkpoint c JOIN job j ON j.no = c.job_no WHERE j.job_id = :job_id;
 
 -- name: events
-SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
-FROM event e LEFT JOIN job j ON j.no = e.job_no WHERE e.seq > :after ORDER BY e.seq LIMIT :most;
+-- Whole batches, for as long as somebody reads on. The first one may have been read in part.
+SELECT batch - 1, events FROM trail
+WHERE batch >= coalesce((SELECT max(batch) FROM trail WHERE batch <= :after), 0) AND batch + size - 1 > :after ORDER BY batch;
 
 -- name: events_of
-SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
-FROM event e LEFT JOIN job j ON j.no = e.job_no
-WHERE e.seq > :after AND e.kind IN (SELECT value FROM json_each(:kinds)) ORDER BY e.seq LIMIT :most;
+-- The same, of batches that may tell of one of these kinds.
+SELECT batch - 1, events FROM trail
+WHERE batch >= coalesce((SELECT max(batch) FROM trail WHERE batch <= :after), 0) AND batch + size - 1 > :after
+AND EXISTS (SELECT 1 FROM json_each(:kinds) AS kind WHERE instr(events, kind.value) > 0) ORDER BY batch;
 
 -- name: newest
-SELECT coalesce(max(seq), 0) FROM event;
+SELECT coalesce((SELECT batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1), 0);
 
 -- name: events_of_job
-SELECT e.seq, e.at, e.kind, j.job_id, e.n, e.state, e.reason, e.dispatch_id, e.data
-FROM job j JOIN event e ON e.job_no = j.no WHERE j.job_id = :job_id AND e.n > :after ORDER BY e.n LIMIT :most;
+SELECT batch - 1, events FROM trail WHERE batch IN (
+    SELECT submitted_in FROM job WHERE job_id = :job_id
+    UNION SELECT mention.batch FROM job CROSS JOIN mention ON mention.job_no = job.no WHERE job.job_id = :job_id) ORDER BY batch;
 
 -- name: job_columns
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
@@ -309,8 +326,13 @@ SELECT job_id FROM job j WHERE line IS NULL AND ended_at IS NULL
 AND NOT EXISTS (SELECT 1 FROM dispatch d WHERE d.job_no = j.no AND d.phase <> 'ended');
 
 -- name: audit_trail
-SELECT j.job_id FROM job j LEFT JOIN event e ON e.job_no = j.no
-GROUP BY j.no HAVING count(e.seq) <> j.events OR max(e.n) <> j.events OR min(e.n) <> 1;
+WITH told AS MATERIALIZED (
+    SELECT job_id, count(*) AS events, min(n) AS first, max(n) AS last FROM event WHERE job_id IS NOT NULL GROUP BY job_id)
+SELECT told.job_id FROM told LEFT JOIN job j ON j.job_id = told.job_id
+WHERE (told.events, told.first, told.last) IS NOT (j.events, 1, j.events)
+UNION ALL SELECT min(job_id) FROM job HAVING count(*) <> (SELECT count(*) FROM told)
+UNION ALL SELECT j.job_id FROM event e CROSS JOIN job j ON j.job_id = e.job_id
+WHERE e.batch <> j.submitted_in AND NOT EXISTS (SELECT 1 FROM mention m WHERE m.job_no = j.no AND m.batch = e.batch);
 
 -- name: audit_fold
-SELECT j.job_id FROM job j JOIN event e ON e.job_no = j.no AND e.n = j.events WHERE e.state <> j.state;
+SELECT j.job_id FROM event e CROSS JOIN job j ON j.job_id = e.job_id WHERE j.events = e.n AND e.state <> j.state;

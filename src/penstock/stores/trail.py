@@ -24,7 +24,9 @@ _NUL: Final = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 def pack(events: Sequence[Sequence[Any] | None]) -> bytes:
     """Each is at, kind, job_id, n, state, reason, attempt, data."""
     text = _write(events)
-    if b"\\u0000" in text:  # which PostgreSQL cannot make a text of
+    if (
+        b"\\u0000" in text
+    ):  # which PostgreSQL cannot make a text of, and a trail is the same text in every store
         text = _NUL.sub("\\1\N{SYMBOL FOR NULL}".encode(), text)
     return text
 
