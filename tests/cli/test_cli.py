@@ -10,7 +10,6 @@ import subprocess
 import sys
 from datetime import datetime
 
-import pexpect
 import pytest
 
 from penstock.cli.main import VERBS
@@ -190,6 +189,50 @@ def test_every_listing_is_text_and_json(shell, verb):
     assert shell(verb, "--json").stdout.lstrip()[0] in "{["
 
 
+def test_a_table_in_a_pipe_has_its_numbers_below_each_other_and_no_blanks_at_the_ends(shell):
+    for cost in ("5", "40"):
+        shell("submit", "--cost", cost, "--not-before", "+3h", "--", "true")
+    listed = shell("ls", "-n", "2").stdout
+    head, *rows = listed.splitlines()
+    end = head.index("units") + len("units")
+
+    assert [row[:end].split()[-1] for row in rows] == ["40", "5"]
+    assert all(row[:end] == row[:end].rstrip() for row in rows)
+    assert "not before in 3.0 h" in rows[0]
+    assert listed == "".join(f"{line.rstrip()}\n" for line in listed.splitlines())
+
+
+def test_output_as_json_is_one_document_and_a_line_for_each_piece_while_it_is_followed(shell):
+    job_id = shell.submit("sh", "-c", "echo one; echo two >&2")
+    followed = shell("logs", "-f", job_id, "--json").stdout.splitlines()
+    told = shell.told("logs", job_id)
+
+    assert {(p["stream"], p["text"]) for p in told["pieces"]} == {("stdout", "one\n"), ("stderr", "two\n")}
+    assert told["over"]
+    assert [json.loads(line) for line in followed] == told["pieces"]
+
+
+def test_a_run_as_json_is_the_job_that_it_became_and_its_output_goes_aside(shell):
+    done = shell("--json", "run", "--", "sh", "-c", "echo seen; exit 3")
+    told = json.loads(done.stdout)
+
+    assert (done.returncode, done.stderr) == (3, "seen\n")
+    assert (told["state"], told["result"]["exit_code"]) == ("FAILED", 3)
+
+
+def test_what_top_shows_is_to_be_had_as_json(shell):
+    job_id = shell("submit", "--not-before", "+3h", "--", "true").stdout.strip()
+    told = shell.told("top")
+
+    assert told["stats"]["jobs"]["QUEUED"] >= 1
+    assert job_id in {job["job_id"] for job in told["jobs"]}
+
+
+def test_a_fixed_capacity_has_not_been_quiet_since_1970(shell):
+    assert shell("capacity").stdout.startswith("QUIET: the capacity is fixed by a setting")
+    assert shell.told("capacity")["quiet_sec"] is None
+
+
 def test_what_an_addon_spent_stands_against_its_budget(alone):
     alone.up("--set", "addons.me.budget_day=0.5", "--set", "addons.me.budget_month=20")
     command = [sys.executable, "-m", "penstock.runner.job", "spend", "0.45"]
@@ -242,73 +285,6 @@ def test_chaos_kills_a_scheduler_and_its_jobs_and_every_promise_holds(alone):
     assert [promise for promise in told["promises"] if promise["broken"]] == []
 
 
-def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
-    shell.submit("true")
-    narrow, wide = (in_terminal(shell, columns, "ls") for columns in (60, 140))
-
-    assert all(len(line.rstrip()) <= 60 for line in narrow.splitlines())
-    assert "prio" in wide
-    assert "prio" not in narrow
-    assert "state" in narrow
-
-
-def in_terminal(shell, columns, *words):
-    env = {name: value for name, value in shell.env.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "penstock.cli", *words],
-        env=env,
-        dimensions=(30, columns),
-        encoding="utf-8",
-        timeout=30,
-    )
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", child.before)
-
-
-def test_ctrl_c_cancels_what_was_run_and_leaves_nothing_behind(shell):
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "penstock.cli", "run", "--", "sh", "-c", "echo started; sleep 300"],
-        env=shell.env | {"TERM": "xterm-256color"},
-        encoding="utf-8",
-        timeout=30,
-    )
-    child.expect("started")
-    child.sendintr()
-    child.expect(pexpect.EOF)
-    child.close()
-
-    assert child.exitstatus == INTERRUPTED
-    job_id = shell.told("ls", "-n", "1")["jobs"][0]["job_id"]
-    shell.until("CANCELED", job_id)
-
-
-def test_top_shows_jobs_live_and_keys_act_on_them(shell):
-    job_id = shell.submit("sleep", "300")
-    shell.until("RUNNING", job_id)
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "penstock.cli", "top"],
-        env=shell.env | {"TERM": "xterm-256color"},
-        dimensions=(30, 120),
-        encoding="utf-8",
-        timeout=40,
-    )
-    child.expect(job_id[-8:])
-    child.send("c")
-    child.expect("Cancel")
-    child.send("y")
-    shell.until("CANCELED", job_id)
-    child.send("q")
-    child.expect(pexpect.EOF)
-    child.close()
-
-    assert child.exitstatus == 0
-
-
 def test_tokens_are_made_bound_and_revoked(shell):
     secret = shell("token", "make", "reader", "--scope", "jobs:read", "--addon", "photos").stdout.strip()
     url = next(line for line in shell("doctor").stdout.splitlines() if "reachable" in line)
@@ -347,47 +323,6 @@ def test_the_database_is_checked_and_backed_up_while_it_is_used(shell, tmp_path)
     assert (checked.returncode, copied.returncode) == (DONE, DONE), checked.stderr + copied.stderr
     assert shell("db", "check", str(tmp_path / "copy.db")).returncode == DONE
     assert "is there already" in again.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("lss",), "Did you mean ls?"),
-        (("submit",), "give a command behind"),
-        (("submit", "--cost", "200", "--", "true"), "cost"),
-        (("submit", "--not-before", "soon", "--", "true"), "is no moment"),
-        (("submit", "--max-runtime", "5 parsecs", "--", "true"), "is no duration"),
-        (("submit", "--type", "t", "--payload", "{"), "is no JSON"),
-        (("edit", "last"), "nothing to change"),
-        (("token", "make", "x"), "give --scope"),
-        (("addons", "--weight", "5"), "needs an ADDON"),
-        (("up", "--set", "capcity.units=9"), "capacity"),
-    ],
-)
-def test_a_wrong_command_line_names_what_is_wrong_and_exits_with_two(shell, words, says):
-    done = shell(*words)
-
-    assert done.returncode == USAGE, done.stderr
-    assert says in done.stderr
-
-
-def test_what_the_scheduler_refuses_names_the_field(shell):
-    done = shell("submit", "--priority", "101", "--", "true")
-
-    assert done.returncode == REFUSED
-    assert "priority" in done.stderr
-
-
-def test_an_unknown_job_has_a_code_of_its_own(shell):
-    assert shell("show", "ffffffff").returncode == NOT_FOUND
-
-
-def test_without_a_scheduler_every_verb_says_how_to_start_one(alone):
-    done = alone("ls")
-
-    assert done.returncode == UNREACHABLE
-    assert "penstock up" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_stop_ends_the_daemon_and_what_ran_goes_back_to_the_queue(alone):

@@ -35,7 +35,7 @@ def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_wh
 
     assert told.text == (
         "waiting 41 s: needs 8 units, 5 free of 90; 3 of its own kind are before it; "
-        "job 00000017 of b and 1 more is next, whose addon is further below its share; likely to start in 14 s"
+        "job 00000017 of b, whose addon is further below its share, and 1 more are next; likely to start in 14 s"
     )
 
 
@@ -62,7 +62,13 @@ def test_a_job_that_nothing_holds_says_so():
     ],
 )
 def test_a_job_in_flight_says_how_far_it_is(phase, words):
-    dispatch = Dispatch(
+    dispatch = run(phase, started_at=NOW - 5 * SECOND, ends_at=NOW + 7 * SECOND, reason=End.CANCELED)
+
+    assert words in explain(job(State.RUNNING), NOW, dispatch=dispatch).text
+
+
+def run(phase, **more):
+    return Dispatch(
         dispatch_id="d",
         job_id="j",
         addon_id="a",
@@ -71,13 +77,9 @@ def test_a_job_in_flight_says_how_far_it_is(phase, words):
         fence=1,
         phase=phase,
         admitted_at=NOW - 9 * SECOND,
-        started_at=NOW - 5 * SECOND,
         expires_at=NOW + 12 * SECOND,
-        ends_at=NOW + 7 * SECOND,
-        reason=End.CANCELED,
+        **more,
     )
-
-    assert words in explain(job(State.RUNNING), NOW, dispatch=dispatch).text
 
 
 def test_a_settled_job_says_when_that_was_and_what_may_be_done():
@@ -85,3 +87,34 @@ def test_a_settled_job_says_when_that_was_and_what_may_be_done():
 
     assert told.text == "BLOCKED 3 s ago"
     assert told.allowed == ("cancel", "retry")
+
+
+@pytest.mark.parametrize(
+    ("state", "end", "error", "words", "reason"),
+    [
+        (State.DONE, End.COMPLETED, None, "DONE 3 s ago", "completed"),
+        (State.CANCELED, End.CANCELED, "ended by SIGTERM", "CANCELED 3 s ago: ended by SIGTERM", "canceled"),
+        (State.FAILED, End.JOB_ERROR, "Traceback\n...\nKeyError: 7\n", "FAILED 3 s ago (job error): KeyError: 7", "job_error"),
+        (State.BLOCKED, End.COST_LIMIT_REACHED, None, "BLOCKED 3 s ago (cost limit reached)", "cost_limit_reached"),
+    ],
+)  # fmt: skip
+def test_a_settled_job_says_how_its_last_run_ended(state, end, error, words, reason):
+    ended = NOW - 3 * SECOND
+    told = explain(
+        job(state, ended_at=ended), NOW, dispatch=run(Phase.ENDED, end=end, error=error, ended_at=ended)
+    )
+
+    assert (told.text, told.reason) == (words, reason)
+
+
+def test_a_job_that_its_deadline_failed_does_not_blame_the_run_before():
+    before = run(Phase.ENDED, end=End.WORKER_CRASHED, ended_at=NOW - 9 * SECOND)
+    told = explain(job(State.FAILED, ended_at=NOW - 3 * SECOND), NOW, dispatch=before)
+
+    assert told.text == "FAILED 3 s ago (deadline passed)"
+
+
+def test_one_job_is_and_several_are():
+    one = explain(job(), NOW, ahead=[Ahead("job-00000017", "b", "turn")], line_ahead=1).text
+
+    assert "1 of its own kind is before it; job 00000017 of b, in line before it, is next" in one

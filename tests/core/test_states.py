@@ -48,7 +48,7 @@ def test_every_other_move_is_refused_by_name(state, move):
         step(state, move)
 
     assert str(state) in str(refusal.value)
-    assert str(move) in str(refusal.value)
+    assert f"cannot be {str(move).removesuffix('y')}" in str(refusal.value)
     assert refusal.value.data["allowed"] == [str(m) for m in allowed(state)]
 
 

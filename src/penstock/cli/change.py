@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.names import JOB
 from penstock.cli.session import Session, passes
-from penstock.cli.words import WHEN, short
+from penstock.cli.words import PRIORITY, WHEN, short
 
 if TYPE_CHECKING:
     from penstock.http import wire
@@ -19,7 +20,7 @@ __all__ = ["cancel", "edit", "retry"]
 
 @click.command()
 @click.option("--now", is_flag=True, help="Kill what the scheduler itself runs, instead of asking first.")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
 @passes
 def cancel(session: Session, jobs: tuple[str, ...], now: bool) -> None:
     """Cancel jobs. One that runs is told to stop, and ended if it does not."""
@@ -27,7 +28,7 @@ def cancel(session: Session, jobs: tuple[str, ...], now: bool) -> None:
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
 @passes
 def retry(session: Session, jobs: tuple[str, ...]) -> None:
     """Queue FAILED or BLOCKED jobs again, with all their tries and limits anew."""
@@ -35,8 +36,8 @@ def retry(session: Session, jobs: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("job")
-@click.option("-p", "--priority", help="1..100, or low, normal, high, urgent.")
+@click.argument("job", type=JOB)
+@click.option("-p", "--priority", type=PRIORITY, help="1..100, or low, normal, high, urgent.")
 @click.option(
     "--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00; `--not-before-none` takes it away."
 )
@@ -47,7 +48,7 @@ def retry(session: Session, jobs: tuple[str, ...]) -> None:
 def edit(
     session: Session,
     job: str,
-    priority: str | None,
+    priority: int | str | None,
     not_before: datetime | None,
     not_before_none: bool,
     deadline: datetime | None,
@@ -56,7 +57,7 @@ def edit(
     """Priority and times of a queued job."""
     fields: dict[str, Any] = {}
     if priority is not None:
-        fields["priority"] = int(priority) if priority.isdigit() else priority
+        fields["priority"] = priority
     if not_before is not None or not_before_none:
         fields["earliest_start_at"] = None if not_before_none else not_before
     if deadline is not None or deadline_none:

@@ -17,7 +17,7 @@ __all__ = ["db", "opened"]
 
 @click.group()
 def db() -> None:
-    """Check, back up and migrate the database."""
+    """Check, back up, migrate and copy the database."""
 
 
 def _place(given: str | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import sys
 import time
@@ -64,7 +65,7 @@ def look(session: Session) -> Iterator[Finding]:
     )
     for look_at in _LOOKS:
         yield from look_at(settings)
-    yield from _daemon(session)
+    yield from _daemon(session, settings)
 
 
 def _versions() -> Iterator[Finding]:
@@ -175,7 +176,7 @@ def _exposure(settings: Settings) -> Iterator[Finding]:
     address = settings.server.listen
     if address is None:
         yield Finding("ok", "reachable by its Unix socket alone")
-    elif not address.host.startswith("127.") and address.host not in ("::1", "localhost"):
+    elif not address.local:
         yield Finding(
             "note",
             f"it listens beyond this machine: {address}",
@@ -195,13 +196,14 @@ _LOOKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
 )
 
 
-def _daemon(session: Session) -> Iterator[Finding]:
+def _daemon(session: Session, settings: Settings) -> Iterator[Finding]:
     from penstock.client.failures import Denied, Unreachable
 
     try:
         host = session.client.health()
     except Unreachable:
         yield Finding("note", "no scheduler answers", "`penstock up` starts one")
+        yield from _port(settings)
         return
     except Denied as denied:
         yield Finding(
@@ -224,3 +226,21 @@ def _daemon(session: Session) -> Iterator[Finding]:
         "ok",
         f"the scheduler at {session.client.url} answers, up since {host.started_at.astimezone():%Y-%m-%d %H:%M}",
     )
+
+
+def _port(settings: Settings) -> Iterator[Finding]:
+    """Only while no scheduler runs: one that does has the port itself."""
+    address = settings.server.listen
+    if address is None or not address.port:
+        return
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        socket.create_server((address.host, address.port), family=family).close()
+    except OSError as error:
+        yield Finding(
+            "bad",
+            f"`penstock up` cannot listen on {address}: {error.strerror}",
+            "end what listens there, or choose another port: `penstock up --port 0`, or the setting server.listen",
+        )
+    else:
+        yield Finding("ok", f"{address} is free")

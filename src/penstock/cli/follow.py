@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from penstock.cli.names import JOB
 from penstock.cli.session import EXITS, Session, fail, passes
 from penstock.cli.submit import command_of, described, fields_of
 from penstock.cli.words import DURATION, short, span
@@ -34,10 +35,12 @@ _TIMEOUT = 124
 @interruptible()
 def run(session: Session, /, command: tuple[str, ...], detach_on_interrupt: bool, **options: Any) -> None:
     """Submit a command, follow its output, exit with its code."""
+    # As JSON the answer is the job that it became; what the command prints is then beside the point.
+    show = _aside if session.as_json else _print
     kind, what = command_of(command, options)
     job_id = session.client.submit(options["addon"], kind, what, **fields_of(options)).job_id
     try:
-        job = _follow(session, job_id)
+        job = _follow(session, job_id, show)
     except KeyboardInterrupt:
         if detach_on_interrupt:
             session.aside.print(f"\nit goes on: penstock logs -f {short(job_id)}")
@@ -45,13 +48,16 @@ def run(session: Session, /, command: tuple[str, ...], detach_on_interrupt: bool
             session.client.cancel(job_id)
             session.aside.print(f"\ncanceled {short(job_id)}")
         raise
-    if job.state not in ("DONE", "FAILED") or job.end not in ("completed", "job_error"):
-        session.aside.print(f"[yellow]{short(job_id)} {job.state}: {job.end or job.error or ''}[/]")
-    raise click.exceptions.Exit(_code_of(job))
+    session.tell(job)
+    code = _code_of(job)
+    if code is None:  # it says nothing for itself
+        why = job.error or str(job.end or "").replace("_", " ")
+        session.aside.print(f"{short(job_id)} {job.state}: {why}", style="yellow", markup=False)
+    raise click.exceptions.Exit(EXITS.get(job.state, 1) if code is None else code)
 
 
-def _code_of(job: wire.Job) -> int:
-    """The command's own where it had one."""
+def _code_of(job: wire.Job) -> int | None:
+    """The command's own, if it came to have one."""
     import msgspec
 
     if job.state in ("DONE", "FAILED"):
@@ -59,11 +65,11 @@ def _code_of(job: wire.Job) -> int:
         if isinstance(told, dict) and isinstance(told.get("exit_code"), int):
             code = int(told["exit_code"])
             return code if code >= 0 else 128 - code  # as a shell tells of a signal
-    return EXITS.get(job.state, 1)
+    return None
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option("-f", "--follow", is_flag=True, help="Until it ends.")
 @click.option("--attempt", type=click.IntRange(1), help="Of an earlier attempt; the last unless given.")
 @passes
@@ -72,19 +78,29 @@ def logs(session: Session, job: str, follow: bool, attempt: int | None) -> None:
     """What a job printed: its standard output here on standard output, its errors on standard error."""
     job_id = session.job_id(job)
     if follow:
-        _follow(session, job_id)
+        _follow(session, job_id, _lines if session.as_json else _print)
         return
-    offset, last = 0, -1
-    while offset != last:
-        page = session.client.logs(job_id, attempt=attempt, offset=offset)
-        if session.as_json:
-            session.tell(page)
-        else:
+    pages = _pages(session, job_id, attempt)
+    if session.as_json:
+        whole = next(pages)
+        for page in pages:
+            whole.pieces += page.pieces
+            whole.next, whole.over = page.next, page.over
+        session.tell(whole)
+    else:
+        for page in pages:
             _print(page)
-        offset, last = page.next, offset
 
 
-def _follow(session: Session, job_id: str) -> wire.Job:
+def _pages(session: Session, job_id: str, attempt: int | None) -> Iterator[wire.Logs]:
+    page = session.client.logs(job_id, attempt=attempt)
+    yield page
+    while page.pieces:
+        page = session.client.logs(job_id, attempt=page.attempt, offset=page.next)
+        yield page
+
+
+def _follow(session: Session, job_id: str, show: Callable[[wire.Logs], None]) -> wire.Job:
     """Until it is settled, through all its attempts."""
     offset, attempt = 0, 0
     with _status(session, job_id) as seen:
@@ -96,7 +112,7 @@ def _follow(session: Session, job_id: str) -> wire.Job:
                 attempt, offset = page.attempt, 0
             if page.pieces:
                 seen()
-                _print(page)
+                show(page)
             moved, offset = page.next != offset, page.next
             if page.over and not moved:
                 job = session.client.job(job_id)
@@ -109,12 +125,28 @@ def _follow(session: Session, job_id: str) -> wire.Job:
 
 
 def _print(page: wire.Logs) -> None:
+    _write(page, sys.stdout)
+
+
+def _aside(page: wire.Logs) -> None:
+    _write(page, sys.stderr)
+
+
+def _write(page: wire.Logs, out: TextIO) -> None:
     for piece in page.pieces:
         if piece.skipped:
             click.echo(f"[... {piece.skipped} bytes are no longer kept ...]", err=True)
-        stream = sys.stdout if piece.stream == "stdout" else sys.stderr
+        stream = out if piece.stream == "stdout" else sys.stderr
         stream.write(piece.text)
         stream.flush()
+
+
+def _lines(page: wire.Logs) -> None:
+    """A line for each piece, because nobody knows how many will come."""
+    import msgspec
+
+    for piece in page.pieces:
+        click.echo(msgspec.json.encode(piece).decode())
 
 
 @contextmanager
@@ -151,7 +183,7 @@ def _status(session: Session, job_id: str) -> Iterator[Any]:
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
 @click.option("--timeout", type=DURATION, help="Exit with 124 when they have not all been settled by then.")
 @passes
 @interruptible()
@@ -176,7 +208,7 @@ def wait(session: Session, jobs: tuple[str, ...], timeout: float | None) -> None
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on as they happen.")
-@click.option("-j", "--job", help="Of one job.")
+@click.option("-j", "--job", type=JOB, help="Of one job.")
 @click.option("-n", "--limit", type=click.IntRange(1, 500), default=50, show_default=True)
 @passes
 @interruptible()

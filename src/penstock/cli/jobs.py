@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.names import ADDON, JOB
 from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, state_text, table
 from penstock.cli.words import age, short, span
@@ -13,7 +15,7 @@ from penstock.cli.words import age, short, span
 if TYPE_CHECKING:
     from penstock.http import wire
 
-__all__ = ["explain", "ls", "show"]
+__all__ = ["explain", "ls", "show", "standing"]
 
 _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED")
 
@@ -27,7 +29,7 @@ _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CAN
     type=click.Choice(_STATES, case_sensitive=False),
     help="May be repeated.",
 )
-@click.option("-a", "--addon", help="Of this addon.")
+@click.option("-a", "--addon", type=ADDON, help="Of this addon.")
 @click.option("-t", "--type", "job_type", help="Of this job type.")
 @click.option("--tag", help="With this tag.")
 @click.option("-n", "--limit", type=click.IntRange(1, 500), default=20, show_default=True)
@@ -53,9 +55,10 @@ def ls(
     )
     if session.tell(page):
         return
+    now = datetime.now(UTC)
     columns = [
         Column("job"), Column("state"), Column("addon"), Column("type"), Column("units", True, 70), Column("prio", True, 70),
-        Column("tries", True, 90), Column("age", True), Column("waits for", keep=100),
+        Column("tries", True, 90), Column("age", True), Column("why, or how far", keep=100),
     ]  # fmt: skip
     table(
         session.console,
@@ -63,18 +66,26 @@ def ls(
         [
             (
                 short(job.job_id), state_text(job.state), job.addon_id, job.job_type, job.cost_units, job.priority,
-                job.attempts, age(job.created_at), _standing(job),
+                job.attempts, age(job.created_at), standing(job, now),
             )
             for job in page.jobs
         ],
     )  # fmt: skip
+    if not page.jobs:
+        session.aside.print("[dim]there is no such job; `penstock submit -- echo hello` makes one[/]")
     if page.next is not None:
         session.aside.print(f"[dim]the first {limit}; -n shows more[/]")
 
 
-def _standing(job: wire.JobSummary) -> str:
+def standing(job: wire.JobSummary, now: datetime) -> str:
+    """Why it waits, or how far it has come, in a word or two."""
     if job.state == "QUEUED":
-        return job.denied.replace("_", " ")
+        start = job.next_earliest_start_at
+        return (
+            f"not before in {span((start - now).total_seconds())}"
+            if start and start > now
+            else job.denied.replace("_", " ")
+        )
     return _progress(job.progress) if job.state == "RUNNING" else ""
 
 
@@ -83,7 +94,7 @@ def _progress(progress: float | None) -> str:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @passes
 def show(session: Session, job: str) -> None:
     """Everything about a job. JOB: its id, a part of it, or `last`."""
@@ -121,8 +132,6 @@ def show(session: Session, job: str) -> None:
 
 
 def _moment(moment: object) -> str:
-    from datetime import datetime
-
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}" if isinstance(moment, datetime) else ""
 
 
@@ -132,7 +141,7 @@ def _json(raw: object) -> str:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @passes
 def explain(session: Session, job: str) -> None:
     """Why a job is where it is, and when it will likely start."""

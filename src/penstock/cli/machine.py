@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 from rich.text import Text
 
+from penstock.cli.names import ADDON, HOST
 from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import age, span
@@ -25,8 +26,11 @@ def capacity(session: Session) -> None:
         return
     console = session.console
     color = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}[told.quiet]
-    by = f", decided by {told.busy_by}" if told.busy_by else ""
-    console.print(f"[{color}]{told.quiet}[/] for {span(told.quiet_sec)}: busy {told.busy:.1f} of 10{by}")
+    if told.quiet_sec is None:
+        console.print(f"[{color}]{told.quiet}[/]: the capacity is fixed by a setting, nothing is measured")
+    else:
+        by = f", decided by {told.busy_by}" if told.busy_by else ""
+        console.print(f"[{color}]{told.quiet}[/] for {span(told.quiet_sec)}: busy {told.busy:.1f} of 10{by}")
     console.print(
         f"{told.capacity} of {told.most} units may be used, {told.in_use} are in use, {told.free} free"
     )
@@ -52,7 +56,7 @@ def capacity(session: Session) -> None:
 @click.option(
     "--weight", type=click.IntRange(1, 10_000), help="With an ADDON: its share beside the others' 100."
 )
-@click.argument("addon", required=False)
+@click.argument("addon", type=ADDON, required=False)
 @passes
 def addons(session: Session, addon: str | None, weight: int | None) -> None:
     """Who uses the machine: weights, shares, jobs, budgets. With ADDON and --weight: set it."""
@@ -94,7 +98,7 @@ def _spent(addon: Addon, window: str) -> Text:
 
 
 @click.command()
-@click.argument("addon", required=False)
+@click.argument("addon", type=ADDON, required=False)
 @passes
 def pause(session: Session, addon: str | None) -> None:
     """Start nothing more, of ADDON or at all. What runs goes on; submits are still taken."""
@@ -106,7 +110,7 @@ def pause(session: Session, addon: str | None) -> None:
 
 
 @click.command()
-@click.argument("addon", required=False)
+@click.argument("addon", type=ADDON, required=False)
 @passes
 def resume(session: Session, addon: str | None) -> None:
     """Take it up again."""
@@ -140,7 +144,7 @@ def _host_table(session: Session, here: str, known: Sequence[KnownHost]) -> None
 
 
 @click.command()
-@click.argument("host")
+@click.argument("host", type=HOST)
 @passes
 def drain(session: Session, host: str) -> None:
     """HOST starts nothing more, also after a restart. What runs there goes on."""
@@ -150,7 +154,7 @@ def drain(session: Session, host: str) -> None:
 
 
 @click.command()
-@click.argument("host")
+@click.argument("host", type=HOST)
 @passes
 def undrain(session: Session, host: str) -> None:
     """HOST may start jobs again."""

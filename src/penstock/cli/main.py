@@ -6,6 +6,7 @@ The command itself: which verbs there are, and what an exit code means.
     2    the command line is wrong           7    the job is BLOCKED
     3    the scheduler does not answer       124  not settled within --timeout
     4    there is no such job                130  interrupted
+    75   `up`: not started, because something is in the way
 
 `penstock run` exits with the code of the command that it ran.
 """

@@ -4,6 +4,8 @@ What every verb has at hand: the client, how to answer, and what an error is wor
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.client.client import Client
+    from penstock.core.errors import PenstockError
 
 __all__ = ["EXITS", "FAILED", "UNREACHABLE", "Session", "explain_error", "fail", "passes"]
 
@@ -32,7 +35,10 @@ class Session:
     def client(self) -> Client:
         from penstock.client.client import Client
 
-        return Client(self._url, retry_for=1.0)
+        try:
+            return Client(self._url, retry_for=1.0)
+        except ValueError as wrong:
+            raise click.UsageError(f"{'--url' if self._url else 'PENSTOCK_URL'}: {wrong}") from None
 
     def close(self) -> None:
         if "client" in self.__dict__:
@@ -68,6 +74,8 @@ class Session:
             return newest[0].job_id
         if len(said) == 36:
             return said
+        if not re.fullmatch("[0-9a-f-]+", said):
+            fail(f"{said!r} is no part of an id: those are made of 0-9, a-f and -", NOT_FOUND)
         if len(said) < 4:
             fail(f"{said!r} is too short for a part of an id: give four characters or more", NOT_FOUND)
         found = self.client.find(said, limit=6)
@@ -93,6 +101,9 @@ def explain_error(error: Exception) -> int:
     from penstock.core.errors import PenstockError
     from penstock.core.refusals import NotFound
 
+    if isinstance(error, OSError) and error.filename is not None:
+        click.echo(f"penstock: {error.filename}: {error.strerror}", err=True)
+        return FAILED
     if not isinstance(error, PenstockError):
         raise error
     click.echo(f"penstock: {error}", err=True)
@@ -106,16 +117,29 @@ def explain_error(error: Exception) -> int:
         case NotFound():
             return NOT_FOUND
         case Denied():
-            click.echo(
-                "          PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE says which token to use; `penstock token` makes one",
-                err=True,
-            )
+            click.echo(f"          {_whose_token()}", err=True)
             return REFUSED
         case _:
-            hint = getattr(error, "hint", "")
-            if hint:
+            if hint := _hint(error):
                 click.echo(f"          {hint}", err=True)
             return REFUSED
+
+
+def _whose_token() -> str:
+    file = os.environ.get("PENSTOCK_TOKEN_FILE")
+    if file and not os.environ.get("PENSTOCK_TOKEN") and not os.path.exists(file):  # noqa: PTH110 - pathlib is slow to load
+        return f"PENSTOCK_TOKEN_FILE names {file}, which is not there"
+    return "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE says which token to use; `penstock token make` makes one"
+
+
+#: Whose hint speaks of fields of the answer, which nobody sees here: what they hold stands in the message.
+_TOLD_ALREADY: Final = frozenset({"bad_intent", "bad_fields", "illegal_move"})
+
+
+def _hint(error: PenstockError) -> str:
+    if error.code == "queue_full":
+        return f"Try again in {error.data.get('retry_after_sec') or 1:g} s."
+    return "" if error.code in _TOLD_ALREADY else getattr(error, "hint", "")
 
 
 def _problem(problem: Any) -> str:

@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 
 import click
 
+from penstock.cli.names import ADDON
 from penstock.cli.session import Session, passes
-from penstock.cli.words import DURATION, WHEN, short
+from penstock.cli.words import DURATION, PRIORITY, WHEN, short
 
 __all__ = ["described", "fields_of", "submit"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("-a", "--addon", default="cli", show_default=True, help="On whose behalf."),
+    click.option("-a", "--addon", type=ADDON, default="cli", show_default=True, help="On whose behalf."),
     click.option(
         "-c",
         "--cost",
@@ -29,7 +30,12 @@ _OPTIONS = (
         help="Units of the machine's 100.",
     ),
     click.option(
-        "-p", "--priority", default="50", show_default=True, help="1..100, or low, normal, high, urgent."
+        "-p",
+        "--priority",
+        type=PRIORITY,
+        default="50",
+        show_default=True,
+        help="1..100, or low, normal, high, urgent.",
     ),
     click.option(
         "--when",
@@ -132,23 +138,24 @@ def _variable(word: str) -> tuple[str, str]:
 def _payload(said: str | None) -> Any:
     if said is None:
         return None
-    text = (
-        click.open_file(said.removeprefix("@"), encoding="utf-8").read()
-        if said == "-" or said.startswith("@")
-        else said
-    )
     try:
+        text = (
+            click.open_file(said.removeprefix("@"), encoding="utf-8").read()
+            if said == "-" or said.startswith("@")
+            else said
+        )
         return json.loads(text)
+    except OSError as error:
+        raise click.UsageError(f"--payload {said}: {error.strerror}") from None
     except ValueError as error:
         raise click.UsageError(f"--payload is no JSON: {error}") from None
 
 
 def fields_of(options: dict[str, Any]) -> dict[str, Any]:
-    priority = options["priority"]
     deadline: datetime | None = options["deadline"]
     fields = {
         "cost_units": options["cost_units"],
-        "priority": int(priority) if priority.isdigit() else priority,
+        "priority": options["priority"],
         "run_when": options["run_when"],
         "quiet_for_sec": int(options["quiet_for"]),
         "earliest_start_at": options["not_before"],

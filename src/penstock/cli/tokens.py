@@ -9,8 +9,11 @@ import click
 from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import WHEN, age
+from penstock.http.wire import Scope
 
 __all__ = ["token"]
+
+SCOPES = tuple(str(scope) for scope in Scope)
 
 
 @click.group()
@@ -24,7 +27,9 @@ def token() -> None:
     "--scope",
     "scopes",
     multiple=True,
-    help="May be repeated; all that the new token's holder should be able to do.",
+    type=click.Choice(SCOPES),
+    metavar="SCOPE",
+    help=f"{', '.join(SCOPES)}. May be repeated; all that the new token's holder should be able to do.",
 )
 @click.option(
     "--worker", is_flag=True, help="What an add-on's worker needs: submit, read, cancel, lease, signals."

@@ -6,8 +6,9 @@ It reads the same beats as the page, a second at a time, from a thread of its ow
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import click
 from rich.text import Text
@@ -17,8 +18,9 @@ from textual.containers import Horizontal
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
+from penstock.cli.jobs import standing
 from penstock.cli.session import Session, passes
-from penstock.cli.tables import state_text
+from penstock.cli.tables import Column, state_text
 from penstock.cli.words import age, short, span
 
 if TYPE_CHECKING:
@@ -29,13 +31,41 @@ __all__ = ["Top", "top"]
 
 _SHOWN = 200
 
+#: Why a job waits is what one looks for: in a narrow window whatever else there is makes room for it.
+COLUMNS: Final = (
+    Column("job"), Column("state"), Column("addon", keep=85), Column("type", keep=70), Column("units", keep=100),
+    Column("prio", keep=100), Column("age", keep=45), Column("why, or how far"),
+)  # fmt: skip
+
 
 @click.command()
 @passes
 def top(session: Session) -> None:
-    """Everything live, full screen: c cancel, r retry, e explain, p pause, q quit."""
-    session.client.stats()  # an error is told in the terminal, not on a screen that goes away
+    """Everything live, full screen: c cancel, r retry, e explain, p pause, q quit. With --json: what it would show now."""
+    seen = Sight.of(
+        session.client, open_only=True
+    )  # an error is told in the terminal, not on a screen that goes away
+    if session.tell(seen._asdict()):
+        return
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        raise click.UsageError("top needs a terminal; `penstock ls` and `penstock top --json` do not")
     Top(session.client).run()
+
+
+class Sight(NamedTuple):
+    """What is shown at one time: those that run first, then those that wait or need a person."""
+
+    stats: wire.Stats
+    jobs: list[wire.JobSummary]
+
+    @classmethod
+    def of(cls, client: Client, *, open_only: bool) -> Sight:
+        stats = client.stats()
+        running = client.jobs(states=["RUNNING", "DISPATCHING"], limit=_SHOWN).jobs
+        states = ["QUEUED", "FAILED", "BLOCKED"] if open_only else []
+        others = client.jobs(states=states, limit=_SHOWN, newest_first=not open_only).jobs
+        seen = {job.job_id for job in running}
+        return cls(stats, [*running, *(job for job in others if job.job_id not in seen)][:_SHOWN])
 
 
 class Told(ModalScreen[None]):
@@ -82,10 +112,13 @@ class Top(App[None]):
         ("c", "cancel", "cancel"),
         ("r", "retry", "retry"),
         ("e", "explain", "explain"),
-        ("p", "pause", "pause / resume"),
-        ("a", "states", "all / open"),
+        ("p", "pause", "pause"),
+        ("a", "states", "all"),
         ("q", "quit", "quit"),
     ]
+    ENABLE_COMMAND_PALETTE = (
+        False  # it has no more to offer than the keys, and takes their room in a narrow window
+    )
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -103,9 +136,6 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one(DataTable).add_columns(
-            "job", "state", "addon", "type", "units", "prio", "age", "why, or how far"
-        )
         self.query_one(DataTable).focus()
         self._refresh()
         self.set_interval(1.0, self._refresh)
@@ -116,24 +146,15 @@ class Top(App[None]):
     def _load(self) -> None:
         from penstock.core.errors import PenstockError
 
-        states = ["QUEUED", "DISPATCHING", "RUNNING", "FAILED", "BLOCKED"] if self._open_only else []
         try:
-            stats = self._client.stats()
-            running = self._client.jobs(states=["RUNNING", "DISPATCHING"], limit=_SHOWN).jobs
-            others = self._client.jobs(
-                states=[s for s in states if s not in ("RUNNING", "DISPATCHING")],
-                limit=_SHOWN,
-                newest_first=not self._open_only,
-            ).jobs
+            seen = Sight.of(self._client, open_only=self._open_only)
         except PenstockError as error:
             self.call_from_thread(self._say, f"{error}")
             return
-        seen = {job.job_id for job in running}
-        self.call_from_thread(
-            self._draw, stats, [*running, *(job for job in others if job.job_id not in seen)][:_SHOWN]
-        )
+        self.call_from_thread(self._draw, seen)
 
-    def _draw(self, stats: wire.Stats, jobs: list[wire.JobSummary]) -> None:
+    def _draw(self, seen: Sight) -> None:
+        stats, jobs = seen
         self._paused = stats.paused
         done = stats.jobs.get("DONE", 0)
         flow = self.query_one(Sparkline)
@@ -143,32 +164,32 @@ class Top(App[None]):
         ][-120:]
         self._done_before = done
         self.query_one("#numbers", Static).update(_numbers(stats))
-        table = self.query_one(DataTable)
-        at, scroll = table.cursor_row, table.scroll_y
-        table.clear()
-        now = datetime.now(UTC)
-        for job in jobs:
-            why = (
-                f"{job.progress:.0%}"
-                if job.progress is not None and job.state == "RUNNING"
-                else job.denied.replace("_", " ")
-            )
-            cells = (
-                short(job.job_id),
-                job.addon_id,
-                job.job_type,
-                str(job.cost_units),
-                str(job.priority),
-                age(job.created_at, now),
-                why,
-            )
-            table.add_row(
-                Text(cells[0]), state_text(job.state), *(Text(cell) for cell in cells[1:]), key=job.job_id
-            )
-        table.move_cursor(row=min(at, max(0, len(jobs) - 1)))
-        table.scroll_y = scroll
+        self._list(jobs)
         if not jobs:
             self._say("nothing to do: `penstock submit -- echo hello` makes some")
+
+    def _list(self, jobs: list[wire.JobSummary]) -> None:
+        """Anew each time, as the window may have become narrower."""
+        table = self.query_one(DataTable)
+        at, scroll = table.cursor_row, table.scroll_y
+        columns = [column for column in COLUMNS if column.keep <= self.size.width]
+        table.clear(columns=True)
+        table.add_columns(*(column.title for column in columns))
+        now = datetime.now(UTC)
+        for job in jobs:
+            cells = {
+                "job": Text(short(job.job_id)),
+                "state": state_text(job.state),
+                "addon": Text(job.addon_id),
+                "type": Text(job.job_type),
+                "units": Text(str(job.cost_units), justify="right"),
+                "prio": Text(str(job.priority), justify="right"),
+                "age": Text(age(job.created_at, now), justify="right"),
+                "why, or how far": Text(standing(job, now)),
+            }
+            table.add_row(*(cells[column.title] for column in columns), key=job.job_id)
+        table.move_cursor(row=min(at, max(0, len(jobs) - 1)))
+        table.scroll_y = scroll
 
     def _chosen(self) -> str | None:
         table = self.query_one(DataTable)

@@ -7,10 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
-__all__ = ["DURATION", "WHEN", "age", "short", "span"]
+from penstock.core.words import Priority
+
+__all__ = ["DURATION", "PRIORITY", "WHEN", "age", "short", "span"]
 
 _UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_PRIORITIES: Final = tuple(name.lower() for name in Priority.NAMES)
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
@@ -56,6 +60,22 @@ class _When(click.ParamType[datetime]):
             self.fail(f"{value!r} is no moment: write +10m, 22:30, or 2026-12-24 18:00", param, context)
 
 
+class _Priority(click.ParamType["int | str"]):
+    name = "PRIORITY"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int | str:
+        text = str(value).strip().lower()
+        if text in _PRIORITIES:
+            return text
+        if not (text.isdecimal() and Priority.LEAST <= int(text) <= Priority.MOST):
+            self.fail(f"{value!r} is no priority: write 1..100, or {', '.join(_PRIORITIES)}", param, context)
+        return int(text)
+
+    def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in _PRIORITIES if name.startswith(incomplete)]
+
+
+PRIORITY: Final = _Priority()
 DURATION: Final = _Duration()
 WHEN: Final = _When()
 

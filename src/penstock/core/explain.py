@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from penstock.core.job import Dispatch, Job
-from penstock.core.landing import Phase
+from penstock.core.landing import End, Phase
 from penstock.core.reasons import Reason, as_json, retry_after_sec, words
-from penstock.core.states import State, allowed
+from penstock.core.states import SETTLED, State, allowed
 from penstock.core.words import AddonId, JobId, Moment, seconds, spelled
 
 __all__ = ["Ahead", "Explanation", "explain"]
@@ -63,8 +63,10 @@ def explain(
     likely_start_at: Moment | None = None,
     next_when_ends: JobId | None = None,
 ) -> Explanation:
-    """`reason`: what holds a queued job. None: nothing does, and it starts with the next tick."""
+    """`dispatch`: the last one. `reason`: what holds a queued job. None: nothing does, and it starts with the next tick."""
     ways = tuple(str(move) for move in allowed(job.state))
+    if job.state in SETTLED:
+        return _settled(job, dispatch, now, ways)
     if job.state is not State.QUEUED:
         text = _beyond_the_queue(job, dispatch, now)
         return Explanation(job_id=job.job_id, state=job.state, text=text, allowed=ways)
@@ -103,18 +105,36 @@ _WHY = {
 def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
     parts = []
     if line_ahead:
-        parts.append(f"{line_ahead} of its own kind are before it")
+        parts.append(f"{line_ahead} of its own kind {'is' if line_ahead == 1 else 'are'} before it")
     if ahead:
         first = ahead[0]
-        more = f" and {len(ahead) - 1} more" if len(ahead) > 1 else ""
-        parts.append(f"job {first.job_id[-8:]} of {first.addon_id}{more} is next, {_WHY[first.why]}")
+        rest = f" and {len(ahead) - 1} more are next" if len(ahead) > 1 else " is next"
+        parts.append(f"job {first.job_id[-8:]} of {first.addon_id}, {_WHY[first.why]},{rest}")
     return parts
+
+
+def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]) -> Explanation:
+    """How its last run ended, unless it was settled without one: by a deadline in the queue, or a cancel."""
+    ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
+    code, error = "", ""
+    if last is not None and last.end is not None and last.ended_at == job.ended_at:
+        code, error = str(last.end), ((last.error or "").strip().splitlines() or [""])[-1]
+    elif job.state is State.FAILED:
+        code = "deadline_passed"
+    told = code not in ("", End.COMPLETED, End.CANCELED)  # those say no more than the state
+    return Explanation(
+        job_id=job.job_id,
+        state=job.state,
+        text=f"{job.state}{ended}{' (' + code.replace('_', ' ') + ')' if told else ''}{': ' + error if error else ''}",
+        reason=code,
+        reason_data={"error": error} if error else None,
+        allowed=ways,
+    )
 
 
 def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
     if dispatch is None:
-        ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
-        return f"{job.state}{ended}"
+        return str(job.state)
     if dispatch.phase is Phase.RESERVED:
         left = spelled(dispatch.expires_at - now)
         return f"{dispatch.demand.cost_units} units are reserved; its worker has {left} left to ask for the lease"

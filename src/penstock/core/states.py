@@ -81,10 +81,15 @@ def step(state: State, move: Move) -> State:
         return MOVES[state, move]
     except KeyError:
         ways = [str(way) for way in allowed(state)]
-        hint = f"it can {', '.join(ways)}" if ways else "that state is final"
-        raise IllegalMove(
-            f"a {state} job cannot {move}; {hint}", state=str(state), move=str(move), allowed=ways
-        ) from None
+        hint = f"it can be {', '.join(_DONE_TO_IT[way] for way in ways)}" if ways else "that state is final"
+        said = f"a {state} job cannot be {_DONE_TO_IT[move]}; {hint}"
+        raise IllegalMove(said, state=str(state), move=str(move), allowed=ways) from None
+
+
+_DONE_TO_IT: Final = {
+    "admit": "admitted", "start": "started", "complete": "completed", "fail": "failed",
+    "cancel": "canceled", "block": "blocked", "requeue": "requeued", "retry": "retried",
+}  # fmt: skip
 
 
 def allowed(state: State) -> tuple[Move, ...]:

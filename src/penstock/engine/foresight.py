@@ -8,6 +8,7 @@ from dataclasses import replace
 from penstock.core.demand import Demand, demand_of
 from penstock.core.explain import Explanation, explain
 from penstock.core.intent import Intent
+from penstock.core.job import dispatch_id_of
 from penstock.core.outlook import likely_starts, outlook, reachable
 from penstock.core.reasons import AwaitsWorker, LabelMissing, NoRoom
 from penstock.core.refusals import NotFound
@@ -31,8 +32,8 @@ class Foresight:
             raise NotFound(f"there is no job {job_id}", job_id=job_id)
         now, rules = self._store.now(), self._rules
         if job.state is not State.QUEUED:
-            dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
-            return explain(job, now, dispatch=dispatch)
+            last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
+            return explain(job, now, dispatch=last)
 
         demand = demand_of(job.intent)
         seen = self._store.look(

@@ -214,7 +214,7 @@ class Server:
             sock.bind((bind, self._config.port))
         except OSError as error:
             raise Unavailable(
-                f"cannot listen on {bind}:{self._config.port} ({error.strerror}): choose another port",
+                f"cannot listen on {bind}:{self._config.port} ({error.strerror}): choose another port, with the setting server.listen",
                 bind=bind,
                 port=self._config.port,
             ) from error

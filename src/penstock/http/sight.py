@@ -95,7 +95,7 @@ def capacity(call: Call[None, None]) -> wire.Capacity:
         in_use=in_use,
         free=max(0, conditions.capacity - in_use),
         quiet=conditions.quiet,
-        quiet_sec=seconds(conditions.streak),
+        quiet_sec=None if rules.capacity.fixed is not None else seconds(conditions.streak),
         busy=conditions.busy.score,
         busy_by=_by(call, conditions.busy.by),
         draining=conditions.draining,

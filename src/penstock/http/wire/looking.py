@@ -366,7 +366,8 @@ class Capacity(Told):
     in_use: int
     free: int
     quiet: QuietState
-    quiet_sec: float
+    #: For how long it has been so; null where the capacity is fixed by a setting, and nothing is measured.
+    quiet_sec: float | None
     busy: float
     busy_by: str
     draining: bool

@@ -1,0 +1,111 @@
+"""What is said wrongly, refused or not there: the field, the fix, and an exit code; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import socket
+from unittest import mock
+
+import pytest
+
+FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, IN_THE_WAY = 1, 2, 3, 4, 5, 75
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("lss",), "Did you mean ls?"),
+        (("submit",), "give a command behind"),
+        (("submit", "--cost", "200", "--", "true"), "cost"),
+        (("submit", "--not-before", "soon", "--", "true"), "is no moment"),
+        (("submit", "--max-runtime", "5 parsecs", "--", "true"), "is no duration"),
+        (("submit", "--type", "t", "--payload", "{"), "is no JSON"),
+        (("edit", "last"), "nothing to change"),
+        (("token", "make", "x"), "give --scope"),
+        (("addons", "--weight", "5"), "needs an ADDON"),
+        (("up", "--set", "capcity.units=9"), "capacity"),
+        (("submit", "--priority", "101", "--", "true"), "write 1..100, or low, normal, high, urgent"),
+        (("submit", "--type", "t", "--payload", "@nowhere"), "--payload @nowhere: No such file"),
+        (("token", "make", "x", "--scope", "everything"), "jobs:read"),
+        (("--url", "ftp://example.org", "ls"), "--url: 'ftp://example.org' must be http://host:port"),
+        (("top",), "needs a terminal"),
+    ],
+)
+def test_a_wrong_command_line_names_what_is_wrong_and_exits_with_two(shell, words, says):
+    done = shell(*words)
+
+    assert done.returncode == USAGE, done.stderr
+    assert says in done.stderr
+
+
+def test_what_the_scheduler_refuses_names_the_field_and_nothing_that_is_not_to_be_seen_here(shell):
+    done = shell("submit", "--not-before", "+2h", "--deadline", "+1h", "--", "true")
+
+    assert done.returncode == REFUSED
+    assert done.stderr == "penstock: earliest_start_at must lie before deadline_at\n"
+
+
+def test_a_move_that_the_state_does_not_allow_is_refused_in_words(shell):
+    job_id = shell.submit("true")
+    shell("wait", job_id)
+    done = shell("cancel", job_id)
+
+    assert done.returncode == REFUSED
+    assert done.stderr == "penstock: a DONE job cannot be canceled; that state is final\n"
+
+
+def test_a_command_that_cannot_be_started_says_why(shell):
+    done = shell("run", "--", "no-such-command")
+
+    assert (done.returncode, done.stdout) == (FAILED, "")
+    assert "cannot start 'no-such-command': No such file or directory" in done.stderr
+    assert "cannot start 'no-such-command'" in shell("explain", "last").stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("zzzz", "those are made of 0-9, a-f"), ("ab", "four characters"), ("ffffffff", "no job with")],
+)
+def test_what_names_no_job_says_why_not(shell, said, why):
+    done = shell("show", said)
+
+    assert done.returncode == NOT_FOUND
+    assert why in done.stderr
+
+
+def test_a_token_file_that_is_not_there_is_named(shell):
+    url = json.loads((shell.folder / "daemon.json").read_text())["url"]
+    with mock.patch.dict(shell.env, PENSTOCK_URL=url, PENSTOCK_TOKEN_FILE="/no/such/token"):
+        done = shell("ls")
+
+    assert done.returncode == REFUSED
+    assert "PENSTOCK_TOKEN_FILE names /no/such/token, which is not there" in done.stderr
+
+
+def test_without_a_scheduler_every_verb_says_how_to_start_one(alone):
+    done = alone("ls")
+
+    assert done.returncode == UNREACHABLE
+    assert "penstock up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_another_has_is_found_by_doctor_and_by_up(alone):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        alone.env["PENSTOCK_SERVER_LISTEN"] = f"127.0.0.1:{port}"
+        found, started = alone("doctor"), alone("up")
+    free = alone("doctor")
+
+    assert (found.returncode, started.returncode) == (FAILED, IN_THE_WAY)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in found.stdout
+    assert "penstock up --port 0" in found.stdout
+    assert f"127.0.0.1:{port} is free" in free.stdout
+
+
+def test_a_file_that_cannot_be_used_is_named_without_a_traceback(shell, tmp_path):
+    done = shell("db", "backup", str(tmp_path / "no" / "such" / "folder" / "copy.db"))
+
+    assert done.returncode in (FAILED, REFUSED)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("penstock: ")

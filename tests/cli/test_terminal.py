@@ -1,0 +1,164 @@
+"""The command in a terminal: narrow and wide windows, full screen, Ctrl-C, and TAB."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pexpect
+import pytest
+
+INTERRUPTED = 130
+
+
+def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
+    shell.submit("true")
+    narrow, wide = (in_terminal(shell, columns, "ls") for columns in (60, 140))
+
+    assert all(len(line.rstrip()) <= 60 for line in narrow.splitlines())
+    assert "prio" in wide
+    assert "prio" not in narrow
+    assert "state" in narrow
+
+
+def in_terminal(shell, columns, *words):
+    env = {name: value for name, value in shell.env.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "penstock.cli", *words],
+        env=env,
+        dimensions=(30, columns),
+        encoding="utf-8",
+        timeout=30,
+    )
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    return without_codes(child.before)
+
+
+def without_codes(text):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_ctrl_c_cancels_what_was_run_and_leaves_nothing_behind(shell):
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "penstock.cli", "run", "--", "sh", "-c", "echo started; sleep 300"],
+        env=shell.env | {"TERM": "xterm-256color"},
+        encoding="utf-8",
+        timeout=30,
+    )
+    child.expect("started")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+
+    assert child.exitstatus == INTERRUPTED
+    job_id = shell.told("ls", "-n", "1")["jobs"][0]["job_id"]
+    shell.until("CANCELED", job_id)
+
+
+def test_top_shows_jobs_live_and_keys_act_on_them(shell):
+    job_id = shell.submit("sleep", "300")
+    shell.until("RUNNING", job_id)
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "penstock.cli", "top"],
+        env=shell.env | {"TERM": "xterm-256color"},
+        dimensions=(30, 120),
+        encoding="utf-8",
+        timeout=40,
+    )
+    child.expect(job_id[-8:])
+    child.send("c")
+    child.expect("Cancel")
+    child.send("y")
+    shell.until("CANCELED", job_id)
+    child.send("q")
+    child.expect(pexpect.EOF)
+    child.close()
+
+    assert child.exitstatus == 0
+
+
+@pytest.mark.parametrize("columns", [60, 160])
+def test_top_shows_why_a_job_waits_and_all_its_keys_in_any_window(shell, columns):
+    shell("submit", "--not-before", "+3h", "--", "true")
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "penstock.cli", "top"],
+        env=shell.env | {"TERM": "xterm-256color", "COLUMNS": str(columns)},
+        dimensions=(24, columns),
+        encoding="utf-8",
+        timeout=40,
+    )
+    shown = all_of(child, "not before in 3.0 h", "explain", "pause", "quit")
+    child.send("q")
+    child.expect(pexpect.EOF)
+    child.close()
+
+    assert child.exitstatus == 0
+    assert ("prio" in shown) == (columns > 100)
+
+
+def all_of(child, *words):
+    """What is drawn until all of these have been, in whatever order."""
+    shown = ""
+    for _ in range(1_000):
+        shown += child.read_nonblocking(10_000, timeout=40)
+        if all(word in shown for word in words):
+            return shown
+    raise AssertionError(shown)
+
+
+# Completions
+
+
+def completed(shell, *words):
+    """What a shell is offered for the last of the words."""
+    env = shell.env | {
+        "_PENSTOCK_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["penstock", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-c", "from penstock.cli.main import main; main()"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.split()]
+
+
+def test_verbs_options_and_their_values_are_completed(shell):
+    assert completed(shell, "ca") == ["cancel", "capacity"]
+    assert completed(shell, "ls", "--st") == ["--state"]
+    assert completed(shell, "submit", "-p", "u") == ["urgent"]
+    assert completed(shell, "token", "make", "x", "--scope", "jobs:c") == ["jobs:cancel"]
+
+
+def test_jobs_addons_and_hosts_are_completed_by_those_there_are(shell):
+    job_id = shell("submit", "--addon", "photographs", "--not-before", "+3h", "--", "true").stdout.strip()
+
+    assert completed(shell, "show", "l") == ["last"]
+    assert completed(shell, "show", job_id[-8:-2]) == [job_id[-8:]]
+    assert completed(shell, "pause", "photog") == ["photographs"]
+    assert completed(shell, "drain", "") == ["local"]
+
+
+def test_without_a_scheduler_nothing_is_offered_and_nothing_is_said(alone):
+    assert completed(alone, "show", "") == []
+
+
+def test_tab_completes_a_verb_in_bash(shell, tmp_path):
+    (tmp_path / "penstock").write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock.cli "$@"\n')
+    (tmp_path / "penstock").chmod(0o755)
+    env = shell.env | {"PATH": f"{tmp_path}:{shell.env['PATH']}", "TERM": "dumb", "PS1": "$ "}
+    child = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], env=env, encoding="utf-8", timeout=30)
+    child.sendline('eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"; echo re""ady')
+    child.expect("ready")
+    child.send("penstock undr\t")
+    child.expect("undrain")
+    child.sendcontrol("c")
+    child.sendline("exit")
+    child.expect(pexpect.EOF)
+    child.close()
