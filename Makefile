@@ -80,7 +80,7 @@ pgbouncer:
 		echo "PgBouncer could not be installed: the tests behind a pooler are skipped"; \
 	else echo "The tests behind a pooler need PgBouncer (Debian: sudo apt-get install pgbouncer); they are skipped"; fi
 
-check: lint types test  ## all that CI runs
+check: lint types test-cluster test  ## all that CI runs
 
 format: .venv  ## rewrite in the house style
 	$(BIN)/ruff format .

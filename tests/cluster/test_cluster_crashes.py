@@ -282,7 +282,10 @@ def test_a_program_that_disconnects_is_told_so(machines):
         pool.shutdown()
     """
 
-    assert "disconnected from Ray" in run_program(program).communicate(timeout=60)[0]
+    told = run_program(program).communicate(timeout=60)[0]
+
+    # Its actor goes with it, and the news of that may be here before anything is asked of Ray.
+    assert "disconnected from Ray" in told or "INTENDED_USER_EXIT" in told
 
 
 def test_functions_of_a_script_travel_by_value(machines, tmp_path):

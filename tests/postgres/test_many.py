@@ -70,6 +70,19 @@ def test_one_key_submitted_by_many_at_once_is_one_job(opened):
     assert 1 == sum(receipt.created for receipt in receipts)
 
 
+def test_a_key_that_another_commits_after_we_looked_is_looked_up_again(opened, postgres_server):
+    """In one order and no other: both have found the key unused when the first of them commits."""
+    store = opened()
+    keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
+    with psycopg.connect(postgres_server.dsn) as other, ThreadPoolExecutor(1) as pool:
+        [first] = store.submit_within(other, [keyed], Depth())
+        answer = pool.submit(lambda: store.submit([keyed], Depth()))
+        until_there_is(postgres_server, "pg_locks WHERE NOT granted")
+        other.commit()
+
+        assert [(first.job_id, False)] == [(r.job_id, r.created) for r in answer.result(20)]
+
+
 def test_one_key_with_two_bodies_at_once_is_one_job_and_one_conflict(opened):
     stores = [opened() for _ in range(2)]
 
