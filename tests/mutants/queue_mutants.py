@@ -82,8 +82,8 @@ MUTANTS = [
     ),
     in_queue(
         "a full queue refuses under block",
-        "                return ACCEPTED\n        if self._policy is Policy.BLOCK:\n            return self._wait(ticket)",
-        "                return ACCEPTED\n        if self._policy is Policy.BLOCK:\n            return REFUSED",
+        "                return ACCEPTED\n        if self._blocks:\n            return self._wait(ticket)",
+        "                return ACCEPTED\n        if self._blocks:\n            return REFUSED",
     ),
     in_queue(
         "drop-oldest drops the newest",
@@ -116,7 +116,7 @@ MUTANTS = [
     in_queue("the last waiter is served first", "            ticket = waiters.popleft()\n", "            ticket = waiters.pop()\n"),
     in_queue(
         "all waiters are woken by one room",
-        "        while waiters and self._has_room():\n",
+        "        while room > 0 and waiters:\n",
         "        while waiters:\n",
     ),
     in_queue(

@@ -64,13 +64,14 @@ class DispatchQueue(Generic[TicketT]):
     """
 
     __slots__ = (
-        "_cursor", "_evicts", "_front", "_max_in_flight", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
+        "_blocks", "_cursor", "_evicts", "_front", "_max_in_flight", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
         "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._policy = limits.policy
+        self._blocks = limits.policy is Policy.BLOCK
         self._max_in_flight = limits.max_in_flight
         # With a depth of 0 whatever is pending came back from a crash, and the newcomer could not start in its stead.
         self._evicts = limits.policy is Policy.DROP_OLDEST and limits.max_queue_depth > 0
@@ -109,7 +110,7 @@ class DispatchQueue(Generic[TicketT]):
                 self.pending += 1
                 self._pending.append(ticket)
                 return ACCEPTED
-        if self._policy is Policy.BLOCK:
+        if self._blocks:
             return self._wait(ticket)
         if self._evicts and self.pending:
             self._evict_oldest()
@@ -125,7 +126,7 @@ class DispatchQueue(Generic[TicketT]):
         if not self.waiting and self._has_room():
             self._keep_place(ticket)
             return Verdict.RESERVED
-        if self._policy is Policy.BLOCK:
+        if self._blocks:
             return self._wait(ticket)
         if self._evicts and self.pending:
             self._evict_oldest()
@@ -195,12 +196,15 @@ class DispatchQueue(Generic[TicketT]):
         self.evicted.append(oldest)
 
     def _grant(self, now: float) -> None:
-        """Give room to those who wait, first come first served."""
+        """Give room to those who wait, first come first served; each takes one place of it, now or when its payload is made."""
         waiters = self._waiters
-        while waiters and self._has_room():
+        free = self.limit - self.in_flight
+        room = self.max_queue_depth + (free if free > 0 else 0) - self.pending - self.reserved
+        while room > 0 and waiters:
             ticket = waiters.popleft()
             if ticket.stage is not WAITING:
                 continue
+            room -= 1
             self.waiting -= 1
             if ticket.eager:
                 self._accept(ticket, now)

@@ -33,6 +33,7 @@ from penstock.local.segments import AVAILABLE as SHARED_MEMORY
 from penstock.local.segments import Arena, Borrower, Parcel, load
 from penstock.local.station import Station, Unready, is_plain_result, make_context, or_unready, unsendable
 from penstock.local.timers import clock
+from penstock.local.wire import PLAIN, PLAIN_TYPES
 
 #: Where the fields of the shared page are.
 PAGE_CANCELS, PAGE_RUNNING = 0, 1
@@ -192,7 +193,8 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
             kind, payload = wire.ERROR, pack_error(error)
         else:
-            kind, payload = self._pack(value)
+            # The commonest results, without asking `_pack`.
+            kind, payload = (PLAIN, value) if type(value) in PLAIN_TYPES else self._pack(value)
             value = None
         messages: list[tuple[Any, ...]] = [(dispatch, kind, payload, clock() - started)]
         done = self._borrower.done
@@ -200,7 +202,8 @@ class Worker:
             messages.append((wire.FREE, done.popleft()))
         self._send(messages)
         page[PAGE_RUNNING] = 0
-        self._canceled.discard(dispatch)
+        if self._canceled:
+            self._canceled.discard(dispatch)
 
     def _call_fully(self, function: Any, body: Any, extra: Any) -> Any:
         _, trace, ref = extra or (None, None, None)

@@ -91,42 +91,40 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
 
     def _hand_run(self, worker: WorkerProcess, share: int, now: float) -> None:
         gate = self._gate
-        queue, herald = gate.queue, gate.herald
+        take, calls, known = gate.queue.take, worker.calls, worker.known
         handed: list[Call[Any]] = []
         call: Call[Any] | None = None
         try:
-            while share and (call := queue.take(now)) is not None:
+            while share and (call := take(now)) is not None:
                 share -= 1
-                self._hand(worker, call)
+                dispatch, body, function = call.dispatch, call.body, call.function
+                call.home = worker
+                calls[dispatch] = call
+                plain = call.attempt == 1 and not call.guarded and call.extra is None
+                if plain and type(body) is tuple and function in known:
+                    worker.outbox.append((dispatch, function.number, body, None))
+                else:
+                    self._hand_fully(worker, call, plain)
                 handed.append(call)
         except BaseException:  # Ctrl-C in the submitting thread: no call may be lost between two hands
             if call is not None and call not in handed[-1:]:
                 worker.calls.pop(call.dispatch, None)
                 worker.outbox = [message for message in worker.outbox if message[0] != call.dispatch]
-                queue.lose([call], now)
+                gate.queue.lose([call], now)
             raise
         finally:
             if handed:
-                worker.handed += len(handed)
-                worker.unsent += len(handed)
-                gate.totals.dispatched += len(handed)
-                herald.note_run(herald.dispatch, handed)
+                count = len(handed)
+                worker.handed += count
+                worker.unsent += count
+                gate.totals.dispatched += count
+                gate.herald.note_run(gate.herald.dispatch, handed)
 
     def _open(self, worker: WorkerProcess) -> None:
         worker.open()
         worker.outbox.append((wire.SETUP, *self._setup))
         self._gate.totals.spawned += 1
         self._watch.start(worker)
-
-    def _hand(self, worker: WorkerProcess, call: Call[Any]) -> None:
-        dispatch, body, function = call.dispatch, call.body, call.function
-        call.home = worker
-        worker.calls[dispatch] = call
-        plain = call.attempt == 1 and not call.guarded and call.extra is None
-        if plain and type(body) is tuple and function in worker.known:
-            worker.outbox.append((dispatch, function.number, body, None))
-        else:
-            self._hand_fully(worker, call, plain)
 
     def _hand_fully(self, worker: WorkerProcess, call: Call[Any], plain: bool) -> None:
         """With whatever has to be said before it, and beside it."""
@@ -190,7 +188,7 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
 
     def settle(self, worker: WorkerProcess, messages: list[tuple[Any, ...]]) -> None:
         gate = self._gate
-        queue, totals = gate.queue, gate.totals
+        queue, totals, herald = gate.queue, gate.totals, gate.herald
         outcomes: list[tuple[Call[Any], int, Any]] = []
         settled = failed = 0
         with gate.lock:
@@ -223,7 +221,8 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
             if worker.unsent and len(calls) - worker.unsent <= self._enough:
                 self._write(worker)
             wake = gate.collect_granted() if queue.granted else ()
-            gate.note_state()
+            if herald.state is not None:
+                herald.news.append((herald.state, queue.state()))
         for rouse in wake:
             rouse()
         self._deliver(worker, outcomes)
@@ -242,8 +241,10 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
             settled.append(call)
         if settled:
             herald.note_run(herald.settle, settled)
-        if herald.news or gate._when_idle:
-            gate.after()
+        if herald.news:
+            herald.tell()
+        if gate._when_idle:
+            gate._tell_idle()
 
     def _hear(self, worker: WorkerProcess, message: tuple[Any, ...]) -> None:
         match message:

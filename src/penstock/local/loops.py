@@ -33,35 +33,31 @@ async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> 
 
     All in one coroutine: each one more would be made, kept alive and looked at by the garbage collector for every call.
     """
-    if call.stage is NEW:
-        call.mailbox = mailbox()
-        call.eager = prepare is None
-        verdict = gate.enter(call)
-        if prepare is not None:
-            if verdict is WAIT:
-                await place(gate, call)
-            gate.fill(call, prepare)
-    if call._state is PENDING:
-        assert call.mailbox is not None
-        gate.crew.attend(call.mailbox)
-        try:
-            while call._state is PENDING:
-                await call.mailbox.letter_for(call)
-        except asyncio.CancelledError:
-            gate.cancel(call, "its task was canceled")
-            raise
-    return call.result()
-
-
-async def place(gate: Gate, call: Call[Any]) -> None:
-    """Until the call has its place, or is ended before (then that error is raised)."""
-    assert call.mailbox is not None
     try:
-        while call.stage is WAITING:
-            await call.mailbox.letter_for(call)
+        if call.stage is NEW:
+            call.mailbox = mailbox()
+            call.eager = prepare is None
+            verdict = gate.enter(call)
+            if prepare is not None:
+                if verdict is WAIT:
+                    await place(call)
+                gate.fill(call, prepare)
+        box = call.mailbox
+        if call._state is PENDING and box is not None:
+            gate.crew.attend(box)
+            while call._state is PENDING:
+                await box.letter_for(call)
     except asyncio.CancelledError:
         gate.cancel(call, "its task was canceled")
         raise
+    return call._result if call._exception is None else call.result()  # type: ignore[return-value]  # as in `result`
+
+
+async def place(call: Call[Any]) -> None:
+    """Until the call has its place, or is ended before (then that error is raised)."""
+    assert call.mailbox is not None
+    while call.stage is WAITING:
+        await call.mailbox.letter_for(call)
     if call._exception is not None:
         raise call._exception
 

@@ -15,7 +15,10 @@ import select
 import selectors
 import socket
 import threading
-from typing import Protocol
+from typing import Final, Protocol
+
+#: As many pipes as are told at once; without it room for a thousand is made for each answer.
+_READY: Final = 32
 
 
 class Poller(Protocol):
@@ -86,7 +89,7 @@ class EpollPoller:
         return ready
 
     def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
-        return self._inner.poll(timeout)
+        return self._inner.poll(timeout, _READY)
 
     def calm(self, fd: int) -> None:
         if fd == self._elbow:

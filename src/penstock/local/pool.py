@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 from penstock.core.errors import PoolClosedError
-from penstock.core.ticket import QueueState
+from penstock.core.ticket import WAIT, QueueState
 from penstock.local import registry
 from penstock.local.awaiting import awaited
 from penstock.local.call import Call, CancelSignal
@@ -151,7 +151,13 @@ class WorkerPool(Executor):
             prepare = self._crew.describe(call, fn, args, kwargs)
         else:
             call, prepare = self._make(fn, args, kwargs)
-        self._gate.submit(call, prepare)
+        gate = self._gate
+        if prepare is not None:
+            gate.submit(call, prepare)
+        else:  # `Gate.submit` for the commonest call: nothing is left to be made
+            call.eager = True
+            if gate.enter(call) is WAIT:
+                gate._sleep(call)
         return call
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:

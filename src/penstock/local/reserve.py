@@ -46,7 +46,11 @@ class Reservation:
         gate, call = self._pool._gate, self._taken()
         call.mailbox = loops.mailbox()
         gate.enter(call)
-        await loops.place(gate, call)
+        try:
+            await loops.place(call)
+        except BaseException:  # its task was canceled: nobody will use the place
+            gate.cancel(call, "its task was canceled")
+            raise
         return self
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:

@@ -52,8 +52,12 @@ PLAIN_TYPES = frozenset({int, float, bool, type(None), complex})
 SHORT_TYPES = frozenset({str, bytes})
 
 
+#: The last one that keeps no table of the objects it has met: for a message or two that table is half of the work.
+_FORMAT: Final = 2
+
+
 def frame(messages: list[tuple[Any, ...]]) -> bytes:
-    body = marshal.dumps(messages)
+    body = marshal.dumps(messages, _FORMAT)
     return _length.pack(len(body)) + body
 
 
@@ -72,7 +76,8 @@ class Frames:
         end = len(data)
         stop = 4 + _length.unpack_from(data)[0] if end >= 4 else 4
         if stop == end:
-            return marshal.loads(memoryview(data)[4:])  # type: ignore[no-any-return]  # `frame` put a list there
+            # One alone is mostly small, and then a copy of it is made sooner than a view of it.
+            return marshal.loads(data[4:])  # type: ignore[no-any-return]  # `frame` put a list there
         messages: list[tuple[Any, ...]] = []
         at, view = 0, memoryview(data)
         while stop <= end:
