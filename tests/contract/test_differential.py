@@ -103,6 +103,24 @@ class Twins(RuleBasedStateMachine):
         }
         self.both(lambda store: store.submit([Intent(**fields, **times)] * n, Depth(total=12, per_addon=9)))
 
+    @rule(fields=FIELDS, n=st.integers(1, 3), capacity=st.sampled_from([0, 30, 90]), lease=st.booleans())
+    def submit_to_somebody_idle(self, fields, n, capacity, lease):
+        """A round in the commit of a submit decides as one behind it does."""
+        intents, depth = [Intent(**fields)] * n, Depth(total=12, per_addon=9)
+        offer = Offer.LEASE if lease else Offer.RESERVE
+
+        def decide(floor):
+            return weigh(floor, Conditions(capacity), Limits(), ORDERING, lambda _: offer)
+
+        def act(store):
+            if isinstance(store, SqliteStore):
+                return store._writer.write(
+                    lambda tx: (tx.submit(intents, depth), tx.admit("h", decide, Terms()))
+                )
+            return store.submit(intents, depth), store.admit("h", decide, Terms())
+
+        self.both(act)
+
     @rule(
         capacity=st.sampled_from([0, 30, 90]),
         lease=st.booleans(),

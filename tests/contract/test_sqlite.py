@@ -8,18 +8,22 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 
 import apsw
 import pytest
 
 from penstock.core.admission import Conditions, Limits
+from penstock.core.changes import end
 from penstock.core.intent import Intent
+from penstock.core.landing import End
 from penstock.core.order import Offer, Ordering, weigh
-from penstock.core.refusals import DispatcherHeld, SchemaNewer, StoreFailed
+from penstock.core.refusals import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
+from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
 from penstock.stores import sqlite_file
-from penstock.stores.protocol import Depth, Query, Terms
+from penstock.stores.protocol import Depth, Done, Query, Terms
 from penstock.stores.sqlite import SqliteStore
 from penstock.stores.sqlite_care import Presence
 from penstock.stores.statements import migrations
@@ -225,6 +229,79 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(path, next_version):
     con = apsw.Connection(str(path))
     assert con.pragma("user_version") == LATEST
     assert con.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'novelty'").get == 0
+
+
+def test_what_others_write_counts_in_the_next_round(path, store):
+    other = SqliteStore(path, lambda: T0)
+    store.submit([JOB], Depth())
+    [mine] = tick(store, offer=Offer.LEASE)
+    other.submit([JOB], Depth())
+    other.set_addon("a", paused=True)
+
+    assert tick(store, offer=Offer.LEASE) == []
+    other.set_addon("a", paused=False)
+    assert len(tick(other, offer=Offer.LEASE)) == 1
+    with pytest.raises(QueueFull):
+        other.submit([JOB] * 3, Depth(total=2))
+    other.submit([JOB] * 2, Depth(total=2))
+    with pytest.raises(QueueFull):
+        store.submit([JOB], Depth(total=2))
+    assert store.complete_soon([Done(mine.dispatch_id)]).result() == [True]
+    assert len(tick(other, capacity=20, offer=Offer.LEASE)) == 1
+    assert store.audit() == []
+    other.close()
+
+
+def test_what_a_rolled_back_transaction_had_counted_is_forgotten(store):
+    store.submit([JOB], Depth())
+
+    def fails(tx):
+        tx.submit([JOB], Depth(total=2))
+        tick_within(tx)
+        tx._pages.flush()
+        raise RuntimeError("behind everything")
+
+    with pytest.raises(RuntimeError):
+        store._writer.write(fails)
+    store.submit([JOB], Depth(total=2))
+    with pytest.raises(QueueFull):
+        store.submit([JOB], Depth(total=2))
+    assert len(tick(store, capacity=20)) == 2
+    assert store.audit() == []
+
+
+def test_a_job_that_goes_back_can_start_again_in_the_same_commit(store):
+    store.submit([JOB], Depth())
+    [first] = tick(store, offer=Offer.LEASE)
+    back = end(
+        store.job(first.job_id), first, End.GRACEFUL_SHUTDOWN, T0, schedules=Schedules(), ordering=Ordering()
+    )
+
+    moved, [second] = store._writer.write(lambda tx: (tx.apply([back]), tick_within(tx)))
+
+    assert moved == [True]
+    assert (second.job_id, second.fence) == (first.job_id, 2)
+    assert store.audit() == []
+
+
+@pytest.mark.parametrize(("waiting", "comes", "first"), [(20, 50, 1), (50, 20, 0), (50, 50, 0)])
+def test_who_has_just_come_takes_its_turn_among_those_in_the_file(store, waiting, comes, first):
+    old, new = (replace(JOB, priority=priority, cost_units=60) for priority in (waiting, comes))
+    [before] = store.submit([old], Depth())
+
+    [after], [started] = store._writer.write(lambda tx: (tx.submit([new], Depth()), tick_within(tx)))
+
+    assert started.job_id == (before, after)[first].job_id
+
+
+def tick_within(tx):
+    return tx.admit(
+        "here", lambda floor: weigh(floor, Conditions(90), Limits(), Ordering(), all_alike), Terms()
+    )
+
+
+def all_alike(_):
+    return Offer.RESERVE
 
 
 BEFORE_BATCHES = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.planting import planter
 
 RIDE = ("tests/contract/test_ride.py",)
+FILE = ("tests/contract/test_sqlite.py",)
 POST = ("tests/contract/test_post.py",)
 RUNNING = ("tests/jobs/test_running.py", "-k", "claim or busy or idle")
 
@@ -116,5 +117,40 @@ MUTANTS = [
         "self._shut(self._guests - self._owed)",
         "self._shut(set(self._guests))",
         POST,
+    ),
+    planted(
+        "sums are kept although somebody else has written",
+        "stores/sqlite_sums",
+        "if self._con.data_version() != self._version:",
+        "if self._version is None:",
+        FILE,
+    ),
+    planted(
+        "sums survive a rollback",
+        "stores/sqlite_tx",
+        "                self._demands.forget()\n                self._sums.forget()\n",
+        "                self._demands.forget()\n",
+        FILE,
+    ),
+    planted(
+        "who is in the file goes before who has just come, whatever their turns",
+        "stores/sqlite_floor",
+        "merge(jobs, self._new(fresh.pop(key)), key=_by_turn)",
+        "iter([*jobs, *self._new(fresh.pop(key))])",
+        FILE,
+    ),
+    planted(
+        "who has just come is not in the round of its commit",
+        "stores/sqlite_floor",
+        "        for key, new in fresh.items():\n            yield self._line(key, self._new(new))\n",
+        "",
+        RIDE,
+    ),
+    planted(
+        "a line in the file is not looked at because the last commit left none",
+        "stores/sqlite_pages",
+        "self._jobs_written or queued_here or bool(self._sums.queued)",
+        "self._jobs_written or bool(self._sums.queued)",
+        FILE,
     ),
 ]

@@ -30,6 +30,7 @@ from penstock.stores.sqlite_care import Presence, WalGuard, refuse_network_file_
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
 from penstock.stores.sqlite_floor import Demands
 from penstock.stores.sqlite_reads import SqliteReads
+from penstock.stores.sqlite_sums import Sums
 from penstock.stores.sqlite_tx import Transaction
 from penstock.stores.writer import Passage, Writer
 
@@ -60,7 +61,7 @@ class SqliteStore(SqliteReads):
             self._write_lock = WriteLock(self._path)
             opened.pop_all()
         self._wal = WalGuard(self._path, self._con)
-        self._written = Demands()
+        self._written, self._sums = Demands(), Sums(self._con)
         self._rings: list[Callable[[], None]] = []
         self._bell: Bell | None = None
         self._ear: Ear | None = None
@@ -165,6 +166,7 @@ class SqliteStore(SqliteReads):
             self._clock,
             self._ordering,
             self._written,
+            sums=self._sums,
             wal=self._wal,
             new_id=self._new_id,
             committed=self._committed,

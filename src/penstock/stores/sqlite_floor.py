@@ -8,20 +8,26 @@ the database never reads a row that was not weighed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
-from penstock.core.books import EVERYTHING, Books
+from penstock.core.books import Books
 from penstock.core.demand import Demand
 from penstock.core.order import Line, Running, Waiting
-from penstock.core.share import Account
 from penstock.core.spend import windows
-from penstock.core.words import AddonId, HostId, Moment
+from penstock.core.states import State
+from penstock.core.words import AddonId, HostId, JobId, Moment
 from penstock.stores.rows import demand_from, demand_row
 from penstock.stores.sqlite_file import one, query, statements
+from penstock.stores.sqlite_sums import Accounts, Held
 
-__all__ = ["Accounts", "Demands", "Held", "Spent", "Standby", "TableFloor", "read_books"]
+__all__ = ["Demands", "NewJob", "Spent", "Standby", "TableFloor", "read_books"]
+
+#: Which line it is: the number of its demand, and 2 for the urgent one.
+_Key: TypeAlias = tuple[int, int]
+_NOTHING: Final[Held] = {}
 
 
 class Demands:
@@ -52,32 +58,6 @@ class Demands:
         self._demands.clear()
 
 
-class Accounts(dict[AddonId, Account]):
-    """Read when asked for: there may be many addons, and a round meets few of them."""
-
-    def __init__(self, con: apsw.Connection) -> None:
-        super().__init__()
-        self._con = con
-        self._absent: set[AddonId] = set()
-
-    def get(self, addon_id: AddonId, default: Any = None) -> Any:
-        known = super().get(addon_id)
-        if known is not None:
-            return known
-        if addon_id not in self._absent:
-            self._absent |= {addon_id, EVERYTHING}
-            # With the one that stands for all, which is asked for as often.
-            for row in query(self._con, "accounts", {"addon_id": addon_id, "everything": EVERYTHING}):
-                name, weight, paused, average, units, at = row
-                if name not in self:
-                    self[name] = Account(weight, bool(paused), average, units, at)
-        return super().get(addon_id, default)
-
-    def setdefault(self, addon_id: AddonId, default: Any = None) -> Any:
-        self.get(addon_id)
-        return super().setdefault(addon_id, default)
-
-
 class Standby(NamedTuple):
     """What the store itself must know of a job in line when it is picked."""
 
@@ -86,6 +66,31 @@ class Standby(NamedTuple):
     max_runtime_sec: int | None
     max_active_sec: int | None
     active: int
+
+
+class NewJob(NamedTuple):
+    """A row of `job` that is not in the file yet, in the order of `add_job`. What a round does to it is in it from the first."""
+
+    no: int
+    job_id: JobId
+    submitted_in: int
+    state: State
+    line: int | None
+    fence: int
+    events: int
+    addon_id: AddonId
+    demand: int
+    turn: Moment
+    ready_at: Moment
+    urgent_at: Moment | None
+    priority: int
+    created_at: Moment
+    earliest_start_at: Moment | None
+    deadline_at: Moment | None
+    expected_sec: float | None
+    max_runtime_sec: int | None
+    max_active_sec: int | None
+    idempotency_key: str | None
 
 
 class Spent(Mapping[AddonId, Mapping[str, int]]):
@@ -113,55 +118,82 @@ class Spent(Mapping[AddonId, Mapping[str, int]]):
         return len(self.all())
 
 
-#: Units and how many, by row of the ledger: what was taken or given back and is not in the table yet.
-Held: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
-_NOTHING: Final[Held] = {}
-
-
 def read_books(
-    con: apsw.Connection, host: HostId, now: Moment, accounts: Accounts, held: Held = _NOTHING
+    con: apsw.Connection,
+    host: HostId,
+    now: Moment,
+    accounts: Accounts,
+    ledger: Held,
+    *,
+    held: Held = _NOTHING,
 ) -> Books:
+    """`held`: what was taken or given back, and is not in the ledger yet."""
     books = Books(accounts=accounts, spent=Spent(con, now))
-    ledger = {(scope, name): (units, running) for scope, name, units, running in query(con, "ledger")}
+    sums = dict(ledger)
     for key, (units, running) in held.items():
-        before = ledger.get(key, (0, 0))
-        ledger[key] = (before[0] + units, before[1] + running)
-    books.units, books.running = ledger.get(("host", host), (0, 0))
-    books.counts = {key: running for key, (_, running) in ledger.items() if key[0] != "host"}
+        before = sums.get(key, (0, 0))
+        sums[key] = (before[0] + units, before[1] + running)
+    books.units, books.running = sums.get(("host", host), (0, 0))
+    books.counts = {key: running for key, (_, running) in sums.items() if key[0] != "host"}
     return books
 
 
 class TableFloor:
+    """`fresh`: jobs that are not in the file yet. `anybody`: whether somebody may stand in line there."""
+
     def __init__(
         self,
         con: apsw.Connection,
         host: HostId,
         now: Moment,
         demands: Demands,
-        accounts: Accounts,
+        books: Books,
         *,
-        held: Held = _NOTHING,
+        fresh: Iterable[NewJob] = (),
+        anybody: bool = True,
     ) -> None:
-        self.now = now
-        self.books = read_books(con, host, now, accounts, held)
+        self.now, self.books = now, books
         self.standby: dict[int, Standby] = {}
         self._con, self._host, self._demands = con, host, demands
+        self._fresh, self.anybody = _lines_of(fresh), anybody
         self._open: list[apsw.Cursor] = []
 
     def lines(self) -> Iterator[Line]:
-        demand_no, line = 0, 0
-        while row := one(self._con, "next_line", {"demand": demand_no, "line": line}):
-            demand_no, line = row
-            cursor = self._con.execute(statements()["in_line"], {"demand": demand_no, "line": line})
+        fresh = dict(self._fresh)
+        for key in self._in_file() if self.anybody else ():
+            while fresh and (first := next(iter(fresh))) < key:
+                yield self._line(first, self._new(fresh.pop(first)))
+            cursor = self._con.execute(statements()["in_line"], {"demand": key[0], "line": key[1]})
             self._open.append(cursor)
-            demand = self._demands.demand(self._con, demand_no)
-            self.books.accounts.get(demand.addon_id)  # will be asked for, and the one for all with it
-            yield Line(demand, line == 2, self._pull(demand_no, cursor))
+            jobs = self._pull(key[0], cursor)
+            if key in fresh:
+                jobs = merge(jobs, self._new(fresh.pop(key)), key=_by_turn)
+            yield self._line(key, jobs)
+        for key, new in fresh.items():
+            yield self._line(key, self._new(new))
+
+    def _in_file(self) -> Iterator[_Key]:
+        key: _Key = (0, 0)
+        while row := one(self._con, "next_line", {"demand": key[0], "line": key[1]}):
+            key = row
+            yield key
+
+    def _line(self, key: _Key, jobs: Iterator[Waiting]) -> Line:
+        demand = self._demands.demand(self._con, key[0])
+        self.books.accounts.get(demand.addon_id)  # will be asked for, and the one for all with it
+        return Line(demand, key[1] == 2, jobs)
 
     def _pull(self, demand_no: int, cursor: Iterable[Any]) -> Iterator[Waiting]:
         for row in cursor:
             self.standby[row[0]] = Standby(demand_no, *row[8:])
             yield Waiting(*row[:8])
+
+    def _new(self, jobs: Iterable[NewJob]) -> Iterator[Waiting]:
+        for job in jobs:
+            self.standby[job.no] = Standby(
+                job.demand, job.events, job.max_runtime_sec, job.max_active_sec, active=0
+            )
+            yield Waiting(job.no, job.job_id, job.priority, job.turn, job.fence, job.expected_sec)
 
     def running(self) -> Sequence[Running]:
         return [Running(*row) for row in query(self._con, "running", {"host": self._host})]
@@ -170,3 +202,16 @@ class TableFloor:
         """Before anything is written: an open cursor would walk over rows that move."""
         for cursor in self._open:
             cursor.close(True)
+
+
+def _lines_of(jobs: Iterable[NewJob]) -> dict[_Key, list[NewJob]]:
+    """As the file would have them: by line, and by turn in each."""
+    lines: dict[_Key, list[NewJob]] = {}
+    for job in jobs:
+        if job.line:
+            lines.setdefault((job.demand, job.line), []).append(job)
+    return {key: sorted(lines[key], key=_by_turn) for key in sorted(lines)}
+
+
+def _by_turn(job: Waiting | NewJob) -> tuple[Moment, int]:
+    return job.turn, job.no

@@ -62,7 +62,7 @@ def _take(
         if leased
         else (State.DISPATCHING, Phase.RESERVED, None, "", now + terms.reserve_for)
     )
-    made, rows, taken = [], [], pages.updates("take_job")
+    made, rows = [], []
     for waiting, _, _, ends_at in picks:
         no, fence = waiting.no, waiting.fence + 1
         _, n, max_runtime, max_active, active = standby[no]
@@ -76,7 +76,7 @@ def _take(
             waited = now - ready_at(waiting.turn, waiting.priority, ordering.aging)
             pages.event(no, now, Kind.RUNNING, job_id, n, state, "", attempt, running_data(worker, waited))
             stop_at, stop_for = stop_moment(max_runtime, max_active, active, now)
-        taken.setdefault((state, fence, n), []).append(no)
+        pages.take_job(no, state, fence, n)
         rows.append(
             (
                 dispatch_id, no, demand_no, demand.addon_id, host, fence, demand.cost_units, phase, now, started_at, until,

@@ -21,9 +21,10 @@ from penstock.core.share import Account, Sharing
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.rows import listed
-from penstock.stores.sqlite_file import one, query, statements
-from penstock.stores.sqlite_floor import Accounts, Demands, Held
+from penstock.stores.sqlite_file import one, statements
+from penstock.stores.sqlite_floor import Demands, NewJob, TableFloor, read_books
 from penstock.stores.sqlite_sets import add_to_ledger, insert, update
+from penstock.stores.sqlite_sums import Held, Sums
 from penstock.stores.trail import pack
 
 __all__ = ["NO_JOB", "Pages", "Told"]
@@ -37,13 +38,13 @@ _leases: Final = msgspec.json.Decoder(list[_Lease]).decode
 
 
 class Pages:
-    def __init__(self, con: apsw.Connection, demands: Demands) -> None:
-        self._con, self._sql, self._demands = con, statements(), demands
-        marks = dict(query(con, "marks"))
-        self._no = self._submitted_before = int(marks["job"])
+    def __init__(self, con: apsw.Connection, demands: Demands, sums: Sums) -> None:
+        self._con, self._sql, self._demands, self._sums = con, statements(), demands, sums
+        self._no = self._submitted_before = sums.job
         #: The number of the first event that is told here.
-        self.batch = int(marks["event"]) + 1
-        self._jobs: list[tuple[Any, ...]] = []
+        self.batch = sums.event + 1
+        self._jobs: dict[int, NewJob] = {}
+        self._jobs_written = False
         self._intents: list[tuple[Any, ...]] = []
         self._dispatches: list[tuple[Any, ...]] = []
         self._updates: dict[str, dict[Hashable, list[Any]]] = {}
@@ -52,7 +53,7 @@ class Pages:
         self._held: dict[tuple[HostId, int], int] = defaultdict(int)
         self._moves: dict[tuple[AddonId, State, State], int] = defaultdict(int)
         self.tally: dict[tuple[str, str], int] = defaultdict(int)
-        self.accounts = Accounts(con)
+        self.accounts = sums.accounts
         self.touched: set[AddonId] = set()
         self.told = False
         #: What was submitted here, and what of it started here: nobody need read it to run it.
@@ -63,9 +64,16 @@ class Pages:
         self._no += 1
         return self._no
 
-    def add_job(self, job: tuple[Any, ...], intent: tuple[Any, ...]) -> None:
-        self._jobs.append(job)
+    def add_job(self, job: NewJob, intent: tuple[Any, ...]) -> None:
+        self._jobs[job.no] = job
         self._intents.append(intent)
+
+    def take_job(self, no: int, state: State, fence: int, events: int) -> None:
+        new = self._jobs.get(no)
+        if new is None:
+            self.update("take_job", no, state, fence, events)
+        else:
+            self._jobs[no] = new._replace(state=state, line=None, fence=fence, events=events)
 
     def add_dispatches(self, rows: list[tuple[Any, ...]]) -> None:
         self._dispatches += rows
@@ -112,18 +120,37 @@ class Pages:
         (text,) = one(self._con, "leases_to_complete", values)
         return _leases(text)
 
+    def floor(self, host: HostId, now: Moment) -> TableFloor:
+        """What a round sees. Most that are submitted to a machine with room start in the same commit, and never stood in line in the file."""
+        self._flush_moves()
+        queued_here = any(target is State.QUEUED for _, _, target in self._moves)
+        anybody = self._jobs_written or queued_here or bool(self._sums.queued)
+        books = read_books(self._con, host, now, self.accounts, self._sums.ledger, held=self.held())
+        fresh = self._jobs.values()
+        return TableFloor(self._con, host, now, self._demands, books, fresh=fresh, anybody=anybody)
+
+    def queued_of(self, addon_id: AddonId) -> int:
+        return self._sums.queued.get(addon_id, 0) + self.tally[addon_id, State.QUEUED]
+
+    def queued_in_all(self) -> int:
+        more = sum(n for (_, state), n in self.tally.items() if state == State.QUEUED)
+        return sum(self._sums.queued.values()) + more
+
     def flush_rows(self) -> None:
         """Before anything reads jobs or dispatches."""
+        self._flush_moves()
+        if self._jobs:
+            insert(self._con, "add_job", [*self._jobs.values()])
+            insert(self._con, "add_intent", self._intents)
+            self._jobs, self._intents, self._jobs_written = {}, [], True
+
+    def _flush_moves(self) -> None:
         updates, self._updates = self._updates, {}
         for statement, groups in updates.items():
             update(self._con, statement, groups)
         if self._dispatches:
             insert(self._con, "add_dispatch", self._dispatches)
             self._dispatches = []
-        if self._jobs:
-            insert(self._con, "add_job", self._jobs)
-            insert(self._con, "add_intent", self._intents)
-            self._jobs, self._intents = [], []
 
     def held(self) -> Held:
         """What a round must know besides the ledger, which has it only at the end: most of what is given back is taken again."""
@@ -139,13 +166,15 @@ class Pages:
         self.flush_rows()
         if held := self.held():
             add_to_ledger(self._con, [(*key, *more) for key, more in held.items()])
+            self._sums.hold(held)
             self._held.clear()
         if self._events:  # nothing is submitted or moved without one
             size = len(self._events)
             self._con.execute(self._sql["tell"], (self.batch, size, pack(self._events).decode()))
             if self._mentioned:
                 self._con.execute(self._sql["mention"], (self.batch, listed(sorted(self._mentioned))))
-            self._con.execute(self._sql["set_marks"], {"job": self._no, "event": self.batch + size - 1})
+            self._sums.job, self._sums.event = self._no, self.batch + size - 1
+            self._con.execute(self._sql["set_marks"], {"job": self._sums.job, "event": self._sums.event})
             self.told = True
         for (addon_id, source, target), n in self._moves.items():
             self.tally[addon_id, source] -= n
@@ -154,6 +183,8 @@ class Pages:
         counts = [(addon_id, state, n) for (addon_id, state), n in self.tally.items() if n]
         if counts:
             self._con.executemany(self._sql["count_jobs"], counts)
+            for count in counts:
+                self._sums.count(*count)
         for addon_id in self.touched:
             a = self.accounts[addon_id]
             row = (addon_id, a.weight, int(a.paused), a.average, a.units, a.at)

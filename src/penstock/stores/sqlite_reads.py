@@ -24,7 +24,8 @@ from penstock.stores.protocol import Addon, Clock, Due, Overdue, Query
 from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from, listed
 from penstock.stores.sqlite_file import connect, failures, one, query, statements
 from penstock.stores.sqlite_find import found, marks
-from penstock.stores.sqlite_floor import Accounts, Demands, TableFloor, read_books
+from penstock.stores.sqlite_floor import Demands, TableFloor, read_books
+from penstock.stores.sqlite_sums import Accounts, read_ledger
 from penstock.stores.trail import unpack
 
 __all__ = ["SqliteReads"]
@@ -65,7 +66,9 @@ class SqliteReads:
 
     def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
         with self._reading() as con:
-            floor = TableFloor(con, host, self._clock(), self._read, Accounts(con))
+            now = self._clock()
+            books = read_books(con, host, now, Accounts(con), read_ledger(con))
+            floor = TableFloor(con, host, now, self._read, books)
             try:
                 return view(floor)
             finally:
@@ -74,7 +77,7 @@ class SqliteReads:
     def books(self, host: HostId) -> Books:
         with self._reading() as con:
             accounts = Accounts(con)
-            books = read_books(con, host, self._clock(), accounts)
+            books = read_books(con, host, self._clock(), accounts, read_ledger(con))
             books.spent = dict(books.spent)
             for addon_id, *_ in list(query(con, "addons")):
                 accounts.get(addon_id)

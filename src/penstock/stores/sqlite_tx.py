@@ -35,10 +35,11 @@ from penstock.stores.protocol import (
 from penstock.stores.rows import body_hash, encode, host_values, intent_row, job_row, listed
 from penstock.stores.sqlite_care import WalGuard
 from penstock.stores.sqlite_file import WriteLock, one, query, statements
-from penstock.stores.sqlite_floor import Demands, TableFloor
+from penstock.stores.sqlite_floor import Demands, NewJob, TableFloor
 from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_pages import NO_JOB, Pages
 from penstock.stores.sqlite_renew import renew
+from penstock.stores.sqlite_sums import Sums
 from penstock.stores.submitting import key_conflict, refuse_beyond
 from penstock.stores.trail import forget
 
@@ -60,17 +61,18 @@ class Transaction:
         ordering: Ordering,
         demands: Demands,
         *,
+        sums: Sums,
         wal: WalGuard,
         new_id: Callable[[], str],
         committed: Callable[[list[Job]], None],
     ) -> None:
         self._con, self._lock, self._wal, self._ordering = con, lock, wal, ordering
         self._clock, self._now = clock, 0
-        self._demands, self._new_id, self._committed = demands, new_id, committed
+        self._demands, self._sums, self._new_id, self._committed = demands, sums, new_id, committed
         self._sql = statements()
         #: What the last job that was submitted shares with the next, if they differ by their payload alone; and it in rows.
         self._like: Any = None
-        self._rest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
+        self._rest: tuple[int, tuple[Any, ...], tuple[Any, ...]] = (0, (), ())
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
@@ -78,6 +80,7 @@ class Transaction:
             # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
             self._con.execute("BEGIN IMMEDIATE")
             self._wal.look()
+            self._sums.begin()
             # One moment for all that is committed together, asked for when the lock has been waited for.
             self._now = self._clock()
         except BaseException as error:  # `__exit__` will not come, so the lock goes back here
@@ -87,7 +90,7 @@ class Transaction:
                 self._wal.save()
             self._lock.__exit__()
             raise
-        self._pages = Pages(self._con, self._demands)
+        self._pages = Pages(self._con, self._demands, self._sums)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -95,10 +98,12 @@ class Transaction:
             if kind is None:
                 self._pages.flush()
                 self._con.execute("COMMIT")
+                self._sums.committed()
         finally:
             if self._con.in_transaction:
                 self._con.execute("ROLLBACK")
                 self._demands.forget()
+                self._sums.forget()
             self._lock.__exit__()
         if kind is None and self._pages.told:
             self._committed(self._pages.started)
@@ -147,14 +152,10 @@ class Transaction:
 
     def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
         if depth.total is not None and fresh:
-            (queued,) = one(self._con, "queued_in_all")
-            queued += sum(n for (_, state), n in self._pages.tally.items() if state == State.QUEUED)
-            refuse_beyond(depth.total, queued, len(fresh), "in all")
+            refuse_beyond(depth.total, self._pages.queued_in_all(), len(fresh), "in all")
         if depth.per_addon is not None:
             for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
-                (queued,) = one(self._con, "queued_of", {"addon_id": addon_id})
-                queued += self._pages.tally[addon_id, State.QUEUED]
-                refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
+                refuse_beyond(depth.per_addon, self._pages.queued_of(addon_id), more, f"for addon {addon_id}")
 
     def _insert(self, intent: Intent, job_id: JobId) -> Receipt:
         now, no, like = self._now, self._pages.next_no(), all_but_payload(intent)
@@ -162,9 +163,12 @@ class Transaction:
             its_place = place(intent, now, None, self._ordering)
             demand_no = self._demands.number(self._con, its_place.demand)
             row = job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now)
-            self._like, self._rest = like, (row[2:], intent_row(no, intent)[2:])
-        of_job, of_intent = self._rest
-        self._pages.add_job((no, job_id, self._pages.batch, *of_job), (no, intent.payload, *of_intent))
+            addon_id, demand_no, line, *rest = row[2:]
+            self._like = like
+            self._rest = line, (addon_id, demand_no, *rest), intent_row(no, intent)[2:]
+        line, of_job, of_intent = self._rest
+        job = NewJob(no, job_id, self._pages.batch, State.QUEUED, line, 0, 1, *of_job)
+        self._pages.add_job(job, (no, intent.payload, *of_intent))
         self._pages.fresh[no] = intent
         self._pages.tally[intent.addon_id, State.QUEUED] += 1
         self._pages.event(no, now, Kind.SUBMITTED, job_id, 1, State.QUEUED, "", None, None)
@@ -173,13 +177,12 @@ class Transaction:
     # admit
 
     def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
-        self._pages.flush_rows()
-        now = self._now
-        # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
-        step = list(query(self._con, "whose_time_has_come", {"now": now, "most": STEPS}))
-        if step:
-            self._con.executemany(self._sql["step_into_line"], step)
-        floor = TableFloor(self._con, host, now, self._demands, self._pages.accounts, held=self._pages.held())
+        now, floor = self._now, self._pages.floor(host, self._now)
+        if floor.anybody:
+            # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
+            step = list(query(self._con, "whose_time_has_come", {"now": now, "most": STEPS}))
+            if step:
+                self._con.executemany(self._sql["step_into_line"], step)
         try:
             verdict = weigh(floor)
         finally:
@@ -193,6 +196,8 @@ class Transaction:
         return dispatches
 
     def _deny(self, verdict: Verdict, floor: TableFloor, now: Moment) -> None:
+        if verdict.denials or verdict.passed:
+            self._pages.flush_rows()
         rows = []
         for denial in verdict.denials:
             no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()

@@ -17,9 +17,9 @@ INSERT INTO demand (key, addon_id, job_type, cost_units, constraints, run_when, 
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING no;
 
 -- name: add_job
-INSERT INTO job (no, job_id, submitted_in, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
+INSERT INTO job (no, job_id, submitted_in, state, line, fence, events, addon_id, demand, turn, ready_at, urgent_at, priority, created_at,
                  earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key)
-VALUES (?, ?, ?, ?, 'QUEUED', ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?);
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: add_intent
 INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
@@ -173,11 +173,8 @@ ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded
 -- name: tally
 SELECT addon_id, state, jobs FROM tally WHERE jobs > 0;
 
--- name: queued_in_all
-SELECT coalesce(sum(jobs), 0) FROM tally WHERE state = 'QUEUED';
-
--- name: queued_of
-SELECT coalesce(sum(jobs), 0) FROM tally WHERE addon_id = :addon_id AND state = 'QUEUED';
+-- name: queued
+SELECT addon_id, jobs FROM tally WHERE state = 'QUEUED' AND jobs > 0;
 
 -- name: count_jobs
 INSERT INTO tally (addon_id, state, jobs) VALUES (?, ?, max(0, ?3))

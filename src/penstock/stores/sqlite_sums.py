@@ -1,0 +1,106 @@
+"""
+Marks, ledger, accounts and how many jobs are queued.
+
+The writer keeps them from one commit to the next. SQLite says whether somebody else has written since, and only then they are read
+again: half of what a single job had to read was what the commit before it had written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import apsw
+
+from penstock.core.books import EVERYTHING
+from penstock.core.share import Account
+from penstock.core.states import State
+from penstock.core.words import AddonId
+from penstock.stores.sqlite_file import query
+
+__all__ = ["Accounts", "Held", "Sums", "read_ledger"]
+
+#: Units and how many, by row of the ledger.
+Held: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
+
+
+class Accounts(dict[AddonId, Account]):
+    """Read when asked for: there may be many addons, and a round meets few of them."""
+
+    def __init__(self, con: apsw.Connection) -> None:
+        super().__init__()
+        self._con = con
+        self._absent: set[AddonId] = set()
+
+    def get(self, addon_id: AddonId, default: Any = None) -> Any:
+        known = super().get(addon_id)
+        if known is not None:
+            return known
+        if addon_id not in self._absent:
+            self._absent |= {addon_id, EVERYTHING}
+            # With the one that stands for all, which is asked for as often.
+            for row in query(self._con, "accounts", {"addon_id": addon_id, "everything": EVERYTHING}):
+                name, weight, paused, average, units, at = row
+                if name not in self:
+                    self[name] = Account(weight, bool(paused), average, units, at)
+        return super().get(addon_id, default)
+
+    def setdefault(self, addon_id: AddonId, default: Any = None) -> Any:
+        self.get(addon_id)
+        return super().setdefault(addon_id, default)
+
+
+def read_ledger(con: apsw.Connection) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(scope, name): (units, running) for scope, name, units, running in query(con, "ledger")}
+
+
+class Sums:
+    def __init__(self, con: apsw.Connection) -> None:
+        self._con = con
+        self._version: int | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """After a rollback: what was reckoned meanwhile never came to be."""
+        self._version = None
+        self.accounts = Accounts(self._con)
+        self.job = self.event = 0
+        self._ledger: dict[tuple[str, str], tuple[int, int]] | None = None
+        self._queued: dict[str, int] | None = None
+
+    def begin(self) -> None:
+        """Inside a transaction that nobody else can write beside."""
+        if self._con.data_version() != self._version:
+            self.forget()
+            marks = dict(query(self._con, "marks"))
+            self.job, self.event = int(marks["job"]), int(marks["event"])
+
+    def committed(self) -> None:
+        self._version = self._con.data_version()
+
+    @property
+    def ledger(self) -> Held:
+        if self._ledger is None:
+            self._ledger = read_ledger(self._con)
+        return self._ledger
+
+    @property
+    def queued(self) -> dict[str, int]:
+        """How many of an addon, where there are any."""
+        if self._queued is None:
+            self._queued = dict(query(self._con, "queued"))
+        return self._queued
+
+    def hold(self, more: Held) -> None:
+        """What was added to the ledger."""
+        if self._ledger is not None:
+            for key, (units, running) in more.items():
+                before = self._ledger.get(key, (0, 0))
+                self._ledger[key] = (before[0] + units, before[1] + running)
+
+    def count(self, addon_id: str, state: str, jobs: int) -> None:
+        """What was added to the tally."""
+        if state == State.QUEUED and self._queued is not None:
+            left = self._queued.pop(addon_id, 0) + jobs
+            if left:
+                self._queued[addon_id] = left
