@@ -337,6 +337,7 @@ def test_events_of_a_file_that_had_a_row_for_each_keep_their_numbers(path):
         (2001, "third", "SUBMITTED", None),
         (2002, receipt.job_id, "SUBMITTED", None),
     ]
+    assert store.job(receipt.job_id).no == 4
     of_job = store.events(1, 100, "second")
     assert [(event.n, event.reason, event.data) for event in of_job] == [
         (2, "", {"worker": "w"}),
@@ -527,7 +528,6 @@ def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, 
         "in_line",
         "ahead_in_line",
         "whose_time_has_come",
-        "add_to_ledger",
         "next_line",
         "expired",
         "to_stop",

@@ -19,7 +19,7 @@ from penstock.core.refusals import StoreFailed
 from penstock.stores.opening import Sharing, open_postgres, shown
 from penstock.stores.postgres_link import Connection, Link, Manners
 from penstock.stores.rows import demand_from
-from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
+from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate, one
 
 __all__ = ["Copied", "copy_to_postgres"]
 
@@ -124,17 +124,15 @@ def _copy_events(con: apsw.Connection, server: Connection, link: Link) -> None:
 
 def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> None:
     """What comes next must not be called as something is already. And what is not in the ledger could not be locked."""
-    marks = dict(con.execute("SELECT name, value FROM mark"))
-    server.execute(
-        link.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'event'"), [marks["event"]]
-    )
+    jobs, events = one(con, "marks") or (0, 0)
+    server.execute(link.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'event'"), [events])
     demands = con.execute("SELECT max(no) FROM demand").get or 0
     sequence = link.in_schema("SELECT pg_get_serial_sequence('penstock.demand', 'no')")
     [(of_demands,)] = server.execute(sequence).fetchall()
     for name, value in (
         (of_demands, demands),
-        (f"{link.quoted}.job_no", marks["job"]),
-        (f"{link.quoted}.batch", marks["event"]),
+        (f"{link.quoted}.job_no", jobs),
+        (f"{link.quoted}.batch", events),
     ):
         server.execute("SELECT setval(%s::regclass, %s, false)", [name, value + 1])
     columns = (

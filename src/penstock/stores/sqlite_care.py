@@ -24,7 +24,6 @@ __all__ = ["Presence", "WalGuard", "refuse_network_file_system"]
 EXAMINE_SEC: Final = 2.0
 #: The small tables first: the time is for all of them.
 TABLES: Final = (
-    "mark",
     "ledger",
     "tally",
     "addon",

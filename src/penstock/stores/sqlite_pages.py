@@ -23,7 +23,7 @@ from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.rows import listed
 from penstock.stores.sqlite_file import one, statements
 from penstock.stores.sqlite_floor import Demands, NewJob, TableFloor, read_books
-from penstock.stores.sqlite_sets import add_to_ledger, insert, update
+from penstock.stores.sqlite_sets import insert, update
 from penstock.stores.sqlite_sums import Held, Sums
 from penstock.stores.trail import pack
 
@@ -165,16 +165,14 @@ class Pages:
     def flush(self) -> None:
         self.flush_rows()
         if held := self.held():
-            add_to_ledger(self._con, [(*key, *more) for key, more in held.items()])
-            self._sums.hold(held)
+            insert(self._con, "set_ledger", self._sums.hold(held))
             self._held.clear()
         if self._events:  # nothing is submitted or moved without one
             size = len(self._events)
-            self._con.execute(self._sql["tell"], (self.batch, size, pack(self._events).decode()))
+            self._con.execute(self._sql["tell"], (self.batch, size, self._no, pack(self._events).decode()))
             if self._mentioned:
                 self._con.execute(self._sql["mention"], (self.batch, listed(sorted(self._mentioned))))
             self._sums.job, self._sums.event = self._no, self.batch + size - 1
-            self._con.execute(self._sql["set_marks"], {"job": self._sums.job, "event": self._sums.event})
             self.told = True
         for (addon_id, source, target), n in self._moves.items():
             self.tally[addon_id, source] -= n

@@ -17,7 +17,7 @@ import apsw
 from penstock.stores.rows import listed
 from penstock.stores.sqlite_file import statements
 
-__all__ = ["add_to_ledger", "insert", "update"]
+__all__ = ["insert", "update"]
 
 #: So many rows by one statement.
 SIZES: Final = (64, 16, 4, 3, 2, 1)
@@ -35,20 +35,6 @@ def insert(con: apsw.Connection, name: str, rows: Sequence[tuple[Any, ...]]) -> 
 def _rows_at_once(name: str, size: int) -> str:
     head, _, values = statements()[name].rpartition("VALUES")
     return f"{head}VALUES {', '.join([values] * size)}"
-
-
-def add_to_ledger(con: apsw.Connection, rows: Sequence[tuple[str, str, int, int]]) -> None:
-    """What each row gets more or less than it has."""
-    before = con.total_changes()
-    con.execute(_sums_at_once(len(rows)), tuple(chain.from_iterable(rows)))
-    if con.total_changes() - before < len(rows):  # some are the first of their kind
-        there = set(con.execute(statements()["ledger_keys"]))
-        insert(con, "open_ledger", [row for row in rows if row[:2] not in there])
-
-
-@cache
-def _sums_at_once(size: int) -> str:
-    return statements()["add_to_ledger"].replace("(?, ?, ?, ?)", ", ".join(["(?, ?, ?, ?)"] * size))
 
 
 def update(con: apsw.Connection, name: str, groups: dict[Hashable, list[Any]]) -> None:

@@ -16,7 +16,7 @@ from penstock.core.books import EVERYTHING
 from penstock.core.share import Account
 from penstock.core.states import State
 from penstock.core.words import AddonId
-from penstock.stores.sqlite_file import query
+from penstock.stores.sqlite_file import one, query
 
 __all__ = ["Accounts", "Held", "Sums", "read_ledger"]
 
@@ -72,14 +72,13 @@ class Sums:
         """Inside a transaction that nobody else can write beside."""
         if self._con.data_version() != self._version:
             self.forget()
-            marks = dict(query(self._con, "marks"))
-            self.job, self.event = int(marks["job"]), int(marks["event"])
+            self.job, self.event = one(self._con, "marks") or (0, 0)
 
     def committed(self) -> None:
         self._version = self._con.data_version()
 
     @property
-    def ledger(self) -> Held:
+    def ledger(self) -> dict[tuple[str, str], tuple[int, int]]:
         if self._ledger is None:
             self._ledger = read_ledger(self._con)
         return self._ledger
@@ -91,12 +90,12 @@ class Sums:
             self._queued = dict(query(self._con, "queued"))
         return self._queued
 
-    def hold(self, more: Held) -> None:
-        """What was added to the ledger."""
-        if self._ledger is not None:
-            for key, (units, running) in more.items():
-                before = self._ledger.get(key, (0, 0))
-                self._ledger[key] = (before[0] + units, before[1] + running)
+    def hold(self, more: Held) -> list[tuple[str, str, int, int]]:
+        """The rows of the ledger that become others by this."""
+        for key, (units, running) in more.items():
+            before = self.ledger.get(key, (0, 0))
+            self.ledger[key] = (before[0] + units, before[1] + running)
+        return [(*key, *self.ledger[key]) for key in more]
 
     def count(self, addon_id: str, state: str, jobs: int) -> None:
         """What was added to the tally."""

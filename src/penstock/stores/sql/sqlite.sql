@@ -1,10 +1,8 @@
 -- Every statement of the SQLite store, by name. The PostgreSQL file has the same names.
 
 -- name: marks
-SELECT name, value FROM mark;
-
--- name: set_marks
-UPDATE mark SET value = iif(name = 'job', :job, :event) WHERE name = 'job' OR name = 'event';
+-- The newest row stays: whatever is forgotten, a newer one tells of it.
+SELECT jobs, batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1;
 
 -- name: demand_by_key
 SELECT no FROM demand WHERE key = :key;
@@ -30,7 +28,7 @@ INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_u
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: tell
-INSERT INTO trail (batch, size, events) VALUES (?, ?, ?);
+INSERT INTO trail (batch, size, jobs, events) VALUES (?, ?, ?, ?);
 
 -- name: mention
 INSERT INTO mention (job_no, batch) SELECT value, ? FROM json_each(?);
@@ -149,15 +147,8 @@ SELECT addon_id, period, spent FROM budget WHERE period IN (:day, :month);
 -- name: ledger
 SELECT scope, name, units, running FROM ledger WHERE running > 0;
 
--- name: add_to_ledger
-UPDATE ledger SET units = units + more.column3, running = running + more.column4
-FROM (VALUES (?, ?, ?, ?)) AS more WHERE scope = more.column1 AND name = more.column2;
-
--- name: ledger_keys
-SELECT scope, name FROM ledger;
-
--- name: open_ledger
-INSERT INTO ledger (scope, name, units, running) VALUES (?, ?, ?, ?);
+-- name: set_ledger
+INSERT OR REPLACE INTO ledger (scope, name, units, running) VALUES (?, ?, ?, ?);
 
 -- name: accounts
 SELECT addon_id, weight, paused, average, units, at FROM addon WHERE addon_id = :addon_id OR addon_id = :everything;

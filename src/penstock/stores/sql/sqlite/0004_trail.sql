@@ -3,6 +3,8 @@ CREATE TABLE trail (
     -- The number of its first event. Taken under the write lock, so the numbers are the order of the commits.
     batch  INTEGER PRIMARY KEY,
     size   INTEGER NOT NULL CHECK (size > 0),
+    -- The number of the last job that had been submitted by then. With the number of the last event it is where counting goes on.
+    jobs   INTEGER NOT NULL,
     -- JSON, an array per event in their order: at, kind, job_id, n, state, reason, attempt (a dispatch of its job by its fence), data. null: forgotten.
     events TEXT    NOT NULL
 ) STRICT;
@@ -15,19 +17,20 @@ CREATE TABLE mention (
 ) STRICT, WITHOUT ROWID;
 ALTER TABLE job ADD COLUMN submitted_in INTEGER NOT NULL DEFAULT 0;
 
-INSERT INTO trail (batch, size, events)
+INSERT INTO trail (batch, size, jobs, events)
 WITH RECURSIVE number (seq) AS (
-    SELECT 1 WHERE EXISTS (SELECT 1 FROM event)
+    SELECT 1 WHERE EXISTS (SELECT 1 FROM mark WHERE name = 'event' AND value > 0)
     UNION ALL SELECT seq + 1 FROM number WHERE seq < (SELECT value FROM mark WHERE name = 'event'))
-SELECT min(seq), count(*), json_group_array(json(told)) FROM (
+SELECT min(seq), count(*), (SELECT value FROM mark WHERE name = 'job'), json_group_array(json(told)) FROM (
     SELECT number.seq, CASE WHEN e.seq IS NOT NULL THEN json_array(
         e.at, e.kind, j.job_id, e.n, e.state, e.reason,
         iif(j.job_id IS NULL, e.dispatch_id, substr(e.dispatch_id, length(j.job_id) + 2)), json(e.data)) END AS told
     FROM number LEFT JOIN event e ON e.seq = number.seq LEFT JOIN job j ON j.no = e.job_no ORDER BY number.seq)
-GROUP BY (seq - 1) / 1000 HAVING count(told) > 0;
+GROUP BY (seq - 1) / 1000 HAVING count(told) > 0 OR max(seq) = (SELECT value FROM mark WHERE name = 'event');
 INSERT INTO mention (job_no, batch) SELECT DISTINCT job_no, (seq - 1) / 1000 * 1000 + 1 FROM event WHERE job_no IS NOT NULL;
 DROP TRIGGER event_kept;
 DROP TABLE event;
+DROP TABLE mark;
 
 -- For people, and to check by.
 CREATE VIEW event AS
