@@ -71,6 +71,22 @@ def test_in_a_terminal_it_stays_until_ctrl_c_and_leaves_nothing_behind(folder, e
     assert [] == running_in(folder)
 
 
+@pytest.mark.long
+def test_in_a_terminal_there_are_new_samples_when_the_first_are_done(folder, env):
+    """Else whoever takes half a minute to open the page finds nothing that moves."""
+    seen = pexpect.spawn(
+        COMMAND[0], [*COMMAND[1:], "--data-dir", str(folder)], timeout=LONG, env=env, encoding="utf-8"
+    )
+    seen.expect(r"mail +[^\n]* 10 ")  # done, of the ten that mail is given
+    seen.expect(r"mail +[^\n]* (1[1-9]|20) ")
+    seen.sendintr()
+    seen.expect(r"Of 54 sample jobs")
+    seen.expect(pexpect.EOF)
+    seen.close()
+
+    assert 0 == seen.exitstatus
+
+
 def test_a_second_one_on_the_same_data_says_who_has_it(folder, env):
     first = subprocess.Popen(
         [*COMMAND, "--data-dir", str(folder)], stdout=subprocess.PIPE, text=True, env=env

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -168,6 +169,30 @@ def test_many_jobs_are_canceled_after_a_question_and_only_then(home):
     assert client.stats().addons[home.addon]["CANCELED"] == 300
 
 
+def test_many_jobs_are_retried_after_a_question(home):
+    client, runs = home.daemon.client, [running(home) for _ in range(2)]
+    for run in runs:
+        client.fail(run.job_id, run.lease_id, "no")
+    client.set_addon(home.addon, paused=True)
+    page = home.open(f"jobs?addon={home.addon}")
+    home.until("document.querySelectorAll('tbody tr').length === 2")
+    page.get_by_label("Choose all that are shown").check()
+    page.get_by_role("toolbar").get_by_role("button", name="Retry").click()
+    asked = client.stats().addons[home.addon]["FAILED"]
+    page.get_by_role("button", name="Retry 2 jobs").click()
+    home.shows("Retried 2 jobs", ".toasts")
+
+    assert asked == 2
+    assert client.stats().addons[home.addon]["QUEUED"] == 2
+
+
+def test_a_job_whose_time_has_not_come_says_so_in_the_list(home):
+    queued(home, earliest_start_at=datetime.now(UTC) + timedelta(hours=3))
+    home.open(f"jobs?addon={home.addon}")
+
+    assert home.shows("not before ")
+
+
 def test_a_failed_job_is_retried(home):
     client, run = home.daemon.client, running(home)
     client.fail(run.job_id, run.lease_id, "no")
@@ -243,6 +268,7 @@ def test_an_addons_weight_and_pause_are_set(home):
     home.shows(f"{home.addon} changed", ".toasts")
     row.get_by_role("button", name="Pause").click()
     row.get_by_role("button", name="Resume").wait_for()
+    row.get_by_text("paused", exact=True).wait_for()
     [told] = [one for one in home.daemon.client.addons().addons if one.addon_id == home.addon]
 
     assert (told.weight, told.paused) == (250, True)

@@ -1,6 +1,6 @@
 """
-`make run`: the scheduler as it is, on a database of its own, with two add-ons at work. In a terminal it stays until Ctrl-C; without one
-it ends when the sample jobs are done.
+`make run`: the scheduler as it is, on a database of its own, with two add-ons at work. In a terminal it stays until Ctrl-C, and whenever
+the sample jobs are done there are new ones: whoever opens the page sees something move. Without a terminal it ends when they are done.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from penstock.demo.board import Board, LiveBoard, PlainBoard, Sight
 
 PORT = 8420
 UNITS = 40
+LOOK = 0.25  # seconds
+BREATH = 5.0  # seconds between the end of the samples and the next ones
 SETTLED = ("DONE", "FAILED", "CANCELED", "BLOCKED")
 
 
@@ -53,7 +55,12 @@ def main() -> int:
         jobs = submit_samples(client)
         board: Board = LiveBoard() if live else PlainBoard()
         down.enter_context(board)
-        done = _watch(Sight(client, before), board, jobs, told, stay=live, within=options.seconds)
+        sight = Sight(client, before)
+        done = (
+            _stay(sight, board, jobs, told, client)
+            if live
+            else _see_out(sight, board, jobs, told, options.seconds)
+        )
     _part(done, jobs, folder)
     return 0 if told or done.get("DONE", 0) == len(jobs) else 1
 
@@ -129,20 +136,21 @@ def _greet(found: dict[str, Any], folder: Path, client: Client) -> None:
     with suppress(NotFound):  # a checkout whose set-up could not fetch the page's libraries has no page
         sys.stdout.write(f"Open {client.login().url} (good once)\n")
     sys.stdout.write(f"""\
-The scheduler is at {found["url"]}, its data in {folder} (capacity fixed at {UNITS} units for this demo).
-Two add-ons, photos and mail, work on sample jobs; a program, studio, shows its pools and graphs on the page. Try, in another terminal:
+The scheduler is at {found["url"]}, its data in {folder}
+(its capacity is fixed at {UNITS} units for this demo). Two add-ons, photos and mail, work on sample
+jobs; a program, studio, shows its pools and graphs on the page. Try, in another terminal:
 
   export PENSTOCK_URL={found["url"]} PENSTOCK_TOKEN_FILE={found["token_file"]}
-  .venv/bin/penstock top                                          everything live; also: ls, explain last, run -- make
+  .venv/bin/penstock top                                  everything live; also: ls, explain last
   api=$PENSTOCK_URL/api/system/scheduler auth="Authorization: Bearer $(cat $PENSTOCK_TOKEN_FILE)"
 
-  curl -H "$auth" $api/stats                                      how many jobs are where
-  curl -H "$auth" "$api/queue/jobs?state=QUEUED,RUNNING"          the jobs; with /ID/explain, why one waits
+  curl -H "$auth" $api/stats                              how many jobs are where
+  curl -H "$auth" "$api/queue/jobs?state=QUEUED,RUNNING"  the jobs; with /ID/explain, why one waits
   curl -H "$auth" $api/queue/jobs/submit -H 'Content-Type: application/json' \\
        -d '{{"addon_id": "photos", "job_type": "thumbnail", "payload": {{"name": "mine.jpg"}}}}'
-  curl -H "$auth" -N $api/events/stream                           what happens, as it happens
-  curl -H "$auth" $api/openapi.json                               all the rest
-  sh examples/addon.sh                                            an add-on with nothing but curl
+  curl -H "$auth" -N $api/events/stream                   what happens, as it happens
+  curl -H "$auth" $api/openapi.json                       all the rest
+  sh examples/addon.sh                                    an add-on with nothing but curl
 
 """)
     sys.stdout.flush()
@@ -156,8 +164,8 @@ def _last_event(client: Client) -> int:
     return last
 
 
-def _watch(
-    sight: Sight, board: Board, jobs: list[str], told: list[signal.Signals], *, stay: bool, within: float
+def _see_out(
+    sight: Sight, board: Board, jobs: list[str], told: list[signal.Signals], within: float
 ) -> dict[str, int]:
     """How many of the sample jobs are in which state, at the end."""
     until = time.monotonic() + within
@@ -165,11 +173,32 @@ def _watch(
     while not told:
         board.show(sight.look())
         states = sight.states(jobs)
-        settled = sum(states.get(state, 0) for state in SETTLED)
-        if not stay and (settled == len(jobs) or time.monotonic() > until):
+        if _settled(states) == len(jobs) or time.monotonic() > until:
             break
-        time.sleep(0.25)
+        time.sleep(LOOK)
     return states
+
+
+def _stay(
+    sight: Sight, board: Board, jobs: list[str], told: list[signal.Signals], client: Client
+) -> dict[str, int]:
+    """The same, and `jobs` has those that came later as well."""
+    states: dict[str, int] = {}
+    rest_until: float | None = None
+    while not told:
+        board.show(sight.look())
+        states = sight.states(jobs)
+        if _settled(states) == len(jobs):
+            rest_until = rest_until or time.monotonic() + BREATH
+            if time.monotonic() > rest_until:
+                jobs += submit_samples(client)
+                rest_until = None
+        time.sleep(LOOK)
+    return states
+
+
+def _settled(states: dict[str, int]) -> int:
+    return sum(states.get(state, 0) for state in SETTLED)
 
 
 def _part(states: dict[str, int], jobs: list[str], folder: Path) -> None:

@@ -43,7 +43,7 @@ export function Addons() {
         const on = active.includes(a),
           owed = on ? a.weight / weights : 0,
           has = got ? a.average / got : 0;
-        return html`<tr key=${a.addon_id} class=${a.paused ? "stale" : ""}><td class="whole"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(a.addon_id)}`}>${a.addon_id}</a></td>
+        return html`<tr key=${a.addon_id}><td class="whole"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(a.addon_id)}`}>${a.addon_id}</a>${a.paused && html` <span class="state" data-tone="warn">paused</span>`}</td>
           <td class="share whole"><${Bar} whole=${1} label=${`owed ${Math.round(owed * 100)} %`} parts=${[{ value: owed, tone: "muted", label: "owed" }]} /><${Bar} whole=${1} label=${`got ${Math.round(has * 100)} %`} parts=${[{ value: has, tone: "accent", label: "got" }]} /><span class="muted">${Math.round(owed * 100)} % owed, ${Math.round(has * 100)} % got</span></td>
           <td class="n" data-label="Queued">${count(a.jobs.QUEUED || 0)}</td><td class="n" data-label="Running">${count(a.jobs.RUNNING || 0)}</td><td class="n" data-label="Done">${count(a.jobs.DONE || 0)}</td><td class="n" data-label="Failed">${count((a.jobs.FAILED || 0) + (a.jobs.BLOCKED || 0))}</td><td class="n" data-label="Units">${a.units}</td>
           <td class="whole" data-label="Spent">${a.budgets.length ? a.budgets.map((use) => html`<${Budget} key=${use.window} addon=${a.addon_id} use=${use} />`) : html`<span class="muted">–</span>`}</td>

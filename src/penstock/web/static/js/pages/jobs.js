@@ -2,9 +2,13 @@ import { html, useEffect, useRef, useState } from "../html.js";
 import { get, inTurns, post } from "../api.js";
 import { counts, watching } from "../live.js";
 import { Card, Empty, Failed, Field, JobLink, STATES, Since, State, confirm, toast } from "../parts.js";
-import { count, percent } from "../format.js";
+import { count, moment, percent } from "../format.js";
 
 const PAGE = 100;
+const QUESTIONS = {
+  cancel: ["Cancel", "A canceled job is final: it cannot be retried."],
+  retry: ["Retry", "Queued again, with all tries and limits anew."],
+};
 
 // Filters live in the address, so that a view can be kept and sent.
 export function Jobs({ query }) {
@@ -70,11 +74,8 @@ export function Jobs({ query }) {
 
   const all = async (verb, jobs) => {
     const many = jobs.length === 1 ? "1 job" : `${jobs.length} jobs`;
-    if (
-      verb === "cancel" &&
-      !(await confirm(`Cancel ${many}?`, "A canceled job is final: it cannot be retried.", `Cancel ${many}`))
-    )
-      return;
+    const [word, means] = QUESTIONS[verb];
+    if (!(await confirm(`${word} ${many}?`, means, `${word} ${many}`))) return;
     const done = await inTurns(jobs, (job) => post(`queue/jobs/${job.job_id}/${verb}`));
     const bad = done.filter((one) => one.error);
     const good = done.length - bad.length;
@@ -113,14 +114,20 @@ export function Jobs({ query }) {
 }
 
 function Row({ job, chosen, onChoose }) {
-  const why =
-    job.state === "RUNNING" ? percent(job.progress) : job.state === "QUEUED" ? (job.denied || "").replaceAll("_", " ") : "";
   return html`<tr>
     <td><input type="checkbox" aria-label=${`Choose ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
     <td><${JobLink} id=${job.job_id} /></td><td><${State} state=${job.state} /></td>
     <td><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td><td>${job.job_type}</td>
     <td class="n">${job.cost_units}</td><td class="n">${job.priority}</td><td class="n">${job.attempts}</td>
-    <td><${Since} iso=${job.created_at} /></td><td class="muted">${why}</td></tr>`;
+    <td><${Since} iso=${job.created_at} /></td><td class="muted">${standing(job)}</td></tr>`;
+}
+
+// Why it waits, or how far it has come, in a word or two.
+function standing(job) {
+  if (job.state === "RUNNING") return percent(job.progress);
+  if (job.state !== "QUEUED") return "";
+  const start = job.next_earliest_start_at;
+  return start && new Date(start) > new Date() ? `not before ${moment(start)}` : job.denied.replaceAll("_", " ");
 }
 
 function Search({ value, onSearch }) {

@@ -1,6 +1,6 @@
 import { html } from "../html.js";
 import { activity, counts, frame, history } from "../live.js";
-import { Bar, Card, Empty, JobLink, State, Tile } from "../parts.js";
+import { Bar, Card, Empty, JobLink, STATES, State, Tile } from "../parts.js";
 import { Chart } from "../charts.js";
 import { clock, count, span } from "../format.js";
 
@@ -69,7 +69,7 @@ const TONES = {
 };
 
 function States({ jobs }) {
-  const shown = Object.entries(jobs).filter(([, n]) => n);
+  const shown = STATES.map((state) => [state, jobs[state]]).filter(([, n]) => n);
   const whole = shown.reduce((all, [, n]) => all + n, 0);
   if (!whole) return html`<${Empty}>No jobs yet. <code>penstock submit -- echo hello</code> makes one.<//>`;
   return html`<${Bar} whole=${whole} label="Jobs by state" parts=${shown.map(([state, n]) => ({ value: n, tone: TONES[state], label: `${state}: ${n}` }))} />
