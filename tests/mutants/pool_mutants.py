@@ -8,6 +8,7 @@ CRASHES = "tests/local/test_pool_crashes.py"
 BUFFERS = "tests/local/test_buffers.py"
 EXECUTOR = "tests/local/test_executor.py"
 HOOKS = "tests/local/test_hooks_and_numbers.py"
+READING = "tests/local/test_reading.py"
 
 MUTANTS = [
     (
@@ -100,6 +101,20 @@ MUTANTS = [
         "(earliest := self._loop_read_at + _STUCK - clock()) > 0:\n",
         "(earliest := _LOOK):\n",
         (f"{EXECUTOR}::test_a_loop_that_blocks_does_not_stop_the_pool",),
+    ),
+    (
+        "pool: whoever reads never goes back to its own work",
+        "penstock/local/watch.py",
+        "                if few <= 0 or not self._crew.more_may_come():\n",
+        "                if not self._crew.more_may_come():\n",
+        (f"{READING}::test_whoever_reads_goes_back_to_its_own_work_after_a_few",),
+    ),
+    (
+        "pool: an answer that came meanwhile is left for another turn",
+        "penstock/local/watch.py",
+        "                ready = self._poller.pipes()\n        finally:\n",
+        "                break\n        finally:\n",
+        (f"{READING}::test_an_answer_that_came_meanwhile_needs_no_wake_up_of_its_own",),
     ),
     (
         "pool: nobody looks out for a call that turns out to be long",

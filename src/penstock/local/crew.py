@@ -177,6 +177,9 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
     def pipes_are_deep(self) -> bool:
         return self._room > 16 and all(len(worker.calls) > self._enough for worker in self.workers)
 
+    def more_may_come(self) -> bool:
+        return self._gate.queue.in_flight > 0 and not self.pipes_are_deep()
+
     def tell_canceled(self, call: Call[Any], now: float) -> None:
         worker = call.home
         worker.outbox.append((wire.CANCEL, call.dispatch))

@@ -40,6 +40,8 @@ _GATHER: Final = 50e-6
 #: How often the watch looks in while somebody leads; twice as long each time that it finds nothing, up to the second.
 _LOOK: Final = 1e-3
 _LOOK_SELDOM: Final = 20e-3
+#: From so many answers on, whoever reads does not look for more.
+_FEW: Final = 8
 #: A loop that leads and has not read for so long is busy with something else.
 _STUCK: Final = 5e-3
 #: A leader that came back this soon will do so again: no need to wake the watch in between.
@@ -57,6 +59,9 @@ class Listener(Protocol):
         """There may be room now for what did not fit before."""
 
     def pipes_are_deep(self) -> bool: ...
+    def more_may_come(self) -> bool:
+        """Answers may have come meanwhile, and not so many that they had better gather."""
+
     def is_quiet(self) -> bool:
         """Nothing is in flight."""
 
@@ -196,6 +201,10 @@ class Watch:
 
     def _read(self, ready: list[tuple[int, int]]) -> None:
         """
+        What is ready, and what has become so meanwhile: an answer that is taken along needs no wake-up of its own, and the
+        code that settles it is still at hand. No more than a few, because a loop has other things to do and a thread that
+        leads has a caller.
+
         Ctrl-C must not fall into the middle of this. In the main thread, whose business it is, it is only noted while
         answers are settled, and raised after.
         """
@@ -204,24 +213,33 @@ class Watch:
             noted = []
             _signal.signal(_SIGINT, lambda *_: noted.append(_))
         try:
-            for fd, _ in ready:
-                worker = self._workers.get(fd)
-                if worker is None:
-                    if fd in self._full:
-                        self._crew.push(self._full[fd])
-                    else:
-                        self._poller.calm(fd)
-                    continue
-                messages = worker.receive()
-                if messages is None:
-                    self._hung_up(worker)
-                else:
-                    self._crew.settle(worker, messages)
+            few = _FEW
+            while ready:
+                for fd, _ in ready:
+                    self._hear(fd)
+                few -= len(ready)
+                if few <= 0 or not self._crew.more_may_come():
+                    break
+                ready = self._poller.pipes()
         finally:
             if noted is not None:
                 _signal.signal(_SIGINT, _signal.default_int_handler)
                 if noted:
                     raise KeyboardInterrupt
+
+    def _hear(self, fd: int) -> None:
+        worker = self._workers.get(fd)
+        if worker is None:
+            if fd in self._full:
+                self._crew.push(self._full[fd])
+            else:
+                self._poller.calm(fd)
+            return
+        messages = worker.receive()
+        if messages is None:
+            self._hung_up(worker)
+        else:
+            self._crew.settle(worker, messages)
 
     def _hung_up(self, worker: WorkerProcess) -> None:
         self._forget(self._workers, worker.outlet)
