@@ -7,6 +7,9 @@ LINK = "penstock/stores/postgres_link.py"
 WIRE = "penstock/stores/postgres_wire.py"
 ADMIT = "penstock/stores/postgres_admit.py"
 APPLY = "penstock/stores/postgres_apply.py"
+RENEW = "penstock/stores/postgres_renew.py"
+COMPLETE = "penstock/stores/postgres_complete.py"
+STEP = "penstock/stores/sql/postgres/0004_places.sql"
 SUBMIT = "penstock/stores/postgres_submit.py"
 PAGES = "penstock/stores/postgres_pages.py"
 EVENTS = "penstock/stores/trail.py"
@@ -34,8 +37,8 @@ MUTANTS = [
     found_in("many", "a kind's first job has no row to count in", PAGES, '        ("add_ledger", columns(sorted(keys_of(demand)))),\n', '        ("now", None),\n'),
     found_in("many", "units come back to what was read before", SQL, "SET units = ledger.units + new.units, running = ledger.running + new.running", "SET units = greatest(0, new.units), running = greatest(0, new.running)"),
     found_in("many", "a loan is decided on rows that were not locked", ADMIT, "                self._need(set(keys_of(verdict.loan)), verdict.loan)\n", "                of.demands.make([verdict.loan])\n"),
-    found_in("many", "a changed head is started all the same", SQL, "WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED),", "FOR UPDATE OF j SKIP LOCKED),"),
-    found_in("many", "a round waits for whoever is at a job", SQL, "AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;", "AND j.events = seen.events FOR UPDATE OF j;"),
+    found_in("many", "a changed head is started all the same", SQL, "WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED),", "FOR UPDATE OF q SKIP LOCKED),"),
+    found_in("many", "a round waits for whoever is at a job", SQL, "AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED;", "AND q.events = seen.events FOR UPDATE OF q;"),
     found_in("many", "what was guessed to be there is written though it is not", SQL, "1 / (count(*) = cardinality(%(heads)s::bigint[]))::integer AS there", "least(1, 1 + count(*)) AS there"),
     found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and limits and any(", "if not exact and limits and any("),
     found_in("many", "a deadlock is the caller's problem", LINK, "errors.DeadlockDetected, ", ""),
@@ -61,12 +64,17 @@ MUTANTS = [
     found_by_contract("an older fence may settle", APPLY, " and job.fence == step.fence)", ")"),
     found_by_contract("a stale phase may settle", APPLY, "dispatch is None or dispatch.phase != step.source", "dispatch is None"),
     found_by_contract("a report counts after the lease", APPLY, "return not (step.while_valid and dispatch.expires_at <= now)", "return True"),
-    found_by_contract("a heartbeat revives an expired lease", APPLY, " or run.expires_at <= self._now:", ":"),
-    found_by_contract("a job's own trail misses a batch", PAGES, "            self._mentioned.add(no)\n", ""),
+    found_by_contract("a heartbeat revives an expired lease", RENEW, " or run.expires_at <= self._now:", ":"),
+    found_by_contract("a job's own trail misses a batch", PAGES, "                self._mentioned.add(no)\n", "                pass\n"),
     found_by_contract("what is forgotten is still told", EVENTS, " or told[_JOB_ID] in gone else", " else"),
     found_by_contract("units are not given back", APPLY, "            self.pages.hold(host, demand, -n)\n", "            pass\n"),
     found_by_contract("labels are no part of what a job asks for", "penstock/core/demand.py", "        labels=tuple(sorted(intent.labels)) if intent.labels else (),\n", ""),
     found_by_contract("one label of several will do", "penstock/core/admission.py", "return tuple(label for label in demand.labels if label not in self.labels)", "return () if set(demand.labels) & self.labels else demand.labels"),
-    found_by_contract("a job is completed after its lease", SQL, " AND d.expires_at > t.now\n", "\n"),
-    found_by_contract("a job that was told to stop is completed by the quick way", SQL, " AND d.phase = 'leased' AND d.expires_at > t.now", " AND d.expires_at > t.now"),
+    found_by_contract("a job is completed after its lease", SQL, " AND d.expires_at > t.now AND", " AND"),
+    found_by_contract("a job that was told to stop is completed by the quick way", SQL, " AND d.phase = 'leased' AND d.expires_at > t.now", " AND d.phase <> 'ended' AND d.expires_at > t.now"),
+    found_in("outages", "what is in flight is found by what its lease was at first", RENEW, "            run.hastened |= beat.expires_at < run.expires_at\n", ""),
+    found_by_contract("a flight stays when all of it has ended", SQL, "AND flight.live <= landed.runs),", "AND flight.live < landed.runs),"),
+    found_by_contract("what is done is in no sheet, and never forgotten", COMPLETE, "            judged.pages.settled(no, at)\n", ""),
+    found_by_contract("an event counts in a row where nobody looks", APPLY, "            self.run.moved, self.run.events = True, self.events\n", "            self.run.moved = True\n"),
+    found_in("places", "what ran when the schema came is in no flight", STEP, "LEFT JOIN penstock.flight f ON d.phase <> 'ended'", "LEFT JOIN penstock.flight f ON d.phase = 'ended'"),
 ]  # fmt: skip

@@ -115,7 +115,7 @@ def test_a_round_does_not_wait_for_a_job_that_somebody_is_at(opened, postgres_se
     store = opened()
     [first, second] = store.submit([JOB] * 2, Depth())
     with psycopg.connect(postgres_server.dsn) as other:
-        other.execute("SELECT 1 FROM emptied.job WHERE job_id = %s FOR UPDATE", [first.job_id])
+        other.execute("SELECT 1 FROM emptied.queue WHERE job_id = %s FOR UPDATE", [first.job_id])
 
         assert [second.job_id] == [dispatch.job_id for dispatch in tick(store)]
 

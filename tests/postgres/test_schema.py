@@ -165,7 +165,9 @@ def test_names_are_qualified_wherever_they_stand():
     """Some statements run with the caller's search_path."""
     tables = (
         "job",
-        "intent",
+        "queue",
+        "flight",
+        "ended",
         "demand",
         "dispatch",
         "ledger",
@@ -183,19 +185,20 @@ def test_names_are_qualified_wherever_they_stand():
                 assert f"{word} {table} " not in sql, name
 
 
-TWIN = """INSERT INTO {0}.dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, expires_at)
-          SELECT 'twin', job_no, demand, addon_id, host, 9, cost_units, phase, admitted_at, expires_at FROM {0}.dispatch"""
+TWIN = """INSERT INTO {0}.dispatch (dispatch_id, job_no, demand, host, fence, phase, events, started_in, admitted_at, expires_at)
+          SELECT dispatch_id, job_no, demand, 'other', fence, phase, events, 0, admitted_at, expires_at FROM {0}.dispatch"""
 
 
 @pytest.mark.parametrize(
     ("sql", "why"),
     [
-        ("UPDATE {}.job SET line = NULL", "job"),
+        ("UPDATE {}.queue SET line = NULL", "queue"),
+        ("UPDATE {}.flight SET live = 0", "flight"),
         ("UPDATE {}.job SET state = 'NOWHERE'", "job"),
         ("UPDATE {}.ledger SET units = -1", "ledger"),
         ("UPDATE {}.event SET kind = 'OTHER'", "cannot update view"),
         ("UPDATE {}.dispatch SET phase = 'ended'", "dispatch"),
-        (TWIN, "dispatch_live"),
+        (TWIN, "dispatch_pkey"),
     ],
 )
 def test_the_database_itself_refuses_what_would_break_an_invariant(opened, postgres_emptied, sql, why):
@@ -212,6 +215,17 @@ def test_a_final_state_cannot_be_left_even_by_hand(opened):
     store.submit([JOB], Depth())
 
     with store._link.connection() as con, con.transaction(force_rollback=True):
-        con.execute("UPDATE emptied.job SET state = 'CANCELED', line = NULL, ended_at = 1")
+        con.execute("UPDATE emptied.job SET state = 'CANCELED', ended_at = 1")
         with pytest.raises(psycopg.errors.RaiseException, match="final"):
-            con.execute("UPDATE emptied.job SET state = 'QUEUED', line = 1, ended_at = NULL")
+            con.execute("UPDATE emptied.job SET state = NULL, ended_at = NULL")
+
+
+def test_an_attempt_that_has_ended_cannot_live_again_even_by_hand(opened):
+    store = opened()
+    store.submit([JOB], Depth())
+    tick(store)
+
+    with store._link.connection() as con, con.transaction(force_rollback=True):
+        con.execute("UPDATE emptied.dispatch SET phase = 'ended', ended_at = 1, how = 'completed'")
+        with pytest.raises(psycopg.errors.RaiseException, match="ended"):
+            con.execute("UPDATE emptied.dispatch SET phase = 'leased', ended_at = NULL, how = NULL")

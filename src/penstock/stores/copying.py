@@ -25,9 +25,6 @@ __all__ = ["Copied", "copy_to_postgres"]
 
 TABLES: Final = (
     "demand",
-    "job",
-    "intent",
-    "dispatch",
     "ledger",
     "addon",
     "tally",
@@ -55,8 +52,10 @@ def copy_to_postgres(source: Path, target: str, sharing: Sharing | None = None) 
                 _refuse_what_is_not_empty(server, link, target)
                 for table in TABLES:
                     _copy(con, server, link, table)
+                _copy_jobs(con, server, link)
                 _copy_events(con, server, link)
                 _go_on_counting(con, server, link)
+                _copy_flights(server, link)
                 copied = _proof(con, server, link)
             problems = store.audit()
         finally:
@@ -84,7 +83,8 @@ def _held(source: Path) -> Iterator[apsw.Connection]:
 
 
 def _refuse_what_is_not_empty(server: Connection, link: Link, target: str) -> None:
-    names = ", ".join(f"penstock.{table}" for table in (*TABLES, "trail", "mention"))
+    others = ("job", "queue", "dispatch", "flight", "ended", "trail", "mention")
+    names = ", ".join(f"penstock.{table}" for table in (*TABLES, *others))
     server.execute(link.in_schema(f"LOCK TABLE {names} IN EXCLUSIVE MODE"))
     for table in ("job", "dispatch", "trail", "addon", "demand"):
         if server.execute(link.in_schema(f"SELECT 1 FROM penstock.{table} LIMIT 1")).fetchone() is not None:
@@ -96,17 +96,57 @@ def _refuse_what_is_not_empty(server: Connection, link: Link, target: str) -> No
 
 def _copy(con: apsw.Connection, server: Connection, link: Link, table: str) -> None:
     names = [name for (name,) in con.execute("SELECT name FROM pragma_table_info(?)", (table,))]
-    # PostgreSQL keeps the hash as text.
-    read = ", ".join("lower(hex(body_hash))" if name == "body_hash" else name for name in names)
-    if table == "intent":
-        read = read.replace(
-            "lower(hex(body_hash))", "CASE WHEN body_hash IS NULL THEN NULL ELSE lower(hex(body_hash)) END"
-        )
-    _fill(server, link, table, names, con.execute(f"SELECT {read} FROM {table}"))
+    _fill(server, link, table, names, con.execute(f"SELECT {', '.join(names)} FROM {table}"))
 
 
-#: PostgreSQL keeps it as text.
-_HASH: Final = "iif(body_hash IS NULL, NULL, lower(hex(body_hash)))"
+#: What the file has in two tables, and the server in three places: (table there, columns of the same name, others and how they are read here).
+_PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
+    (
+        "job",
+        (
+            "no, job_id, addon_id, demand, j.events, created_at, ready_at, priority, earliest_start_at, not_before, deadline_at, expected_sec, "
+            "max_runtime_sec, max_active_sec, active, crash, unavailable, error, start, spent, spent_before, progress, denied, denied_data, "
+            "denied_at, passed_at, ended_at, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key"
+        ),
+        {
+            "state": "iif(ended_at IS NULL, NULL, state)",
+            "tried": "fence - (state IN ('DISPATCHING', 'RUNNING'))",
+            "body_hash": "iif(body_hash IS NULL, NULL, lower(hex(body_hash)))",
+        },
+        "job j JOIN intent USING (no)",
+    ),
+    (
+        "queue",
+        (
+            "no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, "
+            "max_active_sec, active, denied, denied_data, denied_at, passed_at"
+        ),
+        {},
+        "job WHERE state = 'QUEUED'",
+    ),
+    (
+        "dispatch",
+        (
+            "dispatch_id, job_no, d.demand, host, d.fence, phase, admitted_at, expires_at, started_at, ends_at, stop_at, stop_for, reason, worker, "
+            "d.spent, d.progress, d.ended_at, how, result, failure"
+        ),
+        {"events": "coalesce(j.events, 0)", "started_in": "0"},
+        "dispatch d LEFT JOIN job j ON j.no = d.job_no",
+    ),
+)
+
+
+def _copy_jobs(con: apsw.Connection, server: Connection, link: Link) -> None:
+    for table, same, others, source in _PLACES:
+        names = [name.rpartition(".")[2] for name in same.split(", ")] + list(others)
+        read = ", ".join([same, *others.values()])
+        _fill(server, link, table, names, con.execute(f"SELECT {read} FROM {source}"))
+
+
+def _copy_flights(server: Connection, link: Link) -> None:
+    """With numbers of batches that are drawn now, and tell nothing."""
+    for name in ("gather_flights", "gather_loans", "join_flights", "gather_ends"):
+        server.execute(link.sql[name].text)
 
 
 def _fill(server: Connection, link: Link, table: str, names: list[str], rows: Iterator[Any]) -> None:
@@ -150,10 +190,10 @@ def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> Non
 
 
 _COUNTS: Final = {
-    "jobs": "SELECT 'jobs ' || state, count(*) FROM {}job GROUP BY state",
+    "jobs": "SELECT 'jobs ' || state, count(*) FROM {}{jobs} GROUP BY state",
     "dispatches": "SELECT 'dispatches ' || phase, count(*) FROM {}dispatch GROUP BY phase",
     "events": "SELECT 'events ' || kind, count(*) FROM {}event GROUP BY kind",
-    "intents": "SELECT 'intents', count(*) FROM {}intent",
+    "queued": "SELECT 'queued', count(*) FROM {}{queue}",
     "checkpoints": "SELECT 'checkpoints', count(*) FROM {}checkpoint",
     "addons": "SELECT 'addons', count(*) FROM {}addon",
     "spent": "SELECT 'spent ' || addon_id, sum(spent) FROM {}budget GROUP BY addon_id",
@@ -164,8 +204,10 @@ def _proof(con: apsw.Connection, server: Connection, link: Link) -> Copied:
     here: dict[str, int] = {}
     there: dict[str, int] = {}
     for sql in _COUNTS.values():
-        here.update({name: int(count) for name, count in con.execute(sql.format(""))})
-        found = server.execute(link.in_schema(sql.format("penstock."))).fetchall()
+        ours = sql.format("", jobs="job", queue="job WHERE line IS NOT NULL")
+        here.update({name: int(count) for name, count in con.execute(ours)})
+        theirs = sql.format("penstock.", jobs="whole", queue="queue")
+        found = server.execute(link.in_schema(theirs)).fetchall()
         there.update({name: int(count) for name, count in found})
     if here != there:
         differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))

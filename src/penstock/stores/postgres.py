@@ -22,7 +22,6 @@ from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
 from penstock.stores.postgres_admit import Admission, Admitting
-from penstock.stores.postgres_apply import Beats, Renewing
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed, retried
 from penstock.stores.postgres_complete import Completion
@@ -30,6 +29,7 @@ from penstock.stores.postgres_lanes import Group, TurnLane, answered
 from penstock.stores.postgres_link import Link, Manners, Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
 from penstock.stores.postgres_reads import PostgresReads
+from penstock.stores.postgres_renew import Beats, Renewing
 from penstock.stores.postgres_schema import migrate
 from penstock.stores.postgres_submit import Submission, Submitting
 from penstock.stores.postgres_wire import array, columns
@@ -209,7 +209,16 @@ class PostgresStore(PostgresReads):
         return forgotten
 
     def _prune(self, session: Session, before: Moment, limit: int) -> int:
-        now, [old] = self._link.opening(session, ("old_jobs", {"before": before, "most": limit}))
+        now, [sheets] = self._link.opening(session, ("ended_before", {"before": before, "most": limit}))
+        if not sheets:
+            return 0
+        listed = [(batch, no) for batch, jobs in sheets for no in jobs]
+        looked_at = {"nos": array([no for _, no in listed[:limit]]), "before": before}
+        _, old = session.together(("lock_ended", {"nos": looked_at["nos"]}), ("old_jobs", looked_at))
+        if rest := listed[limit:]:
+            session.leave("shorten_ends", columns(rest))
+        done_with = {batch for batch, _ in sheets} - {batch for batch, _ in rest}
+        session.leave("forget_ends", {"batches": array(sorted(done_with))})
         if not old:
             return 0
         nos, ids = array([no for no, *_ in old]), {job_id for _, job_id, *_ in old}

@@ -29,7 +29,7 @@ from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, Moment
-from penstock.stores.dispatches import dispatch_row, new_dispatch
+from penstock.stores.dispatches import new_dispatch
 from penstock.stores.postgres_apply import Judged
 from penstock.stores.postgres_floor import Appetite, Heads, RowFloor, enter, spent_from
 from penstock.stores.postgres_link import Link, Session
@@ -241,10 +241,6 @@ class _Seen:
         return books
 
 
-#: What `start_jobs` is given: heads as they were seen, the first of them, which are picked, as they shall be, and dispatches column by column.
-_STARTED: Final = ("heads", "seen", "states", "fences", "events", *(f"d{n}" for n in range(15)))
-
-
 class _Round:
     """What a verdict becomes."""
 
@@ -255,8 +251,8 @@ class _Round:
         self._demands, self._aging, self._now = of.demands, of.ordering.aging, floor.now
         self._new_id, self._pages = of.new_id, pages
         self._keep = of.keep
-        self._taken: list[tuple[Any, ...]] = []
-        self._made: list[tuple[Any, ...]] = []
+        #: Of the picks, in their order: whether leased, and until when.
+        self._taken: list[tuple[bool, Moment | None, Moment | None, End | None]] = []
 
     def write(self, verdict: Verdict) -> list[Dispatch]:
         denied = [self._deny(denial) for denial in verdict.denials]
@@ -265,16 +261,43 @@ class _Round:
             loan = DispatchId(f"{self._new_id()}.0")
             dispatches.append(self._start(loan, None, verdict.loan, Offer.LEASE))
             self._pages.note(self._now, Note(Kind.ADMITTED), NO_JOB, loan)
-        if self._made:
-            heads = columns(list(self._floor.heads_of(verdict).items()), 2)
-            values = zip(_STARTED, [*heads, *columns(self._taken, 3), *columns(self._made)], strict=True)
-            self._session.leave("start_jobs", dict(values), self._keep)
+        if dispatches:
+            self._leave(verdict, dispatches)
         # Behind it, for it looks whether the heads are as they were seen.
         if denied:
             self._session.leave("deny_jobs", columns(denied))
         if verdict.passed:
             self._session.leave("pass_jobs", [self._now, array([w.no for w in verdict.passed])])
         return dispatches
+
+    def _leave(self, verdict: Verdict, dispatches: Sequence[Dispatch]) -> None:
+        now, terms = self._now, self._terms
+        told = {
+            "batch": self._session.batch,
+            "host": self._host,
+            "now": now,
+            "lease_until": now + terms.lease_for,
+            "reserved_until": now + terms.reserve_for,
+            "worker": terms.worker,
+        }
+        loan = None
+        if verdict.picks:
+            heads = zip(("heads", "seen"), columns(list(self._floor.heads_of(verdict).items())), strict=True)
+            names = ("leased", "ends_at", "stop_at", "stop_for")
+            taken = dict(zip(names, columns(self._taken), strict=True))
+            self._session.leave("start_jobs", {**told, **dict(heads), **taken}, self._keep)
+        if verdict.loan is not None:
+            loan = dispatches[-1].dispatch_id
+            number = self._demands.number(verdict.loan)
+            self._session.leave("lend", {**told, "dispatch_id": loan, "demand": number})
+        flight = {
+            "jobs": array([pick.waiting.no for pick in verdict.picks]),
+            "loan": loan,
+            "live": len(dispatches),
+            "expires_at": min(dispatch.expires_at for dispatch in dispatches),
+            "stop_at": min((d.stop_at for d in dispatches if d.stop_at is not None), default=None),
+        }
+        self._session.leave("take_off", {**told, **flight})
 
     def _deny(self, denial: Denial) -> tuple[Any, ...]:
         no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
@@ -287,17 +310,14 @@ class _Round:
         waiting, standby = pick.waiting, self._floor.standby[pick.waiting.no]
         fence, n, state = waiting.fence + 1, standby.events + 1, State.DISPATCHING
         dispatch_id = dispatch_id_of(waiting.job_id, fence)
-        self._pages.note(self._now, DISPATCHING, (waiting.no, waiting.job_id, n, state), dispatch_id)
+        told = (waiting.no, waiting.job_id, n, state)
+        self._pages.note(self._now, DISPATCHING, told, dispatch_id, mentioned=False)
         if pick.offer is Offer.LEASE:
             state, n = State.RUNNING, n + 1
             waited = self._now - ready_at(waiting.turn, waiting.priority, self._aging)
-            self._pages.note(
-                self._now,
-                running(self._terms.worker, waited),
-                (waiting.no, waiting.job_id, n, state),
-                dispatch_id,
-            )
-        self._taken.append((state, fence, n))
+            told = (waiting.no, waiting.job_id, n, state)
+            note = running(self._terms.worker, waited)
+            self._pages.note(self._now, note, told, dispatch_id, mentioned=False)
         self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
         return self._start(dispatch_id, pick, pick.demand, pick.offer)
 
@@ -319,7 +339,7 @@ class _Round:
             ends_at=ends_at,
             limits=limits,
         )
-        no = None if waiting is None else waiting.no
-        self._made.append(dispatch_row(made, no, self._demands.number(demand)))
+        if pick is not None:
+            self._taken.append((offer is Offer.LEASE, made.ends_at, made.stop_at, made.stop_for))
         self._pages.hold(self._host, demand, 1)
         return made

@@ -1,6 +1,6 @@
 """
-Changes and heartbeats that arrived together. Everything they name is locked and read in one go (jobs, then dispatches, then the
-ledger), judged here one after the other on what was read, and written in one go.
+Changes that arrived together. Everything they name is locked and read in one go (jobs, then their places, then the ledger), judged
+here one after the other on what was read, and written in one go.
 """
 
 from __future__ import annotations
@@ -8,33 +8,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, Final
 
 from penstock.core.books import keys_of
-from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note
+from penstock.core.changes import Change, DispatchStep, JobStep
 from penstock.core.demand import Demand
-from penstock.core.job import Kind, Place
-from penstock.core.landing import End, Phase
+from penstock.core.job import Place
+from penstock.core.landing import Phase
 from penstock.core.order import Ordering
-from penstock.core.spend import windows
-from penstock.core.states import SETTLED, State
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money
+from penstock.core.states import IN_FLIGHT, SETTLED, State
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, Told, accounts_from, lock_ledger
+from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, accounts_from, lock_ledger
 from penstock.stores.postgres_wire import Values, array, columns
-from penstock.stores.protocol import Standing, Tell
 
-__all__ = ["Applying", "Beats", "Changes", "Judged", "Renewing"]
+__all__ = ["Applying", "Changes", "Judged"]
 
 
 @dataclass(slots=True)
 class _Job:
+    """As its row has it, which is how it was when it last came into the queue or was settled; then put in its place, `wait` or `fly`."""
+
     no: int
     job_id: JobId
+    addon_id: AddonId
     state: State
     fence: int
     events: int
-    addon_id: AddonId
     active: int
     crash: int
     unavailable: int
@@ -43,11 +44,33 @@ class _Job:
     spent: int
     spent_before: int
     ended_at: Moment | None
+    denied: str
+    denied_data: str | None
+    denied_at: Moment | None
+    passed_at: Moment | None
+    run: _Dispatch | None = None
     place: Place | None = None
     moved: bool = False
 
     def __post_init__(self) -> None:
-        self.state = State(self.state)
+        self.state = State(self.state or State.QUEUED)
+
+    def wait(self, events: int, *denied: Any) -> None:
+        self.events = events
+        self.denied, self.denied_data, self.denied_at, self.passed_at = denied
+
+    def fly(self, run: _Dispatch) -> None:
+        self.fence, self.events = run.fence, run.events
+        self.denied, self.denied_data, self.denied_at, self.passed_at = "", None, None, None
+        self.state = _WHILE[Phase(run.phase)]
+        if run.phase != Phase.RESERVED:
+            self.start = 0
+        if run.ended_at is None:
+            self.run = run
+        else:
+            self.ended_at = run.ended_at
+            self.active += max(0, run.ended_at - (run.started_at or run.ended_at))
+            self.crash = self.unavailable = self.error = 0
 
     def step(self, step: JobStep, notes: int, active: int, now: Moment) -> None:
         self.moved = True
@@ -65,19 +88,37 @@ class _Job:
             self.place = None
         if step.fresh:
             self.active, self.spent_before = 0, self.spent
+        if self.run is not None:
+            self.run.moved, self.run.events = True, self.events
 
     @property
     def row(self) -> tuple[Any, ...]:
+        flies = self.state in IN_FLIGHT
         counters = (self.crash, self.unavailable, self.error, self.start)
         return (
             self.no,
-            self.state,
+            self.state if self.state in SETTLED else None,
+            self.fence - flies,
             self.events,
             self.ended_at,
             self.active,
             *counters,
             self.spent_before,
+            self.denied,
+            self.denied_data,
+            self.denied_at,
+            self.passed_at,
+            self.state is State.QUEUED,
         )
+
+
+#: The state of a job by the phase of its attempt. One that ended otherwise than done is in another place by then.
+_WHILE: Final = {
+    Phase.RESERVED: State.DISPATCHING,
+    Phase.LEASED: State.RUNNING,
+    Phase.ENDING: State.RUNNING,
+    Phase.ENDED: State.DONE,
+}
 
 
 @dataclass(slots=True)
@@ -92,11 +133,16 @@ class _Dispatch:
     stop_for: str | None
     reason: str | None
     worker: str
-    ended_at: Moment | None = None
+    job_no: int | None
+    fence: int
+    events: int
+    flight: int
+    ended_at: Moment | None
     how: str | None = None
     result: str | None = None
     failure: str | None = None
     moved: bool = False
+    hastened: bool = False
 
     def step(self, step: DispatchStep, now: Moment) -> int:
         """How long it was active, when this is its end."""
@@ -104,8 +150,10 @@ class _Dispatch:
         if step.target is Phase.LEASED and self.started_at is None:
             self.started_at = now
         if step.expires_at is not None:
+            self.hastened |= step.expires_at < self.expires_at
             self.expires_at = step.expires_at
         if step.stop_at is not None:
+            self.hastened |= self.stop_at is None or step.stop_at < self.stop_at
             self.stop_at = step.stop_at
         if step.stop_for is not None:
             self.stop_for = step.stop_for
@@ -123,7 +171,16 @@ class _Dispatch:
     def row(self) -> tuple[Any, ...]:
         times = (self.started_at, self.expires_at, self.stop_at)
         end = (self.ended_at, self.how, self.result, self.failure)
-        return (self.dispatch_id, self.phase, *times, self.stop_for, self.reason, self.worker, *end)
+        return (
+            self.dispatch_id,
+            self.phase,
+            *times,
+            self.stop_for,
+            self.reason,
+            self.worker,
+            *end,
+            self.events,
+        )
 
 
 class Changes:
@@ -142,18 +199,35 @@ class Changes:
         changes = [change for batch in self._batches for change in batch]
         jobs = sorted({c.job.job_id for c in changes if c.job is not None})
         dispatches = sorted({c.dispatch.dispatch_id for c in changes if c.dispatch is not None})
-        return [("lock_jobs", {"ids": array(jobs)}), ("lock_dispatches", {"ids": array(dispatches)})]
+        return [
+            ("lock_jobs", {"ids": array(jobs)}),
+            ("lock_queued", {"ids": array(jobs)}),
+            ("lock_dispatches", {"ids": array(dispatches), "jobs": array(jobs)}),
+        ]
 
     def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
-        job_rows, dispatch_rows = rows
+        job_rows, queue_rows, dispatch_rows = rows
+        jobs = [_Job(*row) for row in job_rows]
+        dispatches = [_Dispatch(*row) for row in dispatch_rows]
+        _put_in_place(jobs, queue_rows, dispatches)
         judged = Judged(
             now,
-            {row[1]: _Job(*row) for row in job_rows},
-            {row[0]: _Dispatch(*row) for row in dispatch_rows},
-            self._demands.of(session, {row[3] for row in dispatch_rows}),
+            {job.job_id: job for job in jobs},
+            {dispatch.dispatch_id: dispatch for dispatch in dispatches},
+            self._demands.of(session, {dispatch.demand for dispatch in dispatches}),
         )
         judged.answers = [[judged.apply(change) for change in batch] for batch in self._batches]
         return judged
+
+
+def _put_in_place(jobs: Sequence[_Job], queue: Sequence[Sequence[Any]], runs: Sequence[_Dispatch]) -> None:
+    unsettled = {job.no: job for job in jobs if job.ended_at is None}
+    for no, *waits in queue:
+        unsettled.pop(no).wait(*waits)
+    for run in runs:
+        job = None if run.job_no is None else unsettled.get(run.job_no)
+        if job is not None and run.fence == job.fence + 1:
+            job.fly(run)
 
 
 class Applying:
@@ -205,7 +279,7 @@ class Judged:
         if dispatch is not None and dispatch_step is not None:
             active = dispatch.step(dispatch_step, self.now)
             if dispatch_step.target is Phase.ENDED:
-                self.ended[dispatch.host, self.demands[dispatch.demand]] += 1
+                self.end(dispatch.host, self.demands[dispatch.demand], dispatch.flight)
         dispatch_id = None if dispatch_step is None else dispatch_step.dispatch_id
         if job is None or job_step is None:
             for note in change.notes:
@@ -216,18 +290,26 @@ class Judged:
                 change.at, note, (job.no, job.job_id, job.events + i, job_step.target), dispatch_id
             )
         self.pages.moved(job.addon_id, job_step.source, job_step.target)
+        if job_step.target is not job_step.source and job_step.target in SETTLED - {State.BLOCKED}:
+            self.pages.settled(job.no, self.now)
         job.step(job_step, len(change.notes), active, self.now)
         return True
 
+    def end(self, host: HostId, demand: Demand, flight: int) -> None:
+        self.ended[host, demand] += 1
+        self.pages.landed[flight] += 1
+
     def leave(self, session: Session, demands: Demands) -> None:
         moved = [job for job in self.jobs.values() if job.moved]
-        # Placed first: a job that is moved to QUEUED needs its line.
-        if placed := [_place_row(job.no, job.place, demands, self.now) for job in moved if job.place]:
-            session.leave("place_jobs", columns(placed))
         if moved:
             session.leave("move_jobs", columns([job.row for job in moved]))
+        if placed := [_place_row(job.no, job.place, demands, self.now) for job in moved if job.place]:
+            session.leave("place_jobs", columns(placed))
         if dispatches := [dispatch.row for dispatch in self.dispatches.values() if dispatch.moved]:
             session.leave("move_dispatches", columns(dispatches))
+        sooner = [(d.flight, d.expires_at, d.stop_at) for d in self.dispatches.values() if d.hastened]
+        if sooner:
+            session.leave("due_sooner", columns(sorted(sooner, key=itemgetter(0))))
         for (host, demand), n in self.ended.items():
             self.pages.hold(host, demand, -n)
 
@@ -248,146 +330,3 @@ def _place_row(no: int, place: Place, demands: Demands, now: Moment) -> tuple[An
     line = (place.line(now), place.turn, place.ready_at, place.urgent_at, place.priority)
     times = (place.earliest_start_at, place.not_before, place.deadline_at)
     return (no, *line, demands.number(place.demand), *times)
-
-
-@dataclass(slots=True)
-class _Run:
-    """A dispatch, and what a heartbeat may change of its job."""
-
-    dispatch_id: DispatchId
-    phase: str
-    expires_at: Moment
-    reason: str | None
-    addon_id: AddonId
-    spent: int
-    progress: float | None
-    fence: int
-    no: int | None
-    job_id: JobId | None
-    job_spent: int
-    spent_before: int
-    events: int
-    state: State
-    job_progress: float | None
-    cost_limit: int | None
-    renewed: bool = False
-    told: bool = False  # its job's row changes too
-
-
-class Beats(NamedTuple):
-    """What one caller asked for."""
-
-    beats: Sequence[Beat]
-    tell: Tell
-
-
-class Renewing:
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def run(self, session: Session, batches: Sequence[Beats]) -> tuple[list[list[Standing | None]], bool]:
-        beats = [beat for batch in batches for beat in batch.beats]
-        telling = sorted({beat.dispatch_id for beat in beats if _tells(beat)})
-        ids = {"ids": array(sorted({beat.dispatch_id for beat in beats}))}
-        locks = [("lock_jobs_of", {"ids": array(telling)})] if telling else []
-        now, answers = self._link.opening(session, *locks, ("dispatches_for_beats", ids))
-        beating = _Beating(now, {row[0]: _Run(*row) for row in answers[-1]})
-        renewed = [[beating.renew(beat) for beat in batch.beats] for batch in batches]
-        beating.spend(session)
-        standings = [
-            [
-                beating.told(beat, standing, batch.tell)
-                for beat, standing in zip(batch.beats, row, strict=True)
-            ]
-            for batch, row in zip(batches, renewed, strict=True)
-        ]
-        beating.leave(session)
-        return standings, beating.pages.leave(session)
-
-
-def _tells(beat: Beat) -> bool:
-    return beat.progress is not None or beat.spent is not None or beat.checkpoint is not None
-
-
-class _Beating:
-    def __init__(self, now: Moment, runs: dict[DispatchId, _Run]) -> None:
-        self._now, self._runs = now, runs
-        self._checkpoints: dict[int, tuple[Any, ...]] = {}
-        self._spent: Counter[tuple[str, str]] = Counter()
-        self._before: dict[tuple[str, str], Money] = {}
-        self.pages = Pages()
-
-    def renew(self, beat: Beat) -> Standing | None:
-        run = self._runs.get(beat.dispatch_id)
-        if run is None or run.phase not in (Phase.LEASED, Phase.ENDING) or run.expires_at <= self._now:
-            return None
-        run.renewed = True
-        if run.phase == Phase.LEASED:
-            run.expires_at = beat.expires_at
-        more = max(0, (beat.spent or 0) - run.spent)
-        run.spent += more
-        if beat.progress is not None:
-            run.progress = beat.progress
-        before = 0 if run.no is None else run.job_spent - run.spent_before
-        if run.no is not None and (more or beat.progress is not None or beat.checkpoint is not None):
-            self._tell(run, run.no, beat, more)
-        for window in windows(self._now) if more else ():
-            self._spent[run.addon_id, window.name] += more
-        return Standing(
-            run.job_id,
-            run.addon_id,
-            Phase(run.phase),
-            None if run.reason is None else End(run.reason),
-            run.expires_at,
-            before,
-            before + more,
-            run.cost_limit,
-        )
-
-    def _tell(self, run: _Run, no: int, beat: Beat, more: int) -> None:
-        run.told = True
-        run.job_spent += more
-        if beat.progress is not None:
-            run.job_progress = beat.progress
-        if beat.checkpoint is not None:
-            run.events += 1
-            self._checkpoints[no] = (no, self._now, run.fence, beat.checkpoint)
-            told = (no, run.job_id, run.events, State(run.state))
-            self.pages.note(self._now, Note(Kind.CHECKPOINT), told, beat.dispatch_id)
-
-    def spend(self, session: Session) -> None:
-        if self._spent:  # in one order for all, so that nobody waits in a circle
-            rows = [(*key, more) for key, more in sorted(self._spent.items())]
-            for addon_id, period, spent in session.ask("spend", columns(rows)):
-                self._before[addon_id, period] = spent - self._spent[addon_id, period]
-
-    def told(self, beat: Beat, standing: Standing | None, tell: Tell) -> Standing | None:
-        """With what its addon has spent by then: the amounts of one transaction count one after the other."""
-        if standing is None:
-            return None
-        more = standing.spent - standing.spent_before
-        if more:
-            spent: dict[str, Money] = {}
-            for window in windows(self._now):
-                self._before[standing.addon_id, window.name] += more
-                spent[window.kind] = self._before[standing.addon_id, window.name]
-            standing = standing._replace(addon_spent=spent)
-        run = self._runs[beat.dispatch_id]
-        for note in tell(standing):
-            whose: Told = NO_JOB
-            if note.of_job and run.no is not None:
-                run.told, run.events = True, run.events + 1
-                whose = (run.no, run.job_id, run.events, State(run.state))
-            self.pages.note(self._now, note, whose, beat.dispatch_id)
-        return standing
-
-    def leave(self, session: Session) -> None:
-        renewed = [run for run in self._runs.values() if run.renewed]
-        if renewed:
-            rows = [(run.dispatch_id, run.expires_at, run.progress, run.spent) for run in renewed]
-            session.leave("renew", columns(rows))
-        if told := [run for run in renewed if run.told]:
-            jobs = [(run.no, run.job_progress, run.job_spent, run.events) for run in told]
-            session.leave("beat_jobs", columns(jobs))
-        if self._checkpoints:
-            session.leave("set_checkpoints", columns(list(self._checkpoints.values())))

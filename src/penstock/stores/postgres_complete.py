@@ -11,7 +11,7 @@ from penstock.core.landing import End
 from penstock.core.states import State
 from penstock.core.words import JobId, Moment
 from penstock.stores.postgres_apply import Judged
-from penstock.stores.postgres_link import Conflict, Link, Session
+from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import Demands
 from penstock.stores.postgres_wire import Values, columns
 from penstock.stores.protocol import Done
@@ -19,6 +19,8 @@ from penstock.stores.protocol import Done
 __all__ = ["Completing", "Completion"]
 
 COMPLETED: Final = Note(Kind.DONE, str(End.COMPLETED))
+#: Where in a row of `complete` the number of its demand is.
+_DEMAND: Final = 4
 
 
 class Completion(NamedTuple):
@@ -39,25 +41,24 @@ class Completing:
         return len(self._first)
 
     def calls(self) -> list[tuple[str, Values]]:
-        rows = []
-        # In the order of their jobs, more or less, as everybody locks them.
-        for dispatch_id, result in sorted(self._first.values()):
-            job_id, _, fence = dispatch_id.rpartition(".")
-            rows.append((dispatch_id, job_id, int(fence) if fence.isdecimal() else 0, result))
-        return [("complete", [*columns(rows), self._link.handed()])] if rows else []
+        rows = sorted(self._first.values())  # as everybody locks them
+        if not rows:
+            return []
+        ids, results = columns(rows)
+        return [("complete", {"now": self._link.handed(), "ids": ids, "results": results})]
 
     def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
         judged, ended = Judged(now), set()
-        found = [row for row in rows[0] if row[1] is not None] if rows else []
-        if rows and len(found) != rows[0][0][0]:
-            raise Conflict("somebody changed a dispatch while its job was being completed")
-        demands = self._demands.of(session, {demand_no for *_, demand_no in found})
-        for _, dispatch_id, no, n, addon_id, host, demand_no in found:
+        found = rows[0] if rows else []
+        demands = self._demands.of(session, {row[_DEMAND] for row in found})
+        for dispatch_id, no, n, host, demand_no, flight, at in found:
             ended.add(dispatch_id)
             job_id = JobId(dispatch_id.rpartition(".")[0])
-            judged.pages.note(now, COMPLETED, (no, job_id, n, State.DONE), dispatch_id)
-            judged.pages.moved(addon_id, State.RUNNING, State.DONE)
-            judged.ended[host, demands[demand_no]] += 1
+            demand = demands[demand_no]
+            judged.pages.note(now, COMPLETED, (no, job_id, n, State.DONE), dispatch_id, mentioned=False)
+            judged.pages.moved(demand.addon_id, State.RUNNING, State.DONE)
+            judged.pages.settled(no, at)
+            judged.end(host, demand, flight)
         for completion in self._completions:
             answers = []
             for done in completion.done:

@@ -73,6 +73,8 @@ class Manners:
             # Making one costs more than a batch of ten jobs, and there is only one way to go.
             "plan_cache_mode": "force_generic_plan",
             "jit": "off",
+            # To start a process takes longer than any of ours.
+            "max_parallel_workers_per_gather": "0",
         }
 
 
@@ -140,10 +142,7 @@ class Link:
         self.schema, self._manners, self._clock = schema, manners, clock
         self._dsn = _conninfo(dsn, manners)
         self.quoted = psycopg.sql.Identifier(schema).as_string()
-        texts = statements("postgres")
-        started = texts["job_columns"].replace("penstock.job j", "taken j")
-        texts = texts | {"start_jobs": f"{texts['start_jobs']}\n{started}"}
-        self.sql = {name: statement(self.in_schema(text)) for name, text in texts.items()}
+        self.sql = {name: statement(self.in_schema(text)) for name, text in statements("postgres").items()}
         #: The last one used is used next: its server process has everything at hand.
         self._idle: deque[Connection] = deque()
         self._room = BoundedSemaphore(manners.connections)

@@ -90,12 +90,27 @@ class Pages:
         self.accounts: dict[AddonId, Account] = {}
         self._touched: set[AddonId] = set()
         self._held: Counter[tuple[HostId, Demand]] = Counter()
+        #: How many of which flight have ended.
+        self.landed: Counter[int] = Counter()
+        #: What is settled from now on, and may be forgotten some day.
+        self._settled: list[int] = []
+        self._settled_at: Moment = 0
 
-    def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
+    def note(
+        self,
+        at: Moment,
+        note: Note,
+        told: Told,
+        dispatch_id: DispatchId | None = None,
+        *,
+        mentioned: bool = True,
+    ) -> None:
+        """`mentioned`: False where the rows of its places say in which batch it is told."""
         no, job_id, n, state = told
         attempt: str | None = dispatch_id
         if no is not None and job_id is not None:
-            self._mentioned.add(no)
+            if mentioned:
+                self._mentioned.add(no)
             attempt = None if dispatch_id is None else dispatch_id[len(job_id) + 1 :]
         self._events.append((at, note.kind, job_id, n, state, note.reason, attempt, note.data or None))
 
@@ -108,6 +123,11 @@ class Pages:
         if source is not target:
             self.tally[addon_id, source] -= 1
             self.tally[addon_id, target] += 1
+
+    def settled(self, no: int, at: Moment) -> None:
+        """`at` is the same for all of a transaction."""
+        self._settled.append(no)
+        self._settled_at = at
 
     def hold(self, host: HostId, demand: Demand, more: int) -> None:
         """The rows of its keys are locked by now."""
@@ -126,8 +146,11 @@ class Pages:
         counts = [(*key, n) for key, n in self.tally.items() if n]
         if self._held or accounts or counts or self._events:
             written = [*columns(self._ledger(), 4), *columns(of_accounts, 6), *columns(counts, 3)]
+            landed = columns(sorted(self.landed.items()), 2)
             told = [session.batch, len(self._events), pack(self._events)]
-            session.leave("write_pages", [*written, *told, session.batch, array(sorted(self._mentioned))])
+            over = [session.batch, self._settled_at, array(self._settled)]
+            mentioned = [session.batch, array(sorted(self._mentioned))]
+            session.leave("write_pages", [*written, *landed, *told, *over, *mentioned])
         session.tells |= bool(self._events)
         return bool(self._events)
 

@@ -88,7 +88,7 @@ class PostgresReads:
             where.append("j.demand IN (SELECT no FROM penstock.demand WHERE job_type = %(job_type)s)")
             values["job_type"] = query.job_type
         if query.tag is not None:
-            where.append("i.tags::jsonb ? %(tag)s::text")
+            where.append("j.tags::jsonb ? %(tag)s::text")
             values["tag"] = query.tag
         if query.part is not None:
             where.append("position(%(part)s IN j.job_id) > 0")
@@ -124,10 +124,10 @@ class PostgresReads:
     def live(
         self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
-        where = ["d.phase <> 'ended'"]
+        where = ["d.dispatch_id IN (SELECT dispatch_id FROM penstock.live)"]
         values: dict[str, Any] = {"limit": limit}
         if addon_id is not None:
-            where.append("d.addon_id = %(addon_id)s")
+            where.append("m.addon_id = %(addon_id)s")
             values["addon_id"] = addon_id
         if phases:
             where.append("d.phase = ANY(%(phases)s::text[])")
@@ -217,7 +217,7 @@ class PostgresReads:
             yield Overdue(Due.DEADLINE, jobs[job_id], None)
 
     def alarm(self) -> Moment | None:
-        [(moment,)] = self._link.glance("alarm")
+        [(moment,)] = self._link.glance("alarm", {"now": self._link.handed()})
         return None if moment is None else int(moment)
 
     def audit(self) -> list[str]:
@@ -230,12 +230,12 @@ class PostgresReads:
 def _by_index(states: frozenset[State]) -> list[str]:
     """The same once more, in the words of the index that holds such jobs and few others."""
     if states <= {State.QUEUED}:
-        return ["j.line IS NOT NULL"]
+        return ["j.no IN (SELECT no FROM penstock.queue)"]
     if states <= IN_FLIGHT:
-        return [
-            "j.no IN (SELECT job_no FROM penstock.dispatch WHERE phase <> 'ended' AND job_no IS NOT NULL)"
-        ]
-    return ["j.ended_at IS NOT NULL AND j.state <> 'DONE'"] if states <= SETTLED - {State.DONE} else []
+        return ["j.no IN (SELECT job_no FROM penstock.live)"]
+    if states <= SETTLED - {State.DONE}:
+        return ["j.settled = ANY(%(states)s::text[]) AND j.settled <> 'DONE'"]
+    return []
 
 
 def _number(session: Session) -> None:

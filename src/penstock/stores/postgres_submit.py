@@ -126,22 +126,37 @@ class _Batch:
             self._session.leave("add_jobs", lambda piece=piece: self._rows(piece, ordering, demands))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         pages.leave(self._session)
 
-    def _rows(self, piece: Sequence[tuple[JobId, Intent]], ordering: Ordering, demands: Demands) -> list[Any]:
+    def _rows(
+        self, piece: Sequence[tuple[JobId, Intent]], ordering: Ordering, demands: Demands
+    ) -> dict[str, Any]:
         """Put together when the piece before is with the server already. Most that come together differ by their payload alone."""
-        rows, like, rest = [], None, ()
+        kinds: dict[tuple[Any, ...], int] = {}
+        rest: list[tuple[Any, ...]] = []
+        rows, like, kind = [], None, 0
         for job_id, intent in piece:
             if (its := all_but_payload(intent)) != like:
-                like, rest = its, self._rest(intent, ordering, demands)
-            rows.append((job_id, intent.payload, *rest))
-        return [self._session.batch, *columns(rows)]
+                like, kind = its, kinds.setdefault(its, len(kinds) + 1)
+                if kind > len(rest):
+                    rest.append(self._rest(intent, ordering, demands))
+            rows.append((job_id, intent.payload, kind))
+        names = dict(zip(("ids", "payloads", "kinds"), columns(rows), strict=True))
+        return {"batch": self._session.batch, **names, **dict(zip(_REST, columns(rest), strict=True))}
 
     def _rest(self, intent: Intent, ordering: Ordering, demands: Demands) -> tuple[Any, ...]:
-        """All but its names and its payload, in the order of `add_jobs`."""
+        """All but its names and its payload, in the order of `_REST`."""
         its_place = place(intent, self._now, None, ordering)
         demand_no = demands.number(its_place.demand)
         _, _, *of_job = job_row(0, JobId(""), intent, its_place, demand_no=demand_no, now=self._now)
         _, _, *of_intent, body = intent_row(0, intent)
         return (*of_job, *of_intent, None if body is None else body.hex())
+
+
+#: As `job_row` and `intent_row` have them.
+_REST: Final = (
+    *("addon_id", "demand", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
+    *("earliest_start_at", "deadline_at", "expected_sec", "max_runtime_sec", "max_active_sec"),
+    *("idempotency_key", "tags", "unit", "cost_limit", "time_sensitive", "retry_delays", "body_hash"),
+)
 
 
 def _addons(submissions: Sequence[Submission]) -> Counter[AddonId]:

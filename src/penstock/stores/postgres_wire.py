@@ -27,7 +27,7 @@ from psycopg.rows import TupleRow
 __all__ = ["Connection", "Exchange", "Statement", "Values", "array", "columns", "statement"]
 
 #: In order, or by name. Many may come as a function: it is called when what stands before them is with the server already.
-Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any]] | None
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
 
 
 class Statement(NamedTuple):
@@ -41,7 +41,7 @@ class Statement(NamedTuple):
     def bind(self, values: Values) -> list[bytes | None]:
         if callable(values):
             values = values()
-        elif isinstance(values, Mapping):
+        if isinstance(values, Mapping):
             values = [values[name] for name in self.names or ()]
         return [value if value.__class__ is bytes else _text(value) for value in values or ()]
 

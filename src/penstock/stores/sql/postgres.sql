@@ -46,51 +46,53 @@ SELECT pg_advisory_xact_lock(hashtextextended('penstock.depth', 0));
 SELECT addon_id, sum(jobs)::bigint FROM penstock.tally WHERE state = 'QUEUED' GROUP BY addon_id;
 
 -- name: jobs_by_key
-SELECT j.addon_id, j.idempotency_key, j.job_id, j.state, i.body_hash FROM penstock.job j JOIN penstock.intent i USING (no)
-WHERE (j.addon_id, j.idempotency_key) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
+SELECT addon_id, idempotency_key, job_id, state, body_hash FROM penstock.whole
+WHERE (addon_id, idempotency_key) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
 
 -- name: add_jobs
+-- Most that are submitted together are alike but for their names and payloads, so the rest comes once for each `kind` of them.
 WITH new AS MATERIALIZED (
-    SELECT nextval('penstock.job_no') AS no, %s::bigint AS batch, *
-    FROM unnest(%s::text[], %s::text[], %s::text[], %s::integer[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[],
-                %s::bigint[], %s::bigint[], %s::bigint[], %s::double precision[], %s::bigint[], %s::bigint[], %s::text[],
-                %s::text[], %s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[])
-         AS new (job_id, payload, addon_id, demand, line, turn, ready_at, urgent_at, priority,
-                 created_at, earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key,
-                 tags, unit, cost_limit, time_sensitive, retry_delays, body_hash)),
-jobs AS (
-    INSERT INTO penstock.job (no, job_id, addon_id, state, demand, line, turn, ready_at, urgent_at, priority, events, created_at,
-                              earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key, submitted_in)
-    SELECT no, job_id, addon_id, 'QUEUED', demand, line, turn, ready_at, urgent_at, priority, 1, created_at,
-           earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key, batch FROM new)
-INSERT INTO penstock.intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash)
-SELECT no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash FROM new;
+    SELECT nextval('penstock.job_no') AS no, * FROM unnest(%(ids)s::text[], %(payloads)s::text[], %(kinds)s::integer[]) AS new (job_id, payload, kind)),
+queued AS (
+    INSERT INTO penstock.queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
+                                max_runtime_sec, max_active_sec)
+    SELECT no, job_id, (%(demand)s::integer[])[kind], (%(line)s::smallint[])[kind], (%(turn)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
+           (%(urgent_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind], (%(priority)s::integer[])[kind], 0, 1,
+           (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind] FROM new)
+INSERT INTO penstock.job (no, job_id, addon_id, demand, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
+                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
+SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(demand)s::integer[])[kind], (%(created_at)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
+       (%(priority)s::integer[])[kind], (%(earliest_start_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind],
+       (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind],
+       %(batch)s::bigint, payload, (%(tags)s::text[])[kind], (%(unit)s::text[])[kind], (%(cost_limit)s::bigint[])[kind],
+       (%(time_sensitive)s::integer[])[kind], (%(retry_delays)s::text[])[kind], (%(idempotency_key)s::text[])[kind], (%(body_hash)s::text[])[kind]
+FROM new;
 
 -- name: step_into_line
 -- Jobs whose time has come, and those that have become urgent. Bounded: the next round takes the rest. The materialised parts run once: a
 -- plan that ran one per row would move more than it says. Rows that somebody is changing are left for the next round.
 WITH now AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
 ready AS MATERIALIZED (
-    SELECT no, urgent_at FROM penstock.job WHERE line = 0 AND ready_at <= (SELECT at FROM now) ORDER BY ready_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
+    SELECT no, urgent_at FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now) ORDER BY ready_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
 urgent AS MATERIALIZED (
-    SELECT no FROM penstock.job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)
+    SELECT no FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)
     ORDER BY urgent_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
 due AS (SELECT no, CASE WHEN urgent_at <= (SELECT at FROM now) THEN 2 ELSE 1 END AS line FROM ready UNION ALL SELECT no, 2 FROM urgent)
-UPDATE penstock.job SET line = due.line FROM due WHERE job.no = due.no;
+UPDATE penstock.queue SET line = due.line FROM due WHERE queue.no = due.no;
 
 -- name: heads
 -- The first of every line, without a lock: a round that starts nothing must not write. Skips from demand to demand through the index:
 -- as many steps as there are lines, however long they are.
 WITH RECURSIVE active (demand) AS (
-    (SELECT demand FROM penstock.job WHERE line > 0 ORDER BY demand LIMIT 1)
+    (SELECT demand FROM penstock.queue WHERE line > 0 ORDER BY demand LIMIT 1)
     UNION ALL
-    SELECT (SELECT job.demand FROM penstock.job WHERE line > 0 AND job.demand > active.demand ORDER BY job.demand LIMIT 1)
+    SELECT (SELECT queue.demand FROM penstock.queue WHERE line > 0 AND queue.demand > active.demand ORDER BY queue.demand LIMIT 1)
     FROM active WHERE active.demand IS NOT NULL
 )
 SELECT active.demand, standing, j.*, extract(epoch FROM clock_timestamp() - statement_timestamp())
 FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
-    FROM penstock.job WHERE job.demand = active.demand AND job.line = standing AND job.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
+    FROM penstock.queue WHERE queue.demand = active.demand AND queue.line = standing AND queue.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
 WHERE active.demand IS NOT NULL;
 
 -- name: heads_from
@@ -98,16 +100,16 @@ WHERE active.demand IS NOT NULL;
 SELECT known.demand, known.line, j.*, extract(epoch FROM clock_timestamp() - statement_timestamp())
 FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (demand, line, turn, no) CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
-    FROM penstock.job WHERE job.demand = known.demand AND job.line = known.line AND job.line > 0 AND (job.turn, job.no) >= (known.turn, known.no)
+    FROM penstock.queue WHERE queue.demand = known.demand AND queue.line = known.line AND queue.line > 0 AND (queue.turn, queue.no) >= (known.turn, known.no)
     ORDER BY turn, no LIMIT %s) AS j;
 
 -- name: in_line
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
-FROM penstock.job
+FROM penstock.queue
 WHERE demand = %(demand)s AND line = %(line)s AND line > 0 AND (turn, no) > (%(turn)s, %(no)s) ORDER BY turn, no LIMIT %(most)s;
 
 -- name: running
-SELECT cost_units, admitted_at, ends_at FROM penstock.dispatch WHERE phase <> 'ended' AND host = %(host)s;
+SELECT m.cost_units, l.admitted_at, l.ends_at FROM penstock.live l JOIN penstock.demand m ON m.no = l.demand WHERE l.host = %(host)s;
 
 -- name: lock_ledger
 -- Everybody locks in this order, so nobody waits in a circle.
@@ -116,38 +118,51 @@ ORDER BY scope <> 'host', scope, name FOR UPDATE;
 
 -- name: lock_heads
 -- Only those that are as the round saw them; whoever holds one now is not waited for.
-SELECT j.no FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN penstock.job j ON j.no = seen.no
-WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED;
+SELECT q.no FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN penstock.queue q ON q.no = seen.no
+WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED;
 
 -- name: start_jobs
--- All that a round picked, if all heads that it saw (the picked, and without a state the denied and the passed over) are ours and still as they
--- were. If one is missing the division fails, and everything with it. What it answers with is put together in `Link`: the jobs, as their workers will ask for them.
+-- All that a round picked, if all heads that it saw (the picked, and behind them the denied and the passed over, which are neither leased nor reserved) are
+-- ours and still as they were. If one is missing the division fails, and everything with it. What is leased comes back, as `job_columns` has it.
 WITH mine AS MATERIALIZED (
-    SELECT j.ctid AS place, seen.* FROM unnest(%(heads)s::bigint[], %(seen)s::integer[], %(states)s::text[], %(fences)s::integer[], %(events)s::integer[])
-        AS seen (no, events, state, fence, events_after) JOIN penstock.job j ON j.no = seen.no
-    WHERE j.line > 0 AND j.events = seen.events FOR UPDATE OF j SKIP LOCKED),
+    SELECT q.ctid AS place, q.job_id, q.demand, q.fence + 1 AS fence, seen.*
+    FROM unnest(%(heads)s::bigint[], %(seen)s::integer[], %(leased)s::boolean[], %(ends_at)s::bigint[], %(stop_at)s::bigint[], %(stop_for)s::text[])
+        AS seen (no, events, leased, ends_at, stop_at, stop_for) JOIN penstock.queue q ON q.no = seen.no
+    WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED),
 all_of_them AS MATERIALIZED (SELECT 1 / (count(*) = cardinality(%(heads)s::bigint[]))::integer AS there FROM mine),
 taken AS (
-    UPDATE penstock.job SET state = mine.state, line = NULL, fence = mine.fence, events = mine.events_after,
-           start = CASE mine.state WHEN 'RUNNING' THEN 0 ELSE job.start END, denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
-    FROM mine WHERE job.ctid = mine.place AND mine.state IS NOT NULL AND (SELECT there FROM all_of_them) = 1 RETURNING job.*),
+    DELETE FROM penstock.queue USING mine WHERE queue.ctid = mine.place AND mine.leased IS NOT NULL AND (SELECT there FROM all_of_them) = 1),
 made AS (
-    INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
-                                   expires_at, ends_at, stop_at, stop_for, worker)
-    SELECT * FROM unnest(%(d0)s::text[], %(d1)s::bigint[], %(d2)s::integer[], %(d3)s::text[], %(d4)s::text[], %(d5)s::integer[],
-                         %(d6)s::integer[], %(d7)s::text[], %(d8)s::bigint[], %(d9)s::bigint[], %(d10)s::bigint[], %(d11)s::bigint[],
-                         %(d12)s::bigint[], %(d13)s::text[], %(d14)s::text[]))
+    INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, host, fence, phase, events, started_in, admitted_at, expires_at, started_at,
+                                   ends_at, stop_at, stop_for, worker)
+    SELECT job_id || '.' || fence, no, demand, %(host)s::text, fence, CASE WHEN leased THEN 'leased' ELSE 'reserved' END, events + 1 + leased::integer,
+           %(batch)s::bigint, %(now)s::bigint, CASE WHEN leased THEN %(lease_until)s::bigint ELSE %(reserved_until)s::bigint END,
+           CASE WHEN leased THEN %(now)s::bigint END, ends_at, stop_at, stop_for, CASE WHEN leased THEN %(worker)s::text ELSE '' END
+    FROM mine WHERE leased IS NOT NULL)
+SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, mine.fence, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
+       j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
+       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays
+FROM mine JOIN penstock.job j ON j.no = mine.no WHERE mine.leased;
+
+-- name: take_off
+INSERT INTO penstock.flight (batch, host, jobs, loan, live, expires_at, stop_at)
+VALUES (%(batch)s, %(host)s, %(jobs)s::bigint[], %(loan)s, %(live)s, %(expires_at)s, %(stop_at)s);
+
+-- name: lend
+INSERT INTO penstock.dispatch (dispatch_id, demand, host, fence, phase, events, started_in, admitted_at, expires_at, started_at, worker)
+VALUES (%(dispatch_id)s, %(demand)s, %(host)s, 0, 'leased', 0, %(batch)s, %(now)s, %(lease_until)s, %(now)s, %(worker)s);
 
 -- name: deny_jobs
-UPDATE penstock.job SET denied = new.denied, denied_data = new.data, denied_at = new.at, events = new.events
-FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[]) AS new (denied, data, at, events, no) WHERE job.no = new.no;
+UPDATE penstock.queue SET denied = new.denied, denied_data = new.data, denied_at = new.at, events = new.events
+FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[]) AS new (denied, data, at, events, no) WHERE queue.no = new.no;
 
 -- name: pass_jobs
-UPDATE penstock.job SET passed_at = %s WHERE no = ANY(%s::bigint[]);
+UPDATE penstock.queue SET passed_at = %s WHERE no = ANY(%s::bigint[]);
 
 -- name: write_pages
--- Units that are held or given back, the accounts, how many jobs are in which state, and what is told of it. Account rows are guarded by
--- the ledger's.
+-- Units that are held or given back, the accounts, how many jobs are in which state, what is told of it, and what ended: of which flights, and
+-- which jobs. Account rows and flights are guarded by the ledger's.
 WITH held AS (
     UPDATE penstock.ledger SET units = ledger.units + new.units, running = ledger.running + new.running
     FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS new (scope, name, units, running)
@@ -158,83 +173,104 @@ accounted AS (
     ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
                                          units = excluded.units, at = excluded.at),
 counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])),
+landed AS MATERIALIZED (SELECT * FROM unnest(%s::bigint[], %s::integer[]) AS landed (batch, runs)),
+empty AS (DELETE FROM penstock.flight USING landed WHERE flight.batch = landed.batch AND flight.live <= landed.runs),
+fewer AS (UPDATE penstock.flight SET live = live - landed.runs FROM landed WHERE flight.batch = landed.batch AND flight.live > landed.runs),
 told AS (INSERT INTO penstock.trail (batch, size, events)
-         SELECT * FROM (SELECT %s::bigint AS batch, %s::integer AS size, %s::text AS events) AS new WHERE size > 0)
+         SELECT * FROM (SELECT %s::bigint AS batch, %s::integer AS size, %s::text AS events) AS new WHERE size > 0),
+over AS (INSERT INTO penstock.ended (batch, at, jobs)
+         SELECT * FROM (SELECT %s::bigint AS batch, %s::bigint AS at, %s::bigint[] AS jobs) AS new WHERE cardinality(jobs) > 0)
 INSERT INTO penstock.mention (job_no, batch) SELECT no, %s::bigint FROM unnest(%s::bigint[]) AS new (no);
 
 -- name: accounts
 SELECT addon_id, weight, paused, average, units, at FROM penstock.addon WHERE addon_id = ANY(%(addons)s::text[]);
 
 -- name: complete
--- Of those that run under the lease that is named, and it counts. If somebody changes a dispatch meanwhile there are fewer rows than
--- were moved, which each of them says. OFFSET 0: by the name, and not through all that is leased.
-WITH moved AS (
-    UPDATE penstock.job SET state = 'DONE', events = job.events + 1, ended_at = t.now, crash = 0, unavailable = 0, error = 0, start = 0,
-           active = job.active + greatest(0, t.now - d.started_at)
-    FROM unnest(%s::text[], %s::text[], %s::integer[], %s::text[]) AS done (dispatch_id, job_id, fence, result)
-    CROSS JOIN (SELECT coalesce(%s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now OFFSET 0) AS t
-    CROSS JOIN LATERAL (SELECT ctid AS place, phase, expires_at, started_at, host, demand
-                        FROM penstock.dispatch WHERE dispatch.dispatch_id = done.dispatch_id OFFSET 0) AS d
-    WHERE job.job_id = done.job_id AND job.state = 'RUNNING' AND job.fence = done.fence AND d.phase = 'leased' AND d.expires_at > t.now
-    RETURNING done.dispatch_id, done.result, t.now, job.no, job.events, job.addon_id, d.host, d.demand, d.place),
-ended AS (
-    UPDATE penstock.dispatch SET phase = 'ended', ended_at = moved.now, how = 'completed', result = moved.result
-    FROM moved WHERE dispatch.ctid = moved.place AND dispatch.phase = 'leased' AND dispatch.dispatch_id = moved.dispatch_id
-    RETURNING moved.dispatch_id, moved.no, moved.events, moved.addon_id, moved.host, moved.demand)
-SELECT everything.n, ended.* FROM (SELECT count(*) AS n FROM moved) AS everything LEFT JOIN ended ON true;
+-- Of those that run under the lease that is named, and it counts. All at one moment, by which it is found in which batch that was.
+WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
+UPDATE penstock.dispatch d SET phase = 'ended', events = d.events + 1, ended_at = t.now, how = 'completed', result = done.result
+FROM unnest(%(ids)s::text[], %(results)s::text[]) AS done (dispatch_id, result) CROSS JOIN t
+WHERE d.dispatch_id = done.dispatch_id AND d.phase = 'leased' AND d.expires_at > t.now AND d.job_no IS NOT NULL
+RETURNING d.dispatch_id, d.job_no, d.events, d.host, d.demand, d.started_in, t.now;
 
 -- name: lock_jobs
-SELECT no, job_id, state, fence, events, addon_id, active, crash, unavailable, error, start, spent, spent_before, ended_at
+-- Then where they are. Whoever starts or completes one has not asked for its row here, but holds the one of its place.
+SELECT no, job_id, addon_id, state, tried, events, active, crash, unavailable, error, start, spent, spent_before, ended_at,
+       denied, denied_data, denied_at, passed_at
 FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]) ORDER BY no FOR UPDATE;
 
+-- name: lock_queued
+SELECT no, events, denied, denied_data, denied_at, passed_at FROM penstock.queue
+WHERE no IN (SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[])) ORDER BY no FOR UPDATE;
+
 -- name: lock_dispatches
-SELECT dispatch_id, phase, expires_at, demand, host, started_at, stop_at, stop_for, reason, worker
-FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]) ORDER BY dispatch_id FOR UPDATE;
+-- Those that are named, and the present ones of the jobs.
+SELECT dispatch_id, phase, expires_at, demand, host, started_at, stop_at, stop_for, reason, worker, job_no, fence, events, started_in, ended_at
+FROM penstock.dispatch WHERE dispatch_id IN (
+    SELECT unnest(%(ids)s::text[]) UNION SELECT job_id || '.' || (tried + 1) FROM penstock.job WHERE job_id = ANY(%(jobs)s::text[]))
+ORDER BY dispatch_id FOR UPDATE;
 
 -- name: move_jobs
-UPDATE penstock.job SET state = new.state, events = new.events, line = CASE new.state WHEN 'QUEUED' THEN job.line END, ended_at = new.ended_at,
-       active = new.active, crash = new.crash, unavailable = new.unavailable, error = new.error, start = new.start, spent_before = new.spent_before
-FROM unnest(%s::bigint[], %s::text[], %s::integer[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::integer[], %s::integer[],
-            %s::bigint[])
-     AS new (no, state, events, ended_at, active, crash, unavailable, error, start, spent_before)
-WHERE job.no = new.no;
+-- `waits`: it stands in the queue from now on, or still.
+WITH new AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::text[], %s::integer[], %s::integer[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::integer[],
+                         %s::integer[], %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::boolean[])
+        AS new (no, state, tried, events, ended_at, active, crash, unavailable, error, start, spent_before, denied, denied_data, denied_at, passed_at, waits)),
+gone AS (DELETE FROM penstock.queue USING new WHERE queue.no = new.no AND NOT new.waits),
+told AS (UPDATE penstock.queue SET events = new.events FROM new WHERE queue.no = new.no AND new.waits)
+UPDATE penstock.job SET state = new.state, tried = new.tried, events = new.events, ended_at = new.ended_at, active = new.active, crash = new.crash,
+       unavailable = new.unavailable, error = new.error, start = new.start, spent_before = new.spent_before,
+       denied = new.denied, denied_data = new.denied_data, denied_at = new.denied_at, passed_at = new.passed_at
+FROM new WHERE job.no = new.no;
 
 -- name: place_jobs
-UPDATE penstock.job SET line = new.line, turn = new.turn, ready_at = new.ready_at, urgent_at = new.urgent_at, priority = new.priority,
-       demand = new.demand, earliest_start_at = new.earliest_start_at, not_before = new.not_before, deadline_at = new.deadline_at,
-       state = 'QUEUED', ended_at = NULL
-FROM unnest(%s::bigint[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::bigint[], %s::bigint[],
-            %s::bigint[])
-     AS new (no, line, turn, ready_at, urgent_at, priority, demand, earliest_start_at, not_before, deadline_at)
-WHERE job.no = new.no;
+-- Behind `move_jobs`, and what it wrote.
+WITH new AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::bigint[], %s::bigint[],
+                         %s::bigint[])
+        AS new (no, line, turn, ready_at, urgent_at, priority, demand, earliest_start_at, not_before, deadline_at)),
+placed AS (
+    INSERT INTO penstock.queue AS queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
+                                max_runtime_sec, max_active_sec, active, denied, denied_data, denied_at, passed_at)
+    SELECT new.no, j.job_id, new.demand, new.line, new.turn, new.ready_at, new.urgent_at, new.deadline_at, new.priority, j.tried, j.events, j.expected_sec,
+           j.max_runtime_sec, j.max_active_sec, j.active, j.denied, j.denied_data, j.denied_at, j.passed_at FROM new JOIN penstock.job j ON j.no = new.no
+    ON CONFLICT (no) DO UPDATE SET demand = excluded.demand, line = excluded.line, turn = excluded.turn, ready_at = excluded.ready_at,
+           urgent_at = excluded.urgent_at, deadline_at = excluded.deadline_at, priority = excluded.priority, active = excluded.active)
+UPDATE penstock.job SET ready_at = new.ready_at, priority = new.priority, demand = new.demand, earliest_start_at = new.earliest_start_at,
+       not_before = new.not_before, deadline_at = new.deadline_at
+FROM new WHERE job.no = new.no;
 
 -- name: move_dispatches
 UPDATE penstock.dispatch SET phase = new.phase, started_at = new.started_at, expires_at = new.expires_at, stop_at = new.stop_at,
        stop_for = new.stop_for, reason = new.reason, worker = new.worker, ended_at = new.ended_at, how = new.how, result = new.result,
-       failure = new.failure
+       failure = new.failure, events = new.events
 FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[],
-            %s::text[], %s::text[])
-     AS new (dispatch_id, phase, started_at, expires_at, stop_at, stop_for, reason, worker, ended_at, how, result, failure)
+            %s::text[], %s::text[], %s::integer[])
+     AS new (dispatch_id, phase, started_at, expires_at, stop_at, stop_for, reason, worker, ended_at, how, result, failure, events)
 WHERE dispatch.dispatch_id = new.dispatch_id;
+
+-- name: due_sooner
+UPDATE penstock.flight SET expires_at = least(flight.expires_at, new.expires_at), stop_at = least(flight.stop_at, new.stop_at)
+FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS new (batch, expires_at, stop_at) WHERE flight.batch = new.batch;
 
 -- name: lock_jobs_of
 SELECT no FROM penstock.job WHERE no IN (SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]))
 ORDER BY no FOR UPDATE;
 
 -- name: dispatches_for_beats
-SELECT d.dispatch_id, d.phase, d.expires_at, d.reason, d.addon_id, d.spent, d.progress, d.fence, d.job_no, j.job_id, j.spent, j.spent_before,
-       j.events, j.state, j.progress, i.cost_limit
-FROM penstock.dispatch d LEFT JOIN penstock.job j ON j.no = d.job_no LEFT JOIN penstock.intent i ON i.no = d.job_no
+SELECT d.dispatch_id, d.phase, d.expires_at, d.reason, m.addon_id, d.spent, d.progress, d.fence, d.job_no, j.job_id, j.spent, j.spent_before,
+       d.events, d.started_in, j.progress, j.cost_limit
+FROM penstock.dispatch d JOIN penstock.demand m ON m.no = d.demand LEFT JOIN penstock.job j ON j.no = d.job_no
 WHERE d.dispatch_id = ANY(%(ids)s::text[]) ORDER BY d.dispatch_id FOR UPDATE OF d;
 
 -- name: renew
-UPDATE penstock.dispatch SET expires_at = new.expires_at, progress = new.progress, spent = new.spent
-FROM unnest(%s::text[], %s::bigint[], %s::double precision[], %s::bigint[]) AS new (dispatch_id, expires_at, progress, spent)
+UPDATE penstock.dispatch SET expires_at = new.expires_at, progress = new.progress, spent = new.spent, events = new.events
+FROM unnest(%s::text[], %s::bigint[], %s::double precision[], %s::bigint[], %s::integer[]) AS new (dispatch_id, expires_at, progress, spent, events)
 WHERE dispatch.dispatch_id = new.dispatch_id;
 
 -- name: beat_jobs
-UPDATE penstock.job SET progress = new.progress, spent = new.spent, events = new.events
-FROM unnest(%s::bigint[], %s::double precision[], %s::bigint[], %s::integer[]) AS new (no, progress, spent, events) WHERE job.no = new.no;
+UPDATE penstock.job SET progress = new.progress, spent = new.spent
+FROM unnest(%s::bigint[], %s::double precision[], %s::bigint[]) AS new (no, progress, spent) WHERE job.no = new.no;
 
 -- name: set_checkpoints
 INSERT INTO penstock.checkpoint (job_no, at, fence, data) SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::text[])
@@ -245,29 +281,41 @@ INSERT INTO penstock.budget (addon_id, period, spent) SELECT * FROM unnest(%s::t
 ON CONFLICT (addon_id, period) DO UPDATE SET spent = budget.spent + excluded.spent RETURNING addon_id, period, spent;
 
 -- name: reorder
--- In the order of their numbers, as everybody locks jobs. One that is being moved right now is placed by whoever moves it.
-WITH looked_at AS (SELECT no FROM penstock.job WHERE line IS NOT NULL AND no > %(after)s ORDER BY no LIMIT %(most)s FOR UPDATE SKIP LOCKED),
-     changed AS (UPDATE penstock.job SET turn = ready_at - priority * %(per_point)s::bigint
+-- One that is being moved right now is placed by whoever moves it.
+WITH looked_at AS (SELECT no FROM penstock.queue WHERE no > %(after)s ORDER BY no LIMIT %(most)s FOR UPDATE SKIP LOCKED),
+     changed AS (UPDATE penstock.queue SET turn = ready_at - priority * %(per_point)s::bigint
                  WHERE no IN (SELECT no FROM looked_at) AND turn <> ready_at - priority * %(per_point)s::bigint)
 SELECT coalesce(max(no), 0) FROM looked_at;
 
+-- name: ended_before
+SELECT batch, jobs FROM penstock.ended WHERE at < %(before)s ORDER BY at, batch LIMIT %(most)s FOR UPDATE SKIP LOCKED;
+
+-- name: lock_ended
+SELECT no FROM penstock.job WHERE no = ANY(%(nos)s::bigint[]) ORDER BY no FOR UPDATE;
+
 -- name: old_jobs
-SELECT no, job_id, addon_id, state FROM penstock.job
-WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < %(before)s ORDER BY ended_at, no LIMIT %(most)s FOR UPDATE SKIP LOCKED;
+-- Without those that were revived since: they are elsewhere, or have ended again.
+SELECT no, job_id, addon_id, state FROM penstock.whole WHERE no = ANY(%(nos)s::bigint[]) AND ended_at < %(before)s AND state <> 'BLOCKED';
 
 -- name: batches_of
 -- With the lock: others may be forgetting other jobs of the same batch.
-SELECT batch, until IS NOT NULL, events FROM penstock.trail WHERE batch IN (
-    SELECT submitted_in FROM penstock.job WHERE no = ANY(%(nos)s::bigint[])
-    UNION SELECT batch FROM penstock.mention WHERE job_no = ANY(%(nos)s::bigint[])) ORDER BY batch FOR UPDATE;
+SELECT batch, until IS NOT NULL, events FROM penstock.trail
+WHERE batch IN (SELECT batch FROM penstock.told_in WHERE job_no = ANY(%(nos)s::bigint[])) ORDER BY batch FOR UPDATE;
 
 -- name: forget
 WITH mentions AS (DELETE FROM penstock.mention WHERE job_no = ANY(%(nos)s::bigint[])),
      checkpoints AS (DELETE FROM penstock.checkpoint WHERE job_no = ANY(%(nos)s::bigint[])),
-     intents AS (DELETE FROM penstock.intent WHERE no = ANY(%(nos)s::bigint[])),
      dispatches AS (DELETE FROM penstock.dispatch d USING unnest(%(ids)s::text[]) AS gone (job_id)
                     WHERE d.dispatch_id > gone.job_id || '.' AND d.dispatch_id < gone.job_id || '/')
 DELETE FROM penstock.job WHERE no = ANY(%(nos)s::bigint[]);
+
+-- name: shorten_ends
+UPDATE penstock.ended SET jobs = kept.jobs
+FROM (SELECT batch, array_agg(no) AS jobs FROM unnest(%s::bigint[], %s::bigint[]) AS kept (batch, no) GROUP BY batch) AS kept
+WHERE ended.batch = kept.batch;
+
+-- name: forget_ends
+DELETE FROM penstock.ended WHERE batch = ANY(%(batches)s::bigint[]);
 
 -- name: forget_batches
 DELETE FROM penstock.trail WHERE batch = ANY(%(batches)s::bigint[]);
@@ -320,22 +368,20 @@ ORDER BY until LIMIT %(most)s;
 SELECT coalesce(max(until), 0) FROM penstock.trail;
 
 -- name: events_of_job
-SELECT t.until - t.size, t.events FROM penstock.job j
-CROSS JOIN LATERAL (SELECT j.submitted_in AS batch UNION SELECT m.batch FROM penstock.mention m WHERE m.job_no = j.no) AS its
-JOIN penstock.trail t ON t.batch = its.batch
-WHERE j.job_id = %(job_id)s AND t.until IS NOT NULL ORDER BY t.batch;
+SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NULL AND t.batch IN (
+    SELECT batch FROM penstock.told_in WHERE job_no = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s)) ORDER BY t.batch;
 
 -- name: job_columns
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
-       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays
-FROM penstock.job j JOIN penstock.intent i ON i.no = j.no
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays
+FROM penstock.whole j
 
 -- name: dispatch_columns
-SELECT d.dispatch_id, j.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
+SELECT d.dispatch_id, j.job_id, m.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
        d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.demand
-FROM penstock.dispatch d LEFT JOIN penstock.job j ON j.no = d.job_no
+FROM penstock.dispatch d JOIN penstock.demand m ON m.no = d.demand LEFT JOIN penstock.job j ON j.no = d.job_no
 
 -- name: checkpoint
 SELECT c.data FROM penstock.checkpoint c JOIN penstock.job j ON j.no = c.job_no WHERE j.job_id = %(job_id)s;
@@ -353,29 +399,30 @@ SELECT addon_id, weight, paused, average, units, at FROM penstock.addon ORDER BY
 SELECT addon_id, state, sum(jobs)::bigint FROM penstock.tally GROUP BY addon_id, state HAVING sum(jobs) > 0;
 
 -- name: expired
-SELECT dispatch_id FROM penstock.dispatch
-WHERE phase <> 'ended' AND expires_at <= coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
+SELECT dispatch_id FROM penstock.live WHERE lease_from <= (SELECT now FROM t) AND expires_at <= (SELECT now FROM t)
 ORDER BY expires_at, dispatch_id LIMIT %(most)s;
 
 -- name: to_stop
-SELECT dispatch_id FROM penstock.dispatch
-WHERE phase = 'leased' AND stop_at IS NOT NULL
-  AND stop_at <= coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
+SELECT dispatch_id FROM penstock.live WHERE limit_from <= (SELECT now FROM t) AND stop_at <= (SELECT now FROM t) AND phase = 'leased'
 ORDER BY stop_at LIMIT %(most)s;
 
 -- name: past_deadline
-SELECT job_id FROM penstock.job
-WHERE line IS NOT NULL AND deadline_at IS NOT NULL
-  AND deadline_at <= coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+SELECT job_id FROM penstock.queue
+WHERE deadline_at IS NOT NULL AND deadline_at <= coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 ORDER BY deadline_at LIMIT %(most)s;
 
 -- name: alarm
+-- Only of a flight whose first moment has passed each lease is looked at: it was renewed since.
+WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
 SELECT least(
-    (SELECT ready_at FROM penstock.job WHERE line = 0 ORDER BY ready_at LIMIT 1),
-    (SELECT urgent_at FROM penstock.job WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1),
-    (SELECT deadline_at FROM penstock.job WHERE line IS NOT NULL AND deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1),
-    (SELECT expires_at FROM penstock.dispatch WHERE phase <> 'ended' ORDER BY expires_at LIMIT 1),
-    (SELECT stop_at FROM penstock.dispatch WHERE phase = 'leased' AND stop_at IS NOT NULL ORDER BY stop_at LIMIT 1));
+    (SELECT ready_at FROM penstock.queue WHERE line = 0 ORDER BY ready_at LIMIT 1),
+    (SELECT urgent_at FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1),
+    (SELECT deadline_at FROM penstock.queue WHERE deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1),
+    (SELECT min(expires_at) FROM penstock.flight WHERE expires_at > t.now), (SELECT min(stop_at) FROM penstock.flight WHERE stop_at > t.now),
+    (SELECT min(expires_at) FROM penstock.live WHERE lease_from <= t.now),
+    (SELECT min(stop_at) FROM penstock.live WHERE limit_from <= t.now AND phase = 'leased')) FROM t;
 
 -- name: greet
 -- A name that somebody else bears, and is alive, stays as it is: then nothing comes back.
@@ -403,24 +450,52 @@ SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.st
 FROM penstock.host h LEFT JOIN penstock.ledger l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
 
 -- name: audit_dispatches
-SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.demand, d.phase, d.fence, j.job_id, j.state, j.fence
-FROM penstock.dispatch d LEFT JOIN penstock.job j ON j.no = d.job_no WHERE d.phase <> 'ended';
+SELECT d.dispatch_id, d.host, m.cost_units, m.addon_id, d.demand, d.phase, d.fence, j.job_id, j.state, j.fence
+FROM penstock.dispatch d JOIN penstock.demand m ON m.no = d.demand LEFT JOIN penstock.whole j ON j.no = d.job_no WHERE d.phase <> 'ended';
 
 -- name: audit_tally
-SELECT addon_id, state, count(*) FROM penstock.job GROUP BY addon_id, state;
+SELECT addon_id, state, count(*) FROM penstock.whole GROUP BY addon_id, state;
 
 -- name: audit_in_flight
-SELECT job_id FROM penstock.job j WHERE state IN ('DISPATCHING', 'RUNNING')
-AND NOT EXISTS (SELECT 1 FROM penstock.dispatch d WHERE d.job_no = j.no AND d.phase <> 'ended');
+WITH live AS MATERIALIZED (SELECT dispatch_id, job_no, started_in FROM penstock.dispatch WHERE phase <> 'ended'),
+found AS MATERIALIZED (SELECT dispatch_id, job_no FROM penstock.live)
+SELECT job_id FROM penstock.whole WHERE state IN ('DISPATCHING', 'RUNNING') AND no NOT IN (SELECT job_no FROM found WHERE job_no IS NOT NULL)
+UNION ALL SELECT dispatch_id FROM live WHERE dispatch_id NOT IN (SELECT dispatch_id FROM found)
+UNION ALL SELECT 'in flight ' || batch FROM penstock.flight f WHERE live <> (SELECT count(*) FROM live WHERE live.started_in = f.batch);
 
 -- name: audit_trail
+-- OFFSET 0, here and below: from event to job, and not the other way, which would read the trail for every job.
 WITH told AS MATERIALIZED (
     SELECT job_id, count(*) AS events, min(n) AS first, max(n) AS last FROM penstock.event WHERE job_id IS NOT NULL GROUP BY job_id)
-SELECT told.job_id FROM told LEFT JOIN penstock.job j ON j.job_id = told.job_id
+SELECT told.job_id FROM told LEFT JOIN LATERAL (SELECT events FROM penstock.whole WHERE whole.job_id = told.job_id OFFSET 0) AS j ON true
 WHERE (told.events, told.first, told.last) IS DISTINCT FROM (j.events, 1, j.events)
 UNION ALL SELECT min(job_id) FROM penstock.job HAVING count(*) <> (SELECT count(*) FROM told)
-UNION ALL SELECT j.job_id FROM penstock.event e JOIN penstock.job j ON j.job_id = e.job_id
-WHERE e.batch <> j.submitted_in AND NOT EXISTS (SELECT 1 FROM penstock.mention m WHERE m.job_no = j.no AND m.batch = e.batch);
+UNION ALL SELECT e.job_id FROM (SELECT DISTINCT job_id, batch FROM penstock.event WHERE job_id IS NOT NULL OFFSET 0) AS e
+CROSS JOIN LATERAL (SELECT no FROM penstock.job WHERE job.job_id = e.job_id OFFSET 0) AS j
+WHERE (SELECT count(*) FROM penstock.told_in t WHERE t.job_no = j.no AND t.batch = e.batch) = 0;
 
 -- name: audit_fold
-SELECT j.job_id FROM penstock.event e JOIN penstock.job j ON j.job_id = e.job_id AND j.events = e.n WHERE e.state <> j.state;
+SELECT e.job_id FROM (SELECT job_id, n, state FROM penstock.event WHERE job_id IS NOT NULL OFFSET 0) AS e
+CROSS JOIN LATERAL (SELECT state FROM penstock.whole WHERE whole.job_id = e.job_id AND whole.events = e.n OFFSET 0) AS j WHERE e.state <> j.state;
+
+-- name: gather_flights
+-- This and what follows: what a file had in one table, on its way here (`copying`).
+INSERT INTO penstock.flight (batch, host, jobs, live, expires_at, stop_at)
+SELECT nextval('penstock.batch'), host, jobs, cardinality(jobs), expires_at, stop_at
+FROM (SELECT host, array_agg(job_no) AS jobs, min(expires_at) AS expires_at, min(stop_at) AS stop_at
+      FROM penstock.dispatch WHERE phase <> 'ended' AND job_no IS NOT NULL GROUP BY host) AS live;
+
+-- name: gather_loans
+INSERT INTO penstock.flight (batch, host, jobs, loan, live, expires_at, stop_at)
+SELECT nextval('penstock.batch'), host, '{}', dispatch_id, 1, expires_at, stop_at FROM penstock.dispatch WHERE phase <> 'ended' AND job_no IS NULL;
+
+-- name: join_flights
+UPDATE penstock.dispatch d SET started_in = f.batch FROM penstock.flight f
+WHERE d.phase <> 'ended' AND f.host = d.host AND f.loan IS NOT DISTINCT FROM CASE WHEN d.job_no IS NULL THEN d.dispatch_id END;
+
+-- name: gather_ends
+INSERT INTO penstock.ended (batch, at, jobs)
+SELECT nextval('penstock.batch'), at, jobs
+FROM (SELECT max(ended_at) AS at, array_agg(no ORDER BY ended_at, no) AS jobs
+      FROM (SELECT no, ended_at, row_number() OVER (ORDER BY ended_at, no) / 1000 AS part, ended_at / 3600000000 AS hour FROM penstock.job
+            WHERE ended_at IS NOT NULL AND state <> 'BLOCKED') AS old GROUP BY hour, part ORDER BY hour, part) AS parts;
