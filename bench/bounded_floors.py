@@ -9,7 +9,6 @@ step and of the counts after it.  No cancelling, no timeout, no crash to survive
 from __future__ import annotations
 
 import asyncio
-import select
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +20,16 @@ from time import perf_counter
 from bench import work
 from bench.gauges import CpuOfTheTree
 from bench.pool_turns import saturation, saturation_from_asyncio
-from bench.process_floors import AHEAD, WORKERS, End, bare_workers, executor_burst, pool_apply, pool_imap
+from bench.process_floors import (
+    AHEAD,
+    WORKERS,
+    End,
+    bare_workers,
+    executor_burst,
+    heard_workers,
+    pool_apply,
+    pool_imap,
+)
 
 CALLS = 20_000
 EXECUTOR_CALLS = 4_000
@@ -94,6 +102,40 @@ class LeastQueue:
         self.heard += 1
 
 
+class Desk:
+    """One call in a worker's hands: which that is, and who has none."""
+
+    def __init__(self, workers: list[End]) -> None:
+        self.flying: dict[int, Handle] = {}
+        self._queue = LeastQueue()
+        self._free = [*workers]
+
+    def enter(self, call: Handle) -> bool:
+        """Whether it has to wait for its place."""
+        starts, waits = self._queue.enter(call)
+        if starts:
+            self._send(self._free.pop(), call)
+        return waits
+
+    def answered(self, worker: End) -> list[Handle]:
+        """The next call goes out before those that have ended are told."""
+        ended = []
+        for number, result in worker.receive():
+            call = self.flying.pop(number)
+            following, _ = self._queue.leave([call])
+            if following:
+                self._send(worker, following[0])
+            else:
+                self._free.append(worker)
+            call.result = result
+            ended.append(call)
+        return ended
+
+    def _send(self, worker: End, call: Handle) -> None:
+        self.flying[call.argument] = call
+        worker.send([(call.argument, call.argument)])
+
+
 # From asyncio, over processes: calls/s
 
 
@@ -113,37 +155,23 @@ def executor_from_asyncio() -> float:
 
 def bounded_from_asyncio() -> float:
     """The loop reads the workers' pipes itself and writes the next call to the one that answered."""
-    queue = LeastQueue()
-    flying: dict[int, Handle] = {}
-
-    def send(worker: End, call: Handle) -> None:
-        flying[call.argument] = call
-        worker.send([(call.argument, call.argument)])
 
     async def turn(workers: list[End]) -> float:
         loop = asyncio.get_running_loop()
-        free = [*workers]
+        desk = Desk(workers)
 
-        def answered(worker: End) -> None:
-            for number, result in worker.receive():
-                call = flying.pop(number)
-                following, _ = queue.leave([call])
-                if following:
-                    send(worker, following[0])
-                else:
-                    free.append(worker)
+        def tell(worker: End) -> None:
+            for call in desk.answered(worker):
                 assert call.future is not None
-                call.future.set_result(result)
+                call.future.set_result(call.result or 0)
 
         for worker in workers:
-            loop.add_reader(worker.read, answered, worker)
+            loop.add_reader(worker.read, tell, worker)
 
         async def make(number: int) -> int:
             call = Handle(number)
             call.future = loop.create_future()
-            starts, _ = queue.enter(call)
-            if starts:
-                send(free.pop(), call)
+            desk.enter(call)
             return await call.future
 
         start = perf_counter()
@@ -159,42 +187,20 @@ def bounded_from_asyncio() -> float:
 
 def bounded_burst() -> float:
     """Whoever waits reads: the caller that finds the queue full settles what comes until it has its place."""
-    queue = LeastQueue()
-    flying: dict[int, Handle] = {}
-
-    def send(worker: End, call: Handle) -> None:
-        flying[call.argument] = call
-        worker.send([(call.argument, call.argument)])
-
-    with bare_workers(WORKERS) as workers, select.epoll() as poll:
-        by_fd = {worker.read: worker for worker in workers}
-        for fd in by_fd:
-            poll.register(fd, select.EPOLLIN)
-        free = [*workers]
+    with heard_workers() as (workers, answered):
+        desk = Desk(workers)
 
         def settle() -> None:
             """What has come, once something has: of each worker one answer at most."""
-            for fd, _ in poll.poll():
-                for number, result in by_fd[fd].receive():
-                    call = flying.pop(number)
-                    following, _ = queue.leave([call])
-                    if following:
-                        send(by_fd[fd], following[0])
-                    else:
-                        free.append(by_fd[fd])
-                    call.result = result
+            for worker in answered():
+                desk.answered(worker)
 
         with CpuOfTheTree() as cpu:
-            calls = []
-            for number in range(CALLS):
-                call = Handle(number)
-                calls.append(call)
-                starts, waits = queue.enter(call)
-                if starts:
-                    send(free.pop(), call)
-                if waits:
+            calls = [Handle(number) for number in range(CALLS)]
+            for call in calls:
+                if desk.enter(call):
                     settle()  # whoever has ended made room for it
-            while flying:
+            while desk.flying:
                 settle()
         check(sum(call.result or 0 for call in calls))
         return CALLS / cpu.seconds
@@ -212,10 +218,7 @@ def bounded_roomy() -> float:
         flying.update((call.argument, call) for call in calls)
         worker.send([(call.argument, call.argument) for call in calls])
 
-    with bare_workers(WORKERS) as workers, select.epoll() as poll:
-        by_fd = {worker.read: worker for worker in workers}
-        for fd in by_fd:
-            poll.register(fd, select.EPOLLIN)
+    with heard_workers() as (workers, answered):
         start = perf_counter()
         calls = []
         for number in range(CALLS):
@@ -224,13 +227,13 @@ def bounded_roomy() -> float:
             if queue.enter(call)[0]:
                 send(workers[number % WORKERS], [call])
         while flying:
-            for fd, _ in poll.poll():
+            for worker in answered():
                 settled = []
-                for number, result in by_fd[fd].receive():
+                for number, result in worker.receive():
                     settled.append(flying.pop(number))
                     settled[-1].result = result
                 if following := queue.leave(settled)[0]:
-                    send(by_fd[fd], following)
+                    send(worker, following)
         check(sum(call.result or 0 for call in calls))
         return CALLS / (perf_counter() - start)
 

@@ -86,6 +86,16 @@ def bare_workers(count: int) -> Iterator[list[End]]:
             os.waitpid(child, 0)
 
 
+@contextmanager
+def heard_workers() -> Iterator[tuple[list[End], Callable[[], list[End]]]]:
+    """The workers, and a wait for those that have answered."""
+    with bare_workers(WORKERS) as workers, select.epoll() as poll:
+        by_fd = {worker.read: worker for worker in workers}
+        for fd in by_fd:
+            poll.register(fd, select.EPOLLIN)
+        yield workers, lambda: [by_fd[fd] for fd, _ in poll.poll()]
+
+
 def serve(parent: End) -> None:
     """Answers go out one by one: none may wait for the call behind it."""
     while batches := parent.receive():
@@ -164,20 +174,17 @@ def executor_burst() -> float:
 
 def one_at_a_time() -> float:
     """One that has answered gets the next call: nothing else can be done if nobody may hold two."""
-    with bare_workers(WORKERS) as workers, select.epoll() as poll:
-        by_fd = {worker.read: worker for worker in workers}
-        for fd in by_fd:
-            poll.register(fd, select.EPOLLIN)
+    with heard_workers() as (workers, answered):
         with CpuOfTheTree() as cpu:
             sent = done = 0
             for sent, worker in enumerate(workers, 1):
                 worker.send([(sent, sent)])
             while done < CALLS:
-                for fd, _ in poll.poll():
-                    done += len(by_fd[fd].receive())
+                for worker in answered():
+                    done += len(worker.receive())
                     if sent < CALLS:
                         sent += 1
-                        by_fd[fd].send([(sent, sent)])
+                        worker.send([(sent, sent)])
         return CALLS / cpu.seconds
 
 
@@ -233,10 +240,7 @@ def with_hooks() -> float:
 
 
 def _roomy(hear: Callable[[object], None], told: int) -> float:
-    with bare_workers(WORKERS) as workers, select.epoll() as poll:
-        by_fd = {worker.read: worker for worker in workers}
-        for fd in by_fd:
-            poll.register(fd, select.EPOLLIN)
+    with heard_workers() as (workers, answered):
         start = perf_counter()
         handles = []
         for number in range(CALLS):
@@ -262,15 +266,15 @@ def _roomy(hear: Callable[[object], None], told: int) -> float:
         for worker in workers:
             top_up(worker, AHEAD)
         while flying:
-            for fd, _ in poll.poll():
+            for worker in answered():
                 settled = 0
-                for number, result in by_fd[fd].receive():
+                for number, result in worker.receive():
                     handle = flying.pop(number)
                     handle.result = result
                     settled += 1
                     if told:
                         hear(handle)
-                top_up(by_fd[fd], settled)
+                top_up(worker, settled)
         if any(handle.result is None for handle in handles):
             raise RuntimeError("a call has no answer")
         return CALLS / (perf_counter() - start)
