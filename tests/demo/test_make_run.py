@@ -35,16 +35,19 @@ def running_in(folder):
     return found
 
 
+def finished(folder, env):
+    command = [*COMMAND, "--data-dir", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LONG, env=env, check=False)
+
+
+def in_terminal(folder, env):
+    command, *words = [*COMMAND, "--data-dir", str(folder)]
+    return pexpect.spawn(command, words, timeout=LONG, env=env, encoding="utf-8")
+
+
 @pytest.mark.long
 def test_without_a_terminal_it_ends_by_itself_when_the_samples_are_done(folder, env):
-    run = subprocess.run(
-        [*COMMAND, "--data-dir", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        env=env,
-        check=False,
-    )
+    run = finished(folder, env)
 
     assert 0 == run.returncode, run.stdout + run.stderr
     total, done = re.search(r"Of (\d+) sample jobs: (\d+) DONE\.", run.stdout).groups()
@@ -56,9 +59,7 @@ def test_without_a_terminal_it_ends_by_itself_when_the_samples_are_done(folder, 
 
 
 def test_in_a_terminal_it_stays_until_ctrl_c_and_leaves_nothing_behind(folder, env):
-    seen = pexpect.spawn(
-        COMMAND[0], [*COMMAND[1:], "--data-dir", str(folder)], timeout=LONG, env=env, encoding="utf-8"
-    )
+    seen = in_terminal(folder, env)
     seen.expect("curl -H")
     seen.expect(r"running: \d+ of 40 units")
 
@@ -74,9 +75,7 @@ def test_in_a_terminal_it_stays_until_ctrl_c_and_leaves_nothing_behind(folder, e
 @pytest.mark.long
 def test_in_a_terminal_there_are_new_samples_when_the_first_are_done(folder, env):
     """Else whoever takes half a minute to open the page finds nothing that moves."""
-    seen = pexpect.spawn(
-        COMMAND[0], [*COMMAND[1:], "--data-dir", str(folder)], timeout=LONG, env=env, encoding="utf-8"
-    )
+    seen = in_terminal(folder, env)
     seen.expect(r"mail +[^\n]* 10 ")  # done, of the ten that mail is given
     seen.expect(r"mail +[^\n]* (1[1-9]|20) ")
     seen.sendintr()
@@ -93,14 +92,7 @@ def test_a_second_one_on_the_same_data_says_who_has_it(folder, env):
     )
     try:
         first.stdout.readline()
-        second = subprocess.run(
-            [*COMMAND, "--data-dir", str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            env=env,
-            check=False,
-        )
+        second = finished(folder, env)
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate(timeout=LONG)

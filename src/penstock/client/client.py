@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -17,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from penstock.client.failures import from_answer
-from penstock.client.home import data_dir
+from penstock.client.home import local_url, token_of
 from penstock.client.stream import EventStream
 from penstock.client.transport import Transport
 from penstock.core.refusals import BadIntent
@@ -47,8 +46,8 @@ class Client:
         timeout: float = 10.0,
         retry_for: float = 5.0,
     ) -> None:
-        self.url = (url or os.environ.get("PENSTOCK_URL") or _local_url()).rstrip("/")
-        self.token = _token() if token is None else token
+        self.url = (url or os.environ.get("PENSTOCK_URL") or local_url(os.environ)).rstrip("/")
+        self.token = token_of(os.environ) if token is None else token
         self._timeout, self._retry_for = timeout, retry_for
         self._transport = Transport(self.url, self.token, timeout=timeout)
 
@@ -398,18 +397,3 @@ def _word(value: Any) -> str:
 
 def _part(text: str) -> str:
     return quote(text, safe="")
-
-
-def _local_url() -> str:
-    return f"unix://{data_dir(os.environ) / 'penstock.sock'}"
-
-
-def _token() -> str:
-    token = os.environ.get("PENSTOCK_TOKEN")
-    if token:
-        return token.strip()
-    file = Path(os.environ.get("PENSTOCK_TOKEN_FILE") or data_dir(os.environ) / "token")
-    try:
-        return file.read_text("ascii").strip()
-    except FileNotFoundError:
-        return ""

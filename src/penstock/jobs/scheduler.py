@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
-import secrets
 import signal
 import threading
 import weakref
@@ -21,7 +19,6 @@ from types import TracebackType
 from typing import (
     Any,
     Concatenate,
-    Final,
     Literal,
     NamedTuple,
     ParamSpec,
@@ -35,11 +32,11 @@ from typing import (
 from penstock.core.explain import Explanation
 from penstock.core.intent import Intent, check
 from penstock.core.states import State
-from penstock.core.words import AddonId, HostId, JobId
+from penstock.core.words import AddonId, JobId
 from penstock.engine.clock import SteadyClock
 from penstock.engine.desk import Desk
 from penstock.engine.house import House
-from penstock.engine.rules import LOCAL, Rules
+from penstock.engine.rules import Rules
 from penstock.jobs.arguments import Arguments
 from penstock.jobs.context import JobContext
 from penstock.jobs.function import JobFunction
@@ -48,16 +45,16 @@ from penstock.jobs.options import JobOptions, Options, Seconds, moment, span_sec
 from penstock.jobs.place import place_of
 from penstock.jobs.settings import Settings, make_rules
 from penstock.jobs.waits import Waits
+from penstock.jobs.whereabouts import MEMORY, as_host, store_at, whereabouts
 from penstock.jobs.work import Running, Work
 from penstock.stores.bell import present
-from penstock.stores.opening import is_address, open_store, shown
+from penstock.stores.opening import is_address, shown
 from penstock.stores.protocol import Query, Receipt, Store
 
 __all__ = ["Scheduler"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-MEMORY: Final = ":memory:"
 
 
 class Scheduler:
@@ -77,10 +74,10 @@ class Scheduler:
         rules: Rules | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        self._place = _place(where)
+        self._place = whereabouts(where)
         #: As it may be shown: without a password.
         self.where = shown(self._place)
-        self.rules = _as_host(make_rules(rules, settings), self._place)
+        self.rules = as_host(make_rules(rules, settings), self._place)
         self._workers = _workers(workers)
         if kind not in ("thread", "process"):
             raise ValueError(f"kind is {kind!r}; it must be 'thread' or 'process'")
@@ -317,15 +314,8 @@ class Scheduler:
         return opened
 
     def _make(self) -> Open:
-        store = self._make_store()
+        store = store_at(self._place, self._clock, self.rules.ordering)
         return Open(store, House(store, self.rules), Waits(store))
-
-    def _make_store(self) -> Store:
-        if self._place == MEMORY:
-            from penstock.stores.memory import MemoryStore  # noqa: PLC0415  # only the store that is used
-
-            return MemoryStore(self._clock, ordering=self.rules.ordering)
-        return open_store(self._place, self._clock, self.rules.ordering)
 
     @property
     def _store(self) -> Store:
@@ -366,34 +356,6 @@ class JobDecorator(Protocol):
     ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> JobFunction[P, R, R]: ...
-
-
-def _place(where: Any) -> str:
-    if not isinstance(where, str | os.PathLike):
-        raise TypeError(f"{where!r} is not a path; {_GIVE}")
-    text = os.fspath(where)
-    if not isinstance(text, str) or not text:
-        raise ValueError(f"{where!r} is not a path; {_GIVE}")
-    if isinstance(where, str) and is_address(text):
-        return text
-    scheme, separator, _ = text.partition("://")
-    if separator and isinstance(where, str):
-        raise ValueError(f"{scheme}:// is not supported; {_GIVE}")
-    return text if text == MEMORY else str(Path(text).absolute())
-
-
-_GIVE: Final = "give the file that holds the jobs, 'postgresql://...' or ':memory:'"
-
-
-def _as_host(rules: Rules, place: str) -> Rules:
-    """
-    Where many share the jobs, each process is a host. A name that came again, as pids do in containers, would make a start put back what
-    its namesake is running; so it has a part that does not.
-    """
-    if not is_address(place) or rules.host != LOCAL:
-        return rules
-    name = HostId(f"{platform.node() or 'local'}-{os.getpid()}-{secrets.token_hex(3)}")
-    return dataclasses.replace(rules, host=name)
 
 
 def _workers(workers: Any) -> int:

@@ -29,8 +29,9 @@ from penstock.jobs.function import JobFunction
 from penstock.jobs.handle import JobHandle
 from penstock.jobs.options import Seconds, span_sec
 from penstock.jobs.outcomes import Outcome
-from penstock.jobs.scheduler import MEMORY, Scheduler
+from penstock.jobs.scheduler import Scheduler
 from penstock.jobs.settings import Settings
+from penstock.jobs.whereabouts import MEMORY
 from penstock.jobs.work import Running
 from penstock.stores.memory import MemoryStore
 from penstock.stores.protocol import Query, Receipt, Store

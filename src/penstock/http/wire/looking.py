@@ -1,11 +1,11 @@
-"""Looking at it all: events, addons, hosts, the machine, and the programs that show their pools."""
+"""Looking at it all: events, addons, hosts, and the machine."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from penstock.core.landing import End, Phase
 from penstock.core.quiet import QuietState
@@ -16,19 +16,16 @@ from penstock.http.wire.words import (
     AddonName,
     Asked,
     Ident,
-    Line,
     PageSize,
     SignalName,
     Told,
     Wait,
-    Words,
 )
 
 __all__ = [
     "Addon",
     "AddonEdit",
     "Addons",
-    "Attach",
     "Beat",
     "BeatSecond",
     "BudgetUse",
@@ -44,20 +41,15 @@ __all__ = [
     "HostNamed",
     "Hosts",
     "KnownHost",
-    "LaneBar",
-    "Lanes",
     "Lease",
     "Leases",
     "LeasesQuery",
     "Login",
-    "Program",
-    "Programs",
     "Reading",
     "Scoped",
     "Signals",
     "Stats",
     "StreamQuery",
-    "Task",
 ]
 
 
@@ -270,71 +262,6 @@ class History(Told):
     wait_p95: list[float | None]
     run_p50: list[float | None]
     run_p95: list[float | None]
-
-
-class LaneBar(Struct, forbid_unknown_fields=True):
-    """One attempt at a node of a graph. Times in seconds since the run began."""
-
-    node: Line
-    lane: Line
-    worker: Line
-    ready: float
-    started: float
-    #: null: it goes on.
-    ended: float | None
-    failed: bool
-    #: One of those that made the run take as long as it did.
-    critical: bool
-
-
-class Lanes(Struct, forbid_unknown_fields=True):
-    """One run of a graph, as bars in the rows of those who worked on it."""
-
-    graph: Line
-    run: int
-    status: Line
-    seconds: float
-    nodes: int
-    bars: Annotated[list[LaneBar], Meta(max_length=400)]
-    left_out: int
-
-
-class Task(Struct, forbid_unknown_fields=True):
-    """One pool or graph of a program, as its `snapshot()` tells."""
-
-    name: Line
-    kind: Line
-    workers: Annotated[dict[str, int], Meta(max_length=16)]
-    in_flight: int
-    pending_queue_depth: int
-    waiting_queue_depth: int
-    max_in_flight: int
-    #: null: unbounded.
-    max_queue_depth: float | None
-    policy: Line
-    paused: bool
-    load_by_worker: Annotated[tuple[int, ...], Meta(max_length=1_000)]
-    settled_by_worker: Annotated[tuple[int, ...], Meta(max_length=1_000)]
-    totals: Annotated[dict[str, int], Meta(max_length=64)]
-    last_crash: Words | None
-    lanes: Lanes | None = None
-
-
-class Attach(Asked):
-    """A program and its pools and graphs as they are now. Told again about once a second, for as long as they should be shown."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
-    tasks: Annotated[list[Task], Meta(max_length=100)]
-
-
-class Program(Told):
-    name: str
-    at: datetime
-    tasks: list[Task]
-
-
-class Programs(Told):
-    programs: list[Program]
 
 
 class Login(Told):

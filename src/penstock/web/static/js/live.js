@@ -1,6 +1,6 @@
 // What the server says once a second, kept as signals; and how pages ask again when something moved.
 import { connection, get, hasSession, stream } from "./api.js";
-import { computed, effect, signal, untracked } from "./html.js";
+import { computed, effect, signal, untracked, useEffect, useState } from "./html.js";
 
 export const frame = signal(null);
 export const history = signal({
@@ -128,3 +128,21 @@ export function watching(load, restless = () => false) {
 }
 
 export const counts = computed(() => frame.value?.jobs || {});
+
+// For a page that shows what `load` answers, as it moves: the last answer, and what went wrong since. The old answer stays while the server is away.
+export function useWatched(load, restless) {
+  const [seen, setSeen] = useState({ answer: null, problem: null });
+  useEffect(
+    () =>
+      watching(async () => {
+        try {
+          const answer = await load();
+          setSeen({ answer, problem: null });
+        } catch (problem) {
+          setSeen(({ answer }) => ({ answer, problem }));
+        }
+      }, restless),
+    [],
+  );
+  return seen;
+}

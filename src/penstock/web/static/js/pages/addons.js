@@ -1,26 +1,14 @@
-import { html, useEffect, useState } from "../html.js";
+import { html } from "../html.js";
 import { get, post } from "../api.js";
-import { watching } from "../live.js";
+import { useWatched } from "../live.js";
 import { Bar, Card, Empty, Failed, Field, toast } from "../parts.js";
 import { count, percent } from "../format.js";
 
 const TONES = { warned: "warn", reached: "bad" };
 
 export function Addons() {
-  const [addons, setAddons] = useState(null),
-    [problem, setProblem] = useState(null);
-  useEffect(
-    () =>
-      watching(async () => {
-        try {
-          setAddons((await get("addons")).addons.filter((a) => a.addon_id !== "*"));
-          setProblem(null);
-        } catch (error) {
-          setProblem(error);
-        }
-      }),
-    [],
-  );
+  const { answer, problem } = useWatched(() => get("addons"));
+  const addons = answer?.addons.filter((a) => a.addon_id !== "*");
   if (!addons) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
   const active = addons.filter((a) => a.average > 0.01 || a.jobs.QUEUED || a.jobs.RUNNING);
   const weights = active.reduce((all, a) => all + a.weight, 0) || 1,

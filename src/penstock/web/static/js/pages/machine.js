@@ -1,6 +1,6 @@
-import { html, useEffect, useState } from "../html.js";
+import { html } from "../html.js";
 import { get, post } from "../api.js";
-import { frame, history, watching } from "../live.js";
+import { frame, history, useWatched } from "../live.js";
 import { Bar, Card, confirm, Empty, Failed, JobLink, Since, Tile, toast } from "../parts.js";
 import { Chart } from "../charts.js";
 import { count, percent, span } from "../format.js";
@@ -9,31 +9,14 @@ const TONES = ["accent", "good", "warn", "violet", "muted", "bad"];
 const QUIET = { QUIET: "good", BUSY: "warn", PANIC: "bad" };
 
 export function Machine() {
-  const [capacity, setCapacity] = useState(null),
-    [leases, setLeases] = useState([]),
-    [hosts, setHosts] = useState({ here: "", hosts: [] }),
-    [problem, setProblem] = useState(null);
-  useEffect(
-    () =>
-      watching(
-        async () => {
-          try {
-            const [a, b, c] = await Promise.all([get("capacity"), get("leases"), get("hosts")]);
-            setCapacity(a);
-            setLeases(b.leases);
-            setHosts(c);
-            setProblem(null);
-          } catch (error) {
-            setProblem(error);
-          }
-        },
-        () => true,
-      ),
-    [],
+  const { answer, problem } = useWatched(
+    () => Promise.all([get("capacity"), get("leases"), get("hosts")]),
+    () => true,
   );
   const beat = frame.value,
     past = history.value;
-  if (!capacity) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
+  if (!answer) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
+  const [capacity, { leases }, hosts] = answer;
   const addons = [...new Set(leases.map((l) => l.addon_id))].sort();
   const tone = (addon) => TONES[addons.indexOf(addon) % TONES.length];
   const paused = beat?.paused;

@@ -1,28 +1,16 @@
-import { html, useEffect, useState } from "../html.js";
+import { html } from "../html.js";
 import { get } from "../api.js";
-import { now, watching } from "../live.js";
+import { now, useWatched } from "../live.js";
 import { Bar, Card, Empty, Failed } from "../parts.js";
 import { Gantt } from "../gantt.js";
 import { count, span, since } from "../format.js";
 
 export function Pools() {
-  const [programs, setPrograms] = useState(null),
-    [problem, setProblem] = useState(null);
-  useEffect(
-    () =>
-      watching(
-        async () => {
-          try {
-            setPrograms((await get("programs")).programs);
-            setProblem(null);
-          } catch (error) {
-            setProblem(error);
-          }
-        },
-        () => true,
-      ),
-    [],
+  const { answer, problem } = useWatched(
+    () => get("programs"),
+    () => true,
   );
+  const programs = answer?.programs;
   if (!programs) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
   if (!programs.length)
     return html`<${Card} title="Pools and graphs" wide><${Empty}>No program has attached its pools. In one that has some: <code>penstock.attach()</code>.<//><//>`;
