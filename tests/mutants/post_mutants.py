@@ -153,4 +153,18 @@ MUTANTS = [
         "self._jobs_written or bool(self._sums.queued)",
         FILE,
     ),
+    planted(
+        "rows of a rolled back submit serve the next one that is like it",
+        "stores/sqlite_tx",
+        "                self._like = None\n",
+        "",
+        FILE,
+    ),
+    planted(
+        "a job waits from when the last one like it came",
+        "stores/sqlite_tx",
+        "if like != self._like or now != self._like_at:",
+        "if like != self._like:",
+        ("tests/contract/test_submit.py", "tests/contract/test_differential.py"),
+    ),
 ]

@@ -69,8 +69,17 @@ class Place:
         return 2 if self.urgent_at is not None and self.urgent_at <= now else 1
 
 
-def place(intent: Intent, since: Moment, not_before: Moment | None, ordering: Ordering) -> Place:
-    """`since`: from when it counts as waiting. A requeue that costs the job nothing keeps the old one, so it keeps its age."""
+def place(
+    intent: Intent,
+    since: Moment,
+    not_before: Moment | None,
+    ordering: Ordering,
+    demand: Demand | None = None,
+) -> Place:
+    """
+    `since`: from when it counts as waiting. A requeue that costs the job nothing keeps the old one, so it keeps its age.
+    `demand`: the intent's, where somebody has it already.
+    """
     ready_at = max(since, not_before or 0, intent.earliest_start_at or 0)
     return Place(
         priority=intent.priority,
@@ -82,7 +91,7 @@ def place(intent: Intent, since: Moment, not_before: Moment | None, ordering: Or
             intent.deadline_at, intent.expected_duration_sec, intent.time_sensitive, ordering
         ),
         turn=turn(intent.priority, ready_at, ordering.aging),
-        demand=demand_of(intent),
+        demand=demand or demand_of(intent),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import socket
 import struct
 import time
@@ -127,10 +127,11 @@ class Post:
             raise
         self._door.listen(128)
         self._wake, self._ended = socket.socketpair()
-        self._watched = selectors.DefaultSelector()
-        self._watched.register(self._door, selectors.EVENT_READ)
-        self._watched.register(self._ended, selectors.EVENT_READ)
+        self._watched = select.epoll()
+        for each in (self._door, self._ended):
+            self._watched.register(each, select.EPOLLIN)
         self._guests: set[socket.socket] = set()
+        self._heard_at: dict[int, socket.socket] = {}
         self._owed: set[socket.socket] = set()  # who waits for an answer
         self._closed = False
         #: Between an answer and the closing of what it goes to: the number may be another file's by then.
@@ -190,15 +191,17 @@ class Post:
         while not (over or self._closed):
             if rest := self._taken():
                 return rest  # if it is over, the next one finds that as well
-            for key, _ in self._watched.select():
-                guest = key.fileobj
-                if guest is self._ended:
+            for fd, _ in self._watched.poll():
+                guest = self._heard_at.get(fd)
+                if guest is not None:
+                    if not self._hear(guest):
+                        self._watched.unregister(fd)
+                        del self._heard_at[fd]
+                        self._part(guest)
+                elif fd == self._ended.fileno():
                     over = True
-                elif guest is self._door:
+                else:
                     self._welcome()
-                elif isinstance(guest, socket.socket) and not self._hear(guest):
-                    self._watched.unregister(guest)
-                    self._part(guest)
         return () if self._closed else self._taken()
 
     def _hand_over(self) -> None:
@@ -224,7 +227,8 @@ class Post:
             with self._lock:
                 self._guests.add(guest)
             if _is_ours(guest):
-                self._watched.register(guest, selectors.EVENT_READ)
+                self._watched.register(guest, select.EPOLLIN)
+                self._heard_at[guest.fileno()] = guest
             else:
                 self._part(guest)
 

@@ -8,9 +8,9 @@ list on a page does not make a submit wait.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -26,11 +26,9 @@ from penstock.stores.bell import Bell, Ear, address_of, ring
 from penstock.stores.ids import uuid7
 from penstock.stores.post import Courier, Letter, Post, Reply, post_names
 from penstock.stores.protocol import Clock, Depth, Done, Receipt, Ride, Standing, Tell, Terms, say_nothing
-from penstock.stores.sqlite_care import Presence, WalGuard, refuse_network_file_system
+from penstock.stores.sqlite_care import Presence, refuse_network_file_system
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
-from penstock.stores.sqlite_floor import Demands
 from penstock.stores.sqlite_reads import SqliteReads
-from penstock.stores.sqlite_sums import Sums
 from penstock.stores.sqlite_tx import Transaction
 from penstock.stores.writer import Passage, Writer
 
@@ -60,8 +58,6 @@ class SqliteStore(SqliteReads):
             migrate(self._con, self._path)
             self._write_lock = WriteLock(self._path)
             opened.pop_all()
-        self._wal = WalGuard(self._path, self._con)
-        self._written, self._sums = Demands(), Sums(self._con)
         self._rings: list[Callable[[], None]] = []
         self._bell: Bell | None = None
         self._ear: Ear | None = None
@@ -74,7 +70,16 @@ class SqliteStore(SqliteReads):
         self._news = False
         #: Of the last commit that began what it brought. A rider asks for it at once, and has the one before run already.
         self._just_started: dict[DispatchId | None, Job] = {}
-        self._writer = Writer(self._begin, self._tell)
+        transaction = Transaction(
+            self._con,
+            self._write_lock,
+            self._path,
+            self._clock,
+            self._ordering,
+            new_id=self._new_id,
+            committed=self._committed,
+        )
+        self._writer = Writer(lambda: transaction, self._tell)
 
     def now(self) -> Moment:
         return self._clock()
@@ -153,24 +158,6 @@ class SqliteStore(SqliteReads):
 
     def _write(self, run: Callable[[Transaction], T]) -> T:
         return self._writer.soon(run).result()
-
-    @contextmanager
-    def _begin(self) -> Iterator[Transaction]:
-        with failures(self._path), self._transaction() as transaction:
-            yield transaction
-
-    def _transaction(self) -> Transaction:
-        return Transaction(
-            self._con,
-            self._write_lock,
-            self._clock,
-            self._ordering,
-            self._written,
-            sums=self._sums,
-            wal=self._wal,
-            new_id=self._new_id,
-            committed=self._committed,
-        )
 
     def _committed(self, started: list[Job]) -> None:
         self._news = True

@@ -92,10 +92,11 @@ class Sums:
 
     def hold(self, more: Held) -> list[tuple[str, str, int, int]]:
         """The rows of the ledger that become others by this."""
+        ledger = self.ledger
         for key, (units, running) in more.items():
-            before = self.ledger.get(key, (0, 0))
-            self.ledger[key] = (before[0] + units, before[1] + running)
-        return [(*key, *self.ledger[key]) for key in more]
+            before = ledger.get(key, (0, 0))
+            ledger[key] = (before[0] + units, before[1] + running)
+        return [(*key, *ledger[key]) for key in more]
 
     def count(self, addon_id: str, state: str, jobs: int) -> None:
         """What was added to the tally."""

@@ -1,10 +1,11 @@
-"""One write transaction, shared by everything that arrived together."""
+"""One write transaction after the other, each shared by everything that arrived together."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Self
 
 import apsw
@@ -34,7 +35,7 @@ from penstock.stores.protocol import (
 )
 from penstock.stores.rows import body_hash, encode, host_values, intent_row, job_row, listed
 from penstock.stores.sqlite_care import WalGuard
-from penstock.stores.sqlite_file import WriteLock, one, query, statements
+from penstock.stores.sqlite_file import WriteLock, failures, one, query, statements
 from penstock.stores.sqlite_floor import Demands, NewJob, TableFloor
 from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_pages import NO_JOB, Pages
@@ -57,24 +58,32 @@ class Transaction:
         self,
         con: apsw.Connection,
         lock: WriteLock,
+        path: Path,
         clock: Clock,
         ordering: Ordering,
-        demands: Demands,
         *,
-        sums: Sums,
-        wal: WalGuard,
         new_id: Callable[[], str],
         committed: Callable[[list[Job]], None],
     ) -> None:
-        self._con, self._lock, self._wal, self._ordering = con, lock, wal, ordering
+        self._con, self._lock, self._ordering = con, lock, ordering
         self._clock, self._now = clock, 0
-        self._demands, self._sums, self._new_id, self._committed = demands, sums, new_id, committed
+        self._new_id, self._committed = new_id, committed
+        self._demands, self._sums = Demands(), Sums(con)
+        self._wal, self._failures = WalGuard(path, con), failures(path)
         self._sql = statements()
-        #: What the last job that was submitted shares with the next, if they differ by their payload alone; and it in rows.
+        #: What the last job that was submitted shares with the next, if they differ by their payload alone; and it in rows, as they are at that moment.
         self._like: Any = None
+        self._like_at = 0
+        self._demand: Demand | None = None
         self._rest: tuple[int, tuple[Any, ...], tuple[Any, ...]] = (0, (), ())
 
     def __enter__(self) -> Self:
+        with self._failures:
+            self._begin()
+        self._pages = Pages(self._con, self._demands, self._sums)
+        return self
+
+    def _begin(self) -> None:
         self._lock.__enter__()
         try:
             # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
@@ -90,12 +99,18 @@ class Transaction:
                 self._wal.save()
             self._lock.__exit__()
             raise
-        self._pages = Pages(self._con, self._demands, self._sums)
-        return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._failures:
+            self._end(error)
+        self._failures.__exit__(kind, error, trace)
+        if error is None and self._pages.told:
+            self._committed(self._pages.started)
+        del self._pages  # with the payloads of what was submitted
+
+    def _end(self, error: BaseException | None) -> None:
         try:
-            if kind is None:
+            if error is None:
                 self._pages.flush()
                 self._con.execute("COMMIT")
                 self._sums.committed()
@@ -104,9 +119,8 @@ class Transaction:
                 self._con.execute("ROLLBACK")
                 self._demands.forget()
                 self._sums.forget()
+                self._like = None
             self._lock.__exit__()
-        if kind is None and self._pages.told:
-            self._committed(self._pages.started)
 
     # submit
 
@@ -159,12 +173,12 @@ class Transaction:
 
     def _insert(self, intent: Intent, job_id: JobId) -> Receipt:
         now, no, like = self._now, self._pages.next_no(), all_but_payload(intent)
-        if like != self._like:
-            its_place = place(intent, now, None, self._ordering)
+        if like != self._like or now != self._like_at:
+            its_place = place(intent, now, None, self._ordering, self._demand if like == self._like else None)
             demand_no = self._demands.number(self._con, its_place.demand)
             row = job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now)
             addon_id, demand_no, line, *rest = row[2:]
-            self._like = like
+            self._like, self._like_at, self._demand = like, now, its_place.demand
             self._rest = line, (addon_id, demand_no, *rest), intent_row(no, intent)[2:]
         line, of_job, of_intent = self._rest
         job = NewJob(no, job_id, self._pages.batch, State.QUEUED, line, 0, 1, *of_job)
