@@ -41,6 +41,15 @@ INTENTS = st.builds(
 )
 
 
+def test_jobs_that_are_alike_wait_each_from_when_it_came(yard):
+    first, began = yard.submit(), yard.now
+    yard.later(5)
+    second = yard.submit()
+
+    waiting = yard.store.jobs([*first, *second])
+    assert [(job.created_at, job.ready_at) for job in waiting] == [(began, began), (yard.now, yard.now)]
+
+
 def test_a_submitted_job_is_queued_and_its_trail_says_so(yard):
     [job_id] = yard.submit()
 
