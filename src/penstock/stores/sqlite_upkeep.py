@@ -1,0 +1,90 @@
+"""What a transaction writes beside the life of a job: addons, hosts, retention, the order when its rules change, and a clock that was set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import apsw
+
+from penstock.core.changes import Note
+from penstock.core.hosts import Host
+from penstock.core.job import Kind
+from penstock.core.order import Aging
+from penstock.core.share import Account
+from penstock.core.words import AddonId, HostId, Moment, Span
+from penstock.stores.hosting import drain_note, name_taken
+from penstock.stores.protocol import LOST_FOR
+from penstock.stores.rows import host_values, listed
+from penstock.stores.sqlite_file import one, query
+from penstock.stores.sqlite_pages import NO_JOB, Pages
+from penstock.stores.trail import forget
+
+__all__ = ["Upkeep"]
+
+
+class Upkeep:
+    _con: apsw.Connection
+    _sql: dict[str, str]
+    _pages: Pages
+    _now: Moment
+
+    def set_addon(self, addon_id: AddonId, weight: int | None, paused: bool | None) -> None:
+        account = self._pages.accounts.setdefault(addon_id, Account())
+        account.weight = account.weight if weight is None else weight
+        account.paused = account.paused if paused is None else paused
+        self._pages.touched.add(addon_id)
+        data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
+        self._pages.note(self._now, Note(Kind.ADDON_SET, data=data), NO_JOB)
+
+    def greet(self, host: Host) -> Host:
+        row = one(self._con, "greet", host_values(host))
+        if row is None:
+            raise name_taken(host)
+        self._con.execute(self._sql["forget_hosts"], {"before": host.seen_at - LOST_FOR})
+        return replace(host, draining=bool(row[0]))
+
+    def leave(self, host: HostId, instance: str) -> None:
+        for name in ("leave_host", "lose_host"):
+            self._con.execute(self._sql[name], {"host": host, "instance": instance})
+
+    def drain(self, host: HostId, draining: bool) -> bool:
+        if one(self._con, "drain_host", {"host": host, "draining": int(draining)}) is None:
+            return False
+        self._pages.note(self._now, drain_note(host, draining), NO_JOB)
+        return True
+
+    def prune(self, before: Moment, limit: int) -> int:
+        self._pages.flush_rows()
+        old = list(query(self._con, "old_jobs", {"before": before, "most": limit}))
+        self._forget_events({no: job_id for no, job_id, _, _ in old})
+        for no, job_id, addon_id, state in old:
+            for name in ("forget_mentions", "forget_checkpoint", "forget_intent", "forget_job"):
+                self._con.execute(self._sql[name], (no,))
+            self._con.execute(self._sql["forget_dispatches"], (job_id,))
+            self._pages.tally[addon_id, state] -= 1
+        if old:
+            self._pages.note(self._now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
+        return len(old)
+
+    def _forget_events(self, gone: dict[int, str]) -> None:
+        jobs = set(gone.values())
+        for batch, text in list(query(self._con, "batches_of", {"nos": listed([*gone])})):
+            left = forget(text, jobs)
+            if left is None:
+                self._con.execute(self._sql["forget_batch"], (batch,))
+            else:
+                self._con.execute(self._sql["rewrite_batch"], (left, batch))
+
+    def reorder(self, aging: Aging, after: int, limit: int) -> int:
+        self._pages.flush_rows()
+        (last,) = one(self._con, "last_to_reorder", {"after": after, "most": limit})
+        if last is not None:
+            values = {"after": after, "last": last, "per_point": aging.per_point}
+            self._con.execute(self._sql["reorder"], values)
+        return last or 0
+
+    def shift(self, by: Span) -> int:
+        self._pages.flush_rows()
+        self._con.execute(self._sql["shift"], {"by": by})
+        self._pages.note(self._now, Note(Kind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
+        return self._con.changes()
