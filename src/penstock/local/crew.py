@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.local import segments, wire
 from penstock.local.call import Call
@@ -26,6 +26,10 @@ from penstock.local.wire import ERROR, PLAIN, SHARED
 
 if TYPE_CHECKING:
     from penstock.local.options import WorkerOptions
+
+
+#: A worker that may hold more calls than this answers in heaps, which had better grow before somebody looks at them.
+_DEEP: Final = 16
 
 
 class ProcessCrew(MortalCrew[WorkerProcess]):
@@ -175,10 +179,10 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
         return self._gate.queue.in_flight == 0
 
     def pipes_are_deep(self) -> bool:
-        return self._room > 16 and all(len(worker.calls) > self._enough for worker in self.workers)
+        return self._room > _DEEP and all(len(worker.calls) > self._enough for worker in self.workers)
 
     def more_may_come(self) -> bool:
-        return self._gate.queue.in_flight > 0 and not self.pipes_are_deep()
+        return self._gate.queue.in_flight > 0 and (self._room <= _DEEP or not self.pipes_are_deep())
 
     def tell_canceled(self, call: Call[Any], now: float) -> None:
         worker = call.home

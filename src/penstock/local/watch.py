@@ -216,7 +216,13 @@ class Watch:
             few = _FEW
             while ready:
                 for fd, _ in ready:
-                    self._hear(fd)
+                    worker = self._workers.get(fd)
+                    if worker is None:
+                        self._serve(fd)
+                    elif (messages := worker.receive()) is not None:
+                        self._crew.settle(worker, messages)
+                    else:
+                        self._hung_up(worker)
                 few -= len(ready)
                 if few <= 0 or not self._crew.more_may_come():
                     break
@@ -227,19 +233,12 @@ class Watch:
                 if noted:
                     raise KeyboardInterrupt
 
-    def _hear(self, fd: int) -> None:
-        worker = self._workers.get(fd)
-        if worker is None:
-            if fd in self._full:
-                self._crew.push(self._full[fd])
-            else:
-                self._poller.calm(fd)
-            return
-        messages = worker.receive()
-        if messages is None:
-            self._hung_up(worker)
+    def _serve(self, fd: int) -> None:
+        """Not an answer: a pipe that was full has room, or somebody nudged."""
+        if fd in self._full:
+            self._crew.push(self._full[fd])
         else:
-            self._crew.settle(worker, messages)
+            self._poller.calm(fd)
 
     def _hung_up(self, worker: WorkerProcess) -> None:
         self._forget(self._workers, worker.outlet)
