@@ -62,7 +62,10 @@ def frame(messages: list[tuple[Any, ...]]) -> bytes:
 
 
 class Frames:
-    """Cuts a stream into messages; keeps the beginning of a frame whose rest has not come yet."""
+    """
+    Cuts a stream into messages; keeps the beginning of a frame whose rest has not come yet. Frames are copied out of what
+    was read: most are so small that a view of one would take longer to make.
+    """
 
     __slots__ = ("_rest",)
 
@@ -76,12 +79,11 @@ class Frames:
         end = len(data)
         stop = 4 + _length.unpack_from(data)[0] if end >= 4 else 4
         if stop == end:
-            # One alone is mostly small, and then a copy of it is made sooner than a view of it.
             return marshal.loads(data[4:])  # type: ignore[no-any-return]  # `frame` put a list there
         messages: list[tuple[Any, ...]] = []
-        at, view = 0, memoryview(data)
+        at = 0
         while stop <= end:
-            messages += marshal.loads(view[at + 4 : stop])
+            messages += marshal.loads(data[at + 4 : stop])
             at = stop
             if end - at < 4:
                 break
