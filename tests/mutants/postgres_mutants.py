@@ -65,7 +65,7 @@ MUTANTS = [
     found_by_contract("a stale phase may settle", APPLY, "dispatch is None or dispatch.phase != step.source", "dispatch is None"),
     found_by_contract("a report counts after the lease", APPLY, "return not (step.while_valid and dispatch.expires_at <= now)", "return True"),
     found_by_contract("a heartbeat revives an expired lease", RENEW, " or run.expires_at <= self._now:", ":"),
-    found_by_contract("a job's own trail misses a batch", PAGES, "                self._mentioned.add(no)\n", "                pass\n"),
+    found_by_contract("a job's own trail misses a batch", PAGES, "            self._mentioned.add(no)\n", "            pass\n"),
     found_by_contract("what is forgotten is still told", EVENTS, " or told[_JOB_ID] in gone else", " else"),
     found_by_contract("units are not given back", APPLY, "            self.pages.hold(host, demand, -n)\n", "            pass\n"),
     found_by_contract("labels are no part of what a job asks for", "penstock/core/demand.py", "        labels=tuple(sorted(intent.labels)) if intent.labels else (),\n", ""),
@@ -74,7 +74,7 @@ MUTANTS = [
     found_by_contract("a job that was told to stop is completed by the quick way", SQL, " AND d.phase = 'leased' AND d.expires_at > t.now", " AND d.phase <> 'ended' AND d.expires_at > t.now"),
     found_in("outages", "what is in flight is found by what its lease was at first", RENEW, "            run.hastened |= beat.expires_at < run.expires_at\n", ""),
     found_by_contract("a flight stays when all of it has ended", SQL, "AND flight.live <= landed.runs),", "AND flight.live < landed.runs),"),
-    found_by_contract("what is done is in no sheet, and never forgotten", COMPLETE, "            judged.pages.settled(no, at)\n", ""),
+    found_by_contract("what is done is in no sheet, and never forgotten", COMPLETE, "            judged.pages.settled([one.no for one in found], found[0].at)\n", ""),
     found_by_contract("an event counts in a row where nobody looks", APPLY, "            self.run.moved, self.run.events = True, self.events\n", "            self.run.moved = True\n"),
     found_in("places", "what ran when the schema came is in no flight", STEP, "LEFT JOIN penstock.flight f ON d.phase <> 'ended'", "LEFT JOIN penstock.flight f ON d.phase = 'ended'"),
 ]  # fmt: skip

@@ -99,8 +99,14 @@ class Crew:
         if not self._over and now < self._asked_at + SOON:
             return self._asked_at + SOON  # most likely rung by our own commit
         with self._claiming:
+            self._wait_for_the_last()
             self._exchange()
         return now + (SOON if self._waiting else self._tick)
+
+    def _wait_for_the_last(self) -> None:
+        """Brief functions that are still running will have ended before a commit for them alone could be sent."""
+        if self._far and self._brief and 0 < len(self._over) < len(self.running) and not self._waiting:
+            time.sleep(BRIEF_SEC / 2)
 
     def _exchange(self) -> None:
         """

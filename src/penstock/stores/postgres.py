@@ -21,7 +21,7 @@ from penstock.core.states import State
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
-from penstock.stores.postgres_admit import Admission, Admitting
+from penstock.stores.postgres_admit import Admitting
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed, retried
 from penstock.stores.postgres_complete import Completion
@@ -31,6 +31,7 @@ from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from
 from penstock.stores.postgres_reads import PostgresReads
 from penstock.stores.postgres_renew import Beats, Renewing
 from penstock.stores.postgres_schema import migrate
+from penstock.stores.postgres_start import Admission
 from penstock.stores.postgres_submit import Submission, Submitting
 from penstock.stores.postgres_wire import array, columns
 from penstock.stores.protocol import (

@@ -20,35 +20,23 @@ from typing import Any, Final, NamedTuple, Protocol
 from psycopg.errors import DivisionByZero
 
 from penstock.core.books import EVERYTHING, Books, keys_of
-from penstock.core.changes import Note, running, stop_moment
 from penstock.core.demand import Demand
-from penstock.core.job import Dispatch, Kind, dispatch_id_of
-from penstock.core.landing import End
-from penstock.core.order import Denial, Floor, Offer, Ordering, Pick, Verdict, ready_at
+from penstock.core.job import Dispatch
+from penstock.core.order import Ordering, Verdict
 from penstock.core.share import Account
 from penstock.core.spend import windows
-from penstock.core.states import State
-from penstock.core.words import AddonId, DispatchId, HostId, Moment
-from penstock.stores.dispatches import new_dispatch
+from penstock.core.words import AddonId, HostId, Moment
 from penstock.stores.postgres_apply import Judged
 from penstock.stores.postgres_floor import Appetite, Heads, RowFloor, enter, spent_from
 from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, accounts_from, lock_ledger
+from penstock.stores.postgres_pages import Demands, Key, accounts_from, lock_ledger
+from penstock.stores.postgres_start import Admission, Starting
 from penstock.stores.postgres_wire import Values, array, columns
-from penstock.stores.protocol import Terms
-from penstock.stores.rows import encode
 
-__all__ = ["Admission", "Admitting", "Ends", "Turn"]
+__all__ = ["Admitting", "Ends", "Turn"]
 
-DISPATCHING: Final = Note(Kind.DISPATCHING, "admitted")
 #: How many jobs whose time has come step into line in one transaction.
 STEPS: Final = 5_000
-
-
-class Admission(NamedTuple):
-    host: HostId
-    weigh: Callable[[Floor], Verdict]
-    terms: Terms
 
 
 class Turn(NamedTuple):
@@ -162,8 +150,17 @@ class _Turning:
             taken |= lost
         floor.tell(of.appetite)
         before.pages.accounts = books.accounts
-        writing = _Round(session, floor, admission, before.pages, of)
-        return writing.write(verdict)
+        starting = Starting(
+            session,
+            floor,
+            before.pages,
+            admission,
+            demands=of.demands,
+            ordering=of.ordering,
+            new_id=of.new_id,
+            keep=of.keep,
+        )
+        return starting.write(verdict)
 
     def _need(self, keys: set[Key], loan: Demand | None = None) -> None:
         if not keys <= self._keys or (loan is not None and not self._of.demands.knows(loan)):
@@ -239,107 +236,3 @@ class _Seen:
             if where == host:
                 books.units, books.running = books.units - n * demand.cost_units, books.running - n
         return books
-
-
-class _Round:
-    """What a verdict becomes."""
-
-    def __init__(
-        self, session: Session, floor: RowFloor, admission: Admission, pages: Pages, of: Admitting
-    ) -> None:
-        self._session, self._floor, self._host, self._terms = session, floor, admission.host, admission.terms
-        self._demands, self._aging, self._now = of.demands, of.ordering.aging, floor.now
-        self._new_id, self._pages = of.new_id, pages
-        self._keep = of.keep
-        #: Of the picks, in their order: whether leased, and until when.
-        self._taken: list[tuple[bool, Moment | None, Moment | None, End | None]] = []
-
-    def write(self, verdict: Verdict) -> list[Dispatch]:
-        denied = [self._deny(denial) for denial in verdict.denials]
-        dispatches = [self._pick(pick) for pick in verdict.picks]
-        if verdict.loan is not None:
-            loan = DispatchId(f"{self._new_id()}.0")
-            dispatches.append(self._start(loan, None, verdict.loan, Offer.LEASE))
-            self._pages.note(self._now, Note(Kind.ADMITTED), NO_JOB, loan)
-        if dispatches:
-            self._leave(verdict, dispatches)
-        # Behind it, for it looks whether the heads are as they were seen.
-        if denied:
-            self._session.leave("deny_jobs", columns(denied))
-        if verdict.passed:
-            self._session.leave("pass_jobs", [self._now, array([w.no for w in verdict.passed])])
-        return dispatches
-
-    def _leave(self, verdict: Verdict, dispatches: Sequence[Dispatch]) -> None:
-        now, terms = self._now, self._terms
-        told = {
-            "batch": self._session.batch,
-            "host": self._host,
-            "now": now,
-            "lease_until": now + terms.lease_for,
-            "reserved_until": now + terms.reserve_for,
-            "worker": terms.worker,
-        }
-        loan = None
-        if verdict.picks:
-            heads = zip(("heads", "seen"), columns(list(self._floor.heads_of(verdict).items())), strict=True)
-            names = ("leased", "ends_at", "stop_at", "stop_for")
-            taken = dict(zip(names, columns(self._taken), strict=True))
-            self._session.leave("start_jobs", {**told, **dict(heads), **taken}, self._keep)
-        if verdict.loan is not None:
-            loan = dispatches[-1].dispatch_id
-            number = self._demands.number(verdict.loan)
-            self._session.leave("lend", {**told, "dispatch_id": loan, "demand": number})
-        flight = {
-            "jobs": array([pick.waiting.no for pick in verdict.picks]),
-            "loan": loan,
-            "live": len(dispatches),
-            "expires_at": min(dispatch.expires_at for dispatch in dispatches),
-            "stop_at": min((d.stop_at for d in dispatches if d.stop_at is not None), default=None),
-        }
-        self._session.leave("take_off", {**told, **flight})
-
-    def _deny(self, denial: Denial) -> tuple[Any, ...]:
-        no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
-        n = self._floor.standby[no].events + 1
-        told = (no, denial.waiting.job_id, n, State.QUEUED)
-        self._pages.note(self._now, Note(Kind.DENIED, code, data), told)
-        return code, encode(data) or "{}", self._now, n, no
-
-    def _pick(self, pick: Pick) -> Dispatch:
-        waiting, standby = pick.waiting, self._floor.standby[pick.waiting.no]
-        fence, n, state = waiting.fence + 1, standby.events + 1, State.DISPATCHING
-        dispatch_id = dispatch_id_of(waiting.job_id, fence)
-        told = (waiting.no, waiting.job_id, n, state)
-        self._pages.note(self._now, DISPATCHING, told, dispatch_id, mentioned=False)
-        if pick.offer is Offer.LEASE:
-            state, n = State.RUNNING, n + 1
-            waited = self._now - ready_at(waiting.turn, waiting.priority, self._aging)
-            told = (waiting.no, waiting.job_id, n, state)
-            note = running(self._terms.worker, waited)
-            self._pages.note(self._now, note, told, dispatch_id, mentioned=False)
-        self._pages.moved(pick.demand.addon_id, State.QUEUED, state)
-        return self._start(dispatch_id, pick, pick.demand, pick.offer)
-
-    def _start(self, dispatch_id: DispatchId, pick: Pick | None, demand: Demand, offer: Offer) -> Dispatch:
-        waiting, ends_at = None, None
-        limits: tuple[Moment | None, End | None] = (None, None)
-        if pick is not None:
-            waiting, ends_at = pick.waiting, pick.ends_at
-            s = self._floor.standby[waiting.no]
-            limits = stop_moment(s.max_runtime_sec, s.max_active_sec, s.active, self._now)
-        made = new_dispatch(
-            dispatch_id,
-            waiting,
-            demand,
-            offer,
-            self._terms,
-            host=self._host,
-            now=self._now,
-            ends_at=ends_at,
-            limits=limits,
-        )
-        if pick is not None:
-            self._taken.append((offer is Offer.LEASE, made.ends_at, made.stop_at, made.stop_for))
-        self._pages.hold(self._host, demand, 1)
-        return made

@@ -291,13 +291,13 @@ class Judged:
             )
         self.pages.moved(job.addon_id, job_step.source, job_step.target)
         if job_step.target is not job_step.source and job_step.target in SETTLED - {State.BLOCKED}:
-            self.pages.settled(job.no, self.now)
+            self.pages.settled([job.no], self.now)
         job.step(job_step, len(change.notes), active, self.now)
         return True
 
-    def end(self, host: HostId, demand: Demand, flight: int) -> None:
-        self.ended[host, demand] += 1
-        self.pages.landed[flight] += 1
+    def end(self, host: HostId, demand: Demand, flight: int, n: int = 1) -> None:
+        self.ended[host, demand] += n
+        self.pages.landed[flight] += n
 
     def leave(self, session: Session, demands: Demands) -> None:
         moved = [job for job in self.jobs.values() if job.moved]

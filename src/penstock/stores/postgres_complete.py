@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from penstock.core.changes import Note
 from penstock.core.job import Kind
 from penstock.core.landing import End
 from penstock.core.states import State
-from penstock.core.words import JobId, Moment
+from penstock.core.words import DispatchId, HostId, JobId, Moment
 from penstock.stores.postgres_apply import Judged
 from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import Demands
+from penstock.stores.postgres_pages import Demands, EventRow
 from penstock.stores.postgres_wire import Values, columns
 from penstock.stores.protocol import Done
 
 __all__ = ["Completing", "Completion"]
-
-COMPLETED: Final = Note(Kind.DONE, str(End.COMPLETED))
-#: Where in a row of `complete` the number of its demand is.
-_DEMAND: Final = 4
 
 
 class Completion(NamedTuple):
@@ -48,17 +45,17 @@ class Completing:
         return [("complete", {"now": self._link.handed(), "ids": ids, "results": results})]
 
     def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
-        judged, ended = Judged(now), set()
-        found = rows[0] if rows else []
-        demands = self._demands.of(session, {row[_DEMAND] for row in found})
-        for dispatch_id, no, n, host, demand_no, flight, at in found:
-            ended.add(dispatch_id)
-            job_id = JobId(dispatch_id.rpartition(".")[0])
+        judged = Judged(now)
+        found = [_Completed(*row) for row in rows[0]] if rows else []
+        demands = self._demands.of(session, {one.demand for one in found})
+        for (host, demand_no, flight), n in Counter(map(_KIND, found)).items():
             demand = demands[demand_no]
-            judged.pages.note(now, COMPLETED, (no, job_id, n, State.DONE), dispatch_id, mentioned=False)
-            judged.pages.moved(demand.addon_id, State.RUNNING, State.DONE)
-            judged.pages.settled(no, at)
-            judged.end(host, demand, flight)
+            judged.pages.moved(demand.addon_id, State.RUNNING, State.DONE, n)
+            judged.end(host, demand, flight, n)
+        if found:
+            judged.pages.settled([one.no for one in found], found[0].at)
+            judged.pages.note_many(lambda: _told(found, now))
+        ended = {one.dispatch_id for one in found}
         for completion in self._completions:
             answers = []
             for done in completion.done:
@@ -66,3 +63,26 @@ class Completing:
                 ended.discard(done.dispatch_id)
             judged.answers.append(answers)
         return judged
+
+
+class _Completed(NamedTuple):
+    """A row of `complete`."""
+
+    dispatch_id: DispatchId
+    no: int
+    events: int
+    host: HostId
+    demand: int
+    flight: int
+    at: Moment
+
+
+#: What most of them have in common.
+_KIND: Final = attrgetter("host", "demand", "flight")
+
+
+def _told(found: Sequence[_Completed], now: Moment) -> Iterator[EventRow]:
+    why = str(End.COMPLETED)
+    for one in found:
+        job_id, _, attempt = one.dispatch_id.rpartition(".")
+        yield now, Kind.DONE, JobId(job_id), one.events, State.DONE, why, attempt, None

@@ -9,9 +9,10 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from penstock.core.changes import Change, completed
 from penstock.core.words import Moment
-from penstock.stores.postgres_admit import Admission, Admitting, Turn
+from penstock.stores.postgres_admit import Admitting, Turn
 from penstock.stores.postgres_apply import Applying, Changes
 from penstock.stores.postgres_complete import Completing, Completion
+from penstock.stores.postgres_start import Admission
 from penstock.stores.writer import Writer, settling
 
 __all__ = ["Group", "TurnLane", "answered"]

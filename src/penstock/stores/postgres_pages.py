@@ -8,7 +8,7 @@ transaction that needs one may be the caller's, who must not hold up everybody e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from penstock.core.books import keys_of
@@ -23,11 +23,24 @@ from penstock.stores.postgres_wire import array, columns
 from penstock.stores.rows import demand_from, demand_row
 from penstock.stores.trail import pack
 
-__all__ = ["NO_JOB", "Demands", "Key", "Pages", "Told", "accounts_from", "lock_ledger"]
+__all__ = [
+    "NO_JOB",
+    "Demands",
+    "EventRow",
+    "Key",
+    "Pages",
+    "Told",
+    "accounts_from",
+    "lock_ledger",
+]
 
 #: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
 Told: TypeAlias = tuple[int | None, JobId | None, int, State | None]
 NO_JOB: Final[Told] = (None, None, 0, None)
+#: As `trail.pack` has them.
+EventRow: TypeAlias = tuple[
+    Moment, Kind, JobId | None, int, State | None, str, str | None, Mapping[str, Any] | None
+]
 #: A ledger row: scope and name.
 Key: TypeAlias = tuple[str, str]
 
@@ -84,7 +97,8 @@ def accounts_from(rows: Iterable[Any]) -> dict[AddonId, Account]:
 
 class Pages:
     def __init__(self) -> None:
-        self._events: list[tuple[Any, ...]] = []
+        #: One each, or a function that makes many.
+        self._events: list[EventRow | Callable[[], Iterable[EventRow]]] = []
         self._mentioned: set[int] = set()
         self.tally: Counter[tuple[str, str]] = Counter()
         self.accounts: dict[AddonId, Account] = {}
@@ -96,37 +110,36 @@ class Pages:
         self._settled: list[int] = []
         self._settled_at: Moment = 0
 
-    def note(
-        self,
-        at: Moment,
-        note: Note,
-        told: Told,
-        dispatch_id: DispatchId | None = None,
-        *,
-        mentioned: bool = True,
-    ) -> None:
-        """`mentioned`: False where the rows of its places say in which batch it is told."""
-        no, job_id, n, state = told
+    def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
+        no = told[0]
+        if no is not None:
+            self._mentioned.add(no)
+        _, job_id, n, state = told
         attempt: str | None = dispatch_id
-        if no is not None and job_id is not None:
-            if mentioned:
-                self._mentioned.add(no)
-            attempt = None if dispatch_id is None else dispatch_id[len(job_id) + 1 :]
+        if job_id is not None and dispatch_id is not None:
+            attempt = dispatch_id[len(job_id) + 1 :]
         self._events.append((at, note.kind, job_id, n, state, note.reason, attempt, note.data or None))
+
+    def note_many(self, tell: Callable[[], Iterable[EventRow]]) -> None:
+        """
+        Of jobs whose places say in which batch that is told. It is called when what stands before these pages is with the server already,
+        which is busy for as long as it takes.
+        """
+        self._events.append(tell)
 
     def submitted(self, at: Moment, addon_id: AddonId, job_id: JobId) -> None:
         """Its row says in which batch."""
         self._events.append((at, Kind.SUBMITTED, job_id, 1, State.QUEUED, "", None, None))
         self.tally[addon_id, State.QUEUED] += 1
 
-    def moved(self, addon_id: AddonId, source: State, target: State) -> None:
+    def moved(self, addon_id: AddonId, source: State, target: State, n: int = 1) -> None:
         if source is not target:
-            self.tally[addon_id, source] -= 1
-            self.tally[addon_id, target] += 1
+            self.tally[addon_id, source] -= n
+            self.tally[addon_id, target] += n
 
-    def settled(self, no: int, at: Moment) -> None:
+    def settled(self, nos: Iterable[int], at: Moment) -> None:
         """`at` is the same for all of a transaction."""
-        self._settled.append(no)
+        self._settled += nos
         self._settled_at = at
 
     def hold(self, host: HostId, demand: Demand, more: int) -> None:
@@ -144,15 +157,23 @@ class Pages:
         accounts = [(addon_id, self.accounts[addon_id]) for addon_id in sorted(self._touched)]
         of_accounts = [(name, a.weight, int(a.paused), a.average, a.units, a.at) for name, a in accounts]
         counts = [(*key, n) for key, n in self.tally.items() if n]
-        if self._held or accounts or counts or self._events:
+        tells = bool(self._events)
+        if self._held or accounts or counts or tells:
+            batch = session.batch
             written = [*columns(self._ledger(), 4), *columns(of_accounts, 6), *columns(counts, 3)]
             landed = columns(sorted(self.landed.items()), 2)
-            told = [session.batch, len(self._events), pack(self._events)]
-            over = [session.batch, self._settled_at, array(self._settled)]
-            mentioned = [session.batch, array(sorted(self._mentioned))]
-            session.leave("write_pages", [*written, *landed, *told, *over, *mentioned])
-        session.tells |= bool(self._events)
-        return bool(self._events)
+            over = [batch, self._settled_at, array(self._settled)]
+            rest = [*over, batch, array(sorted(self._mentioned))]
+            session.leave("write_pages", lambda: [*written, *landed, batch, *self._told(), *rest])
+        session.tells |= tells
+        return tells
+
+    def _told(self) -> tuple[int, bytes]:
+        """How many events, and what they are."""
+        events: list[EventRow] = []
+        for told in self._events:
+            events += told() if callable(told) else (told,)
+        return len(events), pack(events)
 
     def _ledger(self) -> list[tuple[str, str, int, int]]:
         rows: dict[Key, list[int]] = {}

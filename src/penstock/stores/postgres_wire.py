@@ -27,7 +27,7 @@ from psycopg.rows import TupleRow
 __all__ = ["Connection", "Exchange", "Statement", "Values", "array", "columns", "statement"]
 
 #: In order, or by name. Many may come as a function: it is called when what stands before them is with the server already.
-Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any] | Mapping[str, Any]] | None
 
 
 class Statement(NamedTuple):
