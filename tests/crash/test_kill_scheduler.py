@@ -1,7 +1,7 @@
 """
 kill -9, a hundred times: the house, or a second process beside it that submits and works, or both, at instants that chance chooses.
 
-What they were told is in a journal outside the database; what the database says afterwards must agree with it. `PENSTOCK_SOAK=20`: two thousand times.
+What they were told is in a journal outside the database; what the database says afterwards must agree with it. In `make soak`: two thousand times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from penstock.engine.clock import SteadyClock  # noqa: E402 - after importorskip
 from penstock.stores.protocol import Query  # noqa: E402
 from penstock.stores.sqlite import SqliteStore  # noqa: E402
 
-KILLS = int(100 * float(os.environ.get("PENSTOCK_SOAK", "1")))
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
+KILLS = 100 if SOAK == 1 else 200 * SOAK
 PROGRAM = Path(__file__).with_name("scheduler_program.py")
 CAPACITY = 100
 
