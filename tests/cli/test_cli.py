@@ -6,27 +6,20 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 from datetime import datetime
 
 import pytest
+from tests import ROOT
 
+from penstock.cli import main as cli_main
 from penstock.cli.main import VERBS
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
-DONE, FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, CANCELED, TIMEOUT, INTERRUPTED = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    124,
-    130,
-)
+DONE, FAILED, USAGE, NOT_FOUND, REFUSED, CANCELED, BLOCKED, TIMEOUT = 0, 1, 2, 4, 5, 6, 7, 124
 
 
 def test_a_command_runs_and_its_output_and_exit_code_come_back(shell):
@@ -39,6 +32,23 @@ def test_a_command_that_went_well_exits_with_zero_and_starts_where_the_user_stan
     done = shell("run", "--env", "GREETING=hello", "--", "sh", "-c", 'echo "$GREETING from $PWD"')
 
     assert (done.returncode, done.stdout) == (0, f"hello from {shell.folder}\n")
+
+
+def test_a_command_that_a_signal_ended_is_told_as_a_shell_tells_it_when_no_try_is_left(alone):
+    alone.up("--set", "retry.crash=0s")
+
+    assert alone("run", "--shell", "--", "kill -USR1 $$").returncode == 128 + signal.SIGUSR1
+    assert alone.told("show", "last")["attempts"] == 2
+
+
+def test_every_exit_code_that_help_names_is_in_the_documents():
+    named, documented = (
+        re.findall(r"(?:^| {4,})(\d+)  ", cli_main.__doc__, re.MULTILINE),
+        (ROOT / "docs/cli.md").read_text(),
+    )
+
+    assert len(named) >= 10
+    assert [code for code in named if f"| {code} | " not in documented] == []
 
 
 def test_a_shell_line_is_asked_for(shell):
@@ -152,13 +162,13 @@ def test_at_its_cost_limit_a_command_is_stopped_and_a_retry_grants_as_much_again
     )
     told = shell("submit", "--cost-limit", "2", "--max-active", "1h", "--shell", "--", script)
     job_id = told.stdout.strip()
-    shell.until("BLOCKED", job_id)
+    waited = shell("wait", job_id)
     shown = shell.told("show", job_id)
     retried = shell("retry", job_id)
 
     shell.until("DONE", job_id)
     assert (2, 3_600, 2.5) == (shown["cost_limit"], shown["max_active_sec"], shown["spent"])
-    assert retried.returncode == DONE
+    assert (waited.returncode, retried.returncode) == (BLOCKED, DONE)
 
 
 def test_a_key_makes_two_submits_one_job(shell):

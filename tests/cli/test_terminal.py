@@ -8,6 +8,7 @@ import sys
 
 import pexpect
 import pytest
+from tests.waiting import until
 
 INTERRUPTED = 130
 
@@ -23,19 +24,24 @@ def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
 
 
 def in_terminal(shell, columns, *words):
+    child = in_window(shell, columns, *words)
+    assert left(child) == 0
+    return without_codes(child.before)
+
+
+def in_window(shell, columns, *words):
     env = {name: value for name, value in shell.env.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "penstock.cli", *words],
-        env=env,
-        dimensions=(30, columns),
-        encoding="utf-8",
-        timeout=30,
+    command = ["-m", "penstock.cli", *words]
+    return pexpect.spawn(
+        sys.executable, command, env=env, dimensions=(30, columns), encoding="utf-8", timeout=40
     )
+
+
+def left(child):
+    """The exit code, when it has ended."""
     child.expect(pexpect.EOF)
     child.close()
-    assert child.exitstatus == 0
-    return without_codes(child.before)
+    return child.exitstatus
 
 
 def without_codes(text):
@@ -43,19 +49,11 @@ def without_codes(text):
 
 
 def test_ctrl_c_cancels_what_was_run_and_leaves_nothing_behind(shell):
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "penstock.cli", "run", "--", "sh", "-c", "echo started; sleep 300"],
-        env=shell.env | {"TERM": "xterm-256color"},
-        encoding="utf-8",
-        timeout=30,
-    )
+    child = in_window(shell, 80, "run", "--", "sh", "-c", "echo started; sleep 300")
     child.expect("started")
     child.sendintr()
-    child.expect(pexpect.EOF)
-    child.close()
 
-    assert child.exitstatus == INTERRUPTED
+    assert left(child) == INTERRUPTED
     job_id = shell.told("ls", "-n", "1")["jobs"][0]["job_id"]
     shell.until("CANCELED", job_id)
 
@@ -63,43 +61,55 @@ def test_ctrl_c_cancels_what_was_run_and_leaves_nothing_behind(shell):
 def test_top_shows_jobs_live_and_keys_act_on_them(shell):
     job_id = shell.submit("sleep", "300")
     shell.until("RUNNING", job_id)
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "penstock.cli", "top"],
-        env=shell.env | {"TERM": "xterm-256color"},
-        dimensions=(30, 120),
-        encoding="utf-8",
-        timeout=40,
-    )
+    child = in_window(shell, 120, "top")
     child.expect(job_id[-8:])
     child.send("c")
     child.expect("Cancel")
     child.send("y")
     shell.until("CANCELED", job_id)
     child.send("q")
-    child.expect(pexpect.EOF)
-    child.close()
 
-    assert child.exitstatus == 0
+    assert left(child) == 0
+
+
+def test_top_explains_retries_and_pauses(alone):
+    alone.up()
+    job_id = alone.submit("false")
+    alone.until("FAILED", job_id)
+    child = in_window(alone, 120, "top")
+    child.expect(job_id[-8:])
+    child.send("e")
+    child.expect("the command exited with code 1")
+    child.send("e")
+    child.send("r")
+    until(lambda: alone.told("show", job_id)["attempts"] == 2, what="a second attempt")
+    child.send("p")
+    child.expect("PAUSED")
+    child.send("p")
+    until(lambda: not alone.told("top")["stats"]["paused"], what="the end of the pause")
+    child.send("q")
+
+    assert left(child) == 0
+
+
+def test_who_waits_in_a_terminal_is_told_why_meanwhile(shell):
+    job_id = shell("submit", "--not-before", "+3h", "--", "true").stdout.strip()
+    child = in_window(shell, 100, "wait", job_id, "--timeout", "30s")
+    child.expect("not in line yet: not before in about")
+    child.sendintr()
+
+    assert left(child) == INTERRUPTED
+    assert shell.state(job_id) == "QUEUED"
 
 
 @pytest.mark.parametrize("columns", [60, 160])
 def test_top_shows_why_a_job_waits_and_all_its_keys_in_any_window(shell, columns):
     shell("submit", "--not-before", "+3h", "--", "true")
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "penstock.cli", "top"],
-        env=shell.env | {"TERM": "xterm-256color", "COLUMNS": str(columns)},
-        dimensions=(24, columns),
-        encoding="utf-8",
-        timeout=40,
-    )
+    child = in_window(shell, columns, "top")
     shown = all_of(child, "not before in 3.0 h", "explain", "pause", "quit")
     child.send("q")
-    child.expect(pexpect.EOF)
-    child.close()
 
-    assert child.exitstatus == 0
+    assert left(child) == 0
     assert ("prio" in shown) == (columns > 100)
 
 

@@ -105,6 +105,18 @@ def test_an_addon_shows_what_it_spent_of_its_budgets_and_amber_from_eighty_per_c
     assert list(bars.values()) == ["warn", "good"]
 
 
+def test_a_jobs_page_has_all_of_its_story(tab, daemon):
+    page = tab.open(f"jobs/{daemon.jobs['done']}")
+    tab.shows("submitted")
+    titles = page.locator("main h2, main h3").all_inner_texts()
+
+    assert titles == [
+        "Why", "Timeline", "What was asked", "Payload", "What came out", "Result", "Checkpoint", "Attempts (1)", "Events",
+    ]  # fmt: skip
+    assert tab.shows("DONE ")
+    assert page.locator("main table tbody tr").count() == 1
+
+
 def test_what_failed_shows_why(tab, daemon):
     tab.open(f"jobs/{daemon.jobs['failed']}")
 

@@ -78,7 +78,8 @@ def migrate(session: Session, path: str | None) -> None:
     place = _place(path)
     if not is_address(place):
         _existing(path)
-    opened(place).close()
+    with session.aside.status(f"bringing {shown(place)} up to date"):
+        opened(place).close()
     if not session.tell({"path": shown(place), "migrated": True}):
         click.echo(f"{shown(place)}: up to date")
 

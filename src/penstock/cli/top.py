@@ -141,7 +141,8 @@ class Top(App[None]):
         self.set_interval(1.0, self._refresh)
 
     def _refresh(self) -> None:
-        self.run_worker(self._load, thread=True, exclusive=True, exit_on_error=False)
+        # A group of its own: a new look ends the one before, and must not end what somebody has just asked for.
+        self.run_worker(self._load, group="look", thread=True, exclusive=True, exit_on_error=False)
 
     def _load(self) -> None:
         from penstock.core.errors import PenstockError
@@ -216,7 +217,9 @@ class Top(App[None]):
             self._act("explain", job_id)
 
     def action_pause(self) -> None:
-        self._act("resume" if self._paused else "pause", None)
+        verb = "resume" if self._paused else "pause"
+        self._paused = not self._paused  # before the answer: whoever presses twice means two things
+        self._act(verb, None)
 
     def action_states(self) -> None:
         self._open_only = not self._open_only
