@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
-from penstock.core.errors import CallCanceled, CallTimeout, PenstockError, PoolClosedError, QueueDropError
+from penstock.core.errors import CallCanceled, PenstockError, PoolClosedError
 from penstock.core.queue import DispatchQueue
 from penstock.core.ticket import (
     ACCEPTED,
@@ -27,13 +27,13 @@ from penstock.core.ticket import (
     WAIT,
     Limits,
     Phase,
-    Policy,
     QueueState,
     Verdict,
 )
 from penstock.local.blocking import may_block
 from penstock.local.call import Call, CancelSignal
 from penstock.local.crews import Crew, Totals
+from penstock.local.endings import canceled, dropped, timed_out
 from penstock.local.hooks import Herald, QueueHooks
 from penstock.local.keys import Keys
 from penstock.local.timers import call_at, clock
@@ -96,7 +96,7 @@ class Gate:
                 if herald.state is not None:
                     herald.news.append((herald.state, queue.state()))
             if verdict is REFUSED:
-                raise self._dropped()
+                raise dropped(self.name, queue.limits)
         except BaseException as error:  # refused or interrupted: it never was in the queue, so it ends here
             self._unguard(call)
             herald.tell()
@@ -106,7 +106,7 @@ class Gate:
         if call.guarded and call.deadline is not None:
             self._arm(call)
         for other in evicted:
-            self._finish(other, self._dropped())
+            self._finish(other, dropped(self.name, queue.limits))
         if herald.news:
             herald.tell()
         return verdict
@@ -192,16 +192,6 @@ class Gate:
             self.herald.note(self.herald.reject, call)
         return evicted
 
-    def _dropped(self) -> QueueDropError:
-        limits = self.queue.limits
-        how = "dropped for a newer call" if limits.policy is Policy.DROP_OLDEST else "refused"
-        return QueueDropError(
-            f"{how}: {self.name} is full ({limits.max_in_flight} in flight, {limits.max_queue_depth} pending)",
-            policy=limits.policy,
-            max_in_flight=limits.max_in_flight,
-            max_queue_depth=limits.max_queue_depth,
-        )
-
     def _closed(self) -> PoolClosedError:
         return PoolClosedError(f"{self.name} is closed", pool=self.name)
 
@@ -242,20 +232,10 @@ class Gate:
 
     def cancel(self, call: Call[Any], reason: str | None = None, *, quietly: bool = False) -> bool:
         """True if this is what ended the call."""
-
-        def canceled(phase: Phase) -> PenstockError:
-            why = f": {reason}" if reason else ""
-            return CallCanceled(f"canceled {_WHERE[phase]}{why}", phase=phase, reason=reason)
-
-        return self._end(call, canceled, "" if quietly else "canceled")
+        return self._end(call, partial(canceled, reason), "" if quietly else "canceled")
 
     def _expire(self, call: Call[Any], timeout: float) -> None:
-        def expired(phase: Phase) -> PenstockError:
-            return CallTimeout(
-                f"timed out after {timeout:g} s, {_WHERE[phase]}", phase=phase, timeout=timeout
-            )
-
-        self._end(call, expired, "timed_out")
+        self._end(call, partial(timed_out, timeout), "timed_out")
 
     def _end(self, call: Call[Any], error: Callable[[Phase], PenstockError], total: str) -> bool:
         with self.lock:
@@ -408,10 +388,3 @@ class Gate:
     def state(self) -> QueueState:
         with self.lock:
             return self.queue.state()
-
-
-_WHERE = {
-    Phase.WAITING: "while it waited for room",
-    Phase.QUEUED: "in the queue",
-    Phase.IN_FLIGHT: "while it ran",
-}

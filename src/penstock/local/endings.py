@@ -1,0 +1,33 @@
+"""In words: why a call ended otherwise than by its run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.core.errors import CallCanceled, CallTimeout, QueueDropError
+from penstock.core.ticket import Limits, Phase, Policy
+
+_WHERE: Final = {
+    Phase.WAITING: "while it waited for room",
+    Phase.QUEUED: "in the queue",
+    Phase.IN_FLIGHT: "while it ran",
+}
+
+
+def canceled(reason: str | None, phase: Phase) -> CallCanceled:
+    why = f": {reason}" if reason else ""
+    return CallCanceled(f"canceled {_WHERE[phase]}{why}", phase=phase, reason=reason)
+
+
+def timed_out(timeout: float, phase: Phase) -> CallTimeout:
+    return CallTimeout(f"timed out after {timeout:g} s, {_WHERE[phase]}", phase=phase, timeout=timeout)
+
+
+def dropped(pool: str, limits: Limits) -> QueueDropError:
+    how = "dropped for a newer call" if limits.policy is Policy.DROP_OLDEST else "refused"
+    return QueueDropError(
+        f"{how}: {pool} is full ({limits.max_in_flight} in flight, {limits.max_queue_depth} pending)",
+        policy=limits.policy,
+        max_in_flight=limits.max_in_flight,
+        max_queue_depth=limits.max_queue_depth,
+    )
