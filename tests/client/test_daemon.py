@@ -162,6 +162,15 @@ def test_a_second_signal_does_not_wait_for_a_job_that_will_not_stop(daemon):
     assert 128 + signal.SIGINT == one.end(signal.SIGINT)
 
 
+@pytest.fixture
+def hangups_heard():
+    """Whoever runs the tests with nohup has told all of them, and every daemon of theirs, to outlive the terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups_heard")
 def test_a_terminal_that_is_closed_asks_for_an_end_in_good_order(daemon):
     one = daemon()
     one.process.send_signal(signal.SIGSTOP)

@@ -91,6 +91,7 @@ def test_a_run_of_a_graph_is_drawn_as_lanes_while_it_goes_on_and_when_it_is_over
         try:
             chart = page.get_by_role("figure", name=f"lab: run {run.id} of album")
             chart.get_by_text("running", exact=True).wait_for()
+            chart.locator(".lane [data-going]", has_text="publish").wait_for()
             rows = chart.locator(".who").all_inner_texts()
             going = [bar.inner_text() for bar in chart.locator(".lane [data-going]").all()]
         finally:
