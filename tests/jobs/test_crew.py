@@ -58,6 +58,19 @@ def test_one_that_goes_on_is_not_waited_for_again_and_again(crew, told, monkeypa
     assert 1 == len(slept)
 
 
+def test_a_batch_that_is_half_through_is_told_whole(crew, told):
+    first, second = running(crew, "first"), running(crew, "second")
+    crew._waiting["third"] = running(crew, "third")
+    crew._took_at = 10**9
+    crew._finish(first, DONE)
+    crew._finish(second, DONE)
+
+    assert crew.step(10**9) > 10**9
+    assert [] == told
+    crew.step(10**9 + crew_file.HELD)
+    assert [["first", "second"]] == told
+
+
 def test_nobody_waits_for_functions_that_take_long(crew, told, monkeypatch):
     first, _ = running(crew, "first"), running(crew, "goes on")
     crew._mean_sec = 1.0

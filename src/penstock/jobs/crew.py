@@ -45,6 +45,8 @@ STALE: Final[Span] = 1 * SECOND
 BRIEF_SEC: Final = 0.0005
 #: The longest that something that has ended waits for the other half of its batch.
 SOON: Final[Span] = 5 * MILLISECOND
+#: The same where a commit is dear and functions are brief, so that a batch that is half through is not told in two.
+HELD: Final[Span] = 20 * MILLISECOND
 #: At least so long a stop waits for a claim that is being written.
 LANDING_SEC: Final = 0.5
 
@@ -80,6 +82,7 @@ class Crew:
         self._rung = False
         #: When a claim last brought some, and all that could be had.
         self._asked_at: Moment = 0
+        self._took_at: Moment = 0
         self._idle = Condition()
         #: Held by whoever claims, the driver or a ride, from counting the room until what was claimed is in it.
         self._claiming = Lock()
@@ -98,6 +101,8 @@ class Crew:
             self.hands.rouse()
         if not self._over and now < self._asked_at + SOON:
             return self._asked_at + SOON  # most likely rung by our own commit
+        if self._far and self._brief and self._waiting and now < self._took_at + HELD:
+            return now + SOON  # they are at it
         with self._claiming:
             self._wait_for_the_last()
             self._exchange()
@@ -154,6 +159,7 @@ class Crew:
             for each in claimed
         ]
         self._waiting.update((attempt.facts.dispatch_id, attempt) for attempt in attempts)
+        self._took_at = self._now()
         if stays and len(attempts) == 1:
             run = self.hands.lend(attempts[0])
             if run is not None:

@@ -49,7 +49,7 @@ class Appetite:
         """How much of each line, and the question. `ended`: so many made room for others, in the same transaction."""
         rows = self._rows
         if ended:
-            follow = ended + max(4, ended // 4)
+            follow = ended + max(4, ended // 16)
             rows = follow if self._lines == 1 else min(rows, follow)
         most = max(1, min(rows, FIRST // self._lines))
         if self._first and monotonic() < self._look_again_at:
