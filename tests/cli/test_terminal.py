@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pexpect
 import pytest
-from tests.waiting import until
+from tests.waiting import LONG, until
+
+from penstock.cli.top import Top
+from penstock.client import Client
 
 INTERRUPTED = 130
 
@@ -90,6 +97,42 @@ def test_top_explains_retries_and_pauses(alone):
     child.send("q")
 
     assert left(child) == 0
+
+
+class Slow(Client):
+    """A scheduler that takes its time to tell how things are."""
+
+    def __init__(self, *where, **access):
+        super().__init__(*where, **access)
+        self.go_on = threading.Event()
+
+    def stats(self):
+        self.go_on.wait(LONG)
+        return super().stats()
+
+
+def test_keys_of_top_reach_a_scheduler_that_is_slow_to_tell_how_things_are(shell):
+    told = json.loads((shell.folder / "daemon.json").read_text())
+    token = Path(told["token_file"]).read_text().strip()
+
+    async def press_p(client):
+        app = Top(client)
+        async with app.run_test() as pilot:
+            for _ in range(50):  # as many seconds; there are fewer threads
+                app._refresh()
+                await asyncio.sleep(0.01)
+            await pilot.press("p")
+            app._refresh()
+            try:
+                async with asyncio.timeout(20):
+                    while not Client.stats(client).paused:
+                        await asyncio.sleep(0.02)
+            finally:
+                client.go_on.set()
+
+    with Slow(told["url"], token=token) as client:
+        asyncio.run(press_p(client))
+        client.resume()
 
 
 def test_who_waits_in_a_terminal_is_told_why_meanwhile(shell):

@@ -17,6 +17,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
+from textual.worker import Worker
 
 from penstock.cli.jobs import standing
 from penstock.cli.session import Session, passes
@@ -126,6 +127,7 @@ class Top(App[None]):
         self._open_only = True
         self._paused = False
         self._done_before: int | None = None
+        self._looking: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="head"):
@@ -141,8 +143,9 @@ class Top(App[None]):
         self.set_interval(1.0, self._refresh)
 
     def _refresh(self) -> None:
-        # A group of its own: a new look ends the one before, and must not end what somebody has just asked for.
-        self.run_worker(self._load, group="look", thread=True, exclusive=True, exit_on_error=False)
+        """One look at a time: were a slow scheduler asked again every second, nothing would be left to carry keys to it."""
+        if self._looking is None or self._looking.is_finished:
+            self._looking = self.run_worker(self._load, thread=True, exit_on_error=False)
 
     def _load(self) -> None:
         from penstock.core.errors import PenstockError
