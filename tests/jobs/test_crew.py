@@ -1,4 +1,4 @@
-"""The crew of a store that is far away: a commit costs round trips, so what ends together is told together."""
+"""When the crew tells what has ended, and asks for more: what ends together is told together, for a commit is dear."""
 
 from __future__ import annotations
 
@@ -76,6 +76,39 @@ def test_nobody_waits_for_functions_that_take_long(crew, told, monkeypatch):
     crew._mean_sec = 1.0
     crew._finish(first, DONE)
     monkeypatch.setattr(crew_file.time, "sleep", pytest.fail)
+    crew.step(10**9)
+
+    assert [["first"]] == told
+
+
+def test_a_ring_does_not_split_a_batch_that_is_on_its_way(crew, told):
+    given = 10**9
+    first, crew._took_at = running(crew, "first"), given
+    crew._waiting["second"] = SimpleNamespace(claimed_at=given)
+    crew._finish(first, DONE)
+
+    assert given < crew.step(given + 1) <= given + 1 + crew_file.SOON
+    assert [] == told
+    crew.hands.rouse.assert_not_called()
+
+
+def test_a_batch_that_does_not_come_back_soon_is_told_as_far_as_it_is_and_wakes_the_others(crew, told):
+    given = 10**9
+    first, crew._took_at = running(crew, "first"), given
+    crew._waiting["second"] = SimpleNamespace(claimed_at=given)
+    crew._finish(first, DONE)
+    crew._far = False
+    crew.step(given + crew_file.SOON)
+
+    assert [["first"]] == told
+    crew.hands.rouse.assert_called_once()
+
+
+def test_functions_that_take_long_are_told_of_by_halves(crew, told):
+    crew._far, crew._mean_sec = False, 1.0
+    first, crew._took_at = running(crew, "first"), 10**9
+    crew._waiting["second"] = SimpleNamespace(claimed_at=10**9)
+    crew._finish(first, DONE)
     crew.step(10**9)
 
     assert [["first"]] == told

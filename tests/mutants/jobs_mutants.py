@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+CREW = ("tests/jobs/test_crew.py",)
 RUNNING = ("tests/jobs/test_running.py",)
 PROCESSES = ("tests/jobs/test_processes.py",)
 ARGUMENTS = ("tests/jobs/test_arguments.py",)
@@ -98,6 +99,20 @@ MUTANTS = [
         "an exit takes the thread along",
         "    except BaseException as error:  # noqa: BLE001  # whatever a job raises is its outcome, SystemExit too",
         "    except Exception as error:",
+    ),
+    jobs(
+        "crew",
+        "a ring by our own commit splits the batch that it brought",
+        "            if self._in_one and now < held:\n",
+        "            if False:\n",
+        CREW,
+    ),
+    jobs(
+        "crew",
+        "a batch that hangs is waited for to its end",
+        "            if self._in_one and now < held:\n",
+        "            if self._in_one:\n",
+        CREW,
     ),
     # Stopping
     jobs(

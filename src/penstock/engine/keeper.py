@@ -21,7 +21,7 @@ __all__ = ["Keeper"]
 
 log = logging.getLogger("penstock.keeper")
 
-#: A look at a server costs round trips, and every commit of every host rings.
+#: Every commit rings, and what is looked for here comes by the second.
 _LOOK: Final[Span] = 100 * MILLISECOND
 
 
@@ -31,13 +31,14 @@ class Keeper:
     ) -> None:
         self._store, self._rules, self._clock, self._batch = store, rules, clock, batch
         self._prune_at: Moment = 0
+        #: Where time is moved by hand nothing else happens until it is.
+        self._pause = _LOOK if store.shared or clock is not None else 0
         self._look_at: Moment = 0
 
     def step(self, now: Moment) -> Moment:
         if now < self._look_at:
             return self._look_at
-        if self._store.shared:
-            self._look_at = now + _LOOK
+        self._look_at = now + self._pause
         now += self._mind_the_clock()
         while len(overdue := self._store.overdue(self._batch)) > 0:
             decided = [change for item in overdue if (change := self._decide(item, now)) is not None]

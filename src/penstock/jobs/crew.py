@@ -82,6 +82,7 @@ class Crew:
         self._rung = False
         #: When a claim last brought some, and all that could be had.
         self._asked_at: Moment = 0
+        #: When the threads were last given something.
         self._took_at: Moment = 0
         self._idle = Condition()
         #: Held by whoever claims, the driver or a ride, from counting the room until what was claimed is in it.
@@ -98,11 +99,13 @@ class Crew:
         self._rung = False
         self._give_back_stale()
         if self._waiting:
-            self.hands.rouse()
+            if now >= self._took_at + SOON:
+                self.hands.rouse()
+            held = self._took_at + (HELD if self._far and self._brief else SOON)
+            if self._in_one and now < held:
+                return min(now + SOON, held)  # rung by our own commit; the last of the batch will ring
         if not self._over and now < self._asked_at + SOON:
             return self._asked_at + SOON  # most likely rung by our own commit
-        if self._far and self._brief and self._waiting and now < self._took_at + HELD:
-            return now + SOON  # they are at it
         with self._claiming:
             self._wait_for_the_last()
             self._exchange()
@@ -159,7 +162,7 @@ class Crew:
             for each in claimed
         ]
         self._waiting.update((attempt.facts.dispatch_id, attempt) for attempt in attempts)
-        self._took_at = self._now()
+        self._took_at = self._now() if attempts else self._took_at
         if stays and len(attempts) == 1:
             run = self.hands.lend(attempts[0])
             if run is not None:
