@@ -127,11 +127,6 @@ class Pages:
         """
         self._events.append(tell)
 
-    def submitted(self, at: Moment, addon_id: AddonId, job_id: JobId) -> None:
-        """Its row says in which batch."""
-        self._events.append((at, Kind.SUBMITTED, job_id, 1, State.QUEUED, "", None, None))
-        self.tally[addon_id, State.QUEUED] += 1
-
     def moved(self, addon_id: AddonId, source: State, target: State, n: int = 1) -> None:
         if source is not target:
             self.tally[addon_id, source] -= n

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.core.demand import demand_of
 from penstock.core.intent import Intent, all_but_payload
-from penstock.core.job import place
+from penstock.core.job import Kind, place
 from penstock.core.order import Ordering
 from penstock.core.states import State
 from penstock.core.words import AddonId, JobId, Moment
@@ -118,9 +118,15 @@ class _Batch:
                 refuse_beyond(depth.per_addon, self._queued[addon_id], more, f"for addon {addon_id}")
 
     def write(self, ordering: Ordering, demands: Demands) -> None:
-        pages, taken = Pages(), self._taken
-        for job_id, intent in taken:
-            pages.submitted(self._now, intent.addon_id, job_id)
+        pages, taken, now = Pages(), self._taken, self._now
+        for addon_id, n in Counter([intent.addon_id for _, intent in taken]).items():
+            pages.tally[addon_id, State.QUEUED] += n
+        if taken:
+            pages.note_many(
+                lambda: [
+                    (now, Kind.SUBMITTED, job_id, 1, State.QUEUED, "", None, None) for job_id, _ in taken
+                ]
+            )
         for first in range(0, len(taken), PIECE):
             piece = taken[first : first + PIECE]
             self._session.leave("add_jobs", lambda piece=piece: self._rows(piece, ordering, demands))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
