@@ -76,5 +76,6 @@ MUTANTS = [
     found_by_contract("a flight stays when all of it has ended", SQL, "AND flight.live <= landed.runs),", "AND flight.live < landed.runs),"),
     found_by_contract("what is done is in no sheet, and never forgotten", COMPLETE, "            judged.pages.settled([one.no for one in found], found[0].at)\n", ""),
     found_by_contract("an event counts in a row where nobody looks", APPLY, "            self.run.moved, self.run.events = True, self.events\n", "            self.run.moved = True\n"),
+    found_in("schema", "a plan is kept for as long as its connection", WIRE, "ANEW: Final = frozenset({16, 128, 1_024})", "ANEW: Final = frozenset({0})"),
     found_in("places", "what ran when the schema came is in no flight", STEP, "LEFT JOIN penstock.flight f ON d.phase <> 'ended'", "LEFT JOIN penstock.flight f ON d.phase = 'ended'"),
 ]  # fmt: skip

@@ -8,11 +8,12 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB, tick
 
+from penstock.core.intent import Intent
 from penstock.core.refusals import SchemaNewer, StoreFailed
 from penstock.stores import postgres_schema
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.postgres_link import Manners
-from penstock.stores.protocol import Depth
+from penstock.stores.protocol import Depth, Done
 from penstock.stores.statements import migrations, statements
 
 
@@ -145,6 +146,25 @@ def test_what_is_asked_twice_in_one_trip_is_prepared_once(opened):
         names = con.execute("SELECT statement, count(*) FROM pg_prepared_statements GROUP BY 1").fetchall()
     assert names
     assert {1} == {count for _, count in names}
+
+
+def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
+    store = opened(postgres)
+    con.execute(f"VACUUM ANALYZE {postgres.schema}.dispatch")
+    store.complete_soon([Done("nobody.1")]).result()
+    for _ in range(20):
+        store.submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 90, Depth())
+        store.complete_soon([Done(run.dispatch_id) for run in tick(store)]).result()
+    with store._link.connection() as busiest:
+        plans = busiest.execute(
+            "SELECT name, statement FROM pg_prepared_statements WHERE statement LIKE '%Of those that run under%'"
+        ).fetchall()
+        [(name, _)] = plans
+        plan = busiest.execute(f"EXPLAIN EXECUTE {name}(1, '{{a}}', '{{b}}')".encode()).fetchall()
+
+    conditions = [line for (line,) in plan if "Index Cond" in line]
+    assert ["done.dispatch_id" in line for line in conditions] == [True], plan
+    store.close()
 
 
 def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared(postgres):

@@ -32,6 +32,7 @@ LOOK: Final = 16
 PIECE: Final = 100
 _JOBS: Final = statements("postgres")["job_columns"]
 _DISPATCHES: Final = statements("postgres")["dispatch_columns"]
+_LIVE: Final = _DISPATCHES.replace("penstock.dispatch d", "penstock.live d")
 
 
 class PostgresReads:
@@ -111,8 +112,10 @@ class PostgresReads:
             d.dispatch_id: d for d in self._dispatches_where(session, where, {"ids": array(dispatch_ids)})
         }
 
-    def _dispatches_where(self, session: Session, where: str, values: dict[str, Any]) -> list[Dispatch]:
-        rows = session.plain(self._link.in_schema(f"{_DISPATCHES} {where}"), values)
+    def _dispatches_where(
+        self, session: Session, where: str, values: dict[str, Any], source: str = _DISPATCHES
+    ) -> list[Dispatch]:
+        rows = session.plain(self._link.in_schema(f"{source} {where}"), values)
         demands = self._demands.of(session, {row[-1] for row in rows})
         return [dispatch_from(row, demands[row[-1]]) for row in rows]
 
@@ -124,7 +127,7 @@ class PostgresReads:
     def live(
         self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
-        where = ["d.dispatch_id IN (SELECT dispatch_id FROM penstock.live)"]
+        where = ["true"]
         values: dict[str, Any] = {"limit": limit}
         if addon_id is not None:
             where.append("m.addon_id = %(addon_id)s")
@@ -133,7 +136,7 @@ class PostgresReads:
             where.append("d.phase = ANY(%(phases)s::text[])")
             values["phases"] = array([str(phase) for phase in phases])
         sql = f"WHERE {' AND '.join(where)} ORDER BY d.admitted_at, d.dispatch_id LIMIT %(limit)s"
-        return self._link.snapshot(lambda session: self._dispatches_where(session, sql, values))
+        return self._link.snapshot(lambda session: self._dispatches_where(session, sql, values, _LIVE))
 
     def checkpoint(self, job_id: JobId) -> str | None:
         rows = self._link.glance("checkpoint", {"job_id": job_id})
@@ -230,9 +233,9 @@ class PostgresReads:
 def _by_index(states: frozenset[State]) -> list[str]:
     """The same once more, in the words of the index that holds such jobs and few others."""
     if states <= {State.QUEUED}:
-        return ["j.no IN (SELECT no FROM penstock.queue)"]
+        return ["j.queued IS NOT NULL"]
     if states <= IN_FLIGHT:
-        return ["j.no IN (SELECT job_no FROM penstock.live)"]
+        return ["j.no = ANY(ARRAY(SELECT job_no FROM penstock.live))"]
     if states <= SETTLED - {State.DONE}:
         return ["j.settled = ANY(%(states)s::text[]) AND j.settled <> 'DONE'"]
     return []

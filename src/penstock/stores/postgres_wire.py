@@ -74,13 +74,18 @@ class Exchange(Protocol):
         ...
 
 
+#: After so many uses a statement is prepared anew: its plan was made for tables as they were the first time, and on empty ones any way is as good as
+#: the right one.
+ANEW: Final = frozenset({16, 128, 1_024})
+
+
 class _Known:
     """A statement as the server has it for this connection, and how its rows are loaded, which is looked up the first time."""
 
-    __slots__ = ("_rows", "_seen", "name")
+    __slots__ = ("_rows", "_seen", "name", "uses")
 
-    def __init__(self, name: bytes, connection: Connection) -> None:
-        self.name, self._rows, self._seen = name, Transformer(connection), False
+    def __init__(self, name: bytes, connection: Connection, uses: int = 0) -> None:
+        self.name, self._rows, self._seen, self.uses = name, Transformer(connection), False, uses
 
     def load(self, result: PGresult) -> list[Any]:
         if not result.ntuples:
@@ -118,27 +123,38 @@ class Connection(psycopg.Connection[TupleRow]):
             self.close()  # nobody knows what is still on its way
             raise
         answers = [
-            self._rows(results, asked, known, is_new)
-            for (asked, _), (known, is_new) in zip(calls, sent, strict=False)
+            self._rows(results, asked, known, first)
+            for (asked, _), (known, first) in zip(calls, sent, strict=False)
         ]
         with suppress(psycopg.Error):
-            for (asked, _), (known, is_new) in zip(behind, sent[len(calls) :], strict=True):
-                self._rows(results, asked, known, is_new)
+            for (asked, _), (known, first) in zip(behind, sent[len(calls) :], strict=True):
+                self._rows(results, asked, known, first)
         return answers
 
-    def _send(self, asked: Statement, values: Values) -> tuple[_Known, bool]:
+    def _send(self, asked: Statement, values: Values) -> tuple[_Known, int]:
+        """With how many answers come before its own."""
         if callable(values):
             self.pgconn.flush()
         bound = asked.bind(values)
         if not (self.prepares and asked.prepared):
             self.pgconn.send_query_params(asked.text, bound, result_format=Format.BINARY)
-            return _Known(b"", self), False
-        known = self._known.get(asked.text) or self._new.get(asked.text)
-        if is_new := known is None:
-            known = self._new[asked.text] = _Known(b"penstock_%d" % next(self._names), self)
-            self.pgconn.send_prepare(known.name, asked.text)
+            return _Known(b"", self), 0
+        known, first = self._new.get(asked.text) or self._known.get(asked.text), 0
+        if known is None:
+            known, first = self._prepare(asked, 0), 1
+        elif (
+            bound and known.uses in ANEW
+        ):  # without values it is a BEGIN, before which nothing may come, or has but one plan
+            self.pgconn.send_query_params(b"DEALLOCATE " + known.name, [])
+            known, first = self._prepare(asked, known.uses), 2
+        known.uses += 1
         self.pgconn.send_query_prepared(known.name, bound, result_format=Format.BINARY)
-        return known, is_new
+        return known, first
+
+    def _prepare(self, asked: Statement, uses: int) -> _Known:
+        known = self._new[asked.text] = _Known(b"penstock_%d" % next(self._names), self, uses)
+        self.pgconn.send_prepare(known.name, asked.text)
+        return known
 
     def _receive(self) -> list[PGresult]:
         pgconn = self.pgconn
@@ -167,9 +183,10 @@ class Connection(psycopg.Connection[TupleRow]):
         if ready & ~POLLOUT:
             self.pgconn.consume_input()
 
-    def _rows(self, results: Iterator[PGresult], asked: Statement, known: _Known, is_new: bool) -> list[Any]:
-        if is_new:
-            _check(next(results))
+    def _rows(self, results: Iterator[PGresult], asked: Statement, known: _Known, first: int) -> list[Any]:
+        if first:
+            for _ in range(first):
+                _check(next(results))
             self._known[asked.text] = known
         result = next(results)
         _check(result)

@@ -168,9 +168,9 @@ FROM (SELECT max(ended_at) AS at, array_agg(no ORDER BY ended_at, no) AS jobs
 
 DROP TABLE penstock.job_3, penstock.dispatch_3, penstock.intent;
 
--- A job with its place: what a reader sees. `settled`: its own word, for the index.
+-- A job with its place: what a reader sees. `settled`, `queued`: for the indexes of those.
 CREATE VIEW penstock.whole AS
-SELECT j.no, j.job_id, j.addon_id, j.demand, j.state AS settled,
+SELECT j.no, j.job_id, j.addon_id, j.demand, j.state AS settled, q.no AS queued,
        CASE WHEN j.state IS NOT NULL THEN j.state WHEN q.no IS NOT NULL THEN 'QUEUED' WHEN d.phase = 'reserved' THEN 'DISPATCHING'
             WHEN d.phase = 'ended' THEN 'DONE' ELSE 'RUNNING' END AS state,
        j.tried + (d.dispatch_id IS NOT NULL)::integer AS fence, coalesce(q.events, d.events, j.events) AS events,
