@@ -121,11 +121,14 @@ class Dispatcher:
         return decide
 
     def _offer(self, now: Moment, here: Kinds | None = None) -> Callable[[Demand], Offer]:
-        fetched = self._fetchers.at(now)
+        fetched: list[Kinds] | None = None  # asked for when the first comes that is not for who is here
 
         def offer(demand: Demand) -> Offer:
+            nonlocal fetched
             if here is not None and here.fits(demand):
                 return Offer.LEASE
+            if fetched is None:
+                fetched = self._fetchers.at(now)
             return Offer.NOBODY if any(kinds.fits(demand) for kinds in fetched) else Offer.RESERVE
 
         return offer

@@ -248,10 +248,12 @@ class Post:
     def _answer(self, guest: socket.socket, receipts: list[Receipt] | None) -> None:
         text = _encode(None if receipts is None else [receipt[:3] for receipt in receipts])
         with self._lock:
-            with contextlib.suppress(OSError):  # it did not wait
+            try:
                 if self._closed:
                     guest.shutdown(socket.SHUT_RD)  # before it can send its next one here
                 guest.send(text, _AT_ONCE)
+            except OSError:
+                pass  # it did not wait
             self._owed.discard(guest)
             if self._closed:
                 self._guests.discard(guest)
@@ -328,8 +330,12 @@ class Courier:
         return [Receipt(JobId(name), _STATES[state], created) for name, state, created in answer], True
 
     def _line(self) -> socket.socket | None:
-        with contextlib.suppress(Empty):
+        try:
             return self._idle.get_nowait()
+        except Empty:
+            return self._connected()
+
+    def _connected(self) -> socket.socket | None:
         for name in self._names:
             line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
