@@ -27,8 +27,19 @@ def crew(told):
 
     crew = Crew({"f": Mock()}, lambda *_: Mock(ahead=1), workers=2, name="crew", now=lambda: 10**9, far=True)
     crew.join(Mock(exchange_soon=exchange_soon, claimed=lambda _: []), ring=Mock())
-    crew._mean_sec = 0.00001
+    crew._mean_sec, crew._guessed = 0.00001, False
     return crew
+
+
+def test_the_first_run_says_how_long_they_take_and_the_next_ones_only_correct_it(crew):
+    first, second = running(crew, "first"), running(crew, "second")
+    crew._mean_sec, crew._guessed = 1.0, True
+    second.began -= 16
+    crew._finish(first, DONE)
+    assert crew._mean_sec < 0.5
+    crew._finish(second, DONE)
+
+    assert 1 <= crew._mean_sec < 2
 
 
 def running(crew, name):

@@ -77,7 +77,8 @@ class Crew:
         self._waiting: dict[DispatchId, Attempt] = {}
         self.running: dict[DispatchId, Attempt] = {}
         self._over: deque[tuple[Attempt, Outcome]] = deque()
-        self._mean_sec = AHEAD_SEC  # of a run, lately
+        self._mean_sec = AHEAD_SEC  # of a run, lately; a guess until the first has ended
+        self._guessed = True
         self._closing = False
         self._rung = False
         #: When a claim last brought some, and all that could be had.
@@ -258,7 +259,8 @@ class Crew:
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
         ran = time.monotonic() - attempt.began
-        self._mean_sec += (ran - self._mean_sec) / 16
+        self._mean_sec += (ran - self._mean_sec) / (1 if self._guessed else 16)
+        self._guessed = False
         self._over.append((attempt, outcome))
         # Where nothing waits behind it, at once; else when the part is full.
         enough = not self._waiting if self._in_one else len(self._over) >= len(self._waiting)
