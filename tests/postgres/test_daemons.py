@@ -163,7 +163,7 @@ def left(store):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300 if SOAK == 1 else 3_000)
 def test_whatever_happens_to_hosts_and_server_every_job_runs_and_none_beside_itself(yard):
     trouble(yard, random.Random(11), JOBS, KINDS * (1 if SOAK == 1 else 4))
 
