@@ -10,11 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import psycopg
 
+from bench.fresh import fresh
+from bench.queues import backlog
 from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
 from penstock.core.words import AddonId
@@ -26,7 +29,7 @@ from penstock.engine.rules import Rules
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.sqlite import SqliteStore
 
-__all__ = ["idle", "turn", "turn_on_postgres"]
+__all__ = ["behind_a_backlog", "idle", "turn", "turn_on_postgres"]
 
 _LINES = 20  # as many in a short queue as in a long one: what a round costs follows them
 
@@ -38,6 +41,22 @@ def turn(queued: int, count: int) -> dict[str, float]:
         tick = _ticks(house, 50)
         store.close()
     return {"jobs_s": count / took, "tick_us": tick}
+
+
+def behind_a_backlog(queued: int, count: int) -> dict[str, float]:
+    """All that `make bench-jobs` measures of the file, with so many in it that wait. Each in a process of its own, as there."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as where:
+        backlog.make(Path(where) / "jobs.db", queued)
+        ask = partial(fresh, seconds=200)
+        turns = "bench.job_turns"
+        return {
+            "library": ask(f"{turns}:drain", "penstock_", "", "work", count)["jobs_s"],
+            "sdk": ask(f"{turns}:drain", "penstock_http", "", "work", count // 2)["jobs_s"],
+            "one": ask(f"{turns}:submit", "penstock_", "", "one", count // 10)["submits_s"],
+            "bulk": ask(f"{turns}:submit", "penstock_", "", "bulk", count)["submits_s"],
+            "eight": ask(f"{turns}:submit", "penstock_", "", "eight", count // 2)["submits_s"],
+            "p50_ms": ask(f"{turns}:latency", "penstock_", "", max(20, count // 100))["p50_ms"],
+        }
 
 
 def turn_on_postgres(server: str, queued: int, finished: int, count: int) -> dict[str, float]:

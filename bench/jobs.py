@@ -60,6 +60,7 @@ def measures(servers: Mapping[str, str], quick: bool) -> Sequence[Measure]:
         submit(servers, quick, "eight", "Submitting from 8 processes"),
         latency(servers, quick),
         depth(quick),
+        backlog(quick),
         depth_on_postgres(servers["postgres"], quick),
         idle(quick),
     ]
@@ -170,6 +171,32 @@ def depth(quick: bool) -> Measure:
         Table("A tick that can start nothing, CPU", "tick_us", "us", "less", names[many], {names[few]: 0.5}),
     ]
     return Measure("depth", contestants, tables)
+
+
+def backlog(quick: bool) -> Measure:
+    """Every other measure of the file, again with few and with many in it."""
+    few, many = 1_000, 20_000 if quick else 1_000_000
+    deep, short = f"behind {many:,} queued", f"behind {few:,} queued"
+    count = 1_000 if quick else 10_000
+    contestants = [
+        Contestant(
+            name,
+            partial(fresh, "bench.job_depth:behind_a_backlog", queued, count, seconds=900),
+            size=f"{count:,} jobs and less",
+            ours=name == deep,
+        )
+        for name, queued in ((deep, many), (short, few))
+    ]
+    rate = partial(Table, unit="a second", better="more", ours=deep, wanted={short: 0.8})
+    tables = [
+        rate("Claim, run and complete behind a long queue, as a library", "library"),
+        rate("Claim, run and complete behind a long queue, with the SDK's worker", "sdk"),
+        rate("Submitting one by one to a long queue", "one"),
+        rate("Submitting in bulk to a long queue", "bulk"),
+        rate("Submitting from 8 processes to a long queue", "eight"),
+        Table("From submit to start beside a long queue: median", "p50_ms", "ms", "less", deep, {short: 0.8}),
+    ]
+    return Measure("backlog", contestants, tables)
 
 
 def depth_on_postgres(server: str, quick: bool) -> Measure:

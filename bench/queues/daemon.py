@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench.queues import backlog
 from bench.queues.tick import server
 
 __all__ = ["start"]
@@ -21,6 +22,7 @@ def start(*flags: str) -> None:
     if (_HOME / "daemon.json").exists():
         return
     _HOME.mkdir(mode=0o700, exist_ok=True)
+    backlog.lay(_HOME / "jobs.db")
     usual = [f"data_dir={_HOME}", "server.listen=none", "capacity.units=100", "log.level=error"]
     daemon = subprocess.Popen(
         [sys.executable, "-m", "penstock.daemon", *(f"--set={flag}" for flag in (*usual, *flags))]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from bench.queues import backlog
 from bench.queues.tick import server, tick
 from penstock import Scheduler
 
@@ -20,6 +22,7 @@ def job() -> None:
 
 def prepare() -> None:
     """The file is new in every turn."""
+    backlog.lay(Path(server()))
 
 
 @contextmanager

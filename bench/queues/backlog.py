@@ -1,0 +1,37 @@
+"""A file that is not empty when a turn begins: jobs of an addon that is paused, so they stand in line and nobody may start them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from penstock.core.intent import Intent
+from penstock.core.words import AddonId
+from penstock.engine.clock import SteadyClock
+from penstock.stores.protocol import Depth
+from penstock.stores.sqlite import SqliteStore
+
+__all__ = ["lay", "make"]
+
+_FILE = "BENCH_BACKLOG"
+
+
+def make(file: Path, queued: int) -> None:
+    """Once for many turns: to submit a million takes longer than all that is measured behind them."""
+    store = SqliteStore(file, SteadyClock())
+    addon = AddonId("paused")
+    store.set_addon(addon, paused=True)
+    for first in range(0, queued, 1_000):
+        store.submit(
+            [Intent(addon_id=addon, job_type="waits", cost_units=1)] * min(1_000, queued - first), Depth()
+        )
+    store.close()
+    os.environ[_FILE] = str(file)
+
+
+def lay(file: Path) -> None:
+    """There, if this turn shall have one."""
+    made = os.environ.get(_FILE)
+    if made:
+        shutil.copy(made, file)
