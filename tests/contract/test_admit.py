@@ -37,6 +37,23 @@ def test_dispatch_and_lease_in_one_step(yard):
     assert yard.kinds(job_id) == ["SUBMITTED", "DISPATCHING", "RUNNING"]
 
 
+def test_what_a_claim_brought_is_known_as_if_it_had_been_read(yard):
+    _, tried = yard.start(payload="[0]", max_active_sec=3_000)
+    yard.beat(tried, progress=0.5, spent=3)
+    yard.end(tried, End.WORKER_CRASHED)
+    yard.later(3_600)
+    yard.submit(payload="[1]", tags=("x", "y"), priority=70, deadline_at=yard.now + 3_600 * SECOND)
+    yard.submit(payload="[2]", idempotency_key="k", max_runtime_sec=60, retry_delays_sec=(1, 2), cost_limit=5)
+    yard.submit(payload="[3]")
+    claimed = yard.tick(lease=True)
+
+    jobs = yard.store.claimed(claimed)
+
+    assert ["[0]", "[1]", "[2]", "[3]"] == sorted(job.intent.payload for job in jobs)
+    assert jobs == yard.store.jobs([dispatch.job_id for dispatch in claimed])
+    assert yard.store.claimed(claimed) == jobs
+
+
 def test_a_job_is_given_out_once(yard):
     yard.submit()
 

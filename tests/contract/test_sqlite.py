@@ -458,7 +458,7 @@ TWIN = """INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fen
 @pytest.mark.parametrize(
     ("sql", "why"),
     [
-        ("UPDATE ledger SET units = -1", "CHECK"),
+        ("UPDATE sums SET units = -1", "CHECK"),
         ("UPDATE job SET state = 'WAITING'", "CHECK"),
         ("UPDATE job SET priority = 0", "CHECK"),
         ("UPDATE job SET state = 'DONE'", "CHECK"),

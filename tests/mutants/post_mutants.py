@@ -128,9 +128,44 @@ MUTANTS = [
     planted(
         "sums survive a rollback",
         "stores/sqlite_tx",
-        "                self._demands.forget()\n                self._sums.forget()\n",
-        "                self._demands.forget()\n",
+        "        self._demands.forget()\n        self._sums.forget()\n",
+        "        self._demands.forget()\n",
         FILE,
+    ),
+    planted(
+        "what SQLite itself has undone stays in the sums",
+        "stores/sqlite_tx",
+        "            if not stands:\n",
+        "            if not stands and self._con.in_transaction:\n",
+        ("tests/contract/test_sqlite_damage.py",),
+    ),
+    planted(
+        "nobody knows where a start was told",
+        "stores/sqlite_many",
+        "ends_at, stop_at, stop_for, worker, batch)",
+        "ends_at, stop_at, stop_for, worker, None)",
+        ("tests/contract/test_admit.py", "tests/contract/test_apply.py"),
+    ),
+    planted(
+        "nobody knows where an end was told",
+        "stores/sqlite_many",
+        "setdefault((now, None, pages.batch), [])",
+        "setdefault((now, None, None), [])",
+        ("tests/contract/test_apply.py", "tests/contract/test_differential.py"),
+    ),
+    planted(
+        "whoever runs a job gets the limits of the one before it",
+        "stores/sqlite_many",
+        "if self._make is None or (edited, said) != self._like:",
+        "if self._make is None:",
+        ("tests/contract/test_admit.py",),
+    ),
+    planted(
+        "a job that crashed before is handed out as if it had not",
+        "stores/sqlite_many",
+        "if its.crash or its.unavailable or its.error:",
+        "if its.unavailable or its.error:",
+        ("tests/contract/test_admit.py",),
     ),
     planted(
         "who is in the file goes before who has just come, whatever their turns",
@@ -156,8 +191,8 @@ MUTANTS = [
     planted(
         "rows of a rolled back submit serve the next one that is like it",
         "stores/sqlite_tx",
-        "                self._like = None\n",
-        "",
+        "        self._sums.forget()\n        self._like = None\n",
+        "        self._sums.forget()\n",
         FILE,
     ),
     planted(

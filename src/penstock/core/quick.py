@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, make_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-__all__ = ["quick"]
+__all__ = ["quick", "quick_tuple"]
 
 V = TypeVar("V")
 
@@ -25,3 +26,8 @@ def quick(kind: type[V]) -> Callable[..., V]:
         return made
 
     return make
+
+
+def quick_tuple(kind: type[V]) -> Callable[[Iterable[Any]], V]:
+    """Makes a named tuple from all of its fields in their order, without the call of a Python function that its own constructor is."""
+    return partial(tuple.__new__, kind)  # type: ignore[type-var]  # a named tuple is a tuple

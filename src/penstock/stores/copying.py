@@ -159,7 +159,13 @@ def _fill(server: Connection, link: Link, table: str, names: list[str], rows: It
 def _copy_events(con: apsw.Connection, server: Connection, link: Link) -> None:
     trail = con.execute("SELECT batch, size, batch + size - 1, events FROM trail")
     _fill(server, link, "trail", ["batch", "size", "until", "events"], trail)
-    _copy(con, server, link, "mention")
+    _fill(server, link, "mention", ["job_no", "batch"], con.execute(_MENTIONS))
+
+
+#: Attempts that came from a file know of no batch, so all of theirs are mentioned.
+_MENTIONS: Final = """SELECT job_no, batch FROM mention
+UNION SELECT job_no, started_in FROM dispatch WHERE job_no IS NOT NULL AND started_in IS NOT NULL
+UNION SELECT job_no, ended_in FROM dispatch WHERE job_no IS NOT NULL AND ended_in IS NOT NULL"""
 
 
 def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> None:

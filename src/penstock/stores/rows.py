@@ -30,11 +30,13 @@ __all__ = [
     "encode",
     "host_from",
     "host_values",
+    "intent_from",
     "intent_row",
     "job_from",
     "job_row",
     "listed",
     "make_dispatch",
+    "make_job",
 ]
 
 make_job, make_dispatch = quick(Job), quick(Dispatch)
@@ -132,9 +134,34 @@ DEMAND: Final = 27
 def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
     (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
     (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
-    (priority, earliest, deadline, expected, max_runtime, max_active, key) = row[20:DEMAND]
+    return make_job(
+        no,
+        job_id,
+        intent_from(demand, row[20:DEMAND], said),
+        _STATES[state],
+        created_at,
+        ready_at,
+        not_before,
+        fence,
+        dispatch_id_of(job_id, fence) if state in _IN_FLIGHT else None,
+        Counters(crash, unavailable, error, start) if crash or unavailable or error or start else NONE_YET,
+        active,
+        spent,
+        spent_before,
+        progress,
+        denied,
+        denied_data or "{}",
+        denied_at,
+        passed_at,
+        ended_at,
+    )
+
+
+def intent_from(demand: Demand, edited: Sequence[Any], said: Sequence[Any]) -> Intent:
+    """`edited`: what a job's own row has of it, because some of that can be changed. `said`: what nobody changes."""
+    (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
     (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = said
-    intent = make_intent(
+    return make_intent(
         demand.addon_id,
         demand.job_type,
         demand.cost_units,
@@ -155,27 +182,6 @@ def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
         key,
         tuple(json.loads(retry_delays)) if retry_delays else (),
         demand.labels,
-    )
-    return make_job(
-        no,
-        job_id,
-        intent,
-        _STATES[state],
-        created_at,
-        ready_at,
-        not_before,
-        fence,
-        dispatch_id_of(job_id, fence) if state in _IN_FLIGHT else None,
-        Counters(crash, unavailable, error, start) if crash or unavailable or error or start else NONE_YET,
-        active,
-        spent,
-        spent_before,
-        progress,
-        denied,
-        denied_data or "{}",
-        denied_at,
-        passed_at,
-        ended_at,
     )
 
 

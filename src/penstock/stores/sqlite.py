@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from penstock.core.changes import Beat, Change
 from penstock.core.hosts import Host
@@ -35,6 +35,8 @@ from penstock.stores.writer import Passage, Writer
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
+#: Of jobs that were leased and not asked for yet.
+MOST_KEPT: Final = 1_000
 
 
 class SqliteStore(SqliteReads):
@@ -68,8 +70,8 @@ class SqliteStore(SqliteReads):
         self._post_lock = Lock()
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._news = False
-        #: Of the last commit that began what it brought. A rider asks for it at once, and has the one before run already.
-        self._just_started: dict[DispatchId | None, Job] = {}
+        #: Jobs that were leased and not asked for yet, which whoever runs them will do at once.
+        self._just_started: dict[DispatchId, Job] = {}
         transaction = Transaction(
             self._con,
             self._write_lock,
@@ -106,10 +108,11 @@ class SqliteStore(SqliteReads):
         return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
-        started = self._just_started
-        if all(d.dispatch_id in started for d in dispatches):
-            return [started[d.dispatch_id] for d in dispatches]
-        return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
+        started = [self._just_started.pop(d.dispatch_id, None) for d in dispatches]
+        known = [job for job in started if job is not None]
+        if len(known) < len(dispatches):  # reserved before
+            return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
+        return known
 
     def ride(self, board: Callable[[], Ride | None]) -> Callable[[], None]:
         def passage() -> Passage | None:
@@ -159,10 +162,11 @@ class SqliteStore(SqliteReads):
     def _write(self, run: Callable[[Transaction], T]) -> T:
         return self._writer.soon(run).result()
 
-    def _committed(self, started: list[Job]) -> None:
+    def _committed(self, started: dict[DispatchId, Job]) -> None:
         self._news = True
-        if started:
-            self._just_started = {job.dispatch_id: job for job in started}
+        if len(self._just_started) > MOST_KEPT:  # nobody came for them
+            self._just_started.clear()
+        self._just_started.update(started)
 
     def _tell(self) -> None:
         """After a commit, and what rode along in it has been handed over: whoever is rung for it may find it done."""

@@ -24,9 +24,7 @@ __all__ = ["Presence", "WalGuard", "refuse_network_file_system"]
 EXAMINE_SEC: Final = 2.0
 #: The small tables first: the time is for all of them.
 TABLES: Final = (
-    "ledger",
-    "tally",
-    "addon",
+    "sums",
     "budget",
     "host",
     "demand",

@@ -16,9 +16,10 @@ import apsw
 from penstock.core.books import Books
 from penstock.core.demand import Demand
 from penstock.core.order import Line, Running, Waiting
+from penstock.core.quick import quick_tuple
 from penstock.core.spend import windows
 from penstock.core.states import State
-from penstock.core.words import AddonId, HostId, JobId, Moment
+from penstock.core.words import AddonId, HostId, JobId, Moment, Money
 from penstock.stores.rows import demand_from, demand_row
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_sums import Accounts, Held
@@ -59,13 +60,30 @@ class Demands:
 
 
 class Standby(NamedTuple):
-    """What the store itself must know of a job in line when it is picked."""
+    """What the store itself must know of a job in line when it is picked; all behind `active` only of one that is in the file."""
 
-    demand_no: int
     events: int
     max_runtime_sec: int | None
     max_active_sec: int | None
-    active: int
+    active: int = 0
+    created_at: Moment = 0
+    ready_at: Moment = 0
+    not_before: Moment | None = None
+    crash: int = 0
+    unavailable: int = 0
+    error: int = 0
+    spent: Money = 0
+    spent_before: Money = 0
+    progress: float | None = None
+    earliest_start_at: Moment | None = None
+    deadline_at: Moment | None = None
+    idempotency_key: str | None = None
+
+
+_waiting: Final = quick_tuple(Waiting)
+_standby: Final = quick_tuple(Standby)
+#: Where in a row of `in_line` the one ends and the other begins.
+_PARTS: Final = len(Waiting._fields)
 
 
 class NewJob(NamedTuple):
@@ -165,7 +183,7 @@ class TableFloor:
                 yield self._line(first, self._new(fresh.pop(first)))
             cursor = self._con.execute(statements()["in_line"], {"demand": key[0], "line": key[1]})
             self._open.append(cursor)
-            jobs = self._pull(key[0], cursor)
+            jobs = self._pull(cursor)
             if key in fresh:
                 jobs = merge(jobs, self._new(fresh.pop(key)), key=_by_turn)
             yield self._line(key, jobs)
@@ -183,16 +201,15 @@ class TableFloor:
         self.books.accounts.get(demand.addon_id)  # will be asked for, and the one for all with it
         return Line(demand, key[1] == 2, jobs)
 
-    def _pull(self, demand_no: int, cursor: Iterable[Any]) -> Iterator[Waiting]:
+    def _pull(self, cursor: Iterable[Any]) -> Iterator[Waiting]:
+        standby = self.standby
         for row in cursor:
-            self.standby[row[0]] = Standby(demand_no, *row[8:])
-            yield Waiting(*row[:8])
+            standby[row[0]] = _standby(row[_PARTS:])
+            yield _waiting(row[:_PARTS])
 
     def _new(self, jobs: Iterable[NewJob]) -> Iterator[Waiting]:
         for job in jobs:
-            self.standby[job.no] = Standby(
-                job.demand, job.events, job.max_runtime_sec, job.max_active_sec, active=0
-            )
+            self.standby[job.no] = Standby(job.events, job.max_runtime_sec, job.max_active_sec)
             yield Waiting(job.no, job.job_id, job.priority, job.turn, job.fence, job.expected_sec)
 
     def running(self) -> Sequence[Running]:

@@ -8,23 +8,36 @@ away and takes it back for every row, and the threads that run the jobs want tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
 
 from penstock.core.changes import running_data, stop_moment
-from penstock.core.intent import Intent
+from penstock.core.demand import Demand
+from penstock.core.intent import Intent, alike
 from penstock.core.job import Dispatch, Job, Kind, dispatch_id_of
 from penstock.core.landing import End, Phase
 from penstock.core.order import Offer, Ordering, Pick, Waiting, ready_at
+from penstock.core.retry import NONE_YET, Counters
 from penstock.core.share import Sharing
 from penstock.core.states import State
-from penstock.core.words import HostId, Moment
+from penstock.core.words import DispatchId, HostId, Moment
 from penstock.stores.protocol import Done, Terms
-from penstock.stores.rows import make_dispatch
+from penstock.stores.rows import intent_from, make_dispatch, make_job
 from penstock.stores.sqlite_floor import Standby
 from penstock.stores.sqlite_pages import Pages
 
 __all__ = ["complete", "take"]
+
+#: What picks that are taken together have in common.
+_KIND: Final = attrgetter("demand", "offer")
+#: As they are written: a word costs the encoder half of what the enumeration's member does.
+_DISPATCHING, _RUNNING, _DONE = str(Kind.DISPATCHING), str(Kind.RUNNING), str(Kind.DONE)
+_DISPATCHED, _RUNS, _IS_DONE, _COMPLETED = (
+    *(str(state) for state in (State.DISPATCHING, State.RUNNING, State.DONE)),
+    str(End.COMPLETED),
+)
 
 
 def take(
@@ -39,77 +52,123 @@ def take(
 ) -> list[Dispatch]:
     """What a round has picked becomes dispatches, in its order."""
     made: list[Dispatch] = []
-    for _, alike in groupby(picks, lambda pick: (id(pick.demand), pick.offer)):
-        made += _take(pages, list(alike), standby, terms, ordering, host=host, now=now)
+    for (demand, offer), its in groupby(picks, _KIND):
+        alike = list(its)
+        if offer is Offer.LEASE:
+            made += _lease(pages, alike, standby, terms, ordering, demand=demand, host=host, now=now)
+        else:
+            made += _reserve(pages, alike, standby, terms, demand=demand, host=host, now=now)
+        pages.hold(host, pages.number(demand), len(alike))
+        state = State.RUNNING if offer is Offer.LEASE else State.DISPATCHING
+        pages.moved(demand.addon_id, State.QUEUED, state, len(alike))
+        pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
     return made
 
 
-def _take(
+def _reserve(
     pages: Pages,
-    picks: list[Pick],
-    standby: dict[int, Standby],
+    picks: Sequence[Pick],
+    standby: Mapping[int, Standby],
     terms: Terms,
-    ordering: Ordering,
     *,
+    demand: Demand,
     host: HostId,
     now: Moment,
 ) -> list[Dispatch]:
-    """`picks`: of one demand, and all offered alike."""
-    demand, offer = picks[0].demand, picks[0].offer
-    leased, demand_no = offer is Offer.LEASE, standby[picks[0].waiting.no].demand_no
-    state, phase, started_at, worker, until = (
-        (State.RUNNING, Phase.LEASED, now, terms.worker, now + terms.lease_for)
-        if leased
-        else (State.DISPATCHING, Phase.RESERVED, None, "", now + terms.reserve_for)
-    )
-    made, rows = [], []
+    addon_id, cost, until = demand.addon_id, demand.cost_units, now + terms.reserve_for
+    made, demand_no, phase, batch = [], pages.number(demand), Phase.RESERVED, pages.batch
     for waiting, _, _, ends_at in picks:
-        no, fence = waiting.no, waiting.fence + 1
-        _, n, max_runtime, max_active, active = standby[no]
-        job_id, attempt = waiting.job_id, str(fence)
+        no, job_id, fence = waiting.no, waiting.job_id, waiting.fence + 1
+        n = standby[no].events + 1
         dispatch_id = dispatch_id_of(job_id, fence)
-        n += 1
-        pages.event(no, now, Kind.DISPATCHING, job_id, n, State.DISPATCHING, "admitted", attempt, None)
-        stop_at, stop_for = None, None
-        if leased:
-            n += 1
-            waited = now - ready_at(waiting.turn, waiting.priority, ordering.aging)
-            pages.event(no, now, Kind.RUNNING, job_id, n, state, "", attempt, running_data(worker, waited))
-            stop_at, stop_for = stop_moment(max_runtime, max_active, active, now)
-        pages.take_job(no, state, fence, n)
-        rows.append(
-            (
-                dispatch_id, no, demand_no, demand.addon_id, host, fence, demand.cost_units, phase, now, started_at, until,
-                ends_at, stop_at, stop_for, worker
-            )
+        pages.tell((now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", str(fence), None))
+        pages.take_job(no, State.DISPATCHING, fence, n)
+        pages.add_dispatch(
+            (dispatch_id, no, demand_no, addon_id, host, fence, cost, phase, now, None, until, ends_at, None, None, "", batch)
         )  # fmt: skip
         made.append(
             make_dispatch(
-                dispatch_id, job_id, demand.addon_id, host, demand, fence, phase, now, until, started_at, ends_at,
-                stop_at, stop_for, None, worker, 0, None, None, None, None, None
+                dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, None, ends_at,
+                None, None, None, "", 0, None, None, None, None, None
             )
         )  # fmt: skip
-        if leased and (intent := pages.fresh.get(no)) is not None:
-            pages.started.append(_just_started(waiting, intent, made[-1], ordering))
-    pages.add_dispatches(rows)
-    pages.hold(host, demand_no, len(picks))
-    pages.moved(demand.addon_id, State.QUEUED, state, len(picks))
-    pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
     return made
 
 
-def _just_started(waiting: Waiting, intent: Intent, dispatch: Dispatch, ordering: Ordering) -> Job:
-    """A job that was submitted at this moment too."""
-    return Job(
-        no=waiting.no,
-        job_id=waiting.job_id,
-        intent=intent,
-        state=State.RUNNING,
-        created_at=dispatch.admitted_at,
-        ready_at=ready_at(waiting.turn, waiting.priority, ordering.aging),
-        fence=dispatch.fence,
-        dispatch_id=dispatch.dispatch_id,
-    )
+def _lease(
+    pages: Pages,
+    picks: Sequence[Pick],
+    standby: Mapping[int, Standby],
+    terms: Terms,
+    ordering: Ordering,
+    *,
+    demand: Demand,
+    host: HostId,
+    now: Moment,
+) -> list[Dispatch]:
+    """They run from now on, and whoever runs them is given the jobs as well, which have just been looked at."""
+    addon_id, cost, until, worker = demand.addon_id, demand.cost_units, now + terms.lease_for, terms.worker
+    made, demand_no, phase, batch = [], pages.number(demand), Phase.LEASED, pages.batch
+    started = _Started(pages, [pick[0].no for pick in picks], demand)
+    for waiting, _, _, ends_at in picks:
+        no, job_id, _, turn, fence, *_ = waiting
+        its, fence = standby[no], fence + 1
+        n, attempt, dispatch_id = its.events + 1, str(fence), dispatch_id_of(job_id, fence)
+        since = ready_at(turn, waiting.priority, ordering.aging)
+        pages.tell(
+            (now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", attempt, None),
+            (now, _RUNNING, job_id, n + 1, _RUNS, "", attempt, running_data(worker, now - since)),
+        )
+        stop_at, stop_for = stop_moment(its.max_runtime_sec, its.max_active_sec, its.active, now)
+        pages.take_job(no, State.RUNNING, fence, n + 1)
+        pages.add_dispatch(
+            (dispatch_id, no, demand_no, addon_id, host, fence, cost, phase, now, now, until, ends_at, stop_at, stop_for, worker, batch)
+        )  # fmt: skip
+        made.append(
+            make_dispatch(
+                dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, now, ends_at,
+                stop_at, stop_for, None, worker, 0, None, None, None, None, None
+            )
+        )  # fmt: skip
+        pages.started[dispatch_id] = started.job(waiting, its, dispatch_id, fence, since)
+    return made
+
+
+class _Started:
+    """Jobs for whoever runs them, as they are after their start. Most that start together differ by their payload alone."""
+
+    def __init__(self, pages: Pages, nos: list[int], demand: Demand) -> None:
+        self._fresh, self._demand = pages.fresh, demand
+        self._said = pages.said([no for no in nos if no not in pages.fresh])
+        self._like: Any = None
+        self._make: Callable[[str], Intent] | None = None
+
+    def job(self, waiting: Waiting, its: Standby, dispatch_id: DispatchId, fence: int, since: Moment) -> Job:
+        no, job_id, *_ = waiting
+        intent = self._fresh.get(no)
+        if intent is not None:  # submitted at this moment too
+            return make_job(
+                no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
+                None, None, None
+            )  # fmt: skip
+        failed = NONE_YET
+        if its.crash or its.unavailable or its.error:
+            failed = Counters(its.crash, its.unavailable, its.error, 0)
+        return make_job(
+            no, job_id, self._intent(waiting, its), State.RUNNING, its.created_at, its.ready_at, its.not_before, fence, dispatch_id, failed,
+            its.active, its.spent, its.spent_before, its.progress, "", "{}", None, None, None
+        )  # fmt: skip
+
+    def _intent(self, waiting: Waiting, its: Standby) -> Intent:
+        _, payload, *said = self._said[waiting.no]
+        edited = (
+            waiting.priority, its.earliest_start_at, its.deadline_at, waiting.expected_sec, its.max_runtime_sec,
+            its.max_active_sec, its.idempotency_key,
+        )  # fmt: skip
+        if self._make is None or (edited, said) != self._like:
+            self._like = edited, said
+            self._make = alike(intent_from(self._demand, edited, ("", *said)))
+        return self._make(payload)
 
 
 def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) -> list[bool]:
@@ -118,19 +177,19 @@ def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) 
     answers = [False] * len(done)
     jobs, plain = pages.updates("complete_job"), list[str]()
     freed: Counter[tuple[str, int]] = Counter()
-    for at, no, n, demand_no, host, started_at in pages.leases([each.dispatch_id for each in done], now):
+    for at, no, n, demand_no, host, started_at in pages.leases([each[0] for each in done], now):
         dispatch_id, result = done[at]
         answers[at] = True
         if result is None:
             plain.append(dispatch_id)
         else:
-            pages.update("complete_dispatch", dispatch_id, now, result)
+            pages.update("complete_dispatch", dispatch_id, now, result, pages.batch)
         jobs.setdefault((n + 1, now, max(0, now - started_at)), []).append(no)
         job_id, _, attempt = dispatch_id.rpartition(".")
-        pages.event(no, now, Kind.DONE, job_id, n + 1, State.DONE, End.COMPLETED, attempt, None)
+        pages.tell((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
         freed[host, demand_no] += 1
     if plain:
-        pages.updates("complete_dispatch").setdefault((now, None), []).extend(plain)
+        pages.updates("complete_dispatch").setdefault((now, None, pages.batch), []).extend(plain)
     for (host, demand_no), n in freed.items():
         demand = pages.give_back(HostId(host), demand_no, n, sharing, now)
         pages.moved(demand.addon_id, State.RUNNING, State.DONE, n)

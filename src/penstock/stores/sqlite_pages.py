@@ -58,7 +58,7 @@ class Pages:
         self.told = False
         #: What was submitted here, and what of it started here: nobody need read it to run it.
         self.fresh: dict[int, Intent] = {}
-        self.started: list[Job] = []
+        self.started: dict[DispatchId, Job] = {}
 
     def next_no(self) -> int:
         self._no += 1
@@ -75,8 +75,16 @@ class Pages:
         else:
             self._jobs[no] = new._replace(state=state, line=None, fence=fence, events=events)
 
-    def add_dispatches(self, rows: list[tuple[Any, ...]]) -> None:
-        self._dispatches += rows
+    def add_dispatch(self, row: tuple[Any, ...]) -> None:
+        self._dispatches.append(row)
+
+    def number(self, demand: Demand) -> int:
+        return self._demands.number(self._con, demand)
+
+    def said(self, nos: Sequence[int]) -> dict[int, tuple[Any, ...]]:
+        """What was said of these jobs, by their numbers."""
+        rows: list[Any] = self._con.execute(self._sql["said_of"], (listed(nos),)).fetchall() if nos else []
+        return {row[0]: row for row in rows}
 
     def update(self, statement: str, key: int | str, *values: Any) -> None:
         self.updates(statement).setdefault(values, []).append(key)
@@ -88,16 +96,16 @@ class Pages:
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
         no, job_id, n, state = told
         attempt = dispatch_id if job_id is None or dispatch_id is None else dispatch_id[len(job_id) + 1 :]
-        self.event(no, at, note.kind, job_id, n, state, note.reason, attempt, note.data or None)
-
-    def event(self, no: int | None, *told: Any) -> None:
-        """
-        `told`: as `trail.pack` says. The number is taken under the write lock, so numbers follow commits and a reader's cursor skips
-        nothing. A job that is submitted here knows in which batch it was.
-        """
-        self._events.append(told)
+        self.tell((at, note.kind, job_id, n, state, note.reason, attempt, note.data or None))
         if no is not None and no <= self._submitted_before:
             self._mentioned.add(no)
+
+    def tell(self, *events: tuple[Any, ...]) -> None:
+        """
+        As `trail.pack` says. Their numbers are taken under the write lock, so they follow commits and a reader's cursor skips nothing. A job
+        knows in which batch it was submitted, and an attempt in which it began and was completed; all else must be mentioned (`note`).
+        """
+        self._events += events
 
     def moved(self, addon_id: AddonId, source: State, target: State, n: int = 1) -> None:
         self._moves[addon_id, source, target] += n
@@ -164,9 +172,6 @@ class Pages:
 
     def flush(self) -> None:
         self.flush_rows()
-        if held := self.held():
-            insert(self._con, "set_ledger", self._sums.hold(held))
-            self._held.clear()
         if self._events:  # nothing is submitted or moved without one
             size = len(self._events)
             self._con.execute(self._sql["tell"], (self.batch, size, self._no, pack(self._events).decode()))
@@ -174,18 +179,22 @@ class Pages:
                 self._con.execute(self._sql["mention"], (self.batch, listed(sorted(self._mentioned))))
             self._sums.job, self._sums.event = self._no, self.batch + size - 1
             self.told = True
+        self._flush_sums()
+
+    def _flush_sums(self) -> None:
+        held = self.held()
+        self._held.clear()
+        self._sums.hold(held)
         for (addon_id, source, target), n in self._moves.items():
             self.tally[addon_id, source] -= n
             self.tally[addon_id, target] += n
         self._moves.clear()
-        counts = [(addon_id, state, n) for (addon_id, state), n in self.tally.items() if n]
-        if counts:
-            self._con.executemany(self._sql["count_jobs"], counts)
-            for count in counts:
-                self._sums.count(*count)
-        for addon_id in self.touched:
-            a = self.accounts[addon_id]
-            row = (addon_id, a.weight, int(a.paused), a.average, a.units, a.at)
-            self._con.execute(self._sql["set_account"], row)
+        changed = dict.fromkeys([*held, *(("addon", addon_id) for addon_id in self.touched)])
+        for (name, state), n in self.tally.items():
+            if n:
+                self._sums.count(name, state, n)
+                changed["addon", name] = None
+        if changed:
+            insert(self._con, "set_sums", self._sums.rows(changed))
         self.tally.clear()
         self.touched.clear()

@@ -1,5 +1,5 @@
 """
-Marks, ledger, accounts and how many jobs are queued.
+Marks, ledger, accounts, and how many jobs are in which state.
 
 The writer keeps them from one commit to the next. SQLite says whether somebody else has written since, and only then they are read
 again: half of what a single job had to read was what the commit before it had written.
@@ -7,10 +7,11 @@ again: half of what a single job had to read was what the commit before it had w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
 import apsw
+import msgspec
 
 from penstock.core.books import EVERYTHING
 from penstock.core.share import Account
@@ -22,6 +23,8 @@ __all__ = ["Accounts", "Held", "Sums", "read_ledger"]
 
 #: Units and how many, by row of the ledger.
 Held: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class Accounts(dict[AddonId, Account]):
@@ -67,6 +70,7 @@ class Sums:
         self.job = self.event = 0
         self._ledger: dict[tuple[str, str], tuple[int, int]] | None = None
         self._queued: dict[str, int] | None = None
+        self._jobs: dict[str, dict[str, int]] = {}
 
     def begin(self) -> None:
         """Inside a transaction that nobody else can write beside."""
@@ -90,17 +94,36 @@ class Sums:
             self._queued = dict(query(self._con, "queued"))
         return self._queued
 
-    def hold(self, more: Held) -> list[tuple[str, str, int, int]]:
-        """The rows of the ledger that become others by this."""
+    def hold(self, more: Held) -> None:
         ledger = self.ledger
         for key, (units, running) in more.items():
             before = ledger.get(key, (0, 0))
             ledger[key] = (before[0] + units, before[1] + running)
-        return [(*key, *ledger[key]) for key in more]
 
     def count(self, addon_id: str, state: str, jobs: int) -> None:
-        """What was added to the tally."""
+        its = self._jobs_of(addon_id)
+        its[state] = its.get(state, 0) + jobs
         if state == State.QUEUED and self._queued is not None:
             left = self._queued.pop(addon_id, 0) + jobs
             if left:
                 self._queued[addon_id] = left
+
+    def _jobs_of(self, addon_id: str) -> dict[str, int]:
+        jobs = self._jobs.get(addon_id)
+        if jobs is None:
+            (text,) = one(self._con, "jobs_of", {"addon_id": addon_id}) or (None,)
+            jobs = self._jobs[addon_id] = {} if text is None else _decode(text)
+        return jobs
+
+    def rows(self, keys: Iterable[tuple[str, str]]) -> list[tuple[Any, ...]]:
+        """As they are now, to be written whole."""
+        rows: list[tuple[Any, ...]] = []
+        for scope, name in keys:
+            held = self.ledger.get((scope, name), (0, 0))
+            if scope != "addon":
+                rows.append((scope, name, *held, None, None, None, None, None, None))
+                continue
+            a, jobs = self.accounts.get(AddonId(name)), _encode(self._jobs_of(name)).decode()
+            account = (None,) * 5 if a is None else (a.weight, int(a.paused), a.average, a.units, a.at)
+            rows.append((scope, name, *held, *account, jobs))
+        return rows

@@ -41,6 +41,7 @@ from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["Transaction"]
 
+_SUBMITTED, _QUEUED = str(Kind.SUBMITTED), str(State.QUEUED)
 #: What `apply` reads by.
 JOBS: Final = "jobs_for_steps"
 DISPATCHES: Final = "dispatches_for_steps"
@@ -58,7 +59,7 @@ class Transaction(Upkeep):
         ordering: Ordering,
         *,
         new_id: Callable[[], str],
-        committed: Callable[[list[Job]], None],
+        committed: Callable[[dict[DispatchId, Job]], None],
     ) -> None:
         self._con, self._lock, self._ordering = con, lock, ordering
         self._clock, self._now = clock, 0
@@ -104,18 +105,25 @@ class Transaction(Upkeep):
         del self._pages  # with the payloads of what was submitted
 
     def _end(self, error: BaseException | None) -> None:
+        stands = False
         try:
             if error is None:
                 self._pages.flush()
                 self._con.execute("COMMIT")
                 self._sums.committed()
+                stands = True
         finally:
-            if self._con.in_transaction:
-                self._con.execute("ROLLBACK")
-                self._demands.forget()
-                self._sums.forget()
-                self._like = None
+            if not stands:
+                self._undo()
             self._lock.__exit__()
+
+    def _undo(self) -> None:
+        """SQLite may have done its part already, as it does on a full disk."""
+        if self._con.in_transaction:
+            self._con.execute("ROLLBACK")
+        self._demands.forget()
+        self._sums.forget()
+        self._like = None
 
     # submit
 
@@ -180,7 +188,7 @@ class Transaction(Upkeep):
         self._pages.add_job(job, (no, intent.payload, *of_intent))
         self._pages.fresh[no] = intent
         self._pages.tally[intent.addon_id, State.QUEUED] += 1
-        self._pages.event(no, now, Kind.SUBMITTED, job_id, 1, State.QUEUED, "", None, None)
+        self._pages.tell((now, _SUBMITTED, job_id, 1, _QUEUED, "", None, None))
         return Receipt(job_id, State.QUEUED, created=True)
 
     # admit
@@ -223,7 +231,7 @@ class Transaction(Upkeep):
         dispatch_id = DispatchId(f"{self._new_id()}.0")
         made = new_dispatch(dispatch_id, None, demand, Offer.LEASE, terms, host=host, now=now)
         demand_no = self._demands.number(self._con, demand)
-        self._pages.add_dispatches([dispatch_row(made, None, demand_no)])
+        self._pages.add_dispatch((*dispatch_row(made, None, demand_no), None))
         self._pages.hold(host, demand_no, 1)
         self._pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
         self._pages.note(now, Note(Kind.ADMITTED), NO_JOB, dispatch_id)

@@ -24,8 +24,8 @@ INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_d
 
 -- name: add_dispatch
 INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
-                      expires_at, ends_at, stop_at, stop_for, worker)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                      expires_at, ends_at, stop_at, stop_for, worker, started_in)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: tell
 INSERT INTO trail (batch, size, jobs, events) VALUES (?, ?, ?, ?);
@@ -54,7 +54,9 @@ SELECT * FROM (SELECT demand, line FROM job WHERE line > 0 AND demand > :demand 
 LIMIT 1;
 
 -- name: in_line
-SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
+-- What a round goes by, and then what else the job's own row says of one that starts.
+SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active,
+       created_at, ready_at, not_before, crash, unavailable, error, spent, spent_before, progress, earliest_start_at, deadline_at, idempotency_key
 FROM job WHERE demand = :demand AND line = :line AND line > 0 ORDER BY turn, no;
 
 -- name: ahead_in_line
@@ -63,6 +65,11 @@ SELECT count(*) FROM (
 
 -- name: running
 SELECT cost_units, admitted_at, ends_at FROM dispatch WHERE phase <> 'ended' AND host = :host;
+
+-- name: said_of
+-- What was said of those that start, for whoever runs them. It may be large, so it is read of nobody else.
+SELECT intent.no, payload, tags, unit, cost_limit, time_sensitive, retry_delays
+FROM json_each(?) AS asked CROSS JOIN intent ON intent.no = asked.value;
 
 -- name: take_job
 UPDATE job SET state = ?1, line = NULL, fence = ?2, events = ?3, start = iif(?1 = 'RUNNING', 0, start), denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
@@ -93,7 +100,7 @@ UPDATE job SET state = 'DONE', events = ?, ended_at = ?, active = active + ?, cr
 WHERE state = 'RUNNING' AND no = ?;
 
 -- name: complete_dispatch
-UPDATE dispatch SET phase = 'ended', ended_at = ?, how = 'completed', result = ? WHERE phase = 'leased' AND dispatch_id = ?;
+UPDATE dispatch SET phase = 'ended', ended_at = ?, how = 'completed', result = ?, ended_in = ? WHERE phase = 'leased' AND dispatch_id = ?;
 
 -- name: move_job
 UPDATE job SET state = ?, events = ?, line = NULL, ended_at = ?, active = active + ?,
@@ -147,8 +154,8 @@ SELECT addon_id, period, spent FROM budget WHERE period IN (:day, :month);
 -- name: ledger
 SELECT scope, name, units, running FROM ledger WHERE running > 0;
 
--- name: set_ledger
-INSERT OR REPLACE INTO ledger (scope, name, units, running) VALUES (?, ?, ?, ?);
+-- name: set_sums
+INSERT OR REPLACE INTO sums (scope, name, units, running, weight, paused, average, held, at, jobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: accounts
 SELECT addon_id, weight, paused, average, units, at FROM addon WHERE addon_id = :addon_id OR addon_id = :everything;
@@ -156,20 +163,14 @@ SELECT addon_id, weight, paused, average, units, at FROM addon WHERE addon_id = 
 -- name: addons
 SELECT addon_id, weight, paused, average, units, at FROM addon ORDER BY addon_id;
 
--- name: set_account
-INSERT INTO addon (addon_id, weight, paused, average, units, at) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
-                                     units = excluded.units, at = excluded.at;
-
 -- name: tally
 SELECT addon_id, state, jobs FROM tally WHERE jobs > 0;
 
 -- name: queued
 SELECT addon_id, jobs FROM tally WHERE state = 'QUEUED' AND jobs > 0;
 
--- name: count_jobs
-INSERT INTO tally (addon_id, state, jobs) VALUES (?, ?, max(0, ?3))
-ON CONFLICT (addon_id, state) DO UPDATE SET jobs = jobs + ?3;
+-- name: jobs_of
+SELECT jobs FROM sums WHERE scope = 'addon' AND name = :addon_id;
 
 -- name: expired
 SELECT dispatch_id FROM dispatch WHERE phase <> 'ended' AND expires_at <= :now ORDER BY expires_at LIMIT :most;
@@ -211,7 +212,11 @@ DELETE FROM intent WHERE no = ?;
 -- name: batches_of
 SELECT batch, events FROM trail WHERE batch IN (
     SELECT job.submitted_in FROM json_each(:nos) AS asked CROSS JOIN job ON job.no = asked.value
-    UNION SELECT mention.batch FROM json_each(:nos) AS asked CROSS JOIN mention ON mention.job_no = asked.value);
+    UNION SELECT mention.batch FROM json_each(:nos) AS asked CROSS JOIN mention ON mention.job_no = asked.value
+    UNION SELECT d.started_in FROM json_each(:nos) AS asked CROSS JOIN job j ON j.no = asked.value
+          CROSS JOIN dispatch d ON d.dispatch_id > j.job_id || '.' AND d.dispatch_id < j.job_id || '/'
+    UNION SELECT d.ended_in FROM json_each(:nos) AS asked CROSS JOIN job j ON j.no = asked.value
+          CROSS JOIN dispatch d ON d.dispatch_id > j.job_id || '.' AND d.dispatch_id < j.job_id || '/');
 
 -- name: forget_batch
 DELETE FROM trail WHERE batch = ?;
@@ -248,7 +253,9 @@ SELECT coalesce((SELECT batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1)
 -- name: events_of_job
 SELECT batch - 1, events FROM trail WHERE batch IN (
     SELECT submitted_in FROM job WHERE job_id = :job_id
-    UNION SELECT mention.batch FROM job CROSS JOIN mention ON mention.job_no = job.no WHERE job.job_id = :job_id) ORDER BY batch;
+    UNION SELECT mention.batch FROM job CROSS JOIN mention ON mention.job_no = job.no WHERE job.job_id = :job_id
+    UNION SELECT started_in FROM dispatch WHERE dispatch_id > :job_id || '.' AND dispatch_id < :job_id || '/'
+    UNION SELECT ended_in FROM dispatch WHERE dispatch_id > :job_id || '.' AND dispatch_id < :job_id || '/') ORDER BY batch;
 
 -- name: job_columns
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
@@ -320,7 +327,9 @@ SELECT told.job_id FROM told LEFT JOIN job j ON j.job_id = told.job_id
 WHERE (told.events, told.first, told.last) IS NOT (j.events, 1, j.events)
 UNION ALL SELECT min(job_id) FROM job HAVING count(*) <> (SELECT count(*) FROM told)
 UNION ALL SELECT j.job_id FROM event e CROSS JOIN job j ON j.job_id = e.job_id
-WHERE e.batch <> j.submitted_in AND NOT EXISTS (SELECT 1 FROM mention m WHERE m.job_no = j.no AND m.batch = e.batch);
+WHERE e.batch <> j.submitted_in AND NOT EXISTS (SELECT 1 FROM mention m WHERE m.job_no = j.no AND m.batch = e.batch)
+AND NOT EXISTS (SELECT 1 FROM dispatch d WHERE d.dispatch_id > j.job_id || '.' AND d.dispatch_id < j.job_id || '/'
+                AND (d.started_in = e.batch OR d.ended_in = e.batch));
 
 -- name: audit_fold
 SELECT j.job_id FROM event e CROSS JOIN job j ON j.job_id = e.job_id WHERE j.events = e.n AND e.state <> j.state;
