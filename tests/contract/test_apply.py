@@ -67,6 +67,30 @@ def test_what_is_done_when_the_lease_has_run_out_is_refused(yard):
     assert yard.everything() == before
 
 
+def test_who_is_done_twice_at_once_is_done_once(yard):
+    _, dispatch = yard.start()
+
+    assert yard.store.complete_soon([Done(dispatch.dispatch_id)] * 2).result() == [True, False]
+
+
+@pytest.mark.parametrize("what", ["beats", "tells", "is stopped"])
+def test_what_a_run_did_before_it_was_completed_counts(yard, what):
+    job, dispatch = yard.start()
+    if what == "beats":
+        yard.later(20)
+        yard.beat(dispatch)
+        yard.later(20)  # behind the end of the lease as it was given
+    elif what == "tells":
+        yard.beat(dispatch, checkpoint="1")
+    else:
+        stop = changes.stop(dispatch, job, End.CANCELED, yard.now, grace=10 * SECOND)
+        yard.store.apply([stop])
+
+    done = yard.store.complete_soon([Done(dispatch.dispatch_id)]).result()
+
+    assert done == [what != "is stopped"]
+
+
 def test_a_reservation_becomes_a_lease_without_a_second_admission(yard):
     [job_id] = yard.submit(cost_units=30)
     [dispatch] = yard.tick()

@@ -10,8 +10,9 @@ import pytest
 from penstock.core.landing import End
 from penstock.jobs import crew as crew_file
 from penstock.jobs.crew import Crew
+from penstock.jobs.outcomes import Outcome
 
-DONE = SimpleNamespace(end=End.COMPLETED, result=None, error=None)
+DONE = Outcome(End.COMPLETED)
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ carried as text, for the scheduler hands it on without reading it, and text that
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Final
 
-from penstock.core.quick import quick
+from penstock.core.quick import quick, quick_but_one
 from penstock.core.refusals import BadIntent
 from penstock.core.words import AddonId, Constraint, Moment, Money, Priority, RunWhen
 
@@ -65,16 +65,12 @@ class Intent:
 
 make_intent: Final = quick(Intent)
 _FIELDS: Final = [field.name for field in fields(Intent)]
-_PAYLOAD: Final = _FIELDS.index("payload")
 #: Most jobs that come together are calls of one function.
 all_but_payload: Final = attrgetter(*(name for name in _FIELDS if name != "payload"))
 
 
-def alike(intent: Intent) -> Callable[[str], Intent]:
-    """Makes intents that differ from this one by their payload alone."""
-    rest = all_but_payload(intent)
-    before, after = rest[:_PAYLOAD], rest[_PAYLOAD:]
-    return lambda payload: make_intent(*before, payload, *after)
+#: Of an intent, what makes others that differ from it by their payload alone.
+alike: Final = quick_but_one(Intent, "payload")
 
 
 def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int, passed: object = None) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core import changes
 from penstock.core.admission import Decision
@@ -23,6 +23,7 @@ from penstock.core.job import Dispatch, Job
 from penstock.core.landing import End, Phase
 from penstock.core.loan import weigh_loan
 from penstock.core.order import Floor, Verdict
+from penstock.core.quick import quick_tuple
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
 from penstock.core.states import State
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
@@ -45,6 +46,9 @@ class Claimed(NamedTuple):
     job: Job
     dispatch: Dispatch
     checkpoint: str | None
+
+
+_claimed: Final = quick_tuple(Claimed)
 
 
 class Report(NamedTuple):
@@ -228,7 +232,7 @@ class Desk:
             return []
         jobs = self._store.claimed(leases)
         return [
-            Claimed(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
+            _claimed((job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None))
             for job, d in zip(jobs, leases, strict=True)
         ]
 
@@ -408,5 +412,10 @@ class Desk:
         return {"schedules": self._rules.schedules, "ordering": self._rules.ordering}
 
 
+_done_with: Final = quick_tuple(Done)
+
+
 def _done(reports: Sequence[Report]) -> list[Done]:
-    return [Done(dispatch_id, result) for dispatch_id, how, result, _ in reports if how is End.COMPLETED]
+    return [
+        _done_with((dispatch_id, result)) for dispatch_id, how, result, _ in reports if how is End.COMPLETED
+    ]

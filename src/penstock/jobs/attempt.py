@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.core.errors import JobStopped, JobUnavailable
 from penstock.core.intent import MAX_PAYLOAD
@@ -112,7 +113,7 @@ class Attempt:
 
 
 def perform(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> Outcome:
-    token = here.set(context := _context(facts, ties))
+    token = here.set(context := partial(_context, [], facts, ties))
     try:
         args, kwargs = function.arguments.decode(facts.payload)
         return _returned(function.run(context, args, kwargs))
@@ -123,7 +124,7 @@ def perform(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> O
 
 
 async def perform_async(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> Outcome:
-    token = here.set(context := _context(facts, ties))
+    token = here.set(context := partial(_context, [], facts, ties))
     try:
         args, kwargs = function.arguments.decode(facts.payload)
         return _returned(await function.run(context, args, kwargs))
@@ -133,20 +134,19 @@ async def perform_async(function: JobFunction[..., Any, Any], facts: Facts, ties
         here.reset(token)
 
 
-def _context(facts: Facts, ties: Ties) -> Callable[[], JobContext]:
-    made: list[JobContext] = []
+def _context(made: list[JobContext], facts: Facts, ties: Ties) -> JobContext:
+    """Few ask for it. It is one, however often it is asked for."""
+    if not made:
+        made.append(JobContext(facts, ties))
+    return made[0]
 
-    def context() -> JobContext:
-        if not made:
-            made.append(JobContext(facts, ties))
-        return made[0]
 
-    return context
+_DONE: Final = Outcome(End.COMPLETED)
 
 
 def _returned(value: Any) -> Outcome:
     if value is None:
-        return Outcome(End.COMPLETED)
+        return _DONE
     try:
         text = text_of(value)
     except Exception as error:  # noqa: BLE001  # a foreign type may raise anything

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.errors import JobStopped
 from penstock.core.job import Dispatch, Job
+from penstock.core.quick import quick_tuple
 from penstock.core.words import DispatchId, Money
 from penstock.jobs.carried import plain, text_of
 from penstock.jobs.options import money
@@ -50,18 +51,23 @@ class Facts(NamedTuple):
     checkpoint: str | None = None
 
 
+_facts: Final = quick_tuple(Facts)
+
+
 def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> Facts:
     intent, failed = job.intent, job.counters
-    return Facts(
-        intent.job_type,
-        job.job_id,
-        dispatch.dispatch_id,
-        dispatch.fence,
-        1 + failed.crash + failed.unavailable + failed.error,
-        intent.payload,
-        intent.tags,
-        intent.unit,
-        checkpoint,
+    return _facts(
+        (
+            intent.job_type,
+            job.job_id,
+            dispatch.dispatch_id,
+            dispatch.fence,
+            1 + failed.crash + failed.unavailable + failed.error,
+            intent.payload,
+            intent.tags,
+            intent.unit,
+            checkpoint,
+        )
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from penstock.core.job import Dispatch
 from penstock.core.landing import End
+from penstock.core.quick import quick_tuple
 from penstock.core.refusals import Refused
 from penstock.core.states import State
 from penstock.core.words import MILLISECOND, SECOND, DispatchId, Moment, Span
@@ -49,6 +50,10 @@ SOON: Final[Span] = 5 * MILLISECOND
 HELD: Final[Span] = 20 * MILLISECOND
 #: At least so long a stop waits for a claim that is being written.
 LANDING_SEC: Final = 0.5
+
+
+#: From the name of a dispatch and all of its outcome.
+_report: Final = quick_tuple(Report)
 
 
 class Crew:
@@ -130,7 +135,7 @@ class Crew:
                     ready, brought = brought, []
                     self._take(self._desk.claimed(ready))
                 over = self._ended(len(brought))
-                reports = [_report(*each) for each in over]
+                reports = [_report((a.facts.dispatch_id, *outcome)) for a, outcome in over]
                 room = self._free + len(over) + self._ahead() - len(brought)
                 if room <= 0 or self._closing or not self._functions:
                     self._settled(over, self._desk.end_many(reports) if over else [])
@@ -162,7 +167,7 @@ class Crew:
             Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
             for each in claimed
         ]
-        self._waiting.update((attempt.facts.dispatch_id, attempt) for attempt in attempts)
+        self._waiting.update({attempt.facts.dispatch_id: attempt for attempt in attempts})
         self._took_at = self._now() if attempts else self._took_at
         if stays and len(attempts) == 1:
             run = self.hands.lend(attempts[0])
@@ -189,7 +194,9 @@ class Crew:
 
     def settle(self) -> None:
         while over := self._ended():
-            self._settled(over, self._desk.end_many([_report(*each) for each in over]))
+            self._settled(
+                over, self._desk.end_many([_report((a.facts.dispatch_id, *outcome)) for a, outcome in over])
+            )
 
     def _ended(self, brought: int = 0) -> list[tuple[Attempt, Outcome]]:
         most = len(self.running) + len(self._waiting) + brought
@@ -263,7 +270,8 @@ class Crew:
         self._guessed = False
         self._over.append((attempt, outcome))
         # Where nothing waits behind it, at once; else when the part is full.
-        enough = not self._waiting if self._in_one else len(self._over) >= len(self._waiting)
+        in_one = self._far or self._mean_sec < BRIEF_SEC
+        enough = not self._waiting if in_one else len(self._over) >= len(self._waiting)
         if not self._rung and enough:
             self._rung = True
             self._ring()
@@ -304,7 +312,3 @@ class Crew:
                 attempt.function.name,
                 attempt.facts.job_id,
             )
-
-
-def _report(attempt: Attempt, outcome: Outcome) -> Report:
-    return Report(attempt.facts.dispatch_id, outcome.end, outcome.result, outcome.error)

@@ -18,7 +18,8 @@ from penstock.core.demand import Demand
 from penstock.core.intent import Intent, alike
 from penstock.core.job import Dispatch, Job, Kind, dispatch_id_of
 from penstock.core.landing import End, Phase
-from penstock.core.order import Offer, Ordering, Pick, Waiting, ready_at
+from penstock.core.order import Offer, Ordering, Pick, Waiting
+from penstock.core.quick import quick_tuple
 from penstock.core.retry import NONE_YET, Counters
 from penstock.core.share import Sharing
 from penstock.core.states import State
@@ -27,11 +28,14 @@ from penstock.stores.protocol import Done, Terms
 from penstock.stores.rows import intent_from, make_dispatch, make_job
 from penstock.stores.sqlite_floor import Standby
 from penstock.stores.sqlite_pages import Pages
+from penstock.stores.sqlite_sums import Lease
 
 __all__ = ["complete", "take"]
 
 #: What picks that are taken together have in common.
 _KIND: Final = attrgetter("demand", "offer")
+_FIRST: Final = "1"
+_a_lease: Final = quick_tuple(Lease)
 #: As they are written: a word costs the encoder half of what the enumeration's member does.
 _DISPATCHING, _RUNNING, _DONE = str(Kind.DISPATCHING), str(Kind.RUNNING), str(Kind.DONE)
 _DISPATCHED, _RUNS, _IS_DONE, _COMPLETED = (
@@ -83,8 +87,8 @@ def _reserve(
         dispatch_id = dispatch_id_of(job_id, fence)
         pages.tell((now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", str(fence), None))
         pages.take_job(no, State.DISPATCHING, fence, n)
-        pages.add_dispatch(
-            (dispatch_id, no, demand_no, addon_id, host, fence, cost, phase, now, None, until, ends_at, None, None, "", batch)
+        pages.add_dispatches(
+            [(dispatch_id, no, demand_no, addon_id, host, fence, cost, phase, now, None, until, ends_at, None, None, "", batch)]
         )  # fmt: skip
         made.append(
             make_dispatch(
@@ -108,20 +112,27 @@ def _lease(
 ) -> list[Dispatch]:
     """They run from now on, and whoever runs them is given the jobs as well, which have just been looked at."""
     addon_id, cost, until, worker = demand.addon_id, demand.cost_units, now + terms.lease_for, terms.worker
-    made, demand_no, phase, batch = [], pages.number(demand), Phase.LEASED, pages.batch
-    started = _Started(pages, [pick[0].no for pick in picks], demand)
+    demand_no, phase, batch, per_point = (
+        pages.number(demand),
+        Phase.LEASED,
+        pages.batch,
+        ordering.aging.per_point,
+    )
+    made, rows, events, started = [], [], list[tuple[Any, ...]](), _Started(pages, picks, demand)
     for waiting, _, _, ends_at in picks:
-        no, job_id, _, turn, fence, *_ = waiting
-        its, fence = standby[no], fence + 1
-        n, attempt, dispatch_id = its.events + 1, str(fence), dispatch_id_of(job_id, fence)
-        since = ready_at(turn, waiting.priority, ordering.aging)
-        pages.tell(
-            (now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", attempt, None),
-            (now, _RUNNING, job_id, n + 1, _RUNS, "", attempt, running_data(worker, now - since)),
+        no, job_id, priority, turn, fence, _, _, _ = waiting
+        its, fence, attempt, stop_at, stop_for = standby[no], fence + 1, _FIRST, None, None
+        if fence > 1:
+            attempt = str(fence)
+        dispatch_id, n, since = DispatchId(f"{job_id}.{attempt}"), its.events, turn + priority * per_point
+        if its.max_runtime_sec is not None or its.max_active_sec is not None:
+            stop_at, stop_for = stop_moment(its.max_runtime_sec, its.max_active_sec, its.active, now)
+        events += (
+            (now, _DISPATCHING, job_id, n + 1, _DISPATCHED, "admitted", attempt, None),
+            (now, _RUNNING, job_id, n + 2, _RUNS, "", attempt, running_data(worker, now - since)),
         )
-        stop_at, stop_for = stop_moment(its.max_runtime_sec, its.max_active_sec, its.active, now)
-        pages.take_job(no, State.RUNNING, fence, n + 1)
-        pages.add_dispatch(
+        pages.take_job(no, State.RUNNING, fence, n + 2)
+        rows.append(
             (dispatch_id, no, demand_no, addon_id, host, fence, cost, phase, now, now, until, ends_at, stop_at, stop_for, worker, batch)
         )  # fmt: skip
         made.append(
@@ -130,45 +141,42 @@ def _lease(
                 stop_at, stop_for, None, worker, 0, None, None, None, None, None
             )
         )  # fmt: skip
+        pages.leased(dispatch_id, _a_lease((no, n + 2, demand_no, host, now, until)))
         pages.started[dispatch_id] = started.job(waiting, its, dispatch_id, fence, since)
+    pages.tell(*events)
+    pages.add_dispatches(rows)
     return made
 
 
 class _Started:
     """Jobs for whoever runs them, as they are after their start. Most that start together differ by their payload alone."""
 
-    def __init__(self, pages: Pages, nos: list[int], demand: Demand) -> None:
+    def __init__(self, pages: Pages, picks: Sequence[Pick], demand: Demand) -> None:
         self._fresh, self._demand = pages.fresh, demand
-        self._said = pages.said([no for no in nos if no not in pages.fresh])
+        self._said = pages.said([waiting.no for waiting, *_ in picks if waiting.no not in pages.fresh])
         self._like: Any = None
         self._make: Callable[[str], Intent] | None = None
 
     def job(self, waiting: Waiting, its: Standby, dispatch_id: DispatchId, fence: int, since: Moment) -> Job:
-        no, job_id, *_ = waiting
+        no, job_id, priority, _, _, expected, _, _ = waiting
         intent = self._fresh.get(no)
         if intent is not None:  # submitted at this moment too
             return make_job(
                 no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
                 None, None, None
             )  # fmt: skip
-        failed = NONE_YET
-        if its.crash or its.unavailable or its.error:
-            failed = Counters(its.crash, its.unavailable, its.error, 0)
-        return make_job(
-            no, job_id, self._intent(waiting, its), State.RUNNING, its.created_at, its.ready_at, its.not_before, fence, dispatch_id, failed,
-            its.active, its.spent, its.spent_before, its.progress, "", "{}", None, None, None
-        )  # fmt: skip
-
-    def _intent(self, waiting: Waiting, its: Standby) -> Intent:
-        _, payload, *said = self._said[waiting.no]
-        edited = (
-            waiting.priority, its.earliest_start_at, its.deadline_at, waiting.expected_sec, its.max_runtime_sec,
-            its.max_active_sec, its.idempotency_key,
-        )  # fmt: skip
+        (_, max_runtime, max_active, active, created_at, ready_at, not_before, crash, unavailable, error,
+         spent, spent_before, progress, earliest, deadline, key) = its  # fmt: skip
+        _, payload, *said = self._said[no]
+        edited = (priority, earliest, deadline, expected, max_runtime, max_active, key)
         if self._make is None or (edited, said) != self._like:
             self._like = edited, said
             self._make = alike(intent_from(self._demand, edited, ("", *said)))
-        return self._make(payload)
+        failed = Counters(crash, unavailable, error, 0) if crash or unavailable or error else NONE_YET
+        return make_job(
+            no, job_id, self._make(payload), State.RUNNING, created_at, ready_at, not_before, fence, dispatch_id, failed,
+            active, spent, spent_before, progress, "", "{}", None, None, None
+        )  # fmt: skip
 
 
 def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) -> list[bool]:
@@ -177,6 +185,7 @@ def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) 
     answers = [False] * len(done)
     jobs, plain = pages.updates("complete_job"), list[str]()
     freed: Counter[tuple[str, int]] = Counter()
+    events: list[tuple[Any, ...]] = []
     for at, no, n, demand_no, host, started_at in pages.leases([each[0] for each in done], now):
         dispatch_id, result = done[at]
         answers[at] = True
@@ -186,8 +195,9 @@ def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) 
             pages.update("complete_dispatch", dispatch_id, now, result, pages.batch)
         jobs.setdefault((n + 1, now, max(0, now - started_at)), []).append(no)
         job_id, _, attempt = dispatch_id.rpartition(".")
-        pages.tell((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
+        events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
         freed[host, demand_no] += 1
+    pages.tell(*events)
     if plain:
         pages.updates("complete_dispatch").setdefault((now, None, pages.batch), []).extend(plain)
     for (host, demand_no), n in freed.items():

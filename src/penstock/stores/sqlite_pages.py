@@ -24,7 +24,7 @@ from penstock.stores.rows import listed
 from penstock.stores.sqlite_file import one, statements
 from penstock.stores.sqlite_floor import Demands, NewJob, TableFloor, read_books
 from penstock.stores.sqlite_sets import insert, update
-from penstock.stores.sqlite_sums import Held, Sums
+from penstock.stores.sqlite_sums import Held, Lease, Sums
 from penstock.stores.trail import pack
 
 __all__ = ["NO_JOB", "Pages", "Told"]
@@ -75,8 +75,8 @@ class Pages:
         else:
             self._jobs[no] = new._replace(state=state, line=None, fence=fence, events=events)
 
-    def add_dispatch(self, row: tuple[Any, ...]) -> None:
-        self._dispatches.append(row)
+    def add_dispatches(self, rows: list[tuple[Any, ...]]) -> None:
+        self._dispatches += rows
 
     def number(self, demand: Demand) -> int:
         return self._demands.number(self._con, demand)
@@ -122,8 +122,21 @@ class Pages:
         self.touched.add(demand.addon_id)
         return demand
 
-    def leases(self, dispatch_ids: Sequence[str], now: Moment) -> list[_Lease]:
-        """Those under which a job runs, as one text: see `sqlite_many`."""
+    def leased(self, dispatch_id: DispatchId, lease: Lease) -> None:
+        self._sums.leases[dispatch_id] = lease
+
+    def forget_leases(self) -> None:
+        """Before anything moves or notes something of a job otherwise than by its completion."""
+        self._sums.leases.clear()
+
+    def leases(self, dispatch_ids: Sequence[DispatchId], now: Moment) -> list[_Lease]:
+        """
+        Those under which a job runs. Most were leased by this writer, which knows them still; the others are read, as one text: see `sqlite_many`.
+        Each is known once: who is completed twice is looked up.
+        """
+        known = [self._sums.leases.pop(dispatch_id, None) for dispatch_id in dispatch_ids]
+        if None not in known:
+            return [(at, *lease[:5]) for at, lease in enumerate(known) if lease and lease.expires_at > now]
         values = {"ids": listed(dispatch_ids), "now": now}
         (text,) = one(self._con, "leases_to_complete", values)
         return _leases(text)

@@ -1,5 +1,5 @@
 """
-Marks, ledger, accounts, and how many jobs are in which state.
+Marks, ledger, accounts, how many jobs are in which state, and leases that were given out.
 
 The writer keeps them from one commit to the next. SQLite says whether somebody else has written since, and only then they are read
 again: half of what a single job had to read was what the commit before it had written.
@@ -8,7 +8,7 @@ again: half of what a single job had to read was what the commit before it had w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 import msgspec
@@ -16,10 +16,10 @@ import msgspec
 from penstock.core.books import EVERYTHING
 from penstock.core.share import Account
 from penstock.core.states import State
-from penstock.core.words import AddonId
+from penstock.core.words import AddonId, DispatchId, Moment
 from penstock.stores.sqlite_file import one, query
 
-__all__ = ["Accounts", "Held", "Sums", "read_ledger"]
+__all__ = ["Accounts", "Held", "Lease", "Sums", "read_ledger"]
 
 #: Units and how many, by row of the ledger.
 Held: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
@@ -57,6 +57,17 @@ def read_ledger(con: apsw.Connection) -> dict[tuple[str, str], tuple[int, int]]:
     return {(scope, name): (units, running) for scope, name, units, running in query(con, "ledger")}
 
 
+class Lease(NamedTuple):
+    """Of an attempt, all that its completion goes by."""
+
+    no: int
+    events: int
+    demand_no: int
+    host: str
+    started_at: Moment
+    expires_at: Moment
+
+
 class Sums:
     def __init__(self, con: apsw.Connection) -> None:
         self._con = con
@@ -71,6 +82,8 @@ class Sums:
         self._ledger: dict[tuple[str, str], tuple[int, int]] | None = None
         self._queued: dict[str, int] | None = None
         self._jobs: dict[str, dict[str, int]] = {}
+        #: What was leased here and not touched since by anything but its completion.
+        self.leases: dict[DispatchId, Lease] = {}
 
     def begin(self) -> None:
         """Inside a transaction that nobody else can write beside."""

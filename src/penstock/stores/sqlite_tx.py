@@ -231,7 +231,7 @@ class Transaction(Upkeep):
         dispatch_id = DispatchId(f"{self._new_id()}.0")
         made = new_dispatch(dispatch_id, None, demand, Offer.LEASE, terms, host=host, now=now)
         demand_no = self._demands.number(self._con, demand)
-        self._pages.add_dispatch((*dispatch_row(made, None, demand_no), None))
+        self._pages.add_dispatches([(*dispatch_row(made, None, demand_no), None)])
         self._pages.hold(host, demand_no, 1)
         self._pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
         self._pages.note(now, Note(Kind.ADMITTED), NO_JOB, dispatch_id)
@@ -243,6 +243,7 @@ class Transaction(Upkeep):
         return complete(self._pages, done, self._ordering.sharing, self._now)
 
     def apply(self, changes: Sequence[Change]) -> list[bool]:
+        self._pages.forget_leases()
         self._pages.flush_rows()
         jobs = self._rows(JOBS, [change.job.job_id for change in changes if change.job is not None])
         dispatches = self._rows(
@@ -335,6 +336,7 @@ class Transaction(Upkeep):
     # renew
 
     def renew(self, beats: Iterable[Beat], tell: Tell) -> list[Standing | None]:
+        self._pages.forget_leases()
         self._pages.flush_rows()
         return [renew(self._con, self._pages, beat, tell, self._now) for beat in beats]
 

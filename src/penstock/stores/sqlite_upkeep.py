@@ -84,6 +84,7 @@ class Upkeep:
         return last or 0
 
     def shift(self, by: Span) -> int:
+        self._pages.forget_leases()
         self._pages.flush_rows()
         self._con.execute(self._sql["shift"], {"by": by})
         self._pages.note(self._now, Note(Kind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
