@@ -232,7 +232,7 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda store: store.live())
         self.both(lambda store: store.events(0, 10_000))
         self.both(lambda store: store.addons())
-        self.both(lambda store: store.alarm())
+        self.alarms_agree()
         self.both(
             lambda store: sorted((str(o.due), str(o.job and o.job.job_id)) for o in store.overdue(1_000))
         )
@@ -240,6 +240,9 @@ class Twins(RuleBasedStateMachine):
         for job in jobs:
             self.both(lambda store: (store.attempts(job.job_id), store.checkpoint(job.job_id)))  # noqa: B023
         assert self.both(lambda store: store.audit()) == []
+
+    def alarms_agree(self):
+        self.both(lambda store: store.alarm())
 
     def teardown(self):
         for store in getattr(self, "stores", []):
@@ -250,6 +253,11 @@ class Twins(RuleBasedStateMachine):
 
 class ServerTwins(Twins):
     place = None
+
+    def alarms_agree(self):
+        """A renewal does not move what a flight says of its leases: the server may ask to be looked at too soon, and never too late."""
+        expected, found = (store.alarm() for store in self.stores)
+        assert found == expected or self.now < found < expected
 
     def other(self):
         from penstock.stores.postgres import PostgresStore

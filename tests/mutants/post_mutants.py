@@ -226,8 +226,8 @@ MUTANTS = [
     planted(
         "a job waits from when the last one like it came",
         "stores/sqlite_tx",
-        "if like != self._like or now != self._like_at:",
-        "if like != self._like:",
+        "        elif now != self._like_at:\n",
+        "        elif now < self._like_at:\n",
         ("tests/contract/test_submit.py", "tests/contract/test_differential.py"),
     ),
 ]

@@ -283,8 +283,8 @@ MUTANTS = [
     planted(
         "jobs that come together share what is not the same",
         "stores/sqlite_tx.py",
-        "if like != self._like or now != self._like_at:",
-        "if self._like is None or now != self._like_at:",
+        "        if like != self._like:\n",
+        "        if self._like is None:\n",
         ("tests/contract/test_submit.py", "tests/contract/test_differential.py"),
     ),
     planted(

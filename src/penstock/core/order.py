@@ -240,8 +240,13 @@ class _Round:
         self.shares: dict[str, float] = {}
 
     def run(self, most_leases: int | None, most_picks: int) -> Verdict:
-        heads = [head for lane in self._lanes() if (head := self._head(lane)) is not None]
-        heapify(heads)
+        lanes = list(self._lanes())
+        if len(lanes) == 1:  # nobody to be compared with, so nothing is reckoned for it
+            head = self._only(lanes[0])
+            heads = [] if head is None else [head]
+        else:
+            heads = [head for lane in lanes if (head := self._head(lane)) is not None]
+            heapify(heads)
         leases = 0
         while heads and len(self.verdict.picks) < most_picks and leases != most_leases:
             head = heads[0]
@@ -249,7 +254,7 @@ class _Round:
             if demand.addon_id in self.closed:
                 heappop(heads)
                 continue
-            alone = len(heads) == 1  # nobody to be compared with, so nothing is reckoned for it
+            alone = len(heads) == 1  # by now
             most = most_picks - len(self.verdict.picks)
             if most_leases is not None and lane.offer is Offer.LEASE:
                 most = min(most, most_leases - leases)
@@ -292,6 +297,10 @@ class _Round:
         its_band = band(waiting.turn, self.now, self.ordering.aging)
         share = self._share(line.demand)
         return _Head(-its_band, not line.urgent, share, waiting.turn, waiting.no, lane, waiting)
+
+    def _only(self, lane: _Lane) -> _Head | None:
+        waiting = next(lane.line.jobs, None)
+        return None if waiting is None else _Head(0, False, 0.0, waiting.turn, waiting.no, lane, waiting)
 
     def _behind(self, head: _Head) -> _Head | None:
         waiting = next(head.lane.line.jobs, None)

@@ -224,6 +224,10 @@ class TableFloor:
 def _lines_of(jobs: Iterable[NewJob]) -> dict[_Key, list[NewJob]]:
     """As the file would have them: by line, and by turn in each."""
     lines: dict[_Key, list[NewJob]] = {}
+    jobs = tuple(jobs)
+    if len(jobs) == 1:
+        [job] = jobs
+        return {(job.demand, job.line): [job]} if job.line else {}
     for job in jobs:
         if job.line:
             lines.setdefault((job.demand, job.line), []).append(job)

@@ -176,13 +176,13 @@ class Transaction(Upkeep):
 
     def _insert(self, intent: Intent, job_id: JobId) -> Receipt:
         now, no, like = self._now, self._pages.next_no(), all_but_payload(intent)
-        if like != self._like or now != self._like_at:
-            its_place = place(intent, now, None, self._ordering, self._demand if like == self._like else None)
-            demand_no = self._demands.number(self._con, its_place.demand)
-            row = job_row(no, job_id, intent, its_place, demand_no=demand_no, now=now)
-            addon_id, demand_no, line, *rest = row[2:]
-            self._like, self._like_at, self._demand = like, now, its_place.demand
-            self._rest = line, (addon_id, demand_no, *rest), intent_row(no, intent)[2:]
+        if like != self._like:
+            self._put_into_rows(intent, like)
+        elif now != self._like_at:
+            if intent.earliest_start_at is not None or intent.deadline_at is not None:
+                self._put_into_rows(intent, like, self._demand)
+            else:
+                self._move_rows_to(now)
         line, of_job, of_intent = self._rest
         job = NewJob(no, job_id, self._pages.batch, State.QUEUED, line, 0, 1, *of_job)
         self._pages.add_job(job, (no, intent.payload, *of_intent))
@@ -190,6 +190,21 @@ class Transaction(Upkeep):
         self._pages.tally[intent.addon_id, State.QUEUED] += 1
         self._pages.tell((now, _SUBMITTED, job_id, 1, _QUEUED, "", None, None))
         return Receipt(job_id, State.QUEUED, created=True)
+
+    def _put_into_rows(self, intent: Intent, like: Any, demand: Demand | None = None) -> None:
+        now = self._now
+        its_place = place(intent, now, None, self._ordering, demand)
+        demand_no = self._demands.number(self._con, its_place.demand)
+        row = job_row(0, JobId(""), intent, its_place, demand_no=demand_no, now=now)
+        addon_id, demand_no, line, *rest = row[2:]
+        self._like, self._like_at, self._demand = like, now, its_place.demand
+        self._rest = line, (addon_id, demand_no, *rest), intent_row(0, intent)[2:]
+
+    def _move_rows_to(self, now: Moment) -> None:
+        """Of a job that may start at once and has no deadline: all of its moments are this one."""
+        line, (addon_id, demand_no, turn, _, urgent_at, priority, _, *rest), of_intent = self._rest
+        of_job = (addon_id, demand_no, turn + now - self._like_at, now, urgent_at, priority, now, *rest)
+        self._like_at, self._rest = now, (line, of_job, of_intent)
 
     # admit
 
