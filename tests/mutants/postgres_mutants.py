@@ -14,6 +14,7 @@ SUBMIT = "penstock/stores/postgres_submit.py"
 PAGES = "penstock/stores/postgres_pages.py"
 EVENTS = "penstock/stores/trail.py"
 CALLER = "penstock/stores/postgres_caller.py"
+FLOOR = "penstock/stores/postgres_floor.py"
 SCHEMA = "penstock/stores/postgres_schema.py"
 STORE = "penstock/stores/postgres.py"
 BELL = "penstock/stores/postgres_bell.py"
@@ -78,4 +79,8 @@ MUTANTS = [
     found_by_contract("an event counts in a row where nobody looks", APPLY, "            self.run.moved, self.run.events = True, self.events\n", "            self.run.moved = True\n"),
     found_in("schema", "a plan is kept for as long as its connection", WIRE, "ANEW: Final = frozenset({16, 128, 1_024})", "ANEW: Final = frozenset({0})"),
     found_in("places", "what ran when the schema came is in no flight", STEP, "LEFT JOIN penstock.flight f ON d.phase <> 'ended'", "LEFT JOIN penstock.flight f ON d.phase = 'ended'"),
+    found_in("many", "sums that have not changed are written anew", PAGES, "            if units or running\n", ""),
+    found_in("many", "jobs that hold the same units as others before them are not counted", PAGES, "            if units or running\n", "            if units\n"),
+    found_in("many", "rounds behind each other pass over what was put first", STORE, "        self._turns.admitting.appetite.disturbed()\n        self._committed(any(", "        self._committed(any("),
+    found_in("many", "a line that nobody knew waits for a look at everything", FLOOR, "if b > a + 1]", "if b < a]"),
 ]  # fmt: skip

@@ -113,6 +113,7 @@ class PostgresStore(PostgresReads):
         with borrowed(connection, self._link.sql) as session:
             [receipts] = self._submitting.run(session, [submission], exact=False)
             session.leave("ring", {"channel": self._bell.channel, "by": ""})
+            self._turns.admitting.appetite.disturbed()
             return receipts
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
@@ -121,6 +122,7 @@ class PostgresStore(PostgresReads):
     def _submit_all(self, submissions: list[Submission]) -> list[list[Receipt]]:
         self._submitting.prepare(submissions)
         receipts = self._link.transact(lambda session: self._submitting.run(session, submissions))
+        self._turns.admitting.appetite.disturbed()
         self._committed(any(receipt.created for answer in receipts for receipt in answer))
         return receipts
 
@@ -242,6 +244,7 @@ class PostgresStore(PostgresReads):
     def reorder(self, aging: Aging, after: int, limit: int) -> int:
         values = {"after": after, "most": limit, "per_point": aging.per_point}
         [(last,)] = self._link.transact(lambda session: session.ask("reorder", values))
+        self._turns.admitting.appetite.disturbed()
         return int(last)
 
     def shift(self, by: Span) -> int:  # noqa: ARG002 - the protocol's

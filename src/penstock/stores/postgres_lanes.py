@@ -91,6 +91,7 @@ class TurnLane:
                 turn = self.admitting.turn(changes, admissions)
             else:
                 turn = Turn(*link.transact(lambda session: self._applying.run(session, changes)))
+            self.admitting.appetite.disturbed()
         self._committed(turn.told)
         answers, started = iter(turn.answers), iter(turn.started)
         return [next(started if isinstance(op, Admission) else answers) for op in ops]

@@ -89,19 +89,36 @@ WITH RECURSIVE active (demand) AS (
     SELECT (SELECT queue.demand FROM penstock.queue WHERE line > 0 AND queue.demand > active.demand ORDER BY queue.demand LIMIT 1)
     FROM active WHERE active.demand IS NOT NULL
 )
-SELECT active.demand, standing, j.*, extract(epoch FROM clock_timestamp() - statement_timestamp())
+SELECT active.demand, standing, j.*
 FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
     FROM penstock.queue WHERE queue.demand = active.demand AND queue.line = standing AND queue.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
-WHERE active.demand IS NOT NULL;
+WHERE active.demand IS NOT NULL
+UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: heads_from
--- The same of lines that are known, from where their first one was.
-SELECT known.demand, known.line, j.*, extract(epoch FROM clock_timestamp() - statement_timestamp())
-FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (demand, line, turn, no) CROSS JOIN LATERAL (
+-- The same of lines that are known, from where their first one was; and of those that have come between them, from the beginning.
+WITH RECURSIVE known AS MATERIALIZED (
+    SELECT * FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (demand, line, turn, no)),
+new (demand, upto) AS (
+    SELECT (SELECT demand FROM penstock.queue WHERE line > 0 AND demand > gap.behind AND demand < gap.upto ORDER BY demand LIMIT 1), gap.upto
+    FROM unnest(%s::integer[], %s::integer[]) AS gap (behind, upto)
+    UNION ALL
+    SELECT (SELECT queue.demand FROM penstock.queue WHERE line > 0 AND queue.demand > new.demand AND queue.demand < new.upto
+            ORDER BY queue.demand LIMIT 1), new.upto
+    FROM new WHERE new.demand IS NOT NULL
+),
+lines AS (
+    SELECT * FROM known UNION ALL SELECT demand, standing, -9223372036854775808, 0 FROM new CROSS JOIN (VALUES (1), (2)) AS two (standing)
+    WHERE demand IS NOT NULL)
+SELECT lines.demand, lines.line, j.*
+FROM lines CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
-    FROM penstock.queue WHERE queue.demand = known.demand AND queue.line = known.line AND queue.line > 0 AND (queue.turn, queue.no) >= (known.turn, known.no)
-    ORDER BY turn, no LIMIT %s) AS j;
+    FROM penstock.queue WHERE queue.demand = lines.demand AND queue.line = lines.line AND queue.line > 0 AND (queue.turn, queue.no) >= (lines.turn, lines.no)
+    ORDER BY turn, no LIMIT %s) AS j
+UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: in_line
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
