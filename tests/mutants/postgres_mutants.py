@@ -17,6 +17,7 @@ CALLER = "penstock/stores/postgres_caller.py"
 FLOOR = "penstock/stores/postgres_floor.py"
 SCHEMA = "penstock/stores/postgres_schema.py"
 STORE = "penstock/stores/postgres.py"
+LANES = "penstock/stores/postgres_lanes.py"
 BELL = "penstock/stores/postgres_bell.py"
 CONTRACT = ("tests/contract", "-kpostgres")
 
@@ -44,7 +45,7 @@ MUTANTS = [
     found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and limits and any(", "if not exact and limits and any("),
     found_in("many", "a deadlock is the caller's problem", LINK, "errors.DeadlockDetected, ", ""),
     found_in("many", "two who use a key at once see a broken index", LINK, ", errors.UniqueViolation):", "):"),
-    found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (batch, size, events)\n         SELECT * FROM", "INSERT INTO penstock.trail (batch, size, events, until)\n         SELECT *, size + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM"),
+    found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (batch, size, events)\n    SELECT batch, %(size)s::integer, %(events)s::text FROM", "INSERT INTO penstock.trail (batch, size, events, until)\n    SELECT batch, %(size)s::integer, %(events)s::text, %(size)s::integer + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM"),
     found_in("many", "backslashes are JSON's", WIRE, '    if b"\\\\" in text:\n', '    if b"\\0" in text:\n'),
     found_in("caller", "numbers follow the drawing, not the commit", SQL, "    UPDATE penstock.trail SET until = (SELECT value FROM penstock.mark WHERE name = 'event') + new.upto\n", "    UPDATE penstock.trail SET until = new.batch * 100\n"),
     found_in("caller", "ours is committed for the caller", CALLER, "    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:\n", "    if con.closed:\n"),
@@ -53,6 +54,15 @@ MUTANTS = [
     found_in("caller", "nobody is told after the caller's commit", STORE, '            session.leave("ring", {"channel": self._bell.channel, "by": ""})\n', ""),
     found_in("outages", "a dead connection is the caller's problem", LINK, "                if error.sqlstate not in _GONE or dead:\n", "                if dead >= 0:\n"),
     found_in("outages", "an unanswered commit is written again", LINK, 'return bool(fate == "committed")', "return False"),
+    found_in("outages", "an unanswered submit is not made again", LINK, "                self._make_sure(lambda: self._send_once(name, values))\n", "                pass\n"),
+    found_in("outages", "what meets itself is refused", LINK, "            except errors.UniqueViolation:\n                return None\n", ""),
+    found_in("outages", "a dead connection is one that may have committed", LINK, "            con.look()\n", ""),
+    found_in("outages", "what may have been written is written again", "penstock/stores/writer.py", " or _perhaps_written(error):", ":"),
+    found_in("submits", "a statement's answer is taken for its commit's", WIRE, "        for result in left:  # of a transaction whose statements were all well, and its commit was not\n            _check(result)\n", ""),
+    found_in("submits", "a submit overtakes what was handed in before", LANES, "if self._closed or not self._writer.idle:", "if self._closed:"),
+    found_in("submits", "every piece tells of all", SUBMIT, "_NOTHING_TOLD if behind < len(self._taken) else", ""),
+    found_in("notices", "a notice is waited for", WIRE, "        if behind and _failure(results) is not None:\n", "        if behind:\n"),
+    found_in("notices", "what was not told is told alone", BELL, "        self._due = False  # it tells of all that was committed before\n", ""),
     found_in("outages", "the time stops with the server", LINK, "            if not known:\n                raise\n", "            raise\n"),
     found_in("schema", "two make the schema at once", SCHEMA, '            con.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])\n', ""),
     found_in("schema", "a newer schema is used", SCHEMA, 'marks["needs"] > known', 'marks["needs"] < 0'),

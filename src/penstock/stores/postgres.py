@@ -25,7 +25,7 @@ from penstock.stores.postgres_admit import Admitting
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed, retried
 from penstock.stores.postgres_complete import Completion
-from penstock.stores.postgres_lanes import Group, TurnLane, answered
+from penstock.stores.postgres_lanes import Group, SubmitLane, TurnLane, answered
 from penstock.stores.postgres_link import Link, Manners, Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
 from penstock.stores.postgres_reads import PostgresReads
@@ -89,7 +89,7 @@ class PostgresStore(PostgresReads):
         self._holder: str | None = None
         self._rings: list[Callable[[], None]] = []
         self._bell = Bell(link, self._heard, by_notice=not manners.pooler)
-        self._submits = Writer(lambda: Group(self._submit_all))
+        self._submits = SubmitLane(self._submit_all)
         admitting = Admitting(link, self._demands, self._ordering, new_id=new_id, keep=self._keep)
         self._turns = TurnLane(admitting, self._committed)
         self._beats = Writer(lambda: Group(self._renew_all))
@@ -97,7 +97,7 @@ class PostgresStore(PostgresReads):
     # writes
 
     def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        return self.submit_soon(intents, depth).result()
+        return self._submits.here(Submission(intents, depth))
 
     def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         """
@@ -117,11 +117,11 @@ class PostgresStore(PostgresReads):
             return receipts
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        return self._submits.soon(lambda group: group.add(Submission(intents, depth)))
+        return self._submits.soon(Submission(intents, depth))
 
     def _submit_all(self, submissions: list[Submission]) -> list[list[Receipt]]:
         self._submitting.prepare(submissions)
-        receipts = self._link.transact(lambda session: self._submitting.run(session, submissions))
+        receipts = self._submitting.submit(submissions)
         self._turns.admitting.appetite.disturbed()
         self._committed(any(receipt.created for answer in receipts for receipt in answer))
         return receipts
@@ -317,8 +317,8 @@ class PostgresStore(PostgresReads):
 
     def close(self) -> None:
         self._turns.close()
-        for lane in (self._submits, self._beats):
-            lane.close()
+        self._submits.close()
+        self._beats.close()
         self._bell.close()
         self._link.close()
 

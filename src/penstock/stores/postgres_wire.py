@@ -70,7 +70,10 @@ class Exchange(Protocol):
     def exchange(
         self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
     ) -> list[list[Any]]:
-        """The rows of each. When one fails those after it are not run, and its failure is raised, unless it is one of those `behind`."""
+        """
+        The rows of each. When one fails those after it are not run, and its failure is raised. Without a BEGIN before it all of them are one
+        transaction. Those `behind` are another: what becomes of it is of no account, and nobody waits for it.
+        """
         ...
 
 
@@ -106,39 +109,83 @@ class Connection(psycopg.Connection[TupleRow]):
         self._names = count(1)
         self._ready = poll()
         self._ready.register(pgconn.socket, POLLIN)
+        #: What went out behind the last round trip, and has perhaps not been answered yet.
+        self._owed: list[_Sent] = []
+
+    @property
+    def owes(self) -> bool:
+        """An answer, and nothing else: what was asked before is over, and was successful."""
+        return bool(self._owed)
 
     def exchange(
         self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
     ) -> list[list[Any]]:
         """All of them in one round trip."""
         pgconn = self.pgconn
-        self._new.clear()
+        if any(one.first for one in self._owed):  # it is not known yet whether that was prepared
+            self._settle()
         try:
             pgconn.enter_pipeline_mode()
-            sent = [self._send(*call) for call in (*calls, *behind)]
-            pgconn.pipeline_sync()
-            results = iter(self._receive())
-            pgconn.exit_pipeline_mode()
+            sent, owed = self._send_all(calls), self._owed
+            self._owed = self._send_all(behind) if behind else []
+            if owed:
+                self._receive()
+            results = self._receive()
+            if not behind:
+                pgconn.exit_pipeline_mode()
         except BaseException:
             self.close()  # nobody knows what is still on its way
             raise
-        answers = [
-            self._rows(results, asked, known, first)
-            for (asked, _), (known, first) in zip(calls, sent, strict=False)
-        ]
-        with suppress(psycopg.Error):
-            for (asked, _), (known, first) in zip(behind, sent[len(calls) :], strict=True):
-                self._rows(results, asked, known, first)
+        if behind and _failure(results) is not None:
+            self._settle()
+        left = iter(results)
+        answers = [self._rows(left, one) for one in sent]
+        for result in left:  # of a transaction whose statements were all well, and its commit was not
+            _check(result)
         return answers
 
-    def _send(self, asked: Statement, values: Values) -> tuple[_Known, int]:
-        """With how many answers come before its own."""
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """psycopg's own ways find the connection as they expect it."""
+        self._settle()
+        return super().cursor(*args, **kwargs)
+
+    def transaction(self, *args: Any, **kwargs: Any) -> Any:
+        self._settle()
+        return super().transaction(*args, **kwargs)
+
+    def _settle(self) -> None:
+        """Take in what is owed. That it failed is of no account; that the connection is gone is."""
+        if not self._owed:
+            return
+        try:
+            results, owed = iter(self._receive()), self._owed
+            self._owed = []
+            self.pgconn.exit_pipeline_mode()
+        except BaseException:
+            self.close()
+            raise
+        with suppress(psycopg.Error):
+            for one in owed:
+                self._rows(results, one)
+
+    def look(self) -> None:
+        """Raises what an exchange would if the server has gone already. Nothing has been sent then."""
+        while self._ready.poll(0):
+            self.pgconn.consume_input()
+
+    def _send_all(self, calls: Sequence[tuple[Statement, Values]]) -> list[_Sent]:
+        self._new.clear()
+        sent = [self._send(*call) for call in calls]
+        self.pgconn.pipeline_sync()
+        return sent
+
+    def _send(self, asked: Statement, values: Values) -> _Sent:
         if callable(values):
             self.pgconn.flush()
         bound = asked.bind(values)
         if not (self.prepares and asked.prepared):
             self.pgconn.send_query_params(asked.text, bound, result_format=Format.BINARY)
-            return _Known(b"", self), 0
+            return _Sent(asked, _Known(b"", self), 0)
         known, first = self._new.get(asked.text) or self._known.get(asked.text), 0
         if known is None:
             known, first = self._prepare(asked, 0), 1
@@ -149,7 +196,7 @@ class Connection(psycopg.Connection[TupleRow]):
             known, first = self._prepare(asked, known.uses), 2
         known.uses += 1
         self.pgconn.send_query_prepared(known.name, bound, result_format=Format.BINARY)
-        return known, first
+        return _Sent(asked, known, first)
 
     def _prepare(self, asked: Statement, uses: int) -> _Known:
         known = self._new[asked.text] = _Known(b"penstock_%d" % next(self._names), self, uses)
@@ -183,14 +230,22 @@ class Connection(psycopg.Connection[TupleRow]):
         if ready & ~POLLOUT:
             self.pgconn.consume_input()
 
-    def _rows(self, results: Iterator[PGresult], asked: Statement, known: _Known, first: int) -> list[Any]:
-        if first:
-            for _ in range(first):
+    def _rows(self, results: Iterator[PGresult], sent: _Sent) -> list[Any]:
+        if sent.first:
+            for _ in range(sent.first):
                 _check(next(results))
-            self._known[asked.text] = known
+            self._known[sent.asked.text] = sent.known
         result = next(results)
         _check(result)
-        return known.load(result)
+        return sent.known.load(result)
+
+
+class _Sent(NamedTuple):
+    """`first`: how many answers come before its own."""
+
+    asked: Statement
+    known: _Known
+    first: int
 
 
 def _check(result: PGresult) -> None:

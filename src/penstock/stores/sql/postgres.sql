@@ -49,22 +49,30 @@ SELECT addon_id, sum(jobs)::bigint FROM penstock.tally WHERE state = 'QUEUED' GR
 SELECT addon_id, idempotency_key, job_id, state, body_hash FROM penstock.whole
 WHERE (addon_id, idempotency_key) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
 
--- name: add_jobs
--- Most that are submitted together are alike but for their names and payloads, so the rest comes once for each `kind` of them.
-WITH new AS MATERIALIZED (
+-- name: submit_jobs
+-- Most that are submitted together are alike but for their names and payloads, so the rest comes once for each `kind` of them. One statement, which where it
+-- comes alone is a transaction by itself: then it also draws the batch that it is told in. Of several for one batch the last one tells.
+WITH drawn AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock.batch')) AS batch),
+new AS MATERIALIZED (
     SELECT nextval('penstock.job_no') AS no, * FROM unnest(%(ids)s::text[], %(payloads)s::text[], %(kinds)s::integer[]) AS new (job_id, payload, kind)),
 queued AS (
     INSERT INTO penstock.queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
                                 max_runtime_sec, max_active_sec)
     SELECT no, job_id, (%(demand)s::integer[])[kind], (%(line)s::smallint[])[kind], (%(turn)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
            (%(urgent_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind], (%(priority)s::integer[])[kind], 0, 1,
-           (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind] FROM new)
+           (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind] FROM new),
+counted AS (
+    INSERT INTO penstock.tally (addon_id, state, jobs)
+    SELECT addon_id, 'QUEUED', jobs FROM unnest(%(addons)s::text[], %(counts)s::bigint[]) AS more (addon_id, jobs)),
+told AS (
+    INSERT INTO penstock.trail (batch, size, events)
+    SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
 INSERT INTO penstock.job (no, job_id, addon_id, demand, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
                           max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
 SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(demand)s::integer[])[kind], (%(created_at)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
        (%(priority)s::integer[])[kind], (%(earliest_start_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind],
        (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind],
-       %(batch)s::bigint, payload, (%(tags)s::text[])[kind], (%(unit)s::text[])[kind], (%(cost_limit)s::bigint[])[kind],
+       (SELECT batch FROM drawn), payload, (%(tags)s::text[])[kind], (%(unit)s::text[])[kind], (%(cost_limit)s::bigint[])[kind],
        (%(time_sensitive)s::integer[])[kind], (%(retry_delays)s::text[])[kind], (%(idempotency_key)s::text[])[kind], (%(body_hash)s::text[])[kind]
 FROM new;
 

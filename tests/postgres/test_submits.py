@@ -1,0 +1,104 @@
+"""A submit with nothing to ask first: one statement, which is a transaction, in the thread of who submits."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+
+import psycopg
+import pytest
+from tests.postgres.conftest import JOB
+
+from penstock.stores.postgres_link import Connection
+from penstock.stores.protocol import Depth, Query
+from penstock.stores.writer import Writer
+
+
+@pytest.fixture
+def trips(store, monkeypatch):
+    """How many statements each round trip had, without what is behind it."""
+    store.submit([JOB], Depth())
+    exchange, seen = Connection.exchange, []
+
+    def count(con, calls, behind=()):
+        seen.append(len(calls))
+        return exchange(con, calls, behind)
+
+    store.now()
+    monkeypatch.setattr(Connection, "exchange", count)
+    return seen
+
+
+def test_it_is_one_statement_and_one_round_trip(store, trips):
+    store.submit([JOB] * 3, Depth())
+
+    assert [1] == trips
+
+
+def test_with_a_key_or_a_limit_it_asks_first(store, trips):
+    store.submit([replace(JOB, idempotency_key="k")], Depth())
+    store.submit([JOB], Depth(total=100))
+    [again] = store.submit([replace(JOB, idempotency_key="k")], Depth())
+
+    assert len(trips) >= 5
+    assert not again.created
+
+
+def test_a_bulk_of_several_pieces_is_told_once_and_all_of_it(store):
+    receipts = store.submit([replace(JOB, payload=str(n)) for n in range(700)], Depth())
+    events = store.events(0, 1_000)
+
+    assert [receipt.job_id for receipt in receipts] == [event.job_id for event in events]
+    assert [str(n) for n in range(700)] == [job.intent.payload for job in store.find(Query(limit=1_000))]
+
+
+def test_whoever_submits_alone_wakes_no_other_thread(store, monkeypatch):
+    monkeypatch.setattr(Writer, "put", None)
+    store.submit([JOB], Depth())
+
+    assert 1 == len(store.find(Query()))
+
+
+def test_a_submit_does_not_overtake_what_its_thread_handed_in_before(store):
+    for _ in range(20):
+        soon = store.submit_soon([replace(JOB, job_type="first")], Depth())
+        store.submit([replace(JOB, job_type="second")], Depth())
+        assert soon.done()
+
+    assert ["first", "second"] * 20 == [job.intent.job_type for job in store.find(Query())]
+
+
+def test_many_at_once_go_out_together(store, trips):
+    """One of them by itself, and all that come meanwhile behind it."""
+    ready = Barrier(30)
+
+    def submit(_):
+        ready.wait()
+        return store.submit([JOB], Depth())
+
+    with ThreadPoolExecutor(30) as pool:
+        receipts = list(pool.map(submit, range(30)))
+
+    assert 31 == len(store.find(Query()))
+    assert len({receipt.job_id for [receipt] in receipts}) == 30
+    assert len(trips) < 30
+
+
+def test_what_the_commit_refuses_was_not_submitted(store):
+    """The statement itself is answered before its transaction is over."""
+    store.submit([JOB], Depth())
+    with store._link.connection() as con:
+        con.execute("""
+            CREATE FUNCTION emptied.late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'too late'; END $$;
+            CREATE CONSTRAINT TRIGGER late AFTER INSERT ON emptied.job DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION emptied.late()""")
+
+    for told in (True, False):
+        if not told:
+            store._link.behind = lambda: None
+        with pytest.raises(psycopg.errors.RaiseException, match="too late"):
+            store.submit([JOB], Depth())
+    assert 1 == len(store.find(Query()))
+    with store._link.connection() as con:
+        con.execute("DROP FUNCTION emptied.late() CASCADE")
