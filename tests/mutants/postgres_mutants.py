@@ -93,4 +93,6 @@ MUTANTS = [
     found_in("many", "jobs that hold the same units as others before them are not counted", PAGES, "            if units or running\n", "            if units\n"),
     found_in("many", "rounds behind each other pass over what was put first", STORE, "        self._turns.admitting.appetite.disturbed()\n        self._committed(any(", "        self._committed(any("),
     found_in("many", "a line that nobody knew waits for a look at everything", FLOOR, "if b > a + 1]", "if b < a]"),
+    found_in("turns", "jobs are made ready only when their start is committed", WIRE, "            self.pgconn.send_flush_request()\n            return _Sent(asked, known, first, values.then)\n", "            return _Sent(asked, known, first, values.then)\n"),
+    found_in("turns", "what is made ready counts before it is committed", LINK, "lambda rows: self._after.append(prepare(rows)))))", "lambda rows: prepare(rows)())))"),
 ]  # fmt: skip

@@ -17,7 +17,6 @@ from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind
 from penstock.core.order import Aging, Floor, Ordering, Verdict
-from penstock.core.states import State
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
@@ -139,12 +138,15 @@ class PostgresStore(PostgresReads):
             kept |= {job.job_id: job for job in self.jobs(missing)}
         return [kept[job_id] for job_id in ids if job_id in kept]
 
-    def _keep(self, rows: list[Any]) -> None:
-        if len(self._just_leased) > MOST_KEPT:  # nobody came for them
-            self._just_leased.clear()
-        for job in self._jobs_from(rows, self._demands.known):
-            if job.state is State.RUNNING:
-                self._just_leased[job.job_id] = job
+    def _keep(self, rows: list[Any]) -> Callable[[], None]:
+        jobs = {job.job_id: job for job in self._jobs_from(rows, self._demands.known)}
+
+        def keep() -> None:
+            if len(self._just_leased) > MOST_KEPT:  # nobody came for them
+                self._just_leased.clear()
+            self._just_leased |= jobs
+
+        return keep
 
     def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
         """A round locks rows, and would hold them through other people's submits."""

@@ -75,7 +75,7 @@ class Admitting:
         ordering: Ordering,
         *,
         new_id: Callable[[], str],
-        keep: Callable[[list[Any]], None],
+        keep: Callable[[list[Any]], Callable[[], None]],
     ) -> None:
         """`keep`: is given the rows of the jobs that are leased, since their workers will ask for them."""
         self.link, self.demands, self.ordering, self.new_id, self.keep = link, demands, ordering, new_id, keep

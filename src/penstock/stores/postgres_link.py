@@ -25,7 +25,7 @@ from psycopg.rows import tuple_row
 
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import Moment
-from penstock.stores.postgres_wire import Connection, Exchange, Statement, Values, statement
+from penstock.stores.postgres_wire import Connection, Exchange, Heard, Statement, Values, statement
 from penstock.stores.protocol import Clock
 from penstock.stores.statements import statements
 
@@ -94,7 +94,8 @@ class Session:
     ) -> None:
         """`behind`: what goes out after the COMMIT of something that is to be told. What becomes of it is of no account."""
         self._con, self._sql, self._opening, self._behind = con, sql, opening, behind
-        self._left: list[tuple[str, Values, Callable[[list[Any]], None] | None]] = []
+        self._left: list[tuple[str, Values]] = []
+        self._after: list[Callable[[], None]] = []
         self.xid: str | None = None
         #: Under which its events are told, and whether there are any.
         self.batch, self.tells = 0, False
@@ -111,9 +112,20 @@ class Session:
         """For lists, whose conditions are put together from fixed words."""
         return self._run([(statement(sql, prepared=False), values)])[0]
 
-    def leave(self, name: str, values: Values, then: Callable[[list[Any]], None] | None = None) -> None:
-        """`then`: what its rows are for, which come with the COMMIT."""
-        self._left.append((name, values, then))
+    def leave(self, name: str, values: Values) -> None:
+        self._left.append((name, values))
+
+    def leave_for(
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        prepare: Callable[[list[Any]], Callable[[], None]],
+    ) -> None:
+        """
+        `prepare` is given its rows while the server still writes and commits what stands behind it, and must do nothing that counts;
+        what it returns is called when all of it is committed.
+        """
+        self._left.append((name, Heard(values, lambda rows: self._after.append(prepare(rows)))))
 
     def flush(self) -> None:
         """What comes next must see what was left."""
@@ -124,15 +136,14 @@ class Session:
             self.finishing = True
             call = self._behind() if self.tells else None
             self._run_left([(COMMIT, None)], [] if call is None else [(self._sql[call[0]], call[1])])
+            for after in self._after:
+                after()
 
     def _run_left(
         self, more: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
     ) -> None:
         left, self._left = self._left, []
-        answers = self._run([*((self._sql[name], values) for name, values, _ in left), *more], behind)
-        for (_, _, then), rows in zip(left, answers, strict=False):
-            if then is not None:
-                then(rows)
+        self._run([*((self._sql[name], values) for name, values in left), *more], behind)
 
     def _run(
         self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()

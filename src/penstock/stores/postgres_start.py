@@ -60,7 +60,7 @@ class Starting:
         demands: Demands,
         ordering: Ordering,
         new_id: Callable[[], str],
-        keep: Callable[[list[Any]], None],
+        keep: Callable[[list[Any]], Callable[[], None]],
     ) -> None:
         self._session, self._floor, self._pages, self._now = session, floor, pages, floor.now
         self._host, self._terms = admission.host, admission.terms
@@ -98,7 +98,7 @@ class Starting:
             "worker": terms.worker,
         }
         if picks:
-            self._session.leave("start_jobs", common | self._heads(verdict, limits), self._keep)
+            self._session.leave_for("start_jobs", common | self._heads(verdict, limits), self._keep)
         flight = {
             "jobs": array([pick.waiting.no for pick in picks]),
             "loan": None if verdict.loan is None else self._lend(verdict.loan, common, started),

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import count
+from itertools import accumulate, count
 from select import POLLIN, POLLOUT, poll
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -24,10 +24,19 @@ from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow
 
-__all__ = ["Connection", "Exchange", "Statement", "Values", "array", "columns", "statement"]
+__all__ = ["Connection", "Exchange", "Heard", "Statement", "Values", "array", "columns", "statement"]
 
 #: In order, or by name. Many may come as a function: it is called when what stands before them is with the server already.
-Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any] | Mapping[str, Any]] | None
+Values: TypeAlias = (
+    "Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any] | Mapping[str, Any]] | Heard | None"
+)
+
+
+class Heard(NamedTuple):
+    """`then` is given the rows as soon as they have come, while the server is busy with what stands behind: how that will end is not known yet."""
+
+    values: Mapping[str, Any]
+    then: Callable[[list[Any]], None]
 
 
 class Statement(NamedTuple):
@@ -39,6 +48,8 @@ class Statement(NamedTuple):
     prepared: bool = True
 
     def bind(self, values: Values) -> list[bytes | None]:
+        if isinstance(values, Heard):
+            values = values.values
         if callable(values):
             values = values()
         if isinstance(values, Mapping):
@@ -130,7 +141,7 @@ class Connection(psycopg.Connection[TupleRow]):
             self._owed = self._send_all(behind) if behind else []
             if owed:
                 self._receive()
-            results = self._receive()
+            results = self._receive(sent)
             if not behind:
                 pgconn.exit_pipeline_mode()
         except BaseException:
@@ -185,7 +196,7 @@ class Connection(psycopg.Connection[TupleRow]):
         bound = asked.bind(values)
         if not (self.prepares and asked.prepared):
             self.pgconn.send_query_params(asked.text, bound, result_format=Format.BINARY)
-            return _Sent(asked, _Known(b"", self), 0)
+            return _Sent(asked, _Known(b"", self), 0, values.then if isinstance(values, Heard) else None)
         known, first = self._new.get(asked.text) or self._known.get(asked.text), 0
         if known is None:
             known, first = self._prepare(asked, 0), 1
@@ -196,6 +207,9 @@ class Connection(psycopg.Connection[TupleRow]):
             known, first = self._prepare(asked, known.uses), 2
         known.uses += 1
         self.pgconn.send_query_prepared(known.name, bound, result_format=Format.BINARY)
+        if isinstance(values, Heard):
+            self.pgconn.send_flush_request()
+            return _Sent(asked, known, first, values.then)
         return _Sent(asked, known, first)
 
     def _prepare(self, asked: Statement, uses: int) -> _Known:
@@ -203,8 +217,8 @@ class Connection(psycopg.Connection[TupleRow]):
         self.pgconn.send_prepare(known.name, asked.text)
         return known
 
-    def _receive(self) -> list[PGresult]:
-        pgconn = self.pgconn
+    def _receive(self, sent: Sequence[_Sent] = ()) -> list[PGresult]:
+        pgconn, heard = self.pgconn, _heard(sent)
         while pgconn.flush():
             self._wait(POLLIN | POLLOUT)
         results: list[PGresult] = []
@@ -219,6 +233,9 @@ class Connection(psycopg.Connection[TupleRow]):
                 return results
             else:
                 results.append(result)
+                one = heard.get(len(results))
+                if one is not None and one.then is not None and result.status == ExecStatus.TUPLES_OK:
+                    one.then(one.known.load(result))
 
     def _wait(self, what: int) -> None:
         """What has come is taken in also while we send: a server that cannot answer does not read on."""
@@ -237,15 +254,22 @@ class Connection(psycopg.Connection[TupleRow]):
             self._known[sent.asked.text] = sent.known
         result = next(results)
         _check(result)
-        return sent.known.load(result)
+        return sent.known.load(result) if sent.then is None else []
 
 
 class _Sent(NamedTuple):
-    """`first`: how many answers come before its own."""
+    """`first`: how many answers come before its own. `then`: who has its rows."""
 
     asked: Statement
     known: _Known
     first: int
+    then: Callable[[list[Any]], None] | None = None
+
+
+def _heard(sent: Sequence[_Sent]) -> dict[int, _Sent]:
+    """By which answer is theirs, counted from 1."""
+    numbers = accumulate(one.first + 1 for one in sent)
+    return {number: one for number, one in zip(numbers, sent, strict=True) if one.then is not None}
 
 
 def _check(result: PGresult) -> None:
