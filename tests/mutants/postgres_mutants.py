@@ -95,4 +95,5 @@ MUTANTS = [
     found_in("many", "a line that nobody knew waits for a look at everything", FLOOR, "if b > a + 1]", "if b < a]"),
     found_in("turns", "jobs are made ready only when their start is committed", WIRE, "            self.pgconn.send_flush_request()\n            return _Sent(asked, known, first, values.then)\n", "            return _Sent(asked, known, first, values.then)\n"),
     found_in("turns", "what is made ready counts before it is committed", LINK, "lambda rows: self._after.append(prepare(rows)))))", "lambda rows: prepare(rows)())))"),
+    found_in("turns", "all that a turn read knows of itself", PAGES, "        left, self._events = self._events, []\n", "        left = self._events\n"),
 ]  # fmt: skip

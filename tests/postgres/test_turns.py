@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import psycopg
 import pytest
-from tests.postgres.conftest import JOB, tick
+from tests.postgres.conftest import JOB, exchange, tick
 
 from penstock.stores.protocol import Depth
 
@@ -54,3 +56,25 @@ def test_what_was_made_ready_is_forgotten_when_its_start_is_not_committed(store,
         tick(store)
 
     assert {} == store._just_leased
+
+
+def test_a_turn_leaves_nothing_to_the_garbage_collector(store):
+    """What knows of itself in a circle stays until it is looked for, and to look through all that a turn has read costs more than to read it."""
+    store.submit([JOB] * 6, Depth())
+    started = exchange(store, tick(store, capacity=20), capacity=20)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        started = exchange(store, started, capacity=20)
+        gc.collect()
+        left = {
+            type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("penstock")
+        }
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+    assert 2 == len(started)
+    assert set() == left

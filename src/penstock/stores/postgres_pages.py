@@ -165,9 +165,13 @@ class Pages:
         return tells
 
     def _told(self) -> tuple[int, bytes]:
-        """How many events, and what they are."""
+        """
+        How many events, and what they are. Once: who tells them knows of these pages, and as long as they know of each other all that a turn read is left
+        to the garbage collector, which took an eighth of a worker's time for it.
+        """
         events: list[EventRow] = []
-        for told in self._events:
+        left, self._events = self._events, []
+        for told in left:
             events += told() if callable(told) else (told,)
         return len(events), pack(events)
 
