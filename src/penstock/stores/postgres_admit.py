@@ -169,11 +169,15 @@ class _Turning:
 
     def _lock_heads(self, session: Session, verdict: Verdict, floor: RowFloor) -> set[int]:
         """Those that we could not have as we saw them."""
-        wanted = floor.heads_of(verdict)
         # Where something is picked, the statement that starts it looks for itself.
-        if not wanted or (verdict.picks and not self._careful):
+        if verdict.picks and not self._careful:
             return set()
-        return wanted.keys() - {no for (no,) in session.ask("lock_heads", columns(list(wanted.items())))}
+        wanted = floor.heads_of(verdict)
+        return (
+            set()
+            if not wanted
+            else wanted.keys() - {no for (no,) in session.ask("lock_heads", columns(list(wanted.items())))}
+        )
 
 
 class _Seen:

@@ -8,7 +8,8 @@ than a few rows too many. Nothing is locked by looking.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -85,7 +86,7 @@ class Appetite:
             self._look_again_at = monotonic() + heads.took_sec * REST
             if not self._slow:
                 self._first.clear()
-        self._first.update((key, (rows[0][3], rows[0][0])) for key, rows in heads.lines.items())
+        self._first.update((key, (rows[0][_TURN], rows[0][_NO])) for key, rows in heads.lines.items())
 
     def was(self, rows: int, lines: int) -> None:
         """A short round does not make the next one's appetite small."""
@@ -101,6 +102,15 @@ class Standby(NamedTuple):
     active: int
 
 
+#: Where in a row of `heads` is what: first its demand and line, then a `Waiting`, then a `Standby`.
+_NO: Final = 2
+_TURN: Final = 5
+_STANDBY: Final = 10
+#: From a whole row, in half the time.
+_waiting: Final[Callable[[Any], Waiting]] = partial(tuple.__new__, Waiting)
+_standby: Final[Callable[[Any], Standby]] = partial(tuple.__new__, Standby)
+
+
 class Heads:
     """
     The first piece of every line, or of those that were known. A line is named by its demand's number and where it stands (1, urgent: 2).
@@ -112,7 +122,7 @@ class Heads:
         self.took_sec = rows[-1][2] / 1_000_000 if rows else 0.0
         self.lines: dict[tuple[int, int], list[Any]] = defaultdict(list)
         for row in rows[:-1]:
-            self.lines[row[0], row[1]].append(row[2:])
+            self.lines[row[:_NO]].append(row)
 
 
 class RowFloor:
@@ -133,7 +143,7 @@ class RowFloor:
         self.standby: dict[int, Standby] = {}
         self._session, self._host, self._heads, self._without = session, host, heads, without
         self._demands = demands
-        self._pulled: dict[tuple[int, int], int] = defaultdict(int)
+        self._pulled: dict[tuple[int, int], int] = {}
 
     def lines(self) -> Iterator[Line]:
         lines = self._heads.lines
@@ -142,17 +152,20 @@ class RowFloor:
             yield Line(demands[key[0]], key[1] == 2, self._pull(key, lines[key], self._heads.most))
 
     def _pull(self, key: tuple[int, int], rows: Sequence[Any], most: int) -> Iterator[Waiting]:
+        standby, without, pulled = self.standby, self._without, 0
         while True:
             for row in rows:
-                self._pulled[key] += 1
-                if row[0] not in self._without:
-                    self.standby[row[0]] = Standby(*row[8:])
-                    yield Waiting(*row[:8])
+                pulled += 1
+                self._pulled[key] = pulled
+                no = row[_NO]
+                if no not in without:
+                    standby[no] = _standby(row[_STANDBY:])
+                    yield _waiting(row[_NO:_STANDBY])
             if len(rows) < most:
                 return
             most = min(PIECE, most * 4)
             last = rows[-1]
-            values = {"demand": key[0], "line": key[1], "turn": last[3], "no": last[0], "most": most}
+            values = {"demand": key[0], "line": key[1], "turn": last[_TURN], "no": last[_NO], "most": most}
             rows = self._session.ask("in_line", values)
 
     def running(self) -> Sequence[Running]:

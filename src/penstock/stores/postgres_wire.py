@@ -24,7 +24,17 @@ from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow
 
-__all__ = ["Connection", "Exchange", "Heard", "Statement", "Values", "array", "columns", "statement"]
+__all__ = [
+    "Connection",
+    "Exchange",
+    "Heard",
+    "Statement",
+    "Values",
+    "array",
+    "column",
+    "columns",
+    "statement",
+]
 
 #: In order, or by name. Many may come as a function: it is called when what stands before them is with the server already.
 Values: TypeAlias = (
@@ -297,10 +307,11 @@ def columns(rows: Sequence[Sequence[Any]], width: int = 0) -> list[bytes]:
     Rows as one array per column, for `unnest`: one statement and one round trip, however many rows. `width`: of those that may be none.
     A column without a value is empty: `unnest` goes by the longest, and fills up the others.
     """
-    return [
-        b"{}" if column[0] is None and column.count(None) == len(column) else array(column)
-        for column in zip(*rows, strict=True)
-    ] or [b"{}"] * width
+    return [column(values) for values in zip(*rows, strict=True)] or [b"{}"] * width
+
+
+def column(values: Sequence[Any]) -> bytes:
+    return b"{}" if values[0] is None and values.count(None) == len(values) else array(values)
 
 
 def array(values: Sequence[Any]) -> bytes:

@@ -129,7 +129,7 @@ UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_t
                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: in_line
-SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
+SELECT demand, line, no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
 FROM penstock.queue
 WHERE demand = %(demand)s AND line = %(line)s AND line > 0 AND (turn, no) > (%(turn)s, %(no)s) ORDER BY turn, no LIMIT %(most)s;
 
