@@ -54,6 +54,39 @@ def test_a_bulk_of_several_pieces_is_told_once_and_all_of_it(store):
     assert [str(n) for n in range(700)] == [job.intent.payload for job in store.find(Query(limit=1_000))]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"payload": 'a "b" \\ c\nd\u2028 {e,f} \N{SNOWMAN} null'},
+        {"tags": ("x", 'y"z'), "unit": "EUR", "cost_limit": 7, "retry_delays_sec": (1, 2)},
+        {"expected_duration_sec": 1.5, "max_runtime_sec": 60, "max_active_sec": 120, "time_sensitive": True},
+        {"priority": 90, "deadline_at": 9_000_000, "earliest_start_at": 3_000_000, "labels": ("gpu",)},
+        {"idempotency_key": "k", "payload": "p"},
+    ],
+)
+def test_one_alone_is_written_as_one_of_several(opened, said):
+    store = opened(lambda: 1_000_000)
+    store.submit([replace(JOB, **said)], Depth())
+    other = said | ({"idempotency_key": "other"} if "idempotency_key" in said else {})
+    store.submit([JOB, replace(JOB, **other)], Depth())
+    with store._link.connection() as con:
+        rows = con.execute("""
+            SELECT to_jsonb(job) - '{no,job_id,submitted_in,idempotency_key,body_hash}'::text[],
+                   to_jsonb(queue) - '{no,job_id}'::text[], body_hash IS NULL
+            FROM emptied.job JOIN emptied.queue USING (no) ORDER BY no""").fetchall()
+
+    assert rows[0] == rows[2]
+
+
+def test_the_character_nul_is_replaced_alone_and_among_others(store):
+    store.submit([replace(JOB, payload="a\0b")], Depth())
+    store.submit([JOB, replace(JOB, payload="a\0b")], Depth())
+    first, _, last = store.find(Query())
+
+    assert "a\N{SYMBOL FOR NULL}b" == first.intent.payload == last.intent.payload
+
+
 def test_what_is_kept_of_a_kind_is_not_its_moment(opened):
     clock = [0]
     store = opened(lambda: clock[0])

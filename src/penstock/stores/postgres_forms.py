@@ -1,8 +1,8 @@
 """
-What intents that are alike but for their payload have in common, as columns for `submit_jobs`.
+What intents that are alike but for their payload have in common, as a submit writes it.
 
-Most submits are calls of the same few functions, so all that does not depend on the moment is put together once and kept: it was a third of what a submit
-costs in its process.
+Most submits are one call each of the same few functions, so all that does not depend on the moment is put together once and kept: it was a third of what
+a submit costs in its process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.core.job import Place, place
 from penstock.core.order import Ordering
 from penstock.core.words import JobId, Moment
 from penstock.stores.postgres_pages import Demands
-from penstock.stores.postgres_wire import array, columns
+from penstock.stores.postgres_wire import columns, text
 from penstock.stores.rows import intent_row, job_row
 
 __all__ = ["Forms"]
@@ -32,8 +32,10 @@ _NAMES: Final = (
 
 
 class _Form(NamedTuple):
+    """`row`: by name, with the values as the server reads them."""
+
     demand: Demand
-    columns: dict[str, bytes]
+    row: dict[str, bytes | None]
 
 
 class Forms:
@@ -49,25 +51,25 @@ class Forms:
         self._demands.make({demand_of(intent) for kind, intent in firsts.items() if kind not in self._kept})
 
     def columns(self, firsts: Sequence[Intent], now: Moment) -> dict[str, bytes]:
-        """One row for each, and each is one of many."""
-        if len(firsts) > 1:
-            rows = [self._row(intent, place(intent, now, None, self._ordering), now) for intent in firsts]
-            return dict(zip(_NAMES, columns(rows), strict=True))
-        [intent] = firsts
+        """For `submit_jobs`: one row for each, and each is one of many."""
+        rows = [self._row(intent, place(intent, now, None, self._ordering), now) for intent in firsts]
+        return dict(zip(_NAMES, columns(rows), strict=True))
+
+    def row(self, intent: Intent, now: Moment) -> dict[str, bytes | None]:
+        """For `submit_job`. What does not depend on the moment was perhaps put together before."""
         form = self._kept.get(all_but_payload(intent)) or self._make(intent, now)
         its = place(intent, now, None, self._ordering, form.demand)
         return {
-            **form.columns,
-            "line": b"{%d}" % its.line(now),
-            "turn": b"{%d}" % its.turn,
-            "ready_at": b"{%d}" % its.ready_at,
-            "urgent_at": array([its.urgent_at]),
-            "created_at": b"{%d}" % now,
+            **form.row,
+            "line": b"%d" % its.line(now),
+            "turn": b"%d" % its.turn,
+            "ready_at": b"%d" % its.ready_at,
+            "created_at": b"%d" % now,
         }
 
     def _make(self, intent: Intent, now: Moment) -> _Form:
         its = place(intent, now, None, self._ordering)
-        form = _Form(its.demand, dict(zip(_NAMES, columns([self._row(intent, its, now)]), strict=True)))
+        form = _Form(its.demand, dict(zip(_NAMES, map(text, self._row(intent, its, now)), strict=True)))
         if intent.idempotency_key is None:  # or it would have the payload's hash, and never come again
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()

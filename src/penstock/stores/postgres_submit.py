@@ -147,32 +147,43 @@ class _Batch:
 
     def call(self) -> tuple[str, Values] | None:
         """All of it, and the batch is drawn with it."""
-        return ("submit_jobs", self._told() | self._rows(self._taken)) if self._taken else None
+        if len(self._taken) == 1:
+            return "submit_job", self._one(None)
+        return ("submit_jobs", self._piece(0, None)) if self._taken else None
 
     def leave(self, session: Session) -> None:
         """Each piece is put together when the one before is with the server already."""
-        for first in range(0, len(self._taken), PIECE):
-            session.leave("submit_jobs", partial(self._piece, first, session.batch))
+        if len(self._taken) == 1:
+            session.leave("submit_job", self._one(session.batch))
+        else:
+            for first in range(0, len(self._taken), PIECE):
+                session.leave("submit_jobs", partial(self._piece, first, session.batch))
         session.tells |= bool(self._taken)
 
-    def _piece(self, first: int, batch: int) -> dict[str, Any]:
+    def _one(self, batch: int | None) -> dict[str, Any]:
+        [(job_id, intent)] = self._taken
+        values: dict[str, Any] = self._forms.row(intent, self._now)
+        values["job_id"], values["payload"] = job_id, intent.payload
+        values["events"], values["batch"] = self._events(), batch
+        return values
+
+    def _piece(self, first: int, batch: int | None) -> dict[str, Any]:
         behind = first + PIECE
         tells = _NOTHING_TOLD if behind < len(self._taken) else self._told()
         return tells | self._rows(self._taken[first:behind]) | {"batch": batch}
 
     def _told(self) -> dict[str, Any]:
-        counts: dict[AddonId, int] = {}
-        for _, intent in self._taken:
-            counts[intent.addon_id] = counts.get(intent.addon_id, 0) + 1
-        now, kind, state = self._now, Kind.SUBMITTED, State.QUEUED
-        events = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken]
+        counts = Counter([intent.addon_id for _, intent in self._taken])
         return {
-            "size": len(events),
-            "events": pack(events),
+            "size": len(self._taken),
+            "events": self._events(),
             "addons": array(list(counts)),
             "counts": array(list(counts.values())),
-            "batch": None,
         }
+
+    def _events(self) -> bytes:
+        now, kind, state = self._now, Kind.SUBMITTED, State.QUEUED
+        return pack([(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken])
 
     def _rows(self, piece: Sequence[tuple[JobId, Intent]]) -> dict[str, Any]:
         kinds: dict[tuple[Any, ...], int] = {}
