@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB
 
+from penstock.stores import postgres_forms
 from penstock.stores.postgres_link import Connection
 from penstock.stores.protocol import Depth, Query
 from penstock.stores.writer import Writer
@@ -51,6 +52,66 @@ def test_a_bulk_of_several_pieces_is_told_once_and_all_of_it(store):
 
     assert [receipt.job_id for receipt in receipts] == [event.job_id for event in events]
     assert [str(n) for n in range(700)] == [job.intent.payload for job in store.find(Query(limit=1_000))]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"payload": 'a "b" \\ c\nd\u2028 {e,f} \N{SNOWMAN} null'},
+        {"tags": ("x", 'y"z'), "unit": "EUR", "cost_limit": 7, "retry_delays_sec": (1, 2)},
+        {"expected_duration_sec": 1.5, "max_runtime_sec": 60, "max_active_sec": 120, "time_sensitive": True},
+        {"priority": 90, "deadline_at": 9_000_000, "earliest_start_at": 3_000_000, "labels": ("gpu",)},
+        {"idempotency_key": "k", "payload": "p"},
+    ],
+)
+def test_one_alone_is_written_as_one_of_several(opened, said):
+    store = opened(lambda: 1_000_000)
+    store.submit([replace(JOB, **said)], Depth())
+    other = said | ({"idempotency_key": "other"} if "idempotency_key" in said else {})
+    store.submit([JOB, replace(JOB, **other)], Depth())
+    with store._link.connection() as con:
+        rows = con.execute("""
+            SELECT to_jsonb(job) - '{no,job_id,submitted_in,idempotency_key,body_hash}'::text[],
+                   to_jsonb(queue) - '{no,job_id}'::text[], body_hash IS NULL
+            FROM emptied.job JOIN emptied.queue USING (no) ORDER BY no""").fetchall()
+
+    assert rows[0] == rows[2]
+
+
+def test_the_character_nul_is_replaced_alone_and_among_others(store):
+    store.submit([replace(JOB, payload="a\0b")], Depth())
+    store.submit([JOB, replace(JOB, payload="a\0b")], Depth())
+    first, _, last = store.find(Query())
+
+    assert "a\N{SYMBOL FOR NULL}b" == first.intent.payload == last.intent.payload
+
+
+def test_what_is_kept_of_a_kind_is_not_its_moment(opened):
+    clock = [0]
+    store = opened(lambda: clock[0])
+    soon = replace(JOB, earliest_start_at=2_500_000)
+    for clock[0] in (1_000_000, 3_000_000):
+        store.submit([JOB], Depth())
+        store.submit([soon], Depth())
+    jobs = store.find(Query())
+
+    assert [1_000_000, 1_000_000, 3_000_000, 3_000_000] == [job.created_at for job in jobs]
+    assert [1_000_000, 2_500_000, 3_000_000, 3_000_000] == [job.ready_at for job in jobs]
+    with store._link.connection() as con:
+        lines = con.execute("SELECT line, turn - ready_at FROM emptied.queue ORDER BY no").fetchall()
+    assert [1, 0, 1, 1] == [line for line, _ in lines]
+    assert 1 == len({gap for _, gap in lines})
+
+
+def test_no_more_kinds_are_kept_than_come_again(store, monkeypatch):
+    monkeypatch.setattr(postgres_forms, "MOST_KEPT", 3)
+    for n in range(5):
+        store.submit([replace(JOB, tags=(str(n),))], Depth())
+        store.submit([replace(JOB, idempotency_key=str(n), payload=str(n))], Depth())
+
+    assert 2 == len(store._submitting._forms._kept)
+    assert not store.submit([replace(JOB, idempotency_key="4", payload="4")], Depth())[0].created
 
 
 def test_whoever_submits_alone_wakes_no_other_thread(store, monkeypatch):

@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from penstock.core.demand import demand_of
 from penstock.core.intent import Intent, all_but_payload
-from penstock.core.job import Kind, place
+from penstock.core.job import Kind
 from penstock.core.order import Ordering
 from penstock.core.states import State
 from penstock.core.words import AddonId, JobId, Moment
+from penstock.stores.postgres_forms import Forms
 from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import Demands
 from penstock.stores.postgres_wire import Values, array, columns
 from penstock.stores.protocol import Depth, Receipt
-from penstock.stores.rows import body_hash, intent_row, job_row
+from penstock.stores.rows import body_hash
 from penstock.stores.submitting import key_conflict, refuse_beyond
 from penstock.stores.trail import pack
 
@@ -46,17 +46,16 @@ class _Used(NamedTuple):
 
 class Submitting:
     def __init__(self, link: Link, demands: Demands, ordering: Ordering, new_id: Callable[[], str]) -> None:
-        self._link, self._demands, self._ordering, self._new_id = link, demands, ordering, new_id
+        self._link, self._forms, self._new_id = link, Forms(demands, ordering), new_id
 
     def prepare(self, submissions: Sequence[Submission]) -> None:
-        firsts = {all_but_payload(intent): intent for s in submissions for intent in s.intents}
-        self._demands.make({demand_of(intent) for intent in firsts.values()})
+        self._forms.prepare([intent for s in submissions for intent in s.intents])
 
     def submit(self, submissions: Sequence[Submission]) -> list[list[Receipt]]:
         if any(map(_asks, submissions)) or sum(len(s.intents) for s in submissions) > PIECE:
             return self._link.transact(lambda session: self.run(session, submissions))
         # The moment may be ours: nothing is judged by it here, and whoever starts these jobs reads the server's clock behind their commit.
-        batch = self._batch(self._link.now())
+        batch = _Batch(self._forms, self._link.now())
         receipts = [batch.take(submission, self._new_id) for submission in submissions]
         if (call := batch.call()) is not None:
             self._link.once(*call)
@@ -73,32 +72,31 @@ class Submitting:
             calls.append(("queued", None))
         now, answers = self._link.opening(session, *calls)
         used = {(row[0], row[1]): _used(row) for row in answers[0]} if keys else {}
-        queued = Counter(dict(answers[-1])) if limits else Counter()
-        if exact and limits and any(_near(depth, queued, _addons(submissions)) for depth in limits):
+        queued = Counter(dict(answers[-1])) if limits else None
+        if (
+            queued is not None
+            and exact
+            and any(_near(depth, queued, _addons(submissions)) for depth in limits)
+        ):
             *_, rows = session.together(("lock_depth", None), ("queued", None))
             queued = Counter(dict(rows))
-        batch = self._batch(now, used, queued)
+        batch = _Batch(self._forms, now, used, queued)
         receipts = [batch.take(submission, self._new_id) for submission in submissions]
         batch.leave(session)
         return receipts
 
-    def _batch(
-        self, now: Moment, used: dict[_Key, _Used] | None = None, queued: Counter[AddonId] | None = None
-    ) -> _Batch:
-        return _Batch(now, self._ordering, self._demands, used or {}, queued or Counter())
-
 
 class _Batch:
+    """`used`: the keys of it that are known. `queued`: how many there are so far, where anybody has a limit."""
+
     def __init__(
         self,
+        forms: Forms,
         now: Moment,
-        ordering: Ordering,
-        demands: Demands,
-        used: dict[_Key, _Used],
-        queued: Counter[AddonId],
+        used: dict[_Key, _Used] | None = None,
+        queued: Counter[AddonId] | None = None,
     ) -> None:
-        self._now, self._ordering, self._demands = now, ordering, demands
-        self._used, self._queued = used, queued
+        self._forms, self._now, self._used, self._queued = forms, now, used or {}, queued
         self._taken: list[tuple[JobId, Intent]] = []
 
     def take(self, submission: Submission, new_id: Callable[[], str]) -> list[Receipt]:
@@ -125,7 +123,8 @@ class _Batch:
     def _make(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:
         receipt = Receipt(JobId(new_id()), State.QUEUED, created=True)
         self._taken.append((receipt.job_id, intent))
-        self._queued[intent.addon_id] += 1
+        if self._queued is not None:
+            self._queued[intent.addon_id] += 1
         return receipt
 
     def _known(self, intent: Intent) -> Receipt | None:
@@ -138,6 +137,8 @@ class _Batch:
         return used.receipt
 
     def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
+        if self._queued is None:
+            return
         if depth.total is not None and fresh:
             refuse_beyond(depth.total, self._queued.total(), len(fresh), "in all")
         if depth.per_addon is not None:
@@ -146,60 +147,58 @@ class _Batch:
 
     def call(self) -> tuple[str, Values] | None:
         """All of it, and the batch is drawn with it."""
-        return ("submit_jobs", self._told() | self._rows(self._taken)) if self._taken else None
+        if len(self._taken) == 1:
+            return "submit_job", self._one(None)
+        return ("submit_jobs", self._piece(0, None)) if self._taken else None
 
     def leave(self, session: Session) -> None:
         """Each piece is put together when the one before is with the server already."""
-        for first in range(0, len(self._taken), PIECE):
-            session.leave("submit_jobs", partial(self._piece, first, session.batch))
+        if len(self._taken) == 1:
+            session.leave("submit_job", self._one(session.batch))
+        else:
+            for first in range(0, len(self._taken), PIECE):
+                session.leave("submit_jobs", partial(self._piece, first, session.batch))
         session.tells |= bool(self._taken)
 
-    def _piece(self, first: int, batch: int) -> dict[str, Any]:
+    def _one(self, batch: int | None) -> dict[str, Any]:
+        [(job_id, intent)] = self._taken
+        values: dict[str, Any] = self._forms.row(intent, self._now)
+        values["job_id"], values["payload"] = job_id, intent.payload
+        values["events"], values["batch"] = self._events(), batch
+        return values
+
+    def _piece(self, first: int, batch: int | None) -> dict[str, Any]:
         behind = first + PIECE
         tells = _NOTHING_TOLD if behind < len(self._taken) else self._told()
         return tells | self._rows(self._taken[first:behind]) | {"batch": batch}
 
     def _told(self) -> dict[str, Any]:
         counts = Counter([intent.addon_id for _, intent in self._taken])
-        now, kind, state = self._now, Kind.SUBMITTED, State.QUEUED
-        events = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken]
         return {
-            "size": len(events),
-            "events": pack(events),
+            "size": len(self._taken),
+            "events": self._events(),
             "addons": array(list(counts)),
             "counts": array(list(counts.values())),
-            "batch": None,
         }
 
+    def _events(self) -> bytes:
+        now, kind, state = self._now, Kind.SUBMITTED, State.QUEUED
+        return pack([(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken])
+
     def _rows(self, piece: Sequence[tuple[JobId, Intent]]) -> dict[str, Any]:
-        """Most that come together differ by their payload alone."""
         kinds: dict[tuple[Any, ...], int] = {}
-        rest: list[tuple[Any, ...]] = []
+        firsts: list[Intent] = []
         rows, like, kind = [], None, 0
         for job_id, intent in piece:
             if (its := all_but_payload(intent)) != like:
                 like, kind = its, kinds.setdefault(its, len(kinds) + 1)
-                if kind > len(rest):
-                    rest.append(self._rest(intent))
+                if kind > len(firsts):
+                    firsts.append(intent)
             rows.append((job_id, intent.payload, kind))
         names = dict(zip(("ids", "payloads", "kinds"), columns(rows), strict=True))
-        return {**names, **dict(zip(_REST, columns(rest), strict=True))}
-
-    def _rest(self, intent: Intent) -> tuple[Any, ...]:
-        """All but its names and its payload, in the order of `_REST`."""
-        its_place = place(intent, self._now, None, self._ordering)
-        demand_no = self._demands.number(its_place.demand)
-        _, _, *of_job = job_row(0, JobId(""), intent, its_place, demand_no=demand_no, now=self._now)
-        _, _, *of_intent, body = intent_row(0, intent)
-        return (*of_job, *of_intent, None if body is None else body.hex())
+        return names | self._forms.columns(firsts, self._now)
 
 
-#: As `job_row` and `intent_row` have them.
-_REST: Final = (
-    *("addon_id", "demand", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
-    *("earliest_start_at", "deadline_at", "expected_sec", "max_runtime_sec", "max_active_sec"),
-    *("idempotency_key", "tags", "unit", "cost_limit", "time_sensitive", "retry_delays", "body_hash"),
-)
 #: Of a piece that others of the same batch follow.
 _NOTHING_TOLD: Final = {"size": 0, "events": None, "addons": b"{}", "counts": b"{}"}
 
