@@ -25,8 +25,9 @@ from penstock.stores.postgres_wire import Values, columns
 __all__ = ["Appetite", "Heads", "RowFloor", "Standby", "enter", "read_books", "spent_from"]
 
 PIECE: Final = 1_000
-#: A look at all lines comes only once in so many times its length,
-REST: Final = 20
+#: A look at all lines comes only once in so many times its length, or so many seconds,
+REST: Final = 50
+MOST_REST_SEC: Final = 5.0
 #: and if it took longer it is slow: then that holds whatever this process has put into the lines since.
 SLOW_SEC: Final = 0.003
 #: What the first pieces of all lines hold together.
@@ -83,7 +84,7 @@ class Appetite:
     def looked(self, heads: Heads) -> None:
         if heads.everything:
             self._heeded, self._slow = self._heeding, heads.took_sec >= SLOW_SEC
-            self._look_again_at = monotonic() + heads.took_sec * REST
+            self._look_again_at = monotonic() + min(heads.took_sec * REST, MOST_REST_SEC)
             if not self._slow:
                 self._first.clear()
         self._first.update((key, (rows[0][_TURN], rows[0][_NO])) for key, rows in heads.lines.items())
