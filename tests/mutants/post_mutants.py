@@ -16,8 +16,8 @@ MUTANTS = [
     planted(
         "a rider that fails takes the submit down",
         "stores/writer",
-        "if len(batch) == 1 and not boarding:",
-        "if len(batch) == 1:",
+        "if (len(batch) == 1 and not boarding) or _perhaps_written(error):",
+        "if len(batch) == 1 or _perhaps_written(error):",
         RIDE,
     ),
     planted(

@@ -14,8 +14,10 @@ SUBMIT = "penstock/stores/postgres_submit.py"
 PAGES = "penstock/stores/postgres_pages.py"
 EVENTS = "penstock/stores/trail.py"
 CALLER = "penstock/stores/postgres_caller.py"
+FLOOR = "penstock/stores/postgres_floor.py"
 SCHEMA = "penstock/stores/postgres_schema.py"
 STORE = "penstock/stores/postgres.py"
+LANES = "penstock/stores/postgres_lanes.py"
 BELL = "penstock/stores/postgres_bell.py"
 CONTRACT = ("tests/contract", "-kpostgres")
 
@@ -40,11 +42,11 @@ MUTANTS = [
     found_in("many", "a changed head is started all the same", SQL, "WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED),", "FOR UPDATE OF q SKIP LOCKED),"),
     found_in("many", "a round waits for whoever is at a job", SQL, "AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED;", "AND q.events = seen.events FOR UPDATE OF q;"),
     found_in("many", "what was guessed to be there is written though it is not", SQL, "1 / (count(*) = cardinality(%(heads)s::bigint[]))::integer AS there", "least(1, 1 + count(*)) AS there"),
-    found_in("many", "the depth limit is checked and then written", SUBMIT, "if exact and limits and any(", "if not exact and limits and any("),
+    found_in("many", "the depth limit is checked and then written", SUBMIT, "            and exact\n", "            and not exact\n"),
     found_in("many", "a deadlock is the caller's problem", LINK, "errors.DeadlockDetected, ", ""),
     found_in("many", "two who use a key at once see a broken index", LINK, ", errors.UniqueViolation):", "):"),
-    found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (batch, size, events)\n         SELECT * FROM", "INSERT INTO penstock.trail (batch, size, events, until)\n         SELECT *, size + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM"),
-    found_in("many", "backslashes are JSON's", WIRE, '    if b"\\\\" in text:\n', '    if b"\\0" in text:\n'),
+    found_in("many", "numbers are given before the commit", SQL, "INSERT INTO penstock.trail (batch, size, events) SELECT batch, 1, %(events)s FROM new)", "INSERT INTO penstock.trail (batch, size, events, until) SELECT batch, 1, %(events)s, 1 + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM new)"),
+    found_in("many", "backslashes are JSON's", WIRE, '    if b"\\\\" in listed:\n', '    if b"\\0" in listed:\n'),
     found_in("caller", "numbers follow the drawing, not the commit", SQL, "    UPDATE penstock.trail SET until = (SELECT value FROM penstock.mark WHERE name = 'event') + new.upto\n", "    UPDATE penstock.trail SET until = new.batch * 100\n"),
     found_in("caller", "ours is committed for the caller", CALLER, "    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:\n", "    if con.closed:\n"),
     found_in("caller", "a refusal leaves half of ours", CALLER, "    with con.transaction():\n", "    if True:\n"),
@@ -52,6 +54,17 @@ MUTANTS = [
     found_in("caller", "nobody is told after the caller's commit", STORE, '            session.leave("ring", {"channel": self._bell.channel, "by": ""})\n', ""),
     found_in("outages", "a dead connection is the caller's problem", LINK, "                if error.sqlstate not in _GONE or dead:\n", "                if dead >= 0:\n"),
     found_in("outages", "an unanswered commit is written again", LINK, 'return bool(fate == "committed")', "return False"),
+    found_in("outages", "an unanswered submit is not made again", LINK, "                self._make_sure(lambda: self._send_once(name, values))\n", "                pass\n"),
+    found_in("outages", "what meets itself is refused", LINK, "            except errors.UniqueViolation:\n                return None\n", ""),
+    found_in("outages", "a dead connection is one that may have committed", LINK, "            con.look()\n", ""),
+    found_in("outages", "what may have been written is written again", "penstock/stores/writer.py", " or _perhaps_written(error):", ":"),
+    found_in("submits", "a statement's answer is taken for its commit's", WIRE, "        for result in left:  # of a transaction whose statements were all well, and its commit was not\n            _check(result)\n", ""),
+    found_in("submits", "a submit overtakes what was handed in before", LANES, "if self._closed or not self._writer.idle:", "if self._closed:"),
+    found_in("submits", "a job is as old as the first of its kind", "penstock/stores/postgres_forms.py", '            "ready_at": b"%d" % its.ready_at,\n', ""),
+    found_in("submits", "one alone ends at the character NUL", WIRE, '.replace("\\0", _NUL).encode()\n\n\n_encode', ".encode()\n\n\n_encode"),
+    found_in("submits", "every piece tells of all", SUBMIT, "_NOTHING_TOLD if behind < len(self._taken) else", ""),
+    found_in("notices", "a notice is waited for", WIRE, "        if behind and _failure(results) is not None:\n", "        if behind:\n"),
+    found_in("notices", "what was not told is told alone", BELL, "        self._due = False  # it tells of all that was committed before\n", ""),
     found_in("outages", "the time stops with the server", LINK, "            if not known:\n                raise\n", "            raise\n"),
     found_in("schema", "two make the schema at once", SCHEMA, '            con.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])\n', ""),
     found_in("schema", "a newer schema is used", SCHEMA, 'marks["needs"] > known', 'marks["needs"] < 0'),
@@ -78,4 +91,11 @@ MUTANTS = [
     found_by_contract("an event counts in a row where nobody looks", APPLY, "            self.run.moved, self.run.events = True, self.events\n", "            self.run.moved = True\n"),
     found_in("schema", "a plan is kept for as long as its connection", WIRE, "ANEW: Final = frozenset({16, 128, 1_024})", "ANEW: Final = frozenset({0})"),
     found_in("places", "what ran when the schema came is in no flight", STEP, "LEFT JOIN penstock.flight f ON d.phase <> 'ended'", "LEFT JOIN penstock.flight f ON d.phase = 'ended'"),
+    found_in("many", "sums that have not changed are written anew", PAGES, "            if units or running\n", ""),
+    found_in("many", "jobs that hold the same units as others before them are not counted", PAGES, "            if units or running\n", "            if units\n"),
+    found_in("many", "rounds behind each other pass over what was put first", STORE, "        self._turns.admitting.appetite.disturbed()\n        self._committed(any(", "        self._committed(any("),
+    found_in("many", "a line that nobody knew waits for a look at everything", FLOOR, "if b > a + 1]", "if b < a]"),
+    found_in("turns", "jobs are made ready only when their start is committed", WIRE, "            self.pgconn.send_flush_request()\n            return _Sent(asked, known, first, values.then)\n", "            return _Sent(asked, known, first, values.then)\n"),
+    found_in("turns", "what is made ready counts before it is committed", LINK, "lambda rows: self._after.append(prepare(rows)))))", "lambda rows: prepare(rows)())))"),
+    found_in("turns", "all that a turn read knows of itself", PAGES, "        left, self._events = self._events, []\n", "        left = self._events\n"),
 ]  # fmt: skip

@@ -9,17 +9,28 @@ from penstock.core.intent import Intent
 from penstock.core.order import Offer, Ordering, weigh
 from penstock.stores import postgres_bell
 from penstock.stores.postgres import PostgresStore
-from penstock.stores.protocol import Terms
+from penstock.stores.protocol import Done, Terms
 
 JOB = Intent(addon_id="a", job_type="t")
 
 
 def tick(store, capacity=90, *, offer=Offer.LEASE, host="here", caps=None, limit=None, terms=None):
-    def decide(floor):
-        limits = Limits(caps or Caps())
-        return weigh(floor, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit)
+    return store.admit(host, decider(capacity, offer, caps, limit), terms or Terms())
 
-    return store.admit(host, decide, terms or Terms())
+
+def exchange(store, ended, capacity=90):
+    """All of these are done, and what there is room for then starts."""
+    done = [Done(dispatch.dispatch_id) for dispatch in ended]
+    answers, started = store.exchange_soon(done, "here", decider(capacity), Terms()).result()
+    assert all(answers)
+    return started
+
+
+def decider(capacity, offer=Offer.LEASE, caps=None, limit=None):
+    limits = Limits(caps or Caps())
+    return lambda floor: weigh(
+        floor, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit
+    )
 
 
 def until_there_is(server, rows, seconds=30):

@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import psycopg
 import pytest
-from tests.postgres.conftest import JOB, tick, until_there_is
+from tests.postgres.conftest import JOB, exchange, tick, until_there_is
 
 from penstock.core import changes
 from penstock.core.admission import Caps, Conditions, Limits
@@ -253,17 +253,57 @@ def test_text_comes_back_as_it_was_given(opened, text):
 def test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and_looks_around_once_in_a_while(
     opened, monkeypatch
 ):
-    """As behind a transaction of somebody else's that has been open for an hour."""
+    """As behind a transaction of somebody else's that has been open for an hour. What nobody knew of is found all the same."""
     store = opened()
     monkeypatch.setattr(postgres_floor, "SLOW_SEC", 0)
     monkeypatch.setattr(postgres_floor, "REST", 1e9)
     jobs = [receipt.job_id for receipt in store.submit([JOB] * 9, Depth())]
     started = [d.job_id for d in tick(store, capacity=30)]
-    [first] = store.submit([replace(JOB, priority=100)], Depth())
-    other = Intent(addon_id="other", job_type="t", cost_units=10)
-    [of_another_kind] = store.submit([other], Depth())
-    started += [d.job_id for d in tick(store, capacity=60)]
+    [first] = store.submit([replace(JOB, priority=60)], Depth())
+    others = [Intent(addon_id=f"other-{n}", job_type="t", cost_units=10) for n in range(2)]
+    of_other_kinds = [receipt.job_id for receipt in store.submit(others, Depth())]
+    started += [d.job_id for d in tick(store, capacity=80)]
 
-    assert jobs[:6] == started
+    assert {*jobs[:6], *of_other_kinds} == set(started)
     store._turns.admitting.appetite._look_again_at = 0
-    assert {first.job_id, of_another_kind.job_id, jobs[6]} == {d.job_id for d in tick(store, capacity=90)}
+    assert {first.job_id, jobs[6]} == {d.job_id for d in tick(store, capacity=100)}
+
+
+def test_rounds_that_follow_upon_each_other_see_what_was_put_first_meanwhile_from_here(opened, monkeypatch):
+    store = opened()
+    monkeypatch.setattr(postgres_floor, "REST", 1e9)
+    store.submit([JOB] * 9, Depth())
+    started = exchange(store, tick(store, capacity=20), capacity=20)
+    [first] = store.submit([replace(JOB, priority=60)], Depth())
+
+    assert first.job_id == exchange(store, started, capacity=20)[0].job_id
+
+
+def test_a_turn_that_gives_back_as_much_as_it_takes_writes_no_sum_anew(opened):
+    """Behind a long reader every version of a row stays, and whoever comes for the row steps over all of them."""
+    store = opened()
+    sums = store._link.in_schema(
+        "SELECT xmin::text FROM penstock.ledger UNION ALL SELECT xmin::text FROM penstock.addon"
+    )
+
+    def versions():
+        return store._link.transact(lambda session: session.plain(sums))
+
+    store.submit([JOB] * 8, Depth())
+    started = tick(store, capacity=20)
+    before = versions()
+    started = exchange(store, started, capacity=20)
+
+    assert before == versions()
+    assert [] == exchange(store, started, capacity=0)
+    assert before != versions()
+
+
+def test_a_turn_that_takes_two_jobs_for_the_units_of_one_counts_two(opened):
+    store = opened()
+    store.submit([replace(JOB, cost_units=20)], Depth())
+    [large] = tick(store, capacity=20)
+    store.submit([replace(JOB, cost_units=10)] * 2, Depth())
+
+    assert 2 == len(exchange(store, [large], capacity=20))
+    assert [] == store.audit()

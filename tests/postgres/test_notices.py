@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from threading import Event
+from time import monotonic, sleep
 
 import pytest
 from tests.postgres.conftest import JOB
+from tests.waiting import until
 
 from penstock.stores import postgres_bell
 from penstock.stores.postgres_link import Manners
+from penstock.stores.postgres_wire import statement
 from penstock.stores.protocol import Depth, Query
 
 
@@ -82,3 +85,36 @@ def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(ope
 
     assert sent[0] is not None
     assert [None, None] == sent[1:]
+
+
+def test_nobody_waits_for_a_notice(opened):
+    store = opened()
+    store.submit([JOB], Depth())
+    store._link.sql["slow"] = statement("SELECT pg_catalog.pg_sleep(1)")
+    store._link.behind = lambda: ("slow", None)
+    began = monotonic()
+    store.submit([JOB], Depth())
+    took = monotonic() - began
+    store._link.behind = lambda: None
+    store.submit([JOB], Depth())
+
+    assert took < 0.8
+    assert monotonic() - began >= 0.9  # whoever comes next on that connection does
+    assert 3 == len(store.find(Query()))
+
+
+def test_what_was_not_told_goes_along_with_the_next_commit(opened, monkeypatch):
+    store, alone = opened(), []
+    monkeypatch.setattr(postgres_bell, "GAP_SEC", 0.2)
+    monkeypatch.setattr(postgres_bell, "SPARE_SEC", 0.2)
+    tell = store._bell._tell
+    monkeypatch.setattr(store._bell, "_tell", lambda: alone.append(tell()))
+    for pause in (0, 0, 0.22, 0):
+        sleep(pause)
+        store.submit([JOB], Depth())
+        due = store._bell._due
+
+    assert due  # the last one came too soon behind the third, which had told of the second
+    assert [] == alone
+    until(lambda: alone)
+    assert not store._bell._due

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +11,14 @@ from time import monotonic, sleep
 
 import psycopg
 import pytest
-from tests.postgres.conftest import JOB, tick
+from tests.postgres.conftest import JOB, tick, until_there_is
 
 from penstock.core import changes
 from penstock.core.intent import Intent
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import SECOND
 from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import Manners, Session
+from penstock.stores.postgres_link import Connection, Manners, Session
 from penstock.stores.protocol import Depth, Query
 from penstock.testing.postgres import PostgresServer
 
@@ -113,10 +114,67 @@ def test_a_commit_whose_answer_was_lost_is_found_out(server, store, monkeypatch)
             raise psycopg.OperationalError("the connection is lost")
 
     monkeypatch.setattr(Session, "finish", break_after_commit)
+    [receipt] = store.submit([JOB], Depth(total=100))
+
+    assert broken
+    assert [receipt.job_id] == [job.job_id for job in store.find(Query())][1:]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_submit_whose_answer_was_lost_is_there_once(server, store, monkeypatch, committed):
+    store.submit([JOB], Depth())
+    exchange, broken = Connection.exchange, []
+
+    def break_once(con, calls, behind=()):
+        if broken or "INSERT INTO" not in calls[0][0].text.decode():
+            return exchange(con, calls, behind)
+        broken.append(exchange(con, calls, behind) if committed else None)
+        con.close()
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(Connection, "exchange", break_once)
     [receipt] = store.submit([JOB], Depth())
 
     assert broken
     assert [receipt.job_id] == [job.job_id for job in store.find(Query())][1:]
+
+
+def test_a_submit_that_is_still_under_way_when_its_connection_breaks_is_there_once(server, store):
+    """Whoever looks for its job then finds none, and it comes all the same."""
+    store.submit([JOB], Depth())
+    [con] = store._link._idle
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(server.dsn) as other:
+        other.execute("LOCK TABLE penstock.job IN SHARE MODE")
+        submitting = pool.submit(store.submit, [JOB], Depth())
+        until_there_is(server, "pg_stat_activity WHERE wait_event_type = 'Lock'")
+        with socket.socket(fileno=os.dup(con.fileno())) as cut:
+            cut.shutdown(socket.SHUT_RD)
+        until_there_is(
+            server, "(SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' OFFSET 1) AS two"
+        )
+        other.rollback()
+        [receipt] = submitting.result()
+
+    assert [receipt.job_id] == [job.job_id for job in store.find(Query())][1:]
+
+
+def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_is_made_again(
+    server, store, monkeypatch
+):
+    store.submit([JOB], Depth())
+    once, sent = store._link.once, []
+
+    def lose(name, values):
+        once(name, values)
+        sent.append(name)
+        raise StoreFailed("lost", kind="unknown")
+
+    monkeypatch.setattr(store._link, "once", lose)
+    with store._submits._writer._writing:
+        answers = [store.submit_soon([JOB], Depth()) for _ in range(3)]
+
+    assert ["unknown"] * 3 == [answer.exception().data["kind"] for answer in answers]
+    assert 1 == len(sent)
 
 
 def test_a_lease_is_judged_by_the_servers_clock(server, store):

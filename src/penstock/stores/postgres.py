@@ -17,7 +17,6 @@ from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind
 from penstock.core.order import Aging, Floor, Ordering, Verdict
-from penstock.core.states import State
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
@@ -25,7 +24,7 @@ from penstock.stores.postgres_admit import Admitting
 from penstock.stores.postgres_bell import Bell
 from penstock.stores.postgres_caller import borrowed, retried
 from penstock.stores.postgres_complete import Completion
-from penstock.stores.postgres_lanes import Group, TurnLane, answered
+from penstock.stores.postgres_lanes import Group, SubmitLane, TurnLane, answered
 from penstock.stores.postgres_link import Link, Manners, Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
 from penstock.stores.postgres_reads import PostgresReads
@@ -89,7 +88,7 @@ class PostgresStore(PostgresReads):
         self._holder: str | None = None
         self._rings: list[Callable[[], None]] = []
         self._bell = Bell(link, self._heard, by_notice=not manners.pooler)
-        self._submits = Writer(lambda: Group(self._submit_all))
+        self._submits = SubmitLane(self._submit_all)
         admitting = Admitting(link, self._demands, self._ordering, new_id=new_id, keep=self._keep)
         self._turns = TurnLane(admitting, self._committed)
         self._beats = Writer(lambda: Group(self._renew_all))
@@ -97,7 +96,7 @@ class PostgresStore(PostgresReads):
     # writes
 
     def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        return self.submit_soon(intents, depth).result()
+        return self._submits.here(Submission(intents, depth))
 
     def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         """
@@ -113,14 +112,16 @@ class PostgresStore(PostgresReads):
         with borrowed(connection, self._link.sql) as session:
             [receipts] = self._submitting.run(session, [submission], exact=False)
             session.leave("ring", {"channel": self._bell.channel, "by": ""})
+            self._turns.admitting.appetite.disturbed()
             return receipts
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        return self._submits.soon(lambda group: group.add(Submission(intents, depth)))
+        return self._submits.soon(Submission(intents, depth))
 
     def _submit_all(self, submissions: list[Submission]) -> list[list[Receipt]]:
         self._submitting.prepare(submissions)
-        receipts = self._link.transact(lambda session: self._submitting.run(session, submissions))
+        receipts = self._submitting.submit(submissions)
+        self._turns.admitting.appetite.disturbed()
         self._committed(any(receipt.created for answer in receipts for receipt in answer))
         return receipts
 
@@ -137,12 +138,15 @@ class PostgresStore(PostgresReads):
             kept |= {job.job_id: job for job in self.jobs(missing)}
         return [kept[job_id] for job_id in ids if job_id in kept]
 
-    def _keep(self, rows: list[Any]) -> None:
-        if len(self._just_leased) > MOST_KEPT:  # nobody came for them
-            self._just_leased.clear()
-        for job in self._jobs_from(rows, self._demands.known):
-            if job.state is State.RUNNING:
-                self._just_leased[job.job_id] = job
+    def _keep(self, rows: list[Any]) -> Callable[[], None]:
+        jobs = {job.job_id: job for job in self._jobs_from(rows, self._demands.known)}
+
+        def keep() -> None:
+            if len(self._just_leased) > MOST_KEPT:  # nobody came for them
+                self._just_leased.clear()
+            self._just_leased |= jobs
+
+        return keep
 
     def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
         """A round locks rows, and would hold them through other people's submits."""
@@ -242,6 +246,7 @@ class PostgresStore(PostgresReads):
     def reorder(self, aging: Aging, after: int, limit: int) -> int:
         values = {"after": after, "most": limit, "per_point": aging.per_point}
         [(last,)] = self._link.transact(lambda session: session.ask("reorder", values))
+        self._turns.admitting.appetite.disturbed()
         return int(last)
 
     def shift(self, by: Span) -> int:  # noqa: ARG002 - the protocol's
@@ -314,8 +319,8 @@ class PostgresStore(PostgresReads):
 
     def close(self) -> None:
         self._turns.close()
-        for lane in (self._submits, self._beats):
-            lane.close()
+        self._submits.close()
+        self._beats.close()
         self._bell.close()
         self._link.close()
 

@@ -75,7 +75,7 @@ class Admitting:
         ordering: Ordering,
         *,
         new_id: Callable[[], str],
-        keep: Callable[[list[Any]], None],
+        keep: Callable[[list[Any]], Callable[[], None]],
     ) -> None:
         """`keep`: is given the rows of the jobs that are leased, since their workers will ask for them."""
         self.link, self.demands, self.ordering, self.new_id, self.keep = link, demands, ordering, new_id, keep
@@ -169,11 +169,15 @@ class _Turning:
 
     def _lock_heads(self, session: Session, verdict: Verdict, floor: RowFloor) -> set[int]:
         """Those that we could not have as we saw them."""
-        wanted = floor.heads_of(verdict)
         # Where something is picked, the statement that starts it looks for itself.
-        if not wanted or (verdict.picks and not self._careful):
+        if verdict.picks and not self._careful:
             return set()
-        return wanted.keys() - {no for (no,) in session.ask("lock_heads", columns(list(wanted.items())))}
+        wanted = floor.heads_of(verdict)
+        return (
+            set()
+            if not wanted
+            else wanted.keys() - {no for (no,) in session.ask("lock_heads", columns(list(wanted.items())))}
+        )
 
 
 class _Seen:

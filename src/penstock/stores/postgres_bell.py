@@ -2,7 +2,8 @@
 Wake-ups between processes: NOTIFY after commits, LISTEN on a connection of its own, and a look at the database now and then.
 
 The notice is sent after the commit and not with it: a transaction that notifies holds a lock of the whole server while it is written
-to disk, and commits would go one by one. But it goes out behind the COMMIT, in the same round trip. Notices of commits that follow each other closely become one. All of it is a hint: one may be lost,
+to disk, and commits would go one by one. But it goes out behind the COMMIT, and nobody waits for it. Notices of commits that follow each other
+closely become one, which goes with the last of them or soon after. All of it is a hint: one may be lost,
 and behind a pooler in transaction mode none arrives, so whoever listens also asks once a second whether something was told.
 """
 
@@ -26,6 +27,8 @@ __all__ = ["Bell"]
 POLL_SEC: Final = 1.0
 #: Between two notices of one process: the first goes out at once, those close behind it become one.
 GAP_SEC: Final = 0.01
+#: So much longer it waits for a commit to go with, which is nearly free, before a round trip is made for it.
+SPARE_SEC: Final = GAP_SEC / 2
 
 
 class Bell:
@@ -37,6 +40,8 @@ class Bell:
         self._threads: dict[str, Thread] = {}
         self._seen = -1
         self._told_at, self._along = float("-inf"), local()
+        #: There is something that no notice has told of.
+        self._due = False
         if by_notice:
             link.behind = self.along
 
@@ -48,12 +53,14 @@ class Bell:
     def ring(self) -> None:
         """After a commit, in its thread. Never blocks."""
         told, self._along.told = getattr(self._along, "told", False), False
-        if self._by_notice and not told:
+        if self._by_notice and not (told or self._due):
+            self._due = True
             self._rung.set()
             self._start("ring", self._send)
 
     def _notice(self) -> tuple[str, Values]:
         self._told_at = monotonic()
+        self._due = False  # it tells of all that was committed before
         return "ring_alone", {"channel": self.channel, "by": self._me}
 
     def listen(self) -> None:
@@ -78,10 +85,12 @@ class Bell:
                 self._threads[name].start()
 
     def _send(self) -> None:
-        while not self._closed.wait(GAP_SEC):
+        while not self._closed.is_set():
             self._rung.wait()
             self._rung.clear()
-            self._tell()
+            wait = max(0, self._told_at + GAP_SEC + SPARE_SEC - monotonic())
+            if not self._closed.wait(wait) and self._due:  # no commit has taken it along meanwhile
+                self._tell()
 
     def _tell(self) -> None:
         with suppress(PenstockError):  # those who wait look by themselves

@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from penstock.stores.postgres_link import Session
-from penstock.stores.postgres_wire import Statement, Values
+from penstock.stores.postgres_wire import Heard, Statement, Values
 
 __all__ = ["borrowed", "retried"]
 
@@ -63,7 +63,10 @@ class _Guest:
     def _one(self, statement: Statement, values: Values) -> list[Any]:
         bound = [None if value is None else value.decode() for value in statement.bind(values)]
         self._cursor.execute(statement.text, bound)
-        return self._cursor.fetchall() if self._cursor.description else []
+        rows = self._cursor.fetchall() if self._cursor.description else []
+        if isinstance(values, Heard):
+            values.then(rows)
+        return rows
 
 
 def _psycopg(given: Any) -> psycopg.Connection[Any]:

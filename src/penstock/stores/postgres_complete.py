@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -46,7 +47,7 @@ class Completing:
 
     def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
         judged = Judged(now)
-        found = [_Completed(*row) for row in rows[0]] if rows else []
+        found = list(map(_completed, rows[0])) if rows else []
         demands = self._demands.of(session, {one.demand for one in found})
         for (host, demand_no, flight), n in Counter(map(_KIND, found)).items():
             demand = demands[demand_no]
@@ -77,6 +78,8 @@ class _Completed(NamedTuple):
     at: Moment
 
 
+#: From a whole row, in half the time.
+_completed: Final[Callable[[Any], _Completed]] = partial(tuple.__new__, _Completed)
 #: What most of them have in common.
 _KIND: Final = attrgetter("host", "demand", "flight")
 

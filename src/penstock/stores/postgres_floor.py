@@ -8,7 +8,9 @@ than a few rows too many. Nothing is locked by looking.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -23,11 +25,16 @@ from penstock.stores.postgres_wire import Values, columns
 __all__ = ["Appetite", "Heads", "RowFloor", "Standby", "enter", "read_books", "spent_from"]
 
 PIECE: Final = 1_000
-#: A look at all lines that took longer is slow, and then comes only once in so many times its length.
+#: A look at all lines comes only once in so many times its length, or so many seconds,
+REST: Final = 50
+MOST_REST_SEC: Final = 5.0
+#: and if it took longer it is slow: then that holds whatever this process has put into the lines since.
 SLOW_SEC: Final = 0.003
-REST: Final = 10
 #: What the first pieces of all lines hold together.
 FIRST: Final = 1_000
+#: Before and behind all others.
+_FIRST_TURN: Final = (-(2**63), 0)
+_LAST_DEMAND: Final = 2**31 - 1
 
 
 class Appetite:
@@ -35,15 +42,22 @@ class Appetite:
     How the next round looks at the lines, by how the last one went: how far into them, and from where.
 
     While somebody's transaction is open for long, a transaction that has nothing to do with us, the server cannot clear away what lies before
-    the first of a line, and each look from the beginning has to step over all jobs that were started since. Where that has become slow, most
-    rounds begin where the last one found the first, and one in a while looks at everything: a job that goes before all others
-    then waits for that one.
+    the first of a line, and each look from the beginning has to step over all jobs that were started since. So rounds that follow upon each other,
+    each behind what the last one started, begin where that one found the first, and one in a while looks at everything. A line that
+    nobody knew of is found by both; but a job that comes before the first of its line by another process's doing, or because its time has
+    come, waits for the next look at everything.
     """
 
     def __init__(self) -> None:
         self._rows, self._lines = 16, 1
-        self._first: list[tuple[int, int, int, int]] = []
-        self._look_again_at = 0.0
+        #: Turn and number of the first of each line, or where it was when the line was not empty yet.
+        self._first: dict[tuple[int, int], tuple[int, int]] = {}
+        self._look_again_at, self._slow = 0.0, False
+        self._disturbed = self._heeded = self._heeding = 0
+
+    def disturbed(self) -> None:
+        """From here something was put into the lines, perhaps before all others. Called in any thread."""
+        self._disturbed += 1
 
     def call(self, ended: int) -> tuple[int, tuple[str, Values]]:
         """How much of each line, and the question. `ended`: so many made room for others, in the same transaction."""
@@ -52,14 +66,28 @@ class Appetite:
             follow = ended + max(4, ended // 16)
             rows = follow if self._lines == 1 else min(rows, follow)
         most = max(1, min(rows, FIRST // self._lines))
-        if self._first and monotonic() < self._look_again_at:
-            return most, ("heads_from", [*columns(self._first), most])
+        calm = self._slow or (ended and self._disturbed == self._heeded)
+        if self._first and calm and monotonic() < self._look_again_at:
+            return most, ("heads_from", [*columns(self._known()), *columns(self._between(), 2), most])
+        self._heeding = self._disturbed
         return most, ("heads", {"most": most})
 
+    def _known(self) -> list[tuple[int, int, int, int]]:
+        demands = sorted({demand for demand, _ in self._first})
+        return [(no, line, *self._first.get((no, line), _FIRST_TURN)) for no in demands for line in (1, 2)]
+
+    def _between(self) -> list[tuple[int, int]]:
+        """Where in their order demands may stand that are not known."""
+        demands = sorted({demand for demand, _ in self._first})
+        return [(a, b) for a, b in pairwise([0, *demands, _LAST_DEMAND]) if b > a + 1]
+
     def looked(self, heads: Heads) -> None:
-        self._first = [(*key, rows[0][3], rows[0][0]) for key, rows in heads.lines.items()]
         if heads.everything:
-            self._look_again_at = 0.0 if heads.took_sec < SLOW_SEC else monotonic() + heads.took_sec * REST
+            self._heeded, self._slow = self._heeding, heads.took_sec >= SLOW_SEC
+            self._look_again_at = monotonic() + min(heads.took_sec * REST, MOST_REST_SEC)
+            if not self._slow:
+                self._first.clear()
+        self._first.update((key, (rows[0][_TURN], rows[0][_NO])) for key, rows in heads.lines.items())
 
     def was(self, rows: int, lines: int) -> None:
         """A short round does not make the next one's appetite small."""
@@ -75,17 +103,27 @@ class Standby(NamedTuple):
     active: int
 
 
+#: Where in a row of `heads` is what: first its demand and line, then a `Waiting`, then a `Standby`.
+_NO: Final = 2
+_TURN: Final = 5
+_STANDBY: Final = 10
+#: From a whole row, in half the time.
+_waiting: Final[Callable[[Any], Waiting]] = partial(tuple.__new__, Waiting)
+_standby: Final[Callable[[Any], Standby]] = partial(tuple.__new__, Standby)
+
+
 class Heads:
     """
     The first piece of every line, or of those that were known. A line is named by its demand's number and where it stands (1, urgent: 2).
     """
 
     def __init__(self, rows: Sequence[Any], most: int, *, everything: bool = True) -> None:
+        """Behind the `rows` comes one that says how long the server took to find them."""
         self.most, self.everything = most, everything
-        self.took_sec = float(rows[-1][-1]) if rows else 0.0
+        self.took_sec = rows[-1][2] / 1_000_000 if rows else 0.0
         self.lines: dict[tuple[int, int], list[Any]] = defaultdict(list)
-        for demand_no, line, *row, _ in rows:
-            self.lines[demand_no, line].append(row)
+        for row in rows[:-1]:
+            self.lines[row[:_NO]].append(row)
 
 
 class RowFloor:
@@ -106,7 +144,7 @@ class RowFloor:
         self.standby: dict[int, Standby] = {}
         self._session, self._host, self._heads, self._without = session, host, heads, without
         self._demands = demands
-        self._pulled: dict[tuple[int, int], int] = defaultdict(int)
+        self._pulled: dict[tuple[int, int], int] = {}
 
     def lines(self) -> Iterator[Line]:
         lines = self._heads.lines
@@ -115,17 +153,20 @@ class RowFloor:
             yield Line(demands[key[0]], key[1] == 2, self._pull(key, lines[key], self._heads.most))
 
     def _pull(self, key: tuple[int, int], rows: Sequence[Any], most: int) -> Iterator[Waiting]:
+        standby, without, pulled = self.standby, self._without, 0
         while True:
             for row in rows:
-                self._pulled[key] += 1
-                if row[0] not in self._without:
-                    self.standby[row[0]] = Standby(*row[8:])
-                    yield Waiting(*row[:8])
+                pulled += 1
+                self._pulled[key] = pulled
+                no = row[_NO]
+                if no not in without:
+                    standby[no] = _standby(row[_STANDBY:])
+                    yield _waiting(row[_NO:_STANDBY])
             if len(rows) < most:
                 return
             most = min(PIECE, most * 4)
             last = rows[-1]
-            values = {"demand": key[0], "line": key[1], "turn": last[3], "no": last[0], "most": most}
+            values = {"demand": key[0], "line": key[1], "turn": last[_TURN], "no": last[_NO], "most": most}
             rows = self._session.ask("in_line", values)
 
     def running(self) -> Sequence[Running]:

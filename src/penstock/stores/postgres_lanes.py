@@ -1,7 +1,11 @@
-"""What arrives together in a process goes out together: a lane is a thread that carries one group after the other to the server."""
+"""
+What arrives together in a process goes out together: a lane is a thread that carries one group after the other to the server. While only one thread
+comes it does so by itself.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import current_thread, main_thread
@@ -13,9 +17,11 @@ from penstock.stores.postgres_admit import Admitting, Turn
 from penstock.stores.postgres_apply import Applying, Changes
 from penstock.stores.postgres_complete import Completing, Completion
 from penstock.stores.postgres_start import Admission
+from penstock.stores.postgres_submit import Submission
+from penstock.stores.protocol import Receipt
 from penstock.stores.writer import Writer, settling
 
-__all__ = ["Group", "TurnLane", "answered"]
+__all__ = ["Group", "SubmitLane", "TurnLane", "answered"]
 
 T = TypeVar("T")
 Op = TypeVar("Op")
@@ -44,6 +50,47 @@ class Group(Generic[Op, Answer]):
         if kind is None:
             for answer, found in zip(self._answers, self._carry_out(self._ops), strict=True):
                 answer.extend(found)
+
+
+class SubmitLane:
+    """Submits. `carry_out`: in one transaction, and answered when that is on disk."""
+
+    def __init__(self, carry_out: Callable[[list[Submission]], list[list[Receipt]]]) -> None:
+        self._carry_out = carry_out
+        self._writer = Writer(lambda: Group(carry_out))
+        #: Who has it submits for itself. One that is lost, by a Ctrl-C at the wrong moment, is not missed: then the lane's own thread does it all.
+        self._pass = deque([object()])
+        self._closed = False
+
+    def soon(self, submission: Submission) -> Future[list[Receipt]]:
+        return self._writer.soon(lambda group: group.add(submission))
+
+    def here(self, submission: Submission) -> list[Receipt]:
+        """
+        In the thread of who calls, while nobody else submits: two threads need not wake each other. Also in the main thread, unlike a turn: nobody
+        else waits for what is answered here, and a submit that a Ctrl-C comes into is as open as one that is waited for.
+        """
+        mine = self._take_pass()
+        if mine is None:
+            return self.soon(submission).result()
+        try:
+            [receipts] = self._carry_out([submission])
+        finally:
+            self._pass.append(mine)
+        return receipts
+
+    def _take_pass(self) -> object | None:
+        """Not before what was handed in earlier, perhaps by the same thread."""
+        if self._closed or not self._writer.idle:
+            return None
+        try:
+            return self._pass.pop()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        self._closed = True
+        self._writer.close()
 
 
 class TurnLane:
@@ -91,6 +138,7 @@ class TurnLane:
                 turn = self.admitting.turn(changes, admissions)
             else:
                 turn = Turn(*link.transact(lambda session: self._applying.run(session, changes)))
+            self.admitting.appetite.disturbed()
         self._committed(turn.told)
         answers, started = iter(turn.answers), iter(turn.started)
         return [next(started if isinstance(op, Admission) else answers) for op in ops]

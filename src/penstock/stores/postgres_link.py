@@ -4,7 +4,7 @@ The way to the server: connections, transactions, and what becomes of them when 
 A transaction is a function that is handed a `Session`. It may be called again: after a deadlock, after a conflict of two that
 came at once, after a connection that turned out to be dead. What it wants written it leaves with the session, and that goes out
 with the COMMIT in one round trip. When the answer to a COMMIT is lost, the server is asked what became of it; only if that
-cannot be found out is the caller told so.
+cannot be found out is the caller told so. What can be said in one statement, and only once, needs no more than that (`once`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psycopg.rows import tuple_row
 
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import Moment
-from penstock.stores.postgres_wire import Connection, Exchange, Statement, Values, statement
+from penstock.stores.postgres_wire import Connection, Exchange, Heard, Statement, Values, statement
 from penstock.stores.protocol import Clock
 from penstock.stores.statements import statements
 
@@ -44,6 +44,10 @@ COMMIT: Final = statement("COMMIT")
 
 class Conflict(Exception):
     """What this transaction decided on has changed under it."""
+
+
+class _Unanswered(Exception):
+    """It was sent, and may or may not have been committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,8 @@ class Session:
     ) -> None:
         """`behind`: what goes out after the COMMIT of something that is to be told. What becomes of it is of no account."""
         self._con, self._sql, self._opening, self._behind = con, sql, opening, behind
-        self._left: list[tuple[str, Values, Callable[[list[Any]], None] | None]] = []
+        self._left: list[tuple[str, Values]] = []
+        self._after: list[Callable[[], None]] = []
         self.xid: str | None = None
         #: Under which its events are told, and whether there are any.
         self.batch, self.tells = 0, False
@@ -107,9 +112,20 @@ class Session:
         """For lists, whose conditions are put together from fixed words."""
         return self._run([(statement(sql, prepared=False), values)])[0]
 
-    def leave(self, name: str, values: Values, then: Callable[[list[Any]], None] | None = None) -> None:
-        """`then`: what its rows are for, which come with the COMMIT."""
-        self._left.append((name, values, then))
+    def leave(self, name: str, values: Values) -> None:
+        self._left.append((name, values))
+
+    def leave_for(
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        prepare: Callable[[list[Any]], Callable[[], None]],
+    ) -> None:
+        """
+        `prepare` is given its rows while the server still writes and commits what stands behind it, and must do nothing that counts;
+        what it returns is called when all of it is committed.
+        """
+        self._left.append((name, Heard(values, lambda rows: self._after.append(prepare(rows)))))
 
     def flush(self) -> None:
         """What comes next must see what was left."""
@@ -120,15 +136,14 @@ class Session:
             self.finishing = True
             call = self._behind() if self.tells else None
             self._run_left([(COMMIT, None)], [] if call is None else [(self._sql[call[0]], call[1])])
+            for after in self._after:
+                after()
 
     def _run_left(
         self, more: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
     ) -> None:
         left, self._left = self._left, []
-        answers = self._run([*((self._sql[name], values) for name, values, _ in left), *more], behind)
-        for (_, _, then), rows in zip(left, answers, strict=False):
-            if then is not None:
-                then(rows)
+        self._run([*((self._sql[name], values) for name, values in left), *more], behind)
 
     def _run(
         self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
@@ -193,6 +208,46 @@ class Link:
     def transact(self, work: Callable[[Session], T]) -> T:
         with self.failures():
             return self._insist(lambda: self._attempt(work))
+
+    def once(self, name: str, values: Values) -> None:
+        """
+        A transaction of one statement, which writes names that are unique. When its answer is lost it is sent again as it was: either the first
+        one never came to be, or the second one meets what it wrote and is refused. To look for those names instead would not do, for the first one
+        may still be under way; the second waits for it.
+        """
+        with self.failures():
+            try:
+                self._insist(lambda: self._send_once(name, values))
+            except _Unanswered:
+                self._make_sure(lambda: self._send_once(name, values))
+
+    def _send_once(self, name: str, values: Values) -> None:
+        with self.connection() as con:
+            con.look()
+            notice = self.behind()
+            pooled = self._begin((BEGIN,)) if self._manners.pooler else ()
+            calls = [*((each, None) for each in pooled), (self.sql[name], values)]
+            try:
+                con.exchange(
+                    [*calls, (COMMIT, None)] if pooled else calls,
+                    () if notice is None else [(self.sql[notice[0]], notice[1])],
+                )
+            except psycopg.OperationalError as error:
+                if error.sqlstate in _GONE:
+                    raise _Unanswered from error
+                raise
+
+    def _make_sure(self, attempt: Callable[[], None]) -> None:
+        self._drop_idle()
+        until = monotonic() + FIND_OUT_SEC
+        while monotonic() < until:
+            try:
+                return attempt()
+            except errors.UniqueViolation:
+                return None
+            except (psycopg.OperationalError, StoreFailed, _Unanswered):
+                sleep(0.2)
+        raise _unknown()
 
     def snapshot(self, work: Callable[[Session], T]) -> T:
         """To read: everything that is asked for is as of one moment."""
@@ -266,10 +321,7 @@ class Link:
             if fate in ("committed", "aborted"):
                 return bool(fate == "committed")
             sleep(0.05)  # its backend has not noticed yet
-        raise StoreFailed(
-            "the connection broke while the database was writing: it may or may not have been written",
-            kind="unknown",
-        )
+        raise _unknown()
 
     # connections
 
@@ -289,7 +341,10 @@ class Link:
 
     def _put_back(self, con: Connection) -> None:
         try:
-            if not con.closed and con.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            if (
+                not (con.closed or con.owes)
+                and con.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+            ):
                 con.execute("ROLLBACK")
         except psycopg.Error:
             con.close()
@@ -329,6 +384,13 @@ class Link:
                 kind, words = "readonly", "does not let us write"
             told = str(error).strip().splitlines()[:1]
             raise StoreFailed(f"the database {words}: {''.join(told)}", kind=kind) from error
+
+
+def _unknown() -> StoreFailed:
+    return StoreFailed(
+        "the connection broke while the database was writing: it may or may not have been written",
+        kind="unknown",
+    )
 
 
 #: No code: the connection broke. The others: the server shuts down, starts up, or has ended this session.

@@ -20,10 +20,10 @@ from penstock.core.order import Denial, Floor, Offer, Ordering, Pick, Verdict, r
 from penstock.core.states import State
 from penstock.core.words import DispatchId, HostId, Moment
 from penstock.stores.dispatches import new_dispatch
-from penstock.stores.postgres_floor import RowFloor
+from penstock.stores.postgres_floor import RowFloor, Standby
 from penstock.stores.postgres_link import Session
 from penstock.stores.postgres_pages import NO_JOB, Demands, EventRow, Pages
-from penstock.stores.postgres_wire import array, columns
+from penstock.stores.postgres_wire import array, column, columns
 from penstock.stores.protocol import Terms
 from penstock.stores.rows import encode
 
@@ -60,7 +60,7 @@ class Starting:
         demands: Demands,
         ordering: Ordering,
         new_id: Callable[[], str],
-        keep: Callable[[list[Any]], None],
+        keep: Callable[[list[Any]], Callable[[], None]],
     ) -> None:
         self._session, self._floor, self._pages, self._now = session, floor, pages, floor.now
         self._host, self._terms = admission.host, admission.terms
@@ -87,8 +87,8 @@ class Starting:
         return code, encode(data) or "{}", self._now, n, no
 
     def _start(self, verdict: Verdict, started: list[Dispatch]) -> None:
-        now, terms, picks = self._now, self._terms, verdict.picks
-        limits = [self._limit(pick) for pick in picks]
+        now, terms, picks, standby = self._now, self._terms, verdict.picks, self._floor.standby
+        limits = [self._limit(pick, standby[pick.waiting.no]) for pick in picks]
         common = {
             "batch": self._session.batch,
             "host": self._host,
@@ -98,7 +98,7 @@ class Starting:
             "worker": terms.worker,
         }
         if picks:
-            self._session.leave("start_jobs", common | self._heads(verdict, limits), self._keep)
+            self._session.leave_for("start_jobs", common | self._heads(verdict, limits), self._keep)
         flight = {
             "jobs": array([pick.waiting.no for pick in picks]),
             "loan": None if verdict.loan is None else self._lend(verdict.loan, common, started),
@@ -115,24 +115,25 @@ class Starting:
         if picks:
             self._pages.note_many(lambda: self._told(picks, limits, started))
 
-    def _limit(self, pick: Pick) -> _Limit:
-        standby = self._floor.standby[pick.waiting.no]
-        if pick.offer is not Offer.LEASE or (
+    def _limit(self, pick: Pick, standby: Standby) -> _Limit:
+        if (
             standby.max_runtime_sec is None and standby.max_active_sec is None
-        ):
+        ) or pick.offer is not Offer.LEASE:
             return _UNLIMITED
         limits = stop_moment(standby.max_runtime_sec, standby.max_active_sec, standby.active, self._now)
         return _Limit(*limits)
 
     def _heads(self, verdict: Verdict, limits: list[_Limit]) -> dict[str, bytes]:
         """Those that are picked come first; of the others nothing is said but how they were seen."""
-        rows = [
-            (pick.offer is Offer.LEASE, pick.ends_at, *limit)
-            for pick, limit in zip(verdict.picks, limits, strict=True)
-        ]
-        seen = columns(list(self._floor.heads_of(verdict).items()))
-        names = ("heads", "seen", "leased", "ends_at", "stop_at", "stop_for")
-        return dict(zip(names, [*seen, *columns(rows)], strict=True))
+        seen, lease = self._floor.heads_of(verdict), Offer.LEASE
+        return {
+            "heads": array(list(seen)),
+            "seen": array(list(seen.values())),
+            "leased": array([pick.offer is lease for pick in verdict.picks]),
+            "ends_at": column([pick.ends_at for pick in verdict.picks]),
+            "stop_at": column([limit.stop_at for limit in limits]),
+            "stop_for": column([limit.stop_for for limit in limits]),
+        }
 
     def _lend(self, demand: Demand, common: dict[str, Any], started: list[Dispatch]) -> DispatchId:
         loan = DispatchId(f"{self._new_id()}.0")

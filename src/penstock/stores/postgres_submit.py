@@ -1,23 +1,29 @@
-"""Submits that arrived together, in one transaction; or one, in a transaction of the caller's own."""
+"""
+Submits that arrived together, in one transaction; or one, in a transaction of the caller's own.
+
+Most have nothing to ask first: no key that may have been used, no limit that may be reached. They are one statement and one round trip.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from penstock.core.demand import demand_of
 from penstock.core.intent import Intent, all_but_payload
-from penstock.core.job import Kind, place
+from penstock.core.job import Kind
 from penstock.core.order import Ordering
 from penstock.core.states import State
 from penstock.core.words import AddonId, JobId, Moment
+from penstock.stores.postgres_forms import Forms
 from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import Demands, Pages
-from penstock.stores.postgres_wire import columns
+from penstock.stores.postgres_pages import Demands
+from penstock.stores.postgres_wire import Values, array, columns
 from penstock.stores.protocol import Depth, Receipt
-from penstock.stores.rows import body_hash, intent_row, job_row
+from penstock.stores.rows import body_hash
 from penstock.stores.submitting import key_conflict, refuse_beyond
+from penstock.stores.trail import pack
 
 __all__ = ["Submission", "Submitting"]
 
@@ -40,11 +46,20 @@ class _Used(NamedTuple):
 
 class Submitting:
     def __init__(self, link: Link, demands: Demands, ordering: Ordering, new_id: Callable[[], str]) -> None:
-        self._link, self._demands, self._ordering, self._new_id = link, demands, ordering, new_id
+        self._link, self._forms, self._new_id = link, Forms(demands, ordering), new_id
 
     def prepare(self, submissions: Sequence[Submission]) -> None:
-        firsts = {all_but_payload(intent): intent for s in submissions for intent in s.intents}
-        self._demands.make({demand_of(intent) for intent in firsts.values()})
+        self._forms.prepare([intent for s in submissions for intent in s.intents])
+
+    def submit(self, submissions: Sequence[Submission]) -> list[list[Receipt]]:
+        if any(map(_asks, submissions)) or sum(len(s.intents) for s in submissions) > PIECE:
+            return self._link.transact(lambda session: self.run(session, submissions))
+        # The moment may be ours: nothing is judged by it here, and whoever starts these jobs reads the server's clock behind their commit.
+        batch = _Batch(self._forms, self._link.now())
+        receipts = [batch.take(submission, self._new_id) for submission in submissions]
+        if (call := batch.call()) is not None:
+            self._link.once(*call)
+        return receipts
 
     def run(
         self, session: Session, submissions: Sequence[Submission], *, exact: bool = True
@@ -52,26 +67,36 @@ class Submitting:
         """`exact`: nobody else may submit up to a depth limit at the same time. A transaction of the caller's cannot afford that."""
         keys = sorted({key for s in submissions for intent in s.intents if (key := _key(intent))})
         calls: list[tuple[str, Any]] = [("jobs_by_key", columns(keys))] if keys else []
-        limits = [s.depth for s in submissions if s.depth.total is not None or s.depth.per_addon is not None]
+        limits = [s.depth for s in submissions if _limited(s.depth)]
         if limits:
             calls.append(("queued", None))
         now, answers = self._link.opening(session, *calls)
         used = {(row[0], row[1]): _used(row) for row in answers[0]} if keys else {}
-        queued = Counter(dict(answers[-1])) if limits else Counter()
-        if exact and limits and any(_near(depth, queued, _addons(submissions)) for depth in limits):
+        queued = Counter(dict(answers[-1])) if limits else None
+        if (
+            queued is not None
+            and exact
+            and any(_near(depth, queued, _addons(submissions)) for depth in limits)
+        ):
             *_, rows = session.together(("lock_depth", None), ("queued", None))
             queued = Counter(dict(rows))
-        batch = _Batch(session, used, queued, now)
+        batch = _Batch(self._forms, now, used, queued)
         receipts = [batch.take(submission, self._new_id) for submission in submissions]
-        batch.write(self._ordering, self._demands)
+        batch.leave(session)
         return receipts
 
 
 class _Batch:
+    """`used`: the keys of it that are known. `queued`: how many there are so far, where anybody has a limit."""
+
     def __init__(
-        self, session: Session, used: dict[_Key, _Used], queued: Counter[AddonId], now: Moment
+        self,
+        forms: Forms,
+        now: Moment,
+        used: dict[_Key, _Used] | None = None,
+        queued: Counter[AddonId] | None = None,
     ) -> None:
-        self._session, self._used, self._queued, self._now = session, used, queued, now
+        self._forms, self._now, self._used, self._queued = forms, now, used or {}, queued
         self._taken: list[tuple[JobId, Intent]] = []
 
     def take(self, submission: Submission, new_id: Callable[[], str]) -> list[Receipt]:
@@ -98,7 +123,8 @@ class _Batch:
     def _make(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:
         receipt = Receipt(JobId(new_id()), State.QUEUED, created=True)
         self._taken.append((receipt.job_id, intent))
-        self._queued[intent.addon_id] += 1
+        if self._queued is not None:
+            self._queued[intent.addon_id] += 1
         return receipt
 
     def _known(self, intent: Intent) -> Receipt | None:
@@ -111,58 +137,81 @@ class _Batch:
         return used.receipt
 
     def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
+        if self._queued is None:
+            return
         if depth.total is not None and fresh:
             refuse_beyond(depth.total, self._queued.total(), len(fresh), "in all")
         if depth.per_addon is not None:
             for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
                 refuse_beyond(depth.per_addon, self._queued[addon_id], more, f"for addon {addon_id}")
 
-    def write(self, ordering: Ordering, demands: Demands) -> None:
-        pages, taken, now = Pages(), self._taken, self._now
-        for addon_id, n in Counter([intent.addon_id for _, intent in taken]).items():
-            pages.tally[addon_id, State.QUEUED] += n
-        if taken:
-            pages.note_many(
-                lambda: [
-                    (now, Kind.SUBMITTED, job_id, 1, State.QUEUED, "", None, None) for job_id, _ in taken
-                ]
-            )
-        for first in range(0, len(taken), PIECE):
-            piece = taken[first : first + PIECE]
-            self._session.leave("add_jobs", lambda piece=piece: self._rows(piece, ordering, demands))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        pages.leave(self._session)
+    def call(self) -> tuple[str, Values] | None:
+        """All of it, and the batch is drawn with it."""
+        if len(self._taken) == 1:
+            return "submit_job", self._one(None)
+        return ("submit_jobs", self._piece(0, None)) if self._taken else None
 
-    def _rows(
-        self, piece: Sequence[tuple[JobId, Intent]], ordering: Ordering, demands: Demands
-    ) -> dict[str, Any]:
-        """Put together when the piece before is with the server already. Most that come together differ by their payload alone."""
+    def leave(self, session: Session) -> None:
+        """Each piece is put together when the one before is with the server already."""
+        if len(self._taken) == 1:
+            session.leave("submit_job", self._one(session.batch))
+        else:
+            for first in range(0, len(self._taken), PIECE):
+                session.leave("submit_jobs", partial(self._piece, first, session.batch))
+        session.tells |= bool(self._taken)
+
+    def _one(self, batch: int | None) -> dict[str, Any]:
+        [(job_id, intent)] = self._taken
+        values: dict[str, Any] = self._forms.row(intent, self._now)
+        values["job_id"], values["payload"] = job_id, intent.payload
+        values["events"], values["batch"] = self._events(), batch
+        return values
+
+    def _piece(self, first: int, batch: int | None) -> dict[str, Any]:
+        behind = first + PIECE
+        tells = _NOTHING_TOLD if behind < len(self._taken) else self._told()
+        return tells | self._rows(self._taken[first:behind]) | {"batch": batch}
+
+    def _told(self) -> dict[str, Any]:
+        counts = Counter([intent.addon_id for _, intent in self._taken])
+        return {
+            "size": len(self._taken),
+            "events": self._events(),
+            "addons": array(list(counts)),
+            "counts": array(list(counts.values())),
+        }
+
+    def _events(self) -> bytes:
+        now, kind, state = self._now, Kind.SUBMITTED, State.QUEUED
+        return pack([(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken])
+
+    def _rows(self, piece: Sequence[tuple[JobId, Intent]]) -> dict[str, Any]:
         kinds: dict[tuple[Any, ...], int] = {}
-        rest: list[tuple[Any, ...]] = []
+        firsts: list[Intent] = []
         rows, like, kind = [], None, 0
         for job_id, intent in piece:
             if (its := all_but_payload(intent)) != like:
                 like, kind = its, kinds.setdefault(its, len(kinds) + 1)
-                if kind > len(rest):
-                    rest.append(self._rest(intent, ordering, demands))
+                if kind > len(firsts):
+                    firsts.append(intent)
             rows.append((job_id, intent.payload, kind))
         names = dict(zip(("ids", "payloads", "kinds"), columns(rows), strict=True))
-        return {"batch": self._session.batch, **names, **dict(zip(_REST, columns(rest), strict=True))}
-
-    def _rest(self, intent: Intent, ordering: Ordering, demands: Demands) -> tuple[Any, ...]:
-        """All but its names and its payload, in the order of `_REST`."""
-        its_place = place(intent, self._now, None, ordering)
-        demand_no = demands.number(its_place.demand)
-        _, _, *of_job = job_row(0, JobId(""), intent, its_place, demand_no=demand_no, now=self._now)
-        _, _, *of_intent, body = intent_row(0, intent)
-        return (*of_job, *of_intent, None if body is None else body.hex())
+        return names | self._forms.columns(firsts, self._now)
 
 
-#: As `job_row` and `intent_row` have them.
-_REST: Final = (
-    *("addon_id", "demand", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
-    *("earliest_start_at", "deadline_at", "expected_sec", "max_runtime_sec", "max_active_sec"),
-    *("idempotency_key", "tags", "unit", "cost_limit", "time_sensitive", "retry_delays", "body_hash"),
-)
+#: Of a piece that others of the same batch follow.
+_NOTHING_TOLD: Final = {"size": 0, "events": None, "addons": b"{}", "counts": b"{}"}
+
+
+def _asks(submission: Submission) -> bool:
+    """Whether anything must be known before it can be taken."""
+    return _limited(submission.depth) or any(
+        intent.idempotency_key is not None for intent in submission.intents
+    )
+
+
+def _limited(depth: Depth) -> bool:
+    return depth.total is not None or depth.per_addon is not None
 
 
 def _addons(submissions: Sequence[Submission]) -> Counter[AddonId]:

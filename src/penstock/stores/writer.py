@@ -3,7 +3,7 @@ Group commit: one thread owns the write connection, and whatever has arrived tog
 
 An fsync costs about as much as a hundred inserts, so sixty-four submitters share one and each still gets its answer only
 after it. When one operation of a batch fails, the batch is rolled back and each runs alone: nobody pays for another's
-mistake, and no savepoint is paid for when all is well.
+mistake, and no savepoint is paid for when all is well. Unless it may have been written after all: then all are told so.
 
 Whoever is idle may ride along (`ride`): its operation goes into the commit of the one that brings it something to do, which would
 otherwise be followed by a commit of its own. Riders are left behind when anything in the batch fails, so they harm nobody.
@@ -110,6 +110,11 @@ class Writer:
             self._ring()
         return rest
 
+    @property
+    def idle(self) -> bool:
+        """Nothing was handed in that has not been answered, or is about to be."""
+        return not (self._ops or self._writing.locked())
+
     def ride(self, board: Board) -> Callable[[], None]:
         """From now on, until the answer is called."""
         with self._gate:
@@ -169,8 +174,9 @@ class Writer:
                 brought = [passage.run(transaction) for passage in riders]
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
             _land(riders, [None] * len(riders), None)
-            if len(batch) == 1 and not boarding:
-                batch[0].told(None, error)
+            if (len(batch) == 1 and not boarding) or _perhaps_written(error):
+                for op in batch:
+                    op.told(None, error)
             else:
                 for op in batch:
                     self._run([op], ())
@@ -183,6 +189,11 @@ class Writer:
             self._tell()
         for op, result in zip(batch, results, strict=True):
             op.told(result, None)
+
+
+def _perhaps_written(error: BaseException) -> bool:
+    """Then nobody's turn may be taken again."""
+    return isinstance(error, StoreFailed) and error.data.get("kind") == "unknown"
 
 
 def settling(answer: Future[Any]) -> Told:

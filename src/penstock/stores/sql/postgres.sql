@@ -49,23 +49,50 @@ SELECT addon_id, sum(jobs)::bigint FROM penstock.tally WHERE state = 'QUEUED' GR
 SELECT addon_id, idempotency_key, job_id, state, body_hash FROM penstock.whole
 WHERE (addon_id, idempotency_key) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
 
--- name: add_jobs
--- Most that are submitted together are alike but for their names and payloads, so the rest comes once for each `kind` of them.
-WITH new AS MATERIALIZED (
+-- name: submit_jobs
+-- Most that are submitted together are alike but for their names and payloads, so the rest comes once for each `kind` of them. One statement, which where it
+-- comes alone is a transaction by itself: then it also draws the batch that it is told in. Of several for one batch the last one tells.
+WITH drawn AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock.batch')) AS batch),
+new AS MATERIALIZED (
     SELECT nextval('penstock.job_no') AS no, * FROM unnest(%(ids)s::text[], %(payloads)s::text[], %(kinds)s::integer[]) AS new (job_id, payload, kind)),
 queued AS (
     INSERT INTO penstock.queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
                                 max_runtime_sec, max_active_sec)
     SELECT no, job_id, (%(demand)s::integer[])[kind], (%(line)s::smallint[])[kind], (%(turn)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
            (%(urgent_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind], (%(priority)s::integer[])[kind], 0, 1,
-           (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind] FROM new)
+           (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind] FROM new),
+counted AS (
+    INSERT INTO penstock.tally (addon_id, state, jobs)
+    SELECT addon_id, 'QUEUED', jobs FROM unnest(%(addons)s::text[], %(counts)s::bigint[]) AS more (addon_id, jobs)),
+told AS (
+    INSERT INTO penstock.trail (batch, size, events)
+    SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
 INSERT INTO penstock.job (no, job_id, addon_id, demand, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
                           max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
 SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(demand)s::integer[])[kind], (%(created_at)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
        (%(priority)s::integer[])[kind], (%(earliest_start_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind],
        (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind],
-       %(batch)s::bigint, payload, (%(tags)s::text[])[kind], (%(unit)s::text[])[kind], (%(cost_limit)s::bigint[])[kind],
+       (SELECT batch FROM drawn), payload, (%(tags)s::text[])[kind], (%(unit)s::text[])[kind], (%(cost_limit)s::bigint[])[kind],
        (%(time_sensitive)s::integer[])[kind], (%(retry_delays)s::text[])[kind], (%(idempotency_key)s::text[])[kind], (%(body_hash)s::text[])[kind]
+FROM new;
+
+-- name: submit_job
+-- The same for one alone, which most are: its values are read as they are, and not as arrays.
+WITH new AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock.batch')) AS batch, nextval('penstock.job_no') AS no),
+queued AS (
+    INSERT INTO penstock.queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
+                                max_runtime_sec, max_active_sec)
+    SELECT no, %(job_id)s, %(demand)s::integer, %(line)s::smallint, %(turn)s::bigint, %(ready_at)s::bigint, %(urgent_at)s::bigint,
+           %(deadline_at)s::bigint, %(priority)s::integer, 0, 1, %(expected_sec)s::double precision, %(max_runtime_sec)s::bigint,
+           %(max_active_sec)s::bigint FROM new),
+counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) VALUES (%(addon_id)s, 'QUEUED', 1)),
+told AS (INSERT INTO penstock.trail (batch, size, events) SELECT batch, 1, %(events)s FROM new)
+INSERT INTO penstock.job (no, job_id, addon_id, demand, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
+                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
+SELECT no, %(job_id)s, %(addon_id)s, %(demand)s::integer, %(created_at)s::bigint, %(ready_at)s::bigint, %(priority)s::integer,
+       %(earliest_start_at)s::bigint, %(deadline_at)s::bigint, %(expected_sec)s::double precision, %(max_runtime_sec)s::bigint,
+       %(max_active_sec)s::bigint, batch, %(payload)s, %(tags)s, %(unit)s, %(cost_limit)s::bigint, %(time_sensitive)s::integer,
+       %(retry_delays)s, %(idempotency_key)s, %(body_hash)s
 FROM new;
 
 -- name: step_into_line
@@ -89,22 +116,39 @@ WITH RECURSIVE active (demand) AS (
     SELECT (SELECT queue.demand FROM penstock.queue WHERE line > 0 AND queue.demand > active.demand ORDER BY queue.demand LIMIT 1)
     FROM active WHERE active.demand IS NOT NULL
 )
-SELECT active.demand, standing, j.*, extract(epoch FROM clock_timestamp() - statement_timestamp())
+SELECT active.demand, standing, j.*
 FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
     FROM penstock.queue WHERE queue.demand = active.demand AND queue.line = standing AND queue.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
-WHERE active.demand IS NOT NULL;
+WHERE active.demand IS NOT NULL
+UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: heads_from
--- The same of lines that are known, from where their first one was.
-SELECT known.demand, known.line, j.*, extract(epoch FROM clock_timestamp() - statement_timestamp())
-FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (demand, line, turn, no) CROSS JOIN LATERAL (
+-- The same of lines that are known, from where their first one was; and of those that have come between them, from the beginning.
+WITH RECURSIVE known AS MATERIALIZED (
+    SELECT * FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (demand, line, turn, no)),
+new (demand, upto) AS (
+    SELECT (SELECT demand FROM penstock.queue WHERE line > 0 AND demand > gap.behind AND demand < gap.upto ORDER BY demand LIMIT 1), gap.upto
+    FROM unnest(%s::integer[], %s::integer[]) AS gap (behind, upto)
+    UNION ALL
+    SELECT (SELECT queue.demand FROM penstock.queue WHERE line > 0 AND queue.demand > new.demand AND queue.demand < new.upto
+            ORDER BY queue.demand LIMIT 1), new.upto
+    FROM new WHERE new.demand IS NOT NULL
+),
+lines AS (
+    SELECT * FROM known UNION ALL SELECT demand, standing, -9223372036854775808, 0 FROM new CROSS JOIN (VALUES (1), (2)) AS two (standing)
+    WHERE demand IS NOT NULL)
+SELECT lines.demand, lines.line, j.*
+FROM lines CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
-    FROM penstock.queue WHERE queue.demand = known.demand AND queue.line = known.line AND queue.line > 0 AND (queue.turn, queue.no) >= (known.turn, known.no)
-    ORDER BY turn, no LIMIT %s) AS j;
+    FROM penstock.queue WHERE queue.demand = lines.demand AND queue.line = lines.line AND queue.line > 0 AND (queue.turn, queue.no) >= (lines.turn, lines.no)
+    ORDER BY turn, no LIMIT %s) AS j
+UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: in_line
-SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
+SELECT demand, line, no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
 FROM penstock.queue
 WHERE demand = %(demand)s AND line = %(line)s AND line > 0 AND (turn, no) > (%(turn)s, %(no)s) ORDER BY turn, no LIMIT %(most)s;
 

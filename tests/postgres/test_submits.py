@@ -1,0 +1,165 @@
+"""A submit with nothing to ask first: one statement, which is a transaction, in the thread of who submits."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+
+import psycopg
+import pytest
+from tests.postgres.conftest import JOB
+
+from penstock.stores import postgres_forms
+from penstock.stores.postgres_link import Connection
+from penstock.stores.protocol import Depth, Query
+from penstock.stores.writer import Writer
+
+
+@pytest.fixture
+def trips(store, monkeypatch):
+    """How many statements each round trip had, without what is behind it."""
+    store.submit([JOB], Depth())
+    exchange, seen = Connection.exchange, []
+
+    def count(con, calls, behind=()):
+        seen.append(len(calls))
+        return exchange(con, calls, behind)
+
+    store.now()
+    monkeypatch.setattr(Connection, "exchange", count)
+    return seen
+
+
+def test_it_is_one_statement_and_one_round_trip(store, trips):
+    store.submit([JOB] * 3, Depth())
+
+    assert [1] == trips
+
+
+def test_with_a_key_or_a_limit_it_asks_first(store, trips):
+    store.submit([replace(JOB, idempotency_key="k")], Depth())
+    store.submit([JOB], Depth(total=100))
+    [again] = store.submit([replace(JOB, idempotency_key="k")], Depth())
+
+    assert len(trips) >= 5
+    assert not again.created
+
+
+def test_a_bulk_of_several_pieces_is_told_once_and_all_of_it(store):
+    receipts = store.submit([replace(JOB, payload=str(n)) for n in range(700)], Depth())
+    events = store.events(0, 1_000)
+
+    assert [receipt.job_id for receipt in receipts] == [event.job_id for event in events]
+    assert [str(n) for n in range(700)] == [job.intent.payload for job in store.find(Query(limit=1_000))]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"payload": 'a "b" \\ c\nd\u2028 {e,f} \N{SNOWMAN} null'},
+        {"tags": ("x", 'y"z'), "unit": "EUR", "cost_limit": 7, "retry_delays_sec": (1, 2)},
+        {"expected_duration_sec": 1.5, "max_runtime_sec": 60, "max_active_sec": 120, "time_sensitive": True},
+        {"priority": 90, "deadline_at": 9_000_000, "earliest_start_at": 3_000_000, "labels": ("gpu",)},
+        {"idempotency_key": "k", "payload": "p"},
+    ],
+)
+def test_one_alone_is_written_as_one_of_several(opened, said):
+    store = opened(lambda: 1_000_000)
+    store.submit([replace(JOB, **said)], Depth())
+    other = said | ({"idempotency_key": "other"} if "idempotency_key" in said else {})
+    store.submit([JOB, replace(JOB, **other)], Depth())
+    with store._link.connection() as con:
+        rows = con.execute("""
+            SELECT to_jsonb(job) - '{no,job_id,submitted_in,idempotency_key,body_hash}'::text[],
+                   to_jsonb(queue) - '{no,job_id}'::text[], body_hash IS NULL
+            FROM emptied.job JOIN emptied.queue USING (no) ORDER BY no""").fetchall()
+
+    assert rows[0] == rows[2]
+
+
+def test_the_character_nul_is_replaced_alone_and_among_others(store):
+    store.submit([replace(JOB, payload="a\0b")], Depth())
+    store.submit([JOB, replace(JOB, payload="a\0b")], Depth())
+    first, _, last = store.find(Query())
+
+    assert "a\N{SYMBOL FOR NULL}b" == first.intent.payload == last.intent.payload
+
+
+def test_what_is_kept_of_a_kind_is_not_its_moment(opened):
+    clock = [0]
+    store = opened(lambda: clock[0])
+    soon = replace(JOB, earliest_start_at=2_500_000)
+    for clock[0] in (1_000_000, 3_000_000):
+        store.submit([JOB], Depth())
+        store.submit([soon], Depth())
+    jobs = store.find(Query())
+
+    assert [1_000_000, 1_000_000, 3_000_000, 3_000_000] == [job.created_at for job in jobs]
+    assert [1_000_000, 2_500_000, 3_000_000, 3_000_000] == [job.ready_at for job in jobs]
+    with store._link.connection() as con:
+        lines = con.execute("SELECT line, turn - ready_at FROM emptied.queue ORDER BY no").fetchall()
+    assert [1, 0, 1, 1] == [line for line, _ in lines]
+    assert 1 == len({gap for _, gap in lines})
+
+
+def test_no_more_kinds_are_kept_than_come_again(store, monkeypatch):
+    monkeypatch.setattr(postgres_forms, "MOST_KEPT", 3)
+    for n in range(5):
+        store.submit([replace(JOB, tags=(str(n),))], Depth())
+        store.submit([replace(JOB, idempotency_key=str(n), payload=str(n))], Depth())
+
+    assert 2 == len(store._submitting._forms._kept)
+    assert not store.submit([replace(JOB, idempotency_key="4", payload="4")], Depth())[0].created
+
+
+def test_whoever_submits_alone_wakes_no_other_thread(store, monkeypatch):
+    monkeypatch.setattr(Writer, "put", None)
+    store.submit([JOB], Depth())
+
+    assert 1 == len(store.find(Query()))
+
+
+def test_a_submit_does_not_overtake_what_its_thread_handed_in_before(store):
+    for _ in range(20):
+        soon = store.submit_soon([replace(JOB, job_type="first")], Depth())
+        store.submit([replace(JOB, job_type="second")], Depth())
+        assert soon.done()
+
+    assert ["first", "second"] * 20 == [job.intent.job_type for job in store.find(Query())]
+
+
+def test_many_at_once_go_out_together(store, trips):
+    """One of them by itself, and all that come meanwhile behind it."""
+    ready = Barrier(30)
+
+    def submit(_):
+        ready.wait()
+        return store.submit([JOB], Depth())
+
+    with ThreadPoolExecutor(30) as pool:
+        receipts = list(pool.map(submit, range(30)))
+
+    assert 31 == len(store.find(Query()))
+    assert len({receipt.job_id for [receipt] in receipts}) == 30
+    assert len(trips) < 30
+
+
+def test_what_the_commit_refuses_was_not_submitted(store):
+    """The statement itself is answered before its transaction is over."""
+    store.submit([JOB], Depth())
+    with store._link.connection() as con:
+        con.execute("""
+            CREATE FUNCTION emptied.late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'too late'; END $$;
+            CREATE CONSTRAINT TRIGGER late AFTER INSERT ON emptied.job DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION emptied.late()""")
+
+    for told in (True, False):
+        if not told:
+            store._link.behind = lambda: None
+        with pytest.raises(psycopg.errors.RaiseException, match="too late"):
+            store.submit([JOB], Depth())
+    assert 1 == len(store.find(Query()))
+    with store._link.connection() as con:
+        con.execute("DROP FUNCTION emptied.late() CASCADE")
