@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB
 
-from penstock.stores import postgres_forms
+from penstock.stores import postgres_forms, postgres_submit
 from penstock.stores.postgres_link import Connection
 from penstock.stores.protocol import Depth, Query
 from penstock.stores.writer import Writer
@@ -79,12 +79,14 @@ def test_one_alone_is_written_as_one_of_several(opened, said):
     assert rows[0] == rows[2]
 
 
-def test_the_character_nul_is_replaced_alone_and_among_others(store):
-    store.submit([replace(JOB, payload="a\0b")], Depth())
-    store.submit([JOB, replace(JOB, payload="a\0b")], Depth())
+def test_the_character_nul_is_replaced_wherever_it_stands(store):
+    odd = replace(JOB, payload="a\0b", unit="c\0d")
+    store.submit([odd], Depth())
+    store.submit([JOB, odd], Depth())
     first, _, last = store.find(Query())
 
-    assert "a\N{SYMBOL FOR NULL}b" == first.intent.payload == last.intent.payload
+    for job in (first, last):
+        assert ("a\N{SYMBOL FOR NULL}b", "c\N{SYMBOL FOR NULL}d") == (job.intent.payload, job.intent.unit)
 
 
 def test_what_is_kept_of_a_kind_is_not_its_moment(opened):
@@ -112,6 +114,15 @@ def test_no_more_kinds_are_kept_than_come_again(store, monkeypatch):
 
     assert 2 == len(store._submitting._forms._kept)
     assert not store.submit([replace(JOB, idempotency_key="4", payload="4")], Depth())[0].created
+
+
+def test_pieces_of_one_kind_and_of_several_are_counted_alike(store, monkeypatch):
+    monkeypatch.setattr(postgres_submit, "PIECE", 4)
+    b, c = replace(JOB, addon_id="b"), replace(JOB, addon_id="c")
+    store.submit([JOB] * 4 + [JOB, b, JOB, b] + [b] * 4 + [c], Depth())
+
+    assert {"a": 6, "b": 6, "c": 1} == {addon.addon_id: sum(addon.jobs.values()) for addon in store.addons()}
+    assert ["a"] * 5 + ["b", "a"] + ["b"] * 5 + ["c"] == [job.intent.addon_id for job in store.find(Query())]
 
 
 def test_whoever_submits_alone_wakes_no_other_thread(store, monkeypatch):

@@ -20,7 +20,7 @@ import psycopg
 from penstock.core.errors import PenstockError
 from penstock.stores.ids import uuid7
 from penstock.stores.postgres_link import Connection, Link
-from penstock.stores.postgres_wire import Values
+from penstock.stores.postgres_wire import Values, statement
 
 __all__ = ["Bell"]
 
@@ -36,6 +36,9 @@ class Bell:
         self._link, self._heard, self._by_notice = link, heard, by_notice
         self._me = uuid7()
         self.channel = f"penstock {link.schema}"
+        self._listening = statement(
+            f"LISTEN {psycopg.sql.Identifier(self.channel).as_string()}", prepared=False
+        )
         self._lock, self._rung, self._closed = Lock(), Event(), Event()
         self._threads: dict[str, Thread] = {}
         self._seen = -1
@@ -103,7 +106,7 @@ class Bell:
             try:
                 if con is None and self._by_notice:
                     con = self._link.connect()
-                    con.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(self.channel)))
+                    con.exchange([(self._listening, None)])
                     look_at = 0.0  # for what was told before it listened
                 if self._notified(con):
                     self._heard()
@@ -125,7 +128,7 @@ class Bell:
         if con is None:
             self._closed.wait(POLL_SEC)
             return False
-        return any(notice.payload != self._me for notice in con.notifies(timeout=POLL_SEC, stop_after=1))
+        return any(by != self._me for by in con.notices(POLL_SEC))
 
     def _something_new(self) -> bool:
         """Whether anything was told since the last look."""

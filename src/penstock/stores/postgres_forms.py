@@ -47,8 +47,13 @@ class Forms:
         """Their demands, before the transaction that needs them."""
         if len(intents) == 1 and all_but_payload(intents[0]) in self._kept:
             return
-        firsts = {all_but_payload(intent): intent for intent in intents}
-        self._demands.make({demand_of(intent) for kind, intent in firsts.items() if kind not in self._kept})
+        new, like = set(), None
+        for intent in intents:
+            if (its := all_but_payload(intent)) != like:
+                like = its
+                if its not in self._kept:
+                    new.add(demand_of(intent))
+        self._demands.make(new)
 
     def columns(self, firsts: Sequence[Intent], now: Moment) -> dict[str, bytes]:
         """For `submit_jobs`: one row for each, and each is one of many."""
@@ -56,7 +61,7 @@ class Forms:
         return dict(zip(_NAMES, columns(rows), strict=True))
 
     def row(self, intent: Intent, now: Moment) -> dict[str, bytes | None]:
-        """For `submit_job`. What does not depend on the moment was perhaps put together before."""
+        """For `submit_alike`. What does not depend on the moment was perhaps put together before."""
         form = self._kept.get(all_but_payload(intent)) or self._make(intent, now)
         its = place(intent, now, None, self._ordering, form.demand)
         return {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.core.intent import Intent, all_but_payload
@@ -147,43 +146,38 @@ class _Batch:
 
     def call(self) -> tuple[str, Values] | None:
         """All of it, and the batch is drawn with it."""
-        if len(self._taken) == 1:
-            return "submit_job", self._one(None)
-        return ("submit_jobs", self._piece(0, None)) if self._taken else None
+        return self._piece(0, None) if self._taken else None
 
     def leave(self, session: Session) -> None:
         """Each piece is put together when the one before is with the server already."""
-        if len(self._taken) == 1:
-            session.leave("submit_job", self._one(session.batch))
-        else:
-            for first in range(0, len(self._taken), PIECE):
-                session.leave("submit_jobs", partial(self._piece, first, session.batch))
+        for first in range(0, len(self._taken), PIECE):
+            session.leave(*self._piece(first, session.batch))
         session.tells |= bool(self._taken)
 
-    def _one(self, batch: int | None) -> dict[str, Any]:
-        [(job_id, intent)] = self._taken
-        values: dict[str, Any] = self._forms.row(intent, self._now)
-        values["job_id"], values["payload"] = job_id, intent.payload
-        values["events"], values["batch"] = self._events(), batch
-        return values
+    def _piece(self, first: int, batch: int | None) -> tuple[str, Callable[[], dict[str, Any]]]:
+        """Most that come together differ by their payload alone."""
+        piece = self._taken[first : first + PIECE]
+        last = first + PIECE >= len(self._taken)
+        like = all_but_payload(piece[0][1])
+        alike = all(all_but_payload(intent) == like for _, intent in piece)
 
-    def _piece(self, first: int, batch: int | None) -> dict[str, Any]:
-        behind = first + PIECE
-        tells = _NOTHING_TOLD if behind < len(self._taken) else self._told()
-        return tells | self._rows(self._taken[first:behind]) | {"batch": batch}
+        def values() -> dict[str, Any]:
+            rows = self._alike(piece) if alike else self._rows(piece)
+            return rows | (self._told() if last else _NOTHING_TOLD) | {"batch": batch}
 
-    def _told(self) -> dict[str, Any]:
-        counts = Counter([intent.addon_id for _, intent in self._taken])
+        return "submit_alike" if alike else "submit_jobs", values
+
+    def _alike(self, piece: Sequence[tuple[JobId, Intent]]) -> dict[str, Any]:
         return {
-            "size": len(self._taken),
-            "events": self._events(),
-            "addons": array(list(counts)),
-            "counts": array(list(counts.values())),
+            **self._forms.row(piece[0][1], self._now),
+            "ids": array([job_id for job_id, _ in piece]),
+            "payloads": array([intent.payload for _, intent in piece]),
         }
 
-    def _events(self) -> bytes:
+    def _told(self) -> dict[str, Any]:
         now, kind, state = self._now, Kind.SUBMITTED, State.QUEUED
-        return pack([(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken])
+        events = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken]
+        return {"size": len(events), "events": pack(events)}
 
     def _rows(self, piece: Sequence[tuple[JobId, Intent]]) -> dict[str, Any]:
         kinds: dict[tuple[Any, ...], int] = {}
@@ -196,11 +190,13 @@ class _Batch:
                     firsts.append(intent)
             rows.append((job_id, intent.payload, kind))
         names = dict(zip(("ids", "payloads", "kinds"), columns(rows), strict=True))
+        counts = Counter([intent.addon_id for _, intent in piece])
+        names["addons"], names["counts"] = array(list(counts)), array(list(counts.values()))
         return names | self._forms.columns(firsts, self._now)
 
 
 #: Of a piece that others of the same batch follow.
-_NOTHING_TOLD: Final = {"size": 0, "events": None, "addons": b"{}", "counts": b"{}"}
+_NOTHING_TOLD: Final = {"size": 0, "events": None}
 
 
 def _asks(submission: Submission) -> bool:

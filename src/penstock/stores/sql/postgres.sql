@@ -76,22 +76,26 @@ SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(demand)s::integer[])[kind], 
        (%(time_sensitive)s::integer[])[kind], (%(retry_delays)s::text[])[kind], (%(idempotency_key)s::text[])[kind], (%(body_hash)s::text[])[kind]
 FROM new;
 
--- name: submit_job
--- The same for one alone, which most are: its values are read as they are, and not as arrays.
-WITH new AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock.batch')) AS batch, nextval('penstock.job_no') AS no),
+-- name: submit_alike
+-- The same for jobs that differ by their names and payloads alone, as most that come together do, and one by itself: the rest is read as it is, and not
+-- from arrays.
+WITH drawn AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock.batch')) AS batch),
+new AS MATERIALIZED (SELECT nextval('penstock.job_no') AS no, * FROM unnest(%(ids)s::text[], %(payloads)s::text[]) AS new (job_id, payload)),
 queued AS (
     INSERT INTO penstock.queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
                                 max_runtime_sec, max_active_sec)
-    SELECT no, %(job_id)s, %(demand)s::integer, %(line)s::smallint, %(turn)s::bigint, %(ready_at)s::bigint, %(urgent_at)s::bigint,
+    SELECT no, job_id, %(demand)s::integer, %(line)s::smallint, %(turn)s::bigint, %(ready_at)s::bigint, %(urgent_at)s::bigint,
            %(deadline_at)s::bigint, %(priority)s::integer, 0, 1, %(expected_sec)s::double precision, %(max_runtime_sec)s::bigint,
            %(max_active_sec)s::bigint FROM new),
-counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) VALUES (%(addon_id)s, 'QUEUED', 1)),
-told AS (INSERT INTO penstock.trail (batch, size, events) SELECT batch, 1, %(events)s FROM new)
+counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) VALUES (%(addon_id)s, 'QUEUED', cardinality(%(ids)s::text[]))),
+told AS (
+    INSERT INTO penstock.trail (batch, size, events)
+    SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
 INSERT INTO penstock.job (no, job_id, addon_id, demand, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
                           max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
-SELECT no, %(job_id)s, %(addon_id)s, %(demand)s::integer, %(created_at)s::bigint, %(ready_at)s::bigint, %(priority)s::integer,
+SELECT no, job_id, %(addon_id)s, %(demand)s::integer, %(created_at)s::bigint, %(ready_at)s::bigint, %(priority)s::integer,
        %(earliest_start_at)s::bigint, %(deadline_at)s::bigint, %(expected_sec)s::double precision, %(max_runtime_sec)s::bigint,
-       %(max_active_sec)s::bigint, batch, %(payload)s, %(tags)s, %(unit)s, %(cost_limit)s::bigint, %(time_sensitive)s::integer,
+       %(max_active_sec)s::bigint, (SELECT batch FROM drawn), payload, %(tags)s, %(unit)s, %(cost_limit)s::bigint, %(time_sensitive)s::integer,
        %(retry_delays)s, %(idempotency_key)s, %(body_hash)s
 FROM new;
 
