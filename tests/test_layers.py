@@ -62,6 +62,8 @@ IMPURE = {
 PURE_ENOUGH = {"concurrent.futures.CancelledError"}
 CLOCKS = {"now", "utcnow", "today"}
 DOERS = {"open", "print", "input", "exec", "eval"}
+# It writes out constructors from the names of our own fields, once, when it is imported, as dataclasses does.
+WRITES_CODE = {"core/quick.py": ["calls exec"]}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -82,7 +84,7 @@ def test_a_part_imports_what_it_may_and_nothing_else(path):
 
 @pytest.mark.parametrize("path", [path for path in FILES if part_of(path) == "core"], ids=name_of)
 def test_deciding_is_pure(path):
-    assert list(impurities(path.read_text("utf-8"))) == []
+    assert list(impurities(path.read_text("utf-8"))) == WRITES_CODE.get(name_of(path), [])
 
 
 def test_every_part_has_its_rule():
