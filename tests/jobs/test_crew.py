@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from threading import current_thread
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from tests.waiting import until
 
 from penstock.core.landing import End
+from penstock.core.refusals import StoreFailed
 from penstock.jobs import crew as crew_file
+from penstock.jobs.attempt import Attempt
 from penstock.jobs.crew import Crew
+from penstock.jobs.hands import LocalHands
 from penstock.jobs.outcomes import Outcome
 
 DONE = Outcome(End.COMPLETED)
@@ -124,3 +129,107 @@ def test_functions_that_take_long_are_told_of_by_halves(crew, told):
     crew.step(10**9)
 
     assert [["first"]] == told
+
+
+# Who looks when something was committed
+
+
+@pytest.fixture
+def errands(crew):
+    sent = []
+    crew.hands.send = lambda errand: sent.append(errand) or True
+    return sent
+
+
+def test_an_idle_thread_looks_for_itself_and_the_driver_does_not_look_again(crew, told, errands):
+    crew.heard()
+    crew._ring.assert_not_called()
+    errands.pop()()
+
+    assert [[]] == told
+    crew._ring.assert_called_once()  # for the other parts
+    crew.step(10**9)
+    assert [[]] == told
+
+
+def test_what_is_told_while_somebody_looks_is_looked_for_again(crew, told, errands):
+    looking = crew._desk.exchange_soon
+
+    def told_of_another(*args):
+        crew._scout = 0  # as in any other thread
+        crew.heard()
+        return looking(*args)
+
+    crew.heard()
+    crew._desk.exchange_soon = told_of_another
+    errands.pop()()
+    assert not errands
+    crew._desk.exchange_soon = looking
+    crew.step(10**9)
+
+    assert [[], []] == told
+
+
+def test_our_own_commit_is_no_reason_to_look_again(crew, told, errands):
+    looking = crew._desk.exchange_soon
+    crew._desk.exchange_soon = lambda *args: crew.heard() or looking(*args)
+    crew.heard()
+    errands.pop()()
+    crew.step(10**9)
+
+    assert [[]] == told
+
+
+def test_where_one_who_looks_fails_the_driver_looks(crew, told, errands):
+    looking = crew._desk.exchange_soon
+    crew._desk.exchange_soon = Mock(side_effect=StoreFailed("away", kind="away"))
+    crew.heard()
+    errands.pop()()
+    crew._ring.assert_called_once()
+    crew._desk.exchange_soon = looking
+    crew.step(10**9)
+    crew.heard()
+
+    assert [[]] == told
+    assert 1 == len(errands)
+
+
+def test_nobody_looks_beside_one_who_claims(crew, told, errands):
+    crew.heard()
+    with crew._claiming:
+        errands.pop()()
+        crew.heard()
+    assert not errands
+    crew.step(10**9)
+
+    assert [[]] == told
+
+
+@pytest.mark.parametrize("busy", ["ended", "full", "closing"])
+def test_where_no_thread_is_free_or_something_has_ended_the_driver_is_rung(crew, errands, busy):
+    if busy == "ended":
+        crew._over.append((running(crew, "one"), DONE))
+    elif busy == "full":
+        running(crew, "one"), running(crew, "two")
+    crew._closing = busy == "closing"
+    crew.heard()
+
+    assert not errands
+    crew._ring.assert_called_once()
+
+
+def test_the_thread_that_looked_runs_what_it_brought():
+    ran = []
+    hands = LocalHands(2, lambda _: True, lambda *_: None)
+    hands._perform = lambda attempt: ran.append(current_thread())
+    attempt = Mock(spec=Attempt, function=Mock(is_async=False), given_up=False)
+
+    def look():
+        ran.append(current_thread())
+        hands.start([attempt], awake=1)
+
+    assert hands.send(look)
+    until(lambda: len(ran) == 2)
+    hands.close(wait=5)
+
+    assert ran[0] is ran[1]

@@ -114,6 +114,27 @@ MUTANTS = [
         "            if self._in_one:\n",
         CREW,
     ),
+    jobs(
+        "crew",
+        "what is told while somebody looks is not looked for",
+        "            self._looked = False\n        self._ring()\n",
+        "            pass\n        self._ring()\n",
+        CREW,
+    ),
+    jobs(
+        "crew",
+        "where one who looks fails nobody looks",
+        "to wait before it asks again\n            self._looked = False\n",
+        "to wait before it asks again\n            pass\n",
+        CREW,
+    ),
+    jobs(
+        "crew",
+        "one who looks in vain tells nobody",
+        "            if not brought:  # else its commit has rung\n                self._ring()\n",
+        "",
+        CREW,
+    ),
     # Stopping
     jobs(
         "crew",

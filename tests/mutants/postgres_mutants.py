@@ -33,6 +33,8 @@ def found_by_contract(name: str, file: str, old: str, new: str) -> tuple[str, st
 
 
 MUTANTS = [
+    found_in("turns", "what is due is let into line by nobody", ADMIT, "            if not stepping:\n", "            if False:\n"),
+    found_in("turns", "a start that comes with a refusal is written the short way", PAGES, "self.landed or self._settled or self._mentioned", "self.landed or self._settled"),
     found_in("hosts", "the claim without a lock on the ledger", SQL, "ORDER BY scope <> 'host', scope, name FOR UPDATE;", "ORDER BY scope <> 'host', scope, name;"),
     found_in("daemons", "four daemons and no lock on the ledger", SQL, "ORDER BY scope <> 'host', scope, name FOR UPDATE;", "ORDER BY scope <> 'host', scope, name;"),
     found_in("hosts", "only the host's row is locked", ADMIT, "            lock_ledger(keys),\n", '            lock_ledger(key for key in keys if key[0] == "host"),\n'),

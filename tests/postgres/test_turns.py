@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import psycopg
 import pytest
 from tests.postgres.conftest import JOB, exchange, tick
 
-from penstock.stores.protocol import Depth
+from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.job import Kind
+from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.spend import Budget
+from penstock.stores import postgres_admit
+from penstock.stores.postgres_link import Session
+from penstock.stores.protocol import Depth, Terms
 
 
 @pytest.fixture
@@ -78,3 +85,86 @@ def test_a_turn_leaves_nothing_to_the_garbage_collector(store):
 
     assert 2 == len(started)
     assert set() == left
+
+
+# What is asked for only where it matters
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The names of what is asked, a list for each round trip."""
+    trips = []
+    together = Session.together
+
+    def noted(session, *calls):
+        if "ring_alone" not in (names := [name for name, _ in calls]):  # which comes when it comes
+            trips.append(names)
+        return together(session, *calls)
+
+    monkeypatch.setattr(Session, "together", noted)
+    return trips
+
+
+def test_who_has_no_budget_and_nothing_due_asks_for_neither(store, asked):
+    store.submit([JOB], Depth())
+    tick(store)
+    store.submit([JOB], Depth())
+    asked.clear()
+
+    assert 1 == len(tick(store))
+    assert [["lock_ledger", "accounts", "heads", "opening"]] == asked
+
+
+def test_what_is_due_steps_into_line_in_the_round_that_sees_it(opened, asked):
+    now = [1_000_000_000]
+    store = opened(lambda: now[0])
+    later = replace(JOB, earliest_start_at=now[0] + 10)
+    store.submit([JOB], Depth())
+    tick(store)
+    [receipt], _ = store.submit([later], Depth()), tick(store)
+    now[0] += 10
+    asked.clear()
+    [dispatch] = tick(store)
+
+    assert receipt.job_id == dispatch.job_id
+    assert [["lock_ledger", "accounts", "heads", "opening"], ["step_into_line", "heads"]] == asked
+
+
+def test_where_some_were_due_others_are_let_into_line_in_the_same_round_trip(opened, asked, monkeypatch):
+    monkeypatch.setattr(postgres_admit, "STEPPING_SEC", 1_000)
+    now = [1_000_000_000]
+    store = opened(lambda: now[0])
+    store.submit([replace(JOB, earliest_start_at=now[0] + at) for at in (10, 20)], Depth())
+    now[0] += 10
+    tick(store)
+    now[0] += 10
+    asked.clear()
+
+    assert 1 == len(tick(store))
+    assert [["lock_ledger", "accounts", "step_into_line", "heads", "opening"]] == asked
+
+
+def test_who_has_a_budget_asks_what_was_spent_and_then_with_the_rest(store, asked):
+    def start():
+        store.submit([JOB], Depth())
+        asked.clear()
+        limits = Limits(Caps(), budgets={"a": Budget(day=1_000, month=5_000)})
+        return store.admit(
+            "here",
+            lambda floor: weigh(floor, Conditions(90), limits, Ordering(), lambda _: Offer.LEASE),
+            Terms(),
+        )
+
+    assert 1 == len(start())
+    assert ["spent"] == asked[-1]
+    assert 1 == len(start())
+    assert [["lock_ledger", "accounts", "spent", "heads", "opening"]] == asked
+
+
+def test_a_round_that_starts_one_and_refuses_another_tells_of_both(store):
+    """The short way to write a start has no place for mentions."""
+    one, other = store.submit([JOB, replace(JOB, job_type="big", cost_units=80)], Depth())
+    tick(store, capacity=50)
+
+    kinds = [[event.kind for event in store.events(0, 10, receipt.job_id)] for receipt in (one, other)]
+    assert [[Kind.SUBMITTED, Kind.DISPATCHING, Kind.RUNNING], [Kind.SUBMITTED, Kind.DENIED]] == kinds

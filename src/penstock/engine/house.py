@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Final, Self
 
@@ -45,7 +45,7 @@ class House:
     left running: `recovery` says what becomes of whose runs. `pids`: the roots of what our runner has running now, whose load
     is not somebody else's. `reserves`: False where a part of this process fetches all that is run: a round that starts nothing would
     only cost, and a job that nobody here can run waits in line instead of holding units. `preempts`: a run is asked to make room for a job that counts for
-    clearly more, which only those should do whose runs can be made to end.
+    clearly more, which only those should do whose runs can be made to end. `heard`: is told of every commit instead of the driver, and rings it itself.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class House:
         reserves: bool = True,
         preempts: bool = False,
         introduction: Introduction | None = None,
+        heard: Callable[[], None] | None = None,
     ) -> None:
         self.store, self.rules = store, rules
         self._survivors = survivors
@@ -84,6 +85,7 @@ class House:
         if rules.capacity.fixed is None:
             parts.insert(0, Signals(self.machine, Probe(pids), every=rules.sense_every))
         self.driver = Driver(store.now, parts)
+        self._heard = heard or self.driver.ring
         self._usher: Driver | None = None
         self._started, self._lock = False, Lock()
 
@@ -97,7 +99,7 @@ class House:
         except BaseException:  # nobody will stop what did not start, Ctrl-C included: others may dispatch
             self.store.release_dispatch()
             raise
-        self.store.on_change(self.driver.ring)
+        self.store.on_change(self._heard)
         self.driver.start()
         self._started = True
         return self

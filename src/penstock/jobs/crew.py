@@ -13,7 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from threading import Condition, Lock
+from threading import Condition, Lock, get_ident
 from typing import Any, Final
 
 from penstock.core.job import Dispatch
@@ -90,6 +90,10 @@ class Crew:
         self._asked_at: Moment = 0
         #: When the threads were last given something.
         self._took_at: Moment = 0
+        #: A thread of the hands was sent to look, and which one it is while it does.
+        self._sent, self._scout = False, 0
+        #: It saw all that anybody has told of so far, or is about to.
+        self._looked = False
         self._idle = Condition()
         #: Held by whoever claims, the driver or a ride, from counting the room until what was claimed is in it.
         self._claiming = Lock()
@@ -110,6 +114,9 @@ class Crew:
             held = self._took_at + (HELD if self._far and self._brief else SOON)
             if self._in_one and now < held:
                 return min(now + SOON, held)  # rung by our own commit; the last of the batch will ring
+        looked, self._looked = self._looked, False
+        if not self._over and looked:
+            return now + (SOON if self._waiting else self._tick)
         if not self._over and now < self._asked_at + SOON:
             return self._asked_at + SOON  # most likely rung by our own commit
         with self._claiming:
@@ -117,18 +124,56 @@ class Crew:
             self._exchange()
         return now + (SOON if self._waiting else self._tick)
 
+    # what the store tells, in any thread
+
+    def heard(self) -> None:
+        """
+        Something was committed. Where a commit costs round trips, a thread that has nothing to do looks what may start, and runs it: the
+        driver would have to be woken, and then wake that thread. The driver hears of it behind that, since other parts may wait for it.
+        """
+        idle = self._far and self._free > 0 and not (self._waiting or self._over or self._closing)
+        if idle and not self._sent and not self._claiming.locked():
+            self._sent = True
+            if self.hands.send(self._look):
+                return
+            self._sent = False
+        if get_ident() != self._scout:  # what was told while it looks it may have missed
+            self._looked = False
+        self._ring()
+
+    def _look(self) -> None:
+        """In a thread of the hands, which goes on to run what it brings. What it cannot do the driver does again, and says so."""
+        brought = 0
+        self._scout, self._looked = get_ident(), True
+        try:
+            if self._claiming.acquire(blocking=False):
+                try:
+                    brought = self._exchange(here=True)
+                finally:
+                    self._claiming.release()
+            else:
+                self._looked = False
+        except Exception:  # noqa: BLE001 - it is the driver's to log, and to wait before it asks again
+            self._looked = False
+        finally:
+            self._scout, self._sent = 0, False
+            if not brought:  # else its commit has rung
+                self._ring()
+
     def _wait_for_the_last(self) -> None:
         """Brief functions that are still running will have ended before a commit for them alone could be sent."""
         if self._far and self._brief and 0 < len(self._over) < len(self.running) and not self._waiting:
             time.sleep(BRIEF_SEC / 2)
 
-    def _exchange(self) -> None:
+    def _exchange(self, *, here: bool = False) -> int:
         """
-        What has ended for what may start. If the store fails, what has ended stays, and is told with the next step.
+        What has ended for what may start, and how many these are. If the store fails, what has ended stays, and is told with the next step.
+        `here`: this is a thread of the hands.
 
         Under load one exchange follows another, and what the last one brought is made ready to run while the next is being written.
         """
         brought: list[Dispatch] = []
+        started = 0
         try:
             for _ in range(MOST_EXCHANGES):
                 if self._far:  # the next exchange is written in this thread: what the last one brought must not wait for it
@@ -144,12 +189,14 @@ class Crew:
                 ready, brought = brought, []
                 self._take(self._desk.claimed(ready))
                 answers, brought = landing()
+                started += len(brought)
                 self._settled(over, answers)
                 self._asked_at = self._now() if 0 < len(brought) < room else 0
                 if len(self._over) < max(1, len(brought)):
                     break
         finally:
-            self._take(self._desk.claimed(brought))
+            self._take(self._desk.claimed(brought), here=here)
+        return started
 
     @property
     def _kinds(self) -> Kinds:
@@ -161,8 +208,13 @@ class Crew:
     def _free(self) -> int:
         return self._workers - len(self.running) - len(self._waiting)
 
-    def _take(self, claimed: list[Claimed], *, stays: bool = False) -> Callable[[], None] | None:
-        """`stays`: whether the thread that brought them can run one itself. The answer is how, if it shall."""
+    def _take(
+        self, claimed: list[Claimed], *, stays: bool = False, here: bool = False
+    ) -> Callable[[], None] | None:
+        """
+        `stays`: whether the thread that brought them can run one itself. The answer is how, if it shall. `here`: it is one of the hands,
+        and takes one without being woken.
+        """
         attempts = [
             Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
             for each in claimed
@@ -173,7 +225,7 @@ class Crew:
             run = self.hands.lend(attempts[0])
             if run is not None:
                 return run
-        self.hands.start(attempts, at_once=not self._brief)
+        self.hands.start(attempts, at_once=not self._brief, awake=int(here))
         return None
 
     # what the desk asks when a job is submitted: a thread that has nothing to do gets it with the same commit

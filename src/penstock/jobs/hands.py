@@ -29,8 +29,12 @@ class Hands(Protocol):
     #: How many may wait here for each one that runs, when they are short: 0 where handing one over is dear anyway.
     ahead: int
 
-    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True) -> None:
-        """Not `at_once`: they are so brief that one after the other is quicker."""
+    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True, awake: int = 0) -> None:
+        """Not `at_once`: they are so brief that one after the other is quicker. `awake`: so many come for one without being woken."""
+        ...
+
+    def send(self, errand: Callable[[], None]) -> bool:
+        """A thread that has nothing to do is sent to do this, and then runs what is there. Whether there are such threads."""
         ...
 
     def lend(self, attempt: Attempt) -> Callable[[], None] | None:
@@ -64,7 +68,7 @@ class LocalHands:
     def __init__(self, workers: int, began: Began, finished: Finished) -> None:
         self._began, self._finished = began, finished
         #: Threads take from here until it is empty, and sleep until somebody wakes them: a batch wakes each of them once.
-        self._ready: deque[Attempt | None] = deque()
+        self._ready: deque[Attempt | Callable[[], None] | None] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._numbers = itertools.count(1)
         self._threads: list[Thread] = []
@@ -73,12 +77,16 @@ class LocalHands:
         for _ in range(workers):
             self._hire()
 
-    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True) -> None:
+    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True, awake: int = 0) -> None:
         plain = [attempt for attempt in attempts if not attempt.function.is_async]
-        self._put(plain, len(plain) if at_once else min(1, len(plain)))
+        self._put(plain, (len(plain) if at_once else min(1, len(plain))) - awake)
         for attempt in attempts:
             if attempt.function.is_async:
                 asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
+
+    def send(self, errand: Callable[[], None]) -> bool:
+        self._put([errand], 1)
+        return True
 
     def lend(self, attempt: Attempt) -> Callable[[], None] | None:
         if attempt.function.is_async:
@@ -89,7 +97,7 @@ class LocalHands:
     def rouse(self) -> None:
         self._put((), len(self._ready))
 
-    def _put(self, work: Sequence[Attempt | None], sleepers: int) -> None:
+    def _put(self, work: Sequence[Attempt | Callable[[], None] | None], sleepers: int) -> None:
         self._ready.extend(work)
         for _ in range(min(sleepers, len(self._threads))):
             self._wake.put(None)
@@ -129,6 +137,9 @@ class LocalHands:
                 continue
             if attempt is None:
                 return
+            if not isinstance(attempt, Attempt):
+                attempt()
+                continue
             self._perform(attempt)
             if attempt.given_up:
                 return  # somebody else has its place

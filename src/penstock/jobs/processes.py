@@ -13,7 +13,7 @@ import asyncio
 import importlib
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import reduce
 from pathlib import Path
@@ -57,7 +57,7 @@ class ProcessHands:
             name="penstock jobs",
         )
 
-    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True) -> None:  # noqa: ARG002 - the pool decides
+    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True, awake: int = 0) -> None:  # noqa: ARG002 - the pool decides
         for attempt in attempts:
             if self._began(attempt):
                 self._submit(attempt)
@@ -67,6 +67,9 @@ class ProcessHands:
         call = self._pool.submit(_run, place, attempt.facts, str(self._yield_file))
         attempt.ended_by = call
         call.add_done_callback(lambda done: self._over(attempt, done))
+
+    def send(self, errand: Callable[[], None]) -> bool:  # noqa: ARG002 - the protocol's
+        return False  # there are no threads here
 
     def lend(self, attempt: Attempt) -> None:
         """A thread could not run it."""

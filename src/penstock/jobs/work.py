@@ -64,6 +64,7 @@ class Work:
             survivors=workers_named(WORKER),
             pids=lambda: [os.getpid()],
             reserves=False,
+            heard=self.crew.heard if store.shared else None,
         )
         self.crew.join(self.house.desk, self.house.driver.ring)
         self._beats = Beats(store, self.crew, rules.lease_for)

@@ -15,6 +15,8 @@ Where either turns out to be wrong the server has written nothing, and the round
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol
 
 from psycopg.errors import DivisionByZero
@@ -27,7 +29,7 @@ from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
 from penstock.stores.postgres_apply import Judged
-from penstock.stores.postgres_floor import Appetite, Heads, RowFloor, enter, spent_from
+from penstock.stores.postgres_floor import Appetite, Heads, RowFloor, Spent, enter, spent_from
 from penstock.stores.postgres_link import Link, Session
 from penstock.stores.postgres_pages import Demands, Key, accounts_from, lock_ledger
 from penstock.stores.postgres_start import Admission, Starting
@@ -37,6 +39,8 @@ __all__ = ["Admitting", "Ends", "Turn"]
 
 #: How many jobs whose time has come step into line in one transaction.
 STEPS: Final = 5_000
+#: After one whose time had come, for so long it is taken for granted that there are others.
+STEPPING_SEC: Final = 1.0
 
 
 class Turn(NamedTuple):
@@ -83,6 +87,10 @@ class Admitting:
         self._hosts: set[HostId] = set()
         #: The rows that the last turn needed.
         self._likely: set[Key] = set()
+        #: Until when jobs are let into line without asking whether there are any.
+        self.stepping_until = float("-inf")
+        #: Somebody went by what was spent, so it is asked for with the rest.
+        self.budgeted = False
 
     def turn(self, ends: Ends, admissions: Sequence[Admission]) -> Turn:
         """What ended, then the rounds, each of which sees what was before it."""
@@ -196,15 +204,16 @@ class _Seen:
         """
         `first`: what comes before the locks on the ledger, and ends so many. `heads`: not needed where nothing is to be started.
         """
-        self._sharing, (most, look) = of.ordering.sharing, of.appetite.call(ended)
-        day, month = windows(of.link.now())
-        step = {"now": of.link.handed(), "most": STEPS}
+        handed = of.link.handed()
+        self._sharing, (most, look) = of.ordering.sharing, of.appetite.call(ended, handed)
         addons = {EVERYTHING, *(name for scope, name in keys if scope == "addon")}
-        lines: list[tuple[str, Values]] = [
-            ("spent", {"day": day.name, "month": month.name}),
-            ("step_into_line", step),
-            look,
-        ]
+        lines: list[tuple[str, Values]] = []
+        if of.budgeted:
+            day, month = windows(of.link.now())
+            lines.append(("spent", {"day": day.name, "month": month.name}))
+        if stepping := monotonic() < of.stepping_until:
+            lines.append(("step_into_line", {"now": handed, "most": STEPS}))
+        lines.append(look)
         self.now, answers = of.link.opening(
             session,
             *first,
@@ -216,13 +225,16 @@ class _Seen:
         self.ends, behind = answers[: len(first)], answers[len(first) :]
         self._ledger, self._accounts = behind[:2]
         self.heads = Heads(behind[-1] if heads else (), most, everything=look[0] == "heads")
+        if self.heads.due:
+            of.stepping_until = monotonic() + STEPPING_SEC
+            if not stepping:
+                _, rows = session.together(("step_into_line", {"now": self.now, "most": STEPS}), look)
+                self.heads = Heads(rows, most, everything=look[0] == "heads")
         if heads:
             of.appetite.looked(self.heads)
-        self._spent, self._day = behind[2] if heads else (), day.name
-        today, this_month = windows(self.now)
-        if heads and today.name != day.name:  # midnight has just passed
-            self._spent = session.ask("spent", {"day": today.name, "month": this_month.name})
-            self._day = today.name
+        self._spent = Spent(partial(_ask_spent, of, session, self.now))
+        if heads and of.budgeted and windows(self.now)[0].name == day.name:  # else midnight has just passed
+            self._spent.found = spent_from(behind[2], day.name)
 
     def accounts(self, ended: Mapping[tuple[HostId, Demand], int]) -> dict[AddonId, Account]:
         accounts = accounts_from(self._accounts)
@@ -232,7 +244,7 @@ class _Seen:
         return accounts
 
     def books(self, host: HostId, ended: Mapping[tuple[HostId, Demand], int]) -> Books:
-        books = Books(accounts=self.accounts(ended), spent=spent_from(self._spent, self._day))
+        books = Books(accounts=self.accounts(ended), spent=self._spent)
         enter(books, self._ledger, host)
         for (where, demand), n in ended.items():
             for key in keys_of(demand):
@@ -240,3 +252,9 @@ class _Seen:
             if where == host:
                 books.units, books.running = books.units - n * demand.cost_units, books.running - n
         return books
+
+
+def _ask_spent(of: Admitting, session: Session, now: Moment) -> dict[AddonId, dict[str, int]]:
+    of.budgeted = True
+    day, month = windows(now)
+    return spent_from(session.ask("spent", {"day": day.name, "month": month.name}), day.name)

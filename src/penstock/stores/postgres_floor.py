@@ -8,7 +8,7 @@ than a few rows too many. Nothing is locked by looking.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from time import monotonic
@@ -22,7 +22,7 @@ from penstock.stores.postgres_link import Session
 from penstock.stores.postgres_pages import Demands, accounts_from
 from penstock.stores.postgres_wire import Values, columns
 
-__all__ = ["Appetite", "Heads", "RowFloor", "Standby", "enter", "read_books", "spent_from"]
+__all__ = ["Appetite", "Heads", "RowFloor", "Spent", "Standby", "enter", "read_books", "spent_from"]
 
 PIECE: Final = 1_000
 #: A look at all lines comes only once in so many times its length, or so many seconds,
@@ -59,8 +59,10 @@ class Appetite:
         """From here something was put into the lines, perhaps before all others. Called in any thread."""
         self._disturbed += 1
 
-    def call(self, ended: int) -> tuple[int, tuple[str, Values]]:
-        """How much of each line, and the question. `ended`: so many made room for others, in the same transaction."""
+    def call(self, ended: int, now: Moment | None = None) -> tuple[int, tuple[str, Values]]:
+        """
+        How much of each line, and the question. `ended`: so many made room for others, in the same transaction. `now`: None is the server's.
+        """
         rows = self._rows
         if ended:
             follow = ended + max(4, ended // 16)
@@ -68,9 +70,9 @@ class Appetite:
         most = max(1, min(rows, FIRST // self._lines))
         calm = self._slow or (ended and self._disturbed == self._heeded)
         if self._first and calm and monotonic() < self._look_again_at:
-            return most, ("heads_from", [*columns(self._known()), *columns(self._between(), 2), most])
+            return most, ("heads_from", [now, *columns(self._known()), *columns(self._between(), 2), most])
         self._heeding = self._disturbed
-        return most, ("heads", {"most": most})
+        return most, ("heads", {"now": now, "most": most})
 
     def _known(self) -> list[tuple[int, int, int, int]]:
         demands = sorted({demand for demand, _ in self._first})
@@ -118,8 +120,9 @@ class Heads:
     """
 
     def __init__(self, rows: Sequence[Any], most: int, *, everything: bool = True) -> None:
-        """Behind the `rows` comes one that says how long the server took to find them."""
+        """Behind the `rows` comes one that says whether others should step into line, and how long the server took to find them."""
         self.most, self.everything = most, everything
+        self.due = bool(rows and rows[-1][1])
         self.took_sec = rows[-1][2] / 1_000_000 if rows else 0.0
         self.lines: dict[tuple[int, int], list[Any]] = defaultdict(list)
         for row in rows[:-1]:
@@ -206,3 +209,25 @@ def spent_from(rows: Sequence[Any], day: str) -> dict[AddonId, dict[str, int]]:
     for addon_id, period, amount in rows:
         spent.setdefault(addon_id, {})["day" if period == day else "month"] = amount
     return spent
+
+
+class Spent(Mapping[AddonId, Mapping[str, int]]):
+    """What each addon has spent, asked for by the first who looks: most have no budget, and nobody does."""
+
+    def __init__(self, ask: Callable[[], Mapping[AddonId, Mapping[str, int]]]) -> None:
+        self._ask = ask
+        self.found: Mapping[AddonId, Mapping[str, int]] | None = None
+
+    def _all(self) -> Mapping[AddonId, Mapping[str, int]]:
+        if self.found is None:
+            self.found = self._ask()
+        return self.found
+
+    def __getitem__(self, addon_id: AddonId) -> Mapping[str, int]:
+        return self._all()[addon_id]
+
+    def __iter__(self) -> Iterator[AddonId]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())

@@ -157,6 +157,10 @@ class Pages:
         if self._held or accounts or counts or tells:
             batch = session.batch
             written = [*columns(ledger, 4), *columns(of_accounts, 6), *columns(counts, 3)]
+            session.tells |= tells
+            if not (self.landed or self._settled or self._mentioned):
+                session.leave("write_start", lambda: [*written, batch, *self._told()])
+                return tells
             landed = columns(sorted(self.landed.items()), 2)
             over = [batch, self._settled_at, array(self._settled)]
             rest = [*over, batch, array(sorted(self._mentioned))]

@@ -47,7 +47,7 @@ class PostgresReads:
 
         def seen(session: Session) -> T:
             books = read_books(session, host, now)
-            heads = Heads(session.ask("heads", {"most": LOOK}), LOOK)
+            heads = Heads(session.ask("heads", {"now": now, "most": LOOK}), LOOK)
             return view(RowFloor(session, host, now, books, heads, demands=self._demands))
 
         return self._link.snapshot(seen)

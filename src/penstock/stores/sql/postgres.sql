@@ -113,8 +113,9 @@ UPDATE penstock.queue SET line = due.line FROM due WHERE queue.no = due.no;
 
 -- name: heads
 -- The first of every line, without a lock: a round that starts nothing must not write. Skips from demand to demand through the index:
--- as many steps as there are lines, however long they are.
-WITH RECURSIVE active (demand) AS (
+-- as many steps as there are lines, however long they are. The last row says whether any should step into line, and how long it took.
+WITH RECURSIVE now AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
+active (demand) AS (
     (SELECT demand FROM penstock.queue WHERE line > 0 ORDER BY demand LIMIT 1)
     UNION ALL
     SELECT (SELECT queue.demand FROM penstock.queue WHERE line > 0 AND queue.demand > active.demand ORDER BY queue.demand LIMIT 1)
@@ -125,12 +126,15 @@ FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
     FROM penstock.queue WHERE queue.demand = active.demand AND queue.line = standing AND queue.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
 WHERE active.demand IS NOT NULL
-UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+UNION ALL SELECT NULL, (EXISTS (SELECT FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now))
+                        OR EXISTS (SELECT FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)))::integer,
+                 (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: heads_from
 -- The same of lines that are known, from where their first one was; and of those that have come between them, from the beginning.
-WITH RECURSIVE known AS MATERIALIZED (
+WITH RECURSIVE now AS MATERIALIZED (SELECT coalesce(%s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
+known AS MATERIALIZED (
     SELECT * FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (demand, line, turn, no)),
 new (demand, upto) AS (
     SELECT (SELECT demand FROM penstock.queue WHERE line > 0 AND demand > gap.behind AND demand < gap.upto ORDER BY demand LIMIT 1), gap.upto
@@ -148,7 +152,9 @@ FROM lines CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
     FROM penstock.queue WHERE queue.demand = lines.demand AND queue.line = lines.line AND queue.line > 0 AND (queue.turn, queue.no) >= (lines.turn, lines.no)
     ORDER BY turn, no LIMIT %s) AS j
-UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+UNION ALL SELECT NULL, (EXISTS (SELECT FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now))
+                        OR EXISTS (SELECT FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)))::integer,
+                 (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: in_line
@@ -229,6 +235,21 @@ told AS (INSERT INTO penstock.trail (batch, size, events)
 over AS (INSERT INTO penstock.ended (batch, at, jobs)
          SELECT * FROM (SELECT %s::bigint AS batch, %s::bigint AS at, %s::bigint[] AS jobs) AS new WHERE cardinality(jobs) > 0)
 INSERT INTO penstock.mention (job_no, batch) SELECT no, %s::bigint FROM unnest(%s::bigint[]) AS new (no);
+
+-- name: write_start
+-- The same where nothing has ended and no job is told of but those that start, whose places say where that stands: each part costs, also one without rows.
+WITH held AS (
+    UPDATE penstock.ledger SET units = ledger.units + more.units, running = ledger.running + more.running
+    FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS more (scope, name, units, running)
+    WHERE ledger.scope = more.scope AND ledger.name = more.name),
+accounted AS (
+    INSERT INTO penstock.addon (addon_id, weight, paused, average, units, at)
+    SELECT * FROM unnest(%s::text[], %s::integer[], %s::integer[], %s::double precision[], %s::bigint[], %s::bigint[])
+    ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
+                                         units = excluded.units, at = excluded.at),
+counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[]))
+INSERT INTO penstock.trail (batch, size, events)
+SELECT * FROM (SELECT %s::bigint AS batch, %s::integer AS size, %s::text AS events) AS new WHERE size > 0;
 
 -- name: accounts
 SELECT addon_id, weight, paused, average, units, at FROM penstock.addon WHERE addon_id = ANY(%(addons)s::text[]);
