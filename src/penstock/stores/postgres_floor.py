@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from penstock.core.books import Books
 from penstock.core.order import Line, Running, Verdict, Waiting
+from penstock.core.quick import quick_tuple
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
 from penstock.stores.postgres_link import Session
@@ -110,8 +110,8 @@ _NO: Final = 2
 _TURN: Final = 5
 _STANDBY: Final = 10
 #: From a whole row, in half the time.
-_waiting: Final[Callable[[Any], Waiting]] = partial(tuple.__new__, Waiting)
-_standby: Final[Callable[[Any], Standby]] = partial(tuple.__new__, Standby)
+_waiting: Final = quick_tuple(Waiting)
+_standby: Final = quick_tuple(Standby)
 
 
 class Heads:
