@@ -77,6 +77,7 @@ def drain(servers: Mapping[str, str], quick: bool) -> Measure:
     tables = [
         Table(title, "jobs_s", "jobs/s", "more", OURS, wanted),
         Table(f"{title}, on PostgreSQL", "jobs_s", "jobs/s", "more", ON_POSTGRES, shared),
+        Table(f"{title}, with the SDK's worker", "jobs_s", "jobs/s", "more", OVER_HTTP),
     ]
     return Measure("drain", contestants, tables)
 
@@ -129,6 +130,7 @@ def submit(servers: Mapping[str, str], quick: bool, how: str, title: str) -> Mea
     tables = [
         Table(title, "submits_s", "submits/s", "more", OURS, wanted),
         Table(f"{title}, on PostgreSQL", "submits_s", "submits/s", "more", ON_POSTGRES, shared),
+        Table(f"{title}, over HTTP", "submits_s", "submits/s", "more", OVER_HTTP),
     ]
     return Measure(f"submit-{how}", contestants, tables)
 
@@ -142,6 +144,7 @@ def latency(servers: Mapping[str, str], quick: bool) -> Measure:
         Table("From submit to start, idle: median", "p50_ms", "ms", "less", OURS, dict.fromkeys(PEERS, 1.0)),
         Table("From submit to start, idle: 95th percentile", "p95_ms", "ms", "less", OURS),
         Table("From submit to start, idle, on PostgreSQL: median", "p50_ms", "ms", "less", ON_POSTGRES),
+        Table("From submit to start, idle, with the SDK's worker: median", "p50_ms", "ms", "less", OVER_HTTP),
     ]
     return Measure("latency", contestants, tables)
 

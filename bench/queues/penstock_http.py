@@ -38,4 +38,5 @@ def work() -> None:
     def job(_: object) -> None:
         tick()
 
-    worker.run(concurrency=2)
+    # A hundred in flight, as in the library: what the units of a host allow.
+    worker.run(concurrency=2, prefetch=98)

@@ -192,6 +192,37 @@ def test_settled_jobs_are_forgotten_in_steps_with_all_that_was_theirs(yard):
     assert yard.state(queued) == "QUEUED"
 
 
+def failed(yard):
+    job, dispatch = yard.start()
+    yard.end(dispatch, End.JOB_ERROR, error="no")
+    yard.later(10)
+    return job.job_id
+
+
+def revived(yard, job_id):
+    retry = changes.retry(yard.store.job(job_id), yard.now, yard.rules["ordering"])
+    assert yard.store.apply([retry]) == [True]
+
+
+def test_a_job_that_was_revived_does_not_count_as_one_that_is_forgotten(yard):
+    first, *rest = [failed(yard) for _ in range(4)]
+    revived(yard, first)
+
+    assert yard.store.prune(yard.now, 2) == 2
+    assert [yard.store.job(job_id) is None for job_id in (first, *rest)] == [False, True, True, False]
+
+
+def test_a_job_that_ended_again_is_as_old_as_its_last_end(yard):
+    first, second = failed(yard), failed(yard)
+    revived(yard, first)
+    [again] = yard.tick(lease=True)
+    yard.end(again, End.JOB_ERROR, error="no")
+    yard.later(10)
+
+    assert yard.store.prune(yard.now, 1) == 1
+    assert [yard.store.job(job_id) is None for job_id in (first, second)] == [False, True]
+
+
 def test_young_and_blocked_jobs_are_kept(yard):
     _, dispatch = yard.start()
     yard.end(dispatch)

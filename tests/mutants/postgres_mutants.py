@@ -33,6 +33,8 @@ def found_by_contract(name: str, file: str, old: str, new: str) -> tuple[str, st
 
 
 MUTANTS = [
+    found_by_contract("a job that ended again is as old as its first end", SQL, "WHERE whole.ended_at <= listed.at AND", "WHERE"),
+    found_by_contract("a job that was revived holds up those behind it", "penstock/stores/postgres.py", "            if len(old) == limit:\n                break\n", "            break\n"),
     found_in("turns", "what is due is let into line by nobody", ADMIT, "            if not stepping:\n", "            if False:\n"),
     found_in("turns", "a start that comes with a refusal is written the short way", PAGES, "self.landed or self._settled or self._mentioned", "self.landed or self._settled"),
     found_in("hosts", "the claim without a lock on the ledger", SQL, "ORDER BY scope <> 'host', scope, name FOR UPDATE;", "ORDER BY scope <> 'host', scope, name;"),

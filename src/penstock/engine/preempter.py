@@ -67,9 +67,9 @@ class Preempter:
 
     def _running(self) -> list[InFlight]:
         store, host = self._store, self._rules.host
-        live = [
-            d for d in store.live() if d.host == host and d.job_id is not None and d.started_at is not None
-        ]
+        # Without what is only reserved: there may be a hundred of those that nobody comes for.
+        begun = store.live(phases=[Phase.LEASED, Phase.ENDING])
+        live = [d for d in begun if d.host == host and d.job_id is not None and d.started_at is not None]
         jobs = {job.job_id: job for job in store.jobs([d.job_id for d in live if d.job_id is not None])}
         return [
             InFlight(

@@ -37,6 +37,7 @@ class Beats:
         self.pulse = Pulse(house.store, house.machine, house.rules.host)
         self.line = b""
         self._beaten = asyncio.Condition()
+        self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -46,22 +47,34 @@ class Beats:
     async def _beat(self) -> None:
         while not self.closed:
             try:
-                self.line = await self._run(self._step)
+                # What nobody waits for is counted, and not put into words.
+                if self._watchers:
+                    self.line = await self._run(self._step)
+                else:
+                    self.line = b""  # or whoever comes next would begin with an old one
+                    await self._run(self._count)
             except Exception:  # the store is in trouble, which others tell; the next second may be better
                 log.exception("the pulse was missed")
             async with self._beaten:
                 self._beaten.notify_all()
             await asyncio.sleep(_EVERY)
 
-    def _step(self) -> bytes:
+    def _count(self) -> None:
         self.pulse.step(self._house.store.now())
+
+    def _step(self) -> bytes:
+        self._count()
         frame = self.pulse.frame()
         assert frame is not None
         return b"id: %d\ndata: %b\n\n" % (frame.number, msgspec.json.encode(_view(self._house, frame)))
 
     async def next(self) -> bytes:
-        async with self._beaten:
-            await self._beaten.wait()
+        self._watchers += 1
+        try:
+            async with self._beaten:
+                await self._beaten.wait()
+        finally:
+            self._watchers -= 1
         return self.line
 
     async def close(self) -> None:

@@ -214,15 +214,28 @@ class PostgresStore(PostgresReads):
         return forgotten
 
     def _prune(self, session: Session, before: Moment, limit: int) -> int:
-        now, [sheets] = self._link.opening(session, ("ended_before", {"before": before, "most": limit}))
-        if not sheets:
-            return 0
-        listed = [(batch, no) for batch, jobs in sheets for no in jobs]
-        looked_at = {"nos": array([no for _, no in listed[:limit]]), "before": before}
-        _, old = session.together(("lock_ended", {"nos": looked_at["nos"]}), ("old_jobs", looked_at))
-        if rest := listed[limit:]:
-            session.leave("shorten_ends", columns(rest))
-        done_with = {batch for batch, _ in sheets} - {batch for batch, _ in rest}
+        old: list[Any] = []
+        seen, done_with = 0, set[int]()
+        now, [sheets] = self._link.opening(
+            session, ("ended_before", {"before": before, "most": limit, "seen": seen})
+        )
+        while sheets:
+            listed = [(batch, at, no) for batch, at, jobs in sheets for no in jobs]
+            done_with |= {batch for batch, *_ in sheets}
+            while listed and len(old) < limit:  # some may have been revived since they were listed
+                piece, listed = listed[: limit - len(old)], listed[limit - len(old) :]
+                nos, moments = array([no for *_, no in piece]), array([at for _, at, _ in piece])
+                _, found = session.together(
+                    ("lock_ended", {"nos": nos}), ("old_jobs", {"nos": nos, "moments": moments})
+                )
+                old += found
+            if listed:
+                session.leave("shorten_ends", columns([(batch, no) for batch, _, no in listed]))
+                done_with -= {batch for batch, *_ in listed}
+            if len(old) == limit:
+                break
+            seen += len(sheets)
+            sheets = session.ask("ended_before", {"before": before, "most": limit, "seen": seen})
         session.leave("forget_ends", {"batches": array(sorted(done_with))})
         if not old:
             return 0

@@ -26,7 +26,7 @@ __all__ = ["Bell"]
 
 POLL_SEC: Final = 1.0
 #: Between two notices of one process: the first goes out at once, those close behind it become one.
-GAP_SEC: Final = 0.01
+GAP_SEC: Final = 0.002
 #: So much longer it waits for a commit to go with, which is nearly free, before a round trip is made for it.
 SPARE_SEC: Final = GAP_SEC / 2
 

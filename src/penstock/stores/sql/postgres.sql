@@ -357,14 +357,15 @@ WITH looked_at AS (SELECT no FROM penstock.queue WHERE no > %(after)s ORDER BY n
 SELECT coalesce(max(no), 0) FROM looked_at;
 
 -- name: ended_before
-SELECT batch, jobs FROM penstock.ended WHERE at < %(before)s ORDER BY at, batch LIMIT %(most)s FOR UPDATE SKIP LOCKED;
+SELECT batch, at, jobs FROM penstock.ended WHERE at < %(before)s ORDER BY at, batch LIMIT %(most)s OFFSET %(seen)s FOR UPDATE SKIP LOCKED;
 
 -- name: lock_ended
 SELECT no FROM penstock.job WHERE no = ANY(%(nos)s::bigint[]) ORDER BY no FOR UPDATE;
 
 -- name: old_jobs
--- Without those that were revived since: they are elsewhere, or have ended again.
-SELECT no, job_id, addon_id, state FROM penstock.whole WHERE no = ANY(%(nos)s::bigint[]) AND ended_at < %(before)s AND state <> 'BLOCKED';
+-- Without those that were revived since they were listed: they are elsewhere, or have ended again and are listed there.
+SELECT whole.no, job_id, addon_id, state FROM unnest(%(nos)s::bigint[], %(moments)s::bigint[]) AS listed (no, at)
+JOIN penstock.whole ON whole.no = listed.no WHERE whole.ended_at <= listed.at AND state <> 'BLOCKED';
 
 -- name: batches_of
 -- With the lock: others may be forgetting other jobs of the same batch.
