@@ -142,15 +142,15 @@ MUTANTS = [
     planted(
         "nobody knows where a start was told",
         "stores/sqlite_many",
-        "ends_at, stop_at, stop_for, worker, batch)",
-        "ends_at, stop_at, stop_for, worker, None)",
+        "phase, n + 2, batch, now, now,",
+        "phase, n + 2, None, now, now,",
         ("tests/contract/test_admit.py", "tests/contract/test_apply.py"),
     ),
     planted(
         "nobody knows where an end was told",
-        "stores/sqlite_many",
-        "setdefault((now, None, pages.batch), [])",
-        "setdefault((now, None, None), [])",
+        "stores/sqlite_pages",
+        "write(self._con, statement, (self.batch, self._now, listed(ended)), len(ended))",
+        "write(self._con, statement, (None, self._now, listed(ended)), len(ended))",
         ("tests/contract/test_apply.py", "tests/contract/test_differential.py"),
     ),
     planted(

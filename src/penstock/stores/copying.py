@@ -99,7 +99,7 @@ def _copy(con: apsw.Connection, server: Connection, link: Link, table: str) -> N
     _fill(server, link, table, names, con.execute(f"SELECT {', '.join(names)} FROM {table}"))
 
 
-#: What the file has in two tables, and the server in three places: (table there, columns of the same name, others and how they are read here).
+#: (Table there, columns of the same name, others and how they are read here.) A job that is done comes to be settled in its own row.
 _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
     (
         "job",
@@ -113,7 +113,7 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
             "tried": "fence - (state IN ('DISPATCHING', 'RUNNING'))",
             "body_hash": "iif(body_hash IS NULL, NULL, lower(hex(body_hash)))",
         },
-        "job j JOIN intent USING (no)",
+        "whole j JOIN intent USING (no)",
     ),
     (
         "queue",
@@ -122,16 +122,16 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
             "max_active_sec, active, denied, denied_data, denied_at, passed_at"
         ),
         {},
-        "job WHERE state = 'QUEUED'",
+        "queue",
     ),
     (
         "dispatch",
         (
-            "dispatch_id, job_no, d.demand, host, d.fence, phase, admitted_at, expires_at, started_at, ends_at, stop_at, stop_for, reason, worker, "
+            "d.dispatch_id, d.job_no, d.demand, host, d.fence, phase, admitted_at, expires_at, started_at, ends_at, stop_at, stop_for, reason, worker, "
             "d.spent, d.progress, d.ended_at, how, result, failure"
         ),
         {"events": "coalesce(j.events, 0)", "started_in": "0"},
-        "dispatch d LEFT JOIN job j ON j.no = d.job_no",
+        "dispatch d LEFT JOIN whole j ON j.no = d.job_no",
     ),
 )
 
@@ -196,10 +196,10 @@ def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> Non
 
 
 _COUNTS: Final = {
-    "jobs": "SELECT 'jobs ' || state, count(*) FROM {}{jobs} GROUP BY state",
+    "jobs": "SELECT 'jobs ' || state, count(*) FROM {}whole GROUP BY state",
     "dispatches": "SELECT 'dispatches ' || phase, count(*) FROM {}dispatch GROUP BY phase",
     "events": "SELECT 'events ' || kind, count(*) FROM {}event GROUP BY kind",
-    "queued": "SELECT 'queued', count(*) FROM {}{queue}",
+    "queued": "SELECT 'queued', count(*) FROM {}queue",
     "checkpoints": "SELECT 'checkpoints', count(*) FROM {}checkpoint",
     "addons": "SELECT 'addons', count(*) FROM {}addon",
     "spent": "SELECT 'spent ' || addon_id, sum(spent) FROM {}budget GROUP BY addon_id",
@@ -210,10 +210,8 @@ def _proof(con: apsw.Connection, server: Connection, link: Link) -> Copied:
     here: dict[str, int] = {}
     there: dict[str, int] = {}
     for sql in _COUNTS.values():
-        ours = sql.format("", jobs="job", queue="job WHERE line IS NOT NULL")
-        here.update({name: int(count) for name, count in con.execute(ours)})
-        theirs = sql.format("penstock.", jobs="whole", queue="queue")
-        found = server.execute(link.in_schema(theirs)).fetchall()
+        here.update({name: int(count) for name, count in con.execute(sql.format(""))})
+        found = server.execute(link.in_schema(sql.format("penstock."))).fetchall()
         there.update({name: int(count) for name, count in found})
     if here != there:
         differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))

@@ -1,8 +1,8 @@
-"""How a dispatch begins: the same value and the same row in every store that has rows."""
+"""How a dispatch begins: the same value in every store that has rows."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from penstock.core.demand import Demand
 from penstock.core.job import Dispatch
@@ -12,7 +12,7 @@ from penstock.core.words import DispatchId, HostId, Moment
 from penstock.stores.protocol import Terms
 from penstock.stores.rows import make_dispatch
 
-__all__ = ["dispatch_row", "new_dispatch"]
+__all__ = ["new_dispatch"]
 
 
 def new_dispatch(
@@ -50,23 +50,3 @@ def new_dispatch(
 
 #: Spent, progress, and how it ended.
 _NOTHING_YET: Final = (0, None, None, None, None, None)
-
-
-def dispatch_row(made: Dispatch, no: int | None, demand_no: int) -> tuple[Any, ...]:
-    return (
-        made.dispatch_id,
-        no,
-        demand_no,
-        made.addon_id,
-        made.host,
-        made.fence,
-        made.demand.cost_units,
-        str(made.phase),
-        made.admitted_at,
-        made.started_at,
-        made.expires_at,
-        made.ends_at,
-        made.stop_at,
-        made.stop_for,
-        made.worker,
-    )

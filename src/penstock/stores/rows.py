@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from hashlib import blake2b
 from typing import Any, Final
@@ -24,6 +24,7 @@ from penstock.core.words import AddonId, Constraint, HostId, JobId, Moment, RunW
 __all__ = [
     "DEMAND",
     "body_hash",
+    "by_name",
     "demand_from",
     "demand_row",
     "dispatch_from",
@@ -37,6 +38,7 @@ __all__ = [
     "listed",
     "make_dispatch",
     "make_job",
+    "parts_of",
 ]
 
 make_job, make_dispatch = quick(Job), quick(Dispatch)
@@ -44,6 +46,8 @@ _STATES: Final = {str(state): state for state in State}
 _IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
 _PHASES: Final = {str(phase): phase for phase in Phase}
 _json: Final = msgspec.json.Encoder().encode
+#: So many digits no fence has.
+_LONG: Final = 18
 
 
 def encode(data: Mapping[str, Any]) -> str | None:
@@ -53,6 +57,18 @@ def encode(data: Mapping[str, Any]) -> str | None:
 def listed(keys: Sequence[Any]) -> str:
     """Many keys as one value, for `json_each`."""
     return _json(keys).decode()
+
+
+def by_name(dispatch_ids: Iterable[str]) -> str:
+    """Dispatches as one value: the name, and job and fence, of which it is made."""
+    return _json([(name, *parts_of(name)) for name in dispatch_ids]).decode()
+
+
+def parts_of(dispatch_id: str) -> tuple[str, int]:
+    """Job and fence. What is no name of ours has a fence that nobody has."""
+    job_id, _, digits = dispatch_id.rpartition(".")
+    fence = int(digits) if digits.isdecimal() and len(digits) < _LONG else -1
+    return job_id, fence if str(fence) == digits else -1
 
 
 def body_hash(intent: Intent) -> bytes:

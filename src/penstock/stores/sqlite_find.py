@@ -16,27 +16,31 @@ def found(query: Query) -> tuple[str, list[Any]]:
     """What comes behind `job_columns`, and its values."""
     sql = statements()
     if not query.states:
-        end, values = _filters(query, "j")
+        end, values = _filters(query, "j", "j.no")
         return f"{sql['all_jobs']} WHERE 1{end}", values
     # One ordered walk per state, each no longer than the page: the few that were found are then read whole.
     walks: list[str] = []
     values = []
     for state in query.states:
-        end, its_values = _filters(query, "job")
-        walks.append(f"SELECT * FROM ({sql[_walk(state)]} AND state = ?{end})")  # noqa: S608 - fixed words
+        walk, number = _walk(state)
+        end, its_values = _filters(query, "job", number)
+        walks.append(f"SELECT * FROM ({sql[walk]}{end})")  # noqa: S608 - fixed words
         values += [str(state), *its_values]
     order = "DESC" if query.newest_first else "ASC"
     wanted = " UNION ALL ".join(walks)
     return f"{sql['all_jobs']} WHERE j.no IN ({wanted}) ORDER BY j.no {order} LIMIT ?", [*values, query.limit]
 
 
-def _walk(state: State) -> str:
+def _walk(state: State) -> tuple[str, str]:
+    """And what it is ordered by: the number of the job, as the table has it that is walked."""
     if state is State.QUEUED:
-        return "queued_jobs"
-    return "jobs_in_flight" if state in IN_FLIGHT else "settled_jobs"
+        return "queued_jobs", "place.no"
+    if state is State.DONE:
+        return "done_ones", "place.job_no"
+    return ("jobs_in_flight", "place.no") if state in IN_FLIGHT else ("settled_jobs", "job.no")
 
 
-def _filters(query: Query, of: str) -> tuple[str, list[Any]]:
+def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
     where = ""
     values: list[Any] = []
     if query.addon_id is not None:
@@ -53,10 +57,10 @@ def _filters(query: Query, of: str) -> tuple[str, list[Any]]:
         where += f" AND instr({of}.job_id, ?) > 0"
         values.append(query.part)
     if query.after:
-        where += f" AND {of}.no {'<' if query.newest_first else '>'} ?"
+        where += f" AND {number} {'<' if query.newest_first else '>'} ?"
         values.append(query.after)
     order = "DESC" if query.newest_first else "ASC"
-    return f"{where} ORDER BY {of}.no {order} LIMIT ?", [*values, query.limit]
+    return f"{where} ORDER BY {number} {order} LIMIT ?", [*values, query.limit]
 
 
 def marks(values: Collection[Any]) -> str:

@@ -18,13 +18,12 @@ from penstock.core.demand import Demand
 from penstock.core.order import Line, Running, Waiting
 from penstock.core.quick import quick_tuple
 from penstock.core.spend import windows
-from penstock.core.states import State
-from penstock.core.words import AddonId, HostId, JobId, Moment, Money
+from penstock.core.words import AddonId, HostId, JobId, Moment
 from penstock.stores.rows import demand_from, demand_row
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_sums import Accounts, Held
 
-__all__ = ["Demands", "NewJob", "Spent", "Standby", "TableFloor", "read_books"]
+__all__ = ["Demands", "NewQueued", "Spent", "Standby", "TableFloor", "read_books"]
 
 #: Which line it is: the number of its demand, and 2 for the urgent one.
 _Key: TypeAlias = tuple[int, int]
@@ -60,24 +59,12 @@ class Demands:
 
 
 class Standby(NamedTuple):
-    """What the store itself must know of a job in line when it is picked; all behind `active` only of one that is in the file."""
+    """What the store itself must know of a job in line when it is picked."""
 
     events: int
     max_runtime_sec: int | None
     max_active_sec: int | None
     active: int = 0
-    created_at: Moment = 0
-    ready_at: Moment = 0
-    not_before: Moment | None = None
-    crash: int = 0
-    unavailable: int = 0
-    error: int = 0
-    spent: Money = 0
-    spent_before: Money = 0
-    progress: float | None = None
-    earliest_start_at: Moment | None = None
-    deadline_at: Moment | None = None
-    idempotency_key: str | None = None
 
 
 _waiting: Final = quick_tuple(Waiting)
@@ -86,29 +73,21 @@ _standby: Final = quick_tuple(Standby)
 _PARTS: Final = len(Waiting._fields)
 
 
-class NewJob(NamedTuple):
-    """A row of `job` that is not in the file yet, in the order of `add_job`. What a round does to it is in it from the first."""
+class NewQueued(NamedTuple):
+    """A row of `queue` that is not in the file yet, in the order of `add_queued`."""
 
     no: int
     job_id: JobId
-    submitted_in: int
-    state: State
-    line: int | None
-    fence: int
-    events: int
-    addon_id: AddonId
     demand: int
+    line: int
     turn: Moment
     ready_at: Moment
     urgent_at: Moment | None
-    priority: int
-    created_at: Moment
-    earliest_start_at: Moment | None
     deadline_at: Moment | None
+    priority: int
     expected_sec: float | None
     max_runtime_sec: int | None
     max_active_sec: int | None
-    idempotency_key: str | None
 
 
 class Spent(Mapping[AddonId, Mapping[str, int]]):
@@ -167,7 +146,7 @@ class TableFloor:
         demands: Demands,
         books: Books,
         *,
-        fresh: Iterable[NewJob] = (),
+        fresh: Iterable[NewQueued] = (),
         anybody: bool = True,
     ) -> None:
         self.now, self.books = now, books
@@ -207,10 +186,10 @@ class TableFloor:
             standby[row[0]] = _standby(row[_PARTS:])
             yield _waiting(row[:_PARTS])
 
-    def _new(self, jobs: Iterable[NewJob]) -> Iterator[Waiting]:
+    def _new(self, jobs: Iterable[NewQueued]) -> Iterator[Waiting]:
         for job in jobs:
-            self.standby[job.no] = Standby(job.events, job.max_runtime_sec, job.max_active_sec)
-            yield Waiting(job.no, job.job_id, job.priority, job.turn, job.fence, job.expected_sec)
+            self.standby[job.no] = Standby(1, job.max_runtime_sec, job.max_active_sec)
+            yield Waiting(job.no, job.job_id, job.priority, job.turn, 0, job.expected_sec)
 
     def running(self) -> Sequence[Running]:
         return [Running(*row) for row in query(self._con, "running", {"host": self._host})]
@@ -221,9 +200,9 @@ class TableFloor:
             cursor.close(True)
 
 
-def _lines_of(jobs: Iterable[NewJob]) -> dict[_Key, list[NewJob]]:
+def _lines_of(jobs: Iterable[NewQueued]) -> dict[_Key, list[NewQueued]]:
     """As the file would have them: by line, and by turn in each."""
-    lines: dict[_Key, list[NewJob]] = {}
+    lines: dict[_Key, list[NewQueued]] = {}
     jobs = tuple(jobs)
     if len(jobs) == 1:
         [job] = jobs
@@ -234,5 +213,5 @@ def _lines_of(jobs: Iterable[NewJob]) -> dict[_Key, list[NewJob]]:
     return {key: sorted(lines[key], key=_by_turn) for key in sorted(lines)}
 
 
-def _by_turn(job: Waiting | NewJob) -> tuple[Moment, int]:
+def _by_turn(job: Waiting | NewQueued) -> tuple[Moment, int]:
     return job.turn, job.no

@@ -79,17 +79,17 @@ def _reserve(
     host: HostId,
     now: Moment,
 ) -> list[Dispatch]:
-    addon_id, cost, until = demand.addon_id, demand.cost_units, now + terms.reserve_for
+    addon_id, until = demand.addon_id, now + terms.reserve_for
     made, demand_no, phase, batch = [], pages.number(demand), Phase.RESERVED, pages.batch
     for waiting, _, _, ends_at in picks:
         no, job_id, fence = waiting.no, waiting.job_id, waiting.fence + 1
         n = standby[no].events + 1
         dispatch_id = dispatch_id_of(job_id, fence)
         pages.tell((now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", str(fence), None))
-        pages.take_job(no, State.DISPATCHING, fence, n)
-        pages.add_dispatches(
-            [(dispatch_id, no, demand_no, addon_id, host, fence, cost, phase, now, None, until, ends_at, None, None, "", batch)]
-        )  # fmt: skip
+        pages.start(no)
+        pages.add_live(
+            [(no, None, demand_no, host, fence, phase, n, batch, now, None, until, ends_at, None, None, "")]
+        )
         made.append(
             make_dispatch(
                 dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, None, ends_at,
@@ -111,7 +111,7 @@ def _lease(
     now: Moment,
 ) -> list[Dispatch]:
     """They run from now on, and whoever runs them is given the jobs as well, which have just been looked at."""
-    addon_id, cost, until, worker = demand.addon_id, demand.cost_units, now + terms.lease_for, terms.worker
+    addon_id, until, worker = demand.addon_id, now + terms.lease_for, terms.worker
     demand_no, phase, batch, per_point = (
         pages.number(demand),
         Phase.LEASED,
@@ -131,9 +131,9 @@ def _lease(
             (now, _DISPATCHING, job_id, n + 1, _DISPATCHED, "admitted", attempt, None),
             (now, _RUNNING, job_id, n + 2, _RUNS, "", attempt, running_data(worker, now - since)),
         )
-        pages.take_job(no, State.RUNNING, fence, n + 2)
+        pages.start(no)
         rows.append(
-            (dispatch_id, no, demand_no, addon_id, host, fence, cost, phase, now, now, until, ends_at, stop_at, stop_for, worker, batch)
+            (no, None, demand_no, host, fence, phase, n + 2, batch, now, now, until, ends_at, stop_at, stop_for, worker)
         )  # fmt: skip
         made.append(
             make_dispatch(
@@ -141,10 +141,10 @@ def _lease(
                 stop_at, stop_for, None, worker, 0, None, None, None, None, None
             )
         )  # fmt: skip
-        pages.leased(dispatch_id, _a_lease((no, n + 2, demand_no, host, now, until)))
+        pages.leased(dispatch_id, _a_lease((no, n + 2, demand_no, host, until)))
         pages.started[dispatch_id] = started.job(waiting, its, dispatch_id, fence, since)
     pages.tell(*events)
-    pages.add_dispatches(rows)
+    pages.add_live(rows)
     return made
 
 
@@ -165,10 +165,10 @@ class _Started:
                 no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
                 None, None, None
             )  # fmt: skip
-        (_, max_runtime, max_active, active, created_at, ready_at, not_before, crash, unavailable, error,
-         spent, spent_before, progress, earliest, deadline, key) = its  # fmt: skip
-        _, payload, *said = self._said[no]
-        edited = (priority, earliest, deadline, expected, max_runtime, max_active, key)
+        (_, payload, tags, unit, cost_limit, time_sensitive, retry_delays, earliest, deadline, key,
+         created_at, ready_at, not_before, crash, unavailable, error, active, spent, spent_before, progress) = self._said[no]  # fmt: skip
+        said = (tags, unit, cost_limit, time_sensitive, retry_delays)
+        edited = (priority, earliest, deadline, expected, its.max_runtime_sec, its.max_active_sec, key)
         if self._make is None or (edited, said) != self._like:
             self._like = edited, said
             self._make = alike(intent_from(self._demand, edited, ("", *said)))
@@ -183,23 +183,19 @@ def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) 
     """As `changes.completed` says, for each that still runs under its lease."""
     pages.flush_rows()
     answers = [False] * len(done)
-    jobs, plain = pages.updates("complete_job"), list[str]()
+    nos: list[int] = []
     freed: Counter[tuple[str, int]] = Counter()
     events: list[tuple[Any, ...]] = []
-    for at, no, n, demand_no, host, started_at in pages.leases([each[0] for each in done], now):
+    for at, no, n, demand_no, host in pages.leases([each[0] for each in done], now):
         dispatch_id, result = done[at]
         answers[at] = True
-        if result is None:
-            plain.append(dispatch_id)
-        else:
-            pages.update("complete_dispatch", dispatch_id, now, result, pages.batch)
-        jobs.setdefault((n + 1, now, max(0, now - started_at)), []).append(no)
+        pages.complete(no, result)
+        nos.append(no)
         job_id, _, attempt = dispatch_id.rpartition(".")
         events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
         freed[host, demand_no] += 1
     pages.tell(*events)
-    if plain:
-        pages.updates("complete_dispatch").setdefault((now, None, pages.batch), []).extend(plain)
+    pages.done(nos)
     for (host, demand_no), n in freed.items():
         demand = pages.give_back(HostId(host), demand_no, n, sharing, now)
         pages.moved(demand.addon_id, State.RUNNING, State.DONE, n)

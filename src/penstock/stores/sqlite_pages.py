@@ -6,7 +6,7 @@ once per key, however many jobs were moved.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import apsw
@@ -17,13 +17,14 @@ from penstock.core.changes import Note
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent
 from penstock.core.job import Job
+from penstock.core.landing import Phase
 from penstock.core.share import Account, Sharing
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
-from penstock.stores.rows import listed
+from penstock.stores.rows import by_name, listed
 from penstock.stores.sqlite_file import one, statements
-from penstock.stores.sqlite_floor import Demands, NewJob, TableFloor, read_books
-from penstock.stores.sqlite_sets import insert, update
+from penstock.stores.sqlite_floor import Demands, NewQueued, TableFloor, read_books
+from penstock.stores.sqlite_sets import insert, update, write
 from penstock.stores.sqlite_sums import Held, Lease, Sums
 from penstock.stores.trail import pack
 
@@ -32,21 +33,27 @@ __all__ = ["NO_JOB", "Pages", "Told"]
 #: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
 Told: TypeAlias = tuple[int | None, JobId | None, int, State | None]
 NO_JOB: Final[Told] = (None, None, 0, None)
-#: Which one of those asked for, the job's number and events, the demand's number, host, when it started.
-_Lease: TypeAlias = tuple[int, int, int, int, str, Moment]
+#: Which one of those asked for, the job's number and events, the demand's number, host.
+_Lease: TypeAlias = tuple[int, int, int, int, str]
 _leases: Final = msgspec.json.Decoder(list[_Lease]).decode
 
 
 class Pages:
-    def __init__(self, con: apsw.Connection, demands: Demands, sums: Sums) -> None:
-        self._con, self._sql, self._demands, self._sums = con, statements(), demands, sums
+    def __init__(self, con: apsw.Connection, demands: Demands, sums: Sums, now: Moment) -> None:
+        self._con, self._sql, self._demands, self._sums, self._now = con, statements(), demands, sums, now
         self._no = self._submitted_before = sums.job
         #: The number of the first event that is told here.
         self.batch = sums.event + 1
-        self._jobs: dict[int, NewJob] = {}
-        self._jobs_written = False
+        self._jobs: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
-        self._dispatches: list[tuple[Any, ...]] = []
+        #: What would wait if it were written now: a job that starts with the commit that it came with never stands in the queue.
+        self._queued: dict[int, NewQueued] = {}
+        self._jobs_written = False
+        self._starting: list[tuple[Any, ...]] = []
+        self._leaving: list[int] = []
+        self._plain: list[int] = []
+        self._with_result: list[tuple[int, str]] = []
+        self._done: list[int] = []
         self._updates: dict[str, dict[Hashable, list[Any]]] = {}
         self._events: list[tuple[Any, ...]] = []
         self._mentioned: set[int] = set()
@@ -64,19 +71,29 @@ class Pages:
         self._no += 1
         return self._no
 
-    def add_job(self, job: NewJob, intent: tuple[Any, ...]) -> None:
-        self._jobs[job.no] = job
+    def add_job(self, job: tuple[Any, ...], queued: NewQueued, intent: tuple[Any, ...]) -> None:
+        self._jobs.append(job)
+        self._queued[queued.no] = queued
         self._intents.append(intent)
 
-    def take_job(self, no: int, state: State, fence: int, events: int) -> None:
-        new = self._jobs.get(no)
-        if new is None:
-            self.update("take_job", no, state, fence, events)
-        else:
-            self._jobs[no] = new._replace(state=state, line=None, fence=fence, events=events)
+    def start(self, no: int) -> None:
+        """It waits no longer. What it is from now on comes by `add_live`."""
+        if self._queued.pop(no, None) is None:
+            self._leaving.append(no)
 
-    def add_dispatches(self, rows: list[tuple[Any, ...]]) -> None:
-        self._dispatches += rows
+    def add_live(self, rows: list[tuple[Any, ...]]) -> None:
+        self._starting += rows
+
+    def complete(self, no: int, result: str | None) -> None:
+        """It is done. What it was in flight becomes an attempt."""
+        if result is None:
+            self._plain.append(no)
+        else:
+            self._with_result.append((no, result))
+
+    def done(self, nos: Iterable[int]) -> None:
+        """By any way: whoever forgets old jobs finds them by it."""
+        self._done += nos
 
     def number(self, demand: Demand) -> int:
         return self._demands.number(self._con, demand)
@@ -136,8 +153,8 @@ class Pages:
         """
         known = [self._sums.leases.pop(dispatch_id, None) for dispatch_id in dispatch_ids]
         if None not in known:
-            return [(at, *lease[:5]) for at, lease in enumerate(known) if lease and lease.expires_at > now]
-        values = {"ids": listed(dispatch_ids), "now": now}
+            return [(at, *lease[:4]) for at, lease in enumerate(known) if lease and lease.expires_at > now]
+        values = {"ids": by_name(dispatch_ids), "now": now}
         (text,) = one(self._con, "leases_to_complete", values)
         return _leases(text)
 
@@ -147,7 +164,7 @@ class Pages:
         queued_here = any(target is State.QUEUED for _, _, target in self._moves)
         anybody = self._jobs_written or queued_here or bool(self._sums.queued)
         books = read_books(self._con, host, now, self.accounts, self._sums.ledger, held=self.held())
-        fresh = self._jobs.values()
+        fresh = self._queued.values()
         return TableFloor(self._con, host, now, self._demands, books, fresh=fresh, anybody=anybody)
 
     def queued_of(self, addon_id: AddonId) -> int:
@@ -161,17 +178,31 @@ class Pages:
         """Before anything reads jobs or dispatches."""
         self._flush_moves()
         if self._jobs:
-            insert(self._con, "add_job", [*self._jobs.values()])
+            insert(self._con, "add_job", self._jobs)
             insert(self._con, "add_intent", self._intents)
-            self._jobs, self._intents, self._jobs_written = {}, [], True
+            insert(self._con, "add_queued", [*self._queued.values()])
+            self._jobs, self._intents, self._queued, self._jobs_written = [], [], {}, True
 
     def _flush_moves(self) -> None:
+        if self._plain or self._with_result:
+            self._flush_completed()
         updates, self._updates = self._updates, {}
         for statement, groups in updates.items():
             update(self._con, statement, groups)
-        if self._dispatches:
-            insert(self._con, "add_dispatch", self._dispatches)
-            self._dispatches = []
+        if self._leaving:
+            update(self._con, "leave_queue", {(): self._leaving})
+            self._leaving = []
+        if self._starting:
+            insert(self._con, "add_live", self._starting)
+            self._starting = []
+
+    def _flush_completed(self) -> None:
+        landed = [*self._plain, *(no for no, _ in self._with_result)]
+        for statement, ended in (("complete", self._plain), ("complete_with", self._with_result)):
+            if ended:
+                write(self._con, statement, (self.batch, self._now, listed(ended)), len(ended))
+        update(self._con, "land", {(str(Phase.LEASED),): landed})
+        self._plain, self._with_result = [], []
 
     def held(self) -> Held:
         """What a round must know besides the ledger, which has it only at the end: most of what is given back is taken again."""
@@ -192,6 +223,8 @@ class Pages:
                 self._con.execute(self._sql["mention"], (self.batch, listed(sorted(self._mentioned))))
             self._sums.job, self._sums.event = self._no, self.batch + size - 1
             self.told = True
+        if self._done:
+            self._con.execute(self._sql["add_done"], (self._now, listed(self._done)))
         self._flush_sums()
 
     def _flush_sums(self) -> None:

@@ -21,7 +21,7 @@ from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
 from penstock.stores.protocol import Addon, Clock, Due, Overdue, Query
-from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from, listed
+from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from, listed, parts_of
 from penstock.stores.sqlite_file import connect, failures, one, query, statements
 from penstock.stores.sqlite_find import found, marks
 from penstock.stores.sqlite_floor import Demands, TableFloor, read_books
@@ -109,13 +109,11 @@ class SqliteReads:
 
     def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None:
         with self._reading() as con:
-            return next(self._dispatches(con, "d.dispatch_id = ?", dispatch_id), None)
+            return next(self._named(con, dispatch_id), None)
 
     def attempts(self, job_id: JobId) -> list[Dispatch]:
         with self._reading() as con:
-            tried = self._dispatches(
-                con, "d.dispatch_id > ? AND d.dispatch_id < ?", f"{job_id}.", f"{job_id}/"
-            )
+            tried = self._dispatches(con, "d.number = (SELECT no FROM job WHERE job_id = ?)", job_id)
             return sorted(tried, key=lambda dispatch: dispatch.fence)
 
     def live(
@@ -132,6 +130,13 @@ class SqliteReads:
         with self._reading() as con:
             where = f"{where} ORDER BY d.admitted_at, d.dispatch_id LIMIT ?"
             return list(self._dispatches(con, where, *values, limit))
+
+    def _named(self, con: apsw.Connection, dispatch_id: str) -> Iterator[Dispatch]:
+        job_id, fence = parts_of(dispatch_id)
+        if fence:
+            where = "d.number = (SELECT no FROM job WHERE job_id = ?) AND d.fence = ?"
+            return self._dispatches(con, where, job_id, fence)
+        return self._dispatches(con, "d.loan = ?", dispatch_id)
 
     def _dispatches(self, con: apsw.Connection, where: str, *values: Any) -> Iterator[Dispatch]:
         rows: list[Any] = con.execute(f"{self._sql['dispatch_columns']} WHERE {where}", values).fetchall()
@@ -189,8 +194,8 @@ class SqliteReads:
         late: list[Overdue] = []
         with self._reading() as con:
             for due, name in ((Due.EXPIRED, "expired"), (Due.STOP, "to_stop")):
-                for (dispatch_id,) in list(query(con, name, now)):
-                    dispatch = next(self._dispatches(con, "d.dispatch_id = ?", dispatch_id))
+                for no, fence in list(query(con, name, now)):
+                    dispatch = next(self._dispatches(con, "d.number = ? AND d.fence = ?", no, fence))
                     job = None if dispatch.job_id is None else self._asked(con, [dispatch.job_id])[0]
                     late.append(Overdue(due, job, dispatch))
             past = [job_id for (job_id,) in query(con, "past_deadline", now)]

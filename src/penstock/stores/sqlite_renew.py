@@ -11,6 +11,7 @@ from penstock.core.spend import windows
 from penstock.core.states import State
 from penstock.core.words import AddonId, JobId, Moment, Money
 from penstock.stores.protocol import NOTHING_SPENT, Standing, Tell
+from penstock.stores.rows import parts_of
 from penstock.stores.sqlite_file import one, statements
 from penstock.stores.sqlite_pages import NO_JOB, Pages
 
@@ -18,29 +19,16 @@ __all__ = ["renew"]
 
 
 def renew(con: apsw.Connection, pages: Pages, beat: Beat, tell: Tell, now: Moment) -> Standing | None:
-    row = one(con, "dispatch_for_beat", {"dispatch_id": beat.dispatch_id})
+    job_id, fence = parts_of(beat.dispatch_id)
+    named = {"dispatch_id": beat.dispatch_id, "job_id": job_id, "fence": fence}
+    row = one(con, "dispatch_for_beat", named)
     if row is None:
         return None
-    (
-        phase,
-        expires_at,
-        reason,
-        addon_id,
-        spent,
-        fence,
-        no,
-        job_id,
-        job_spent,
-        spent_before,
-        n,
-        state,
-        limit,
-    ) = row
+    phase, expires_at, reason, addon_id, spent, no, job_id, job_spent, spent_before, n, limit, in_flight = row
     if phase not in (Phase.LEASED, Phase.ENDING) or expires_at <= now:
         return None
     until = beat.expires_at if phase == Phase.LEASED else expires_at
     more = max(0, (beat.spent or 0) - spent)
-    con.execute(statements()["renew"], (until, beat.progress, spent + more, beat.dispatch_id))
     if more:
         con.executemany(statements()["spend"], [(addon_id, w.name, more) for w in windows(now)])
     before = 0 if no is None else job_spent - spent_before
@@ -60,13 +48,14 @@ def renew(con: apsw.Connection, pages: Pages, beat: Beat, tell: Tell, now: Momen
         if beat.checkpoint is not None:
             con.execute(statements()["set_checkpoint"], (no, now, fence, beat.checkpoint))
             told.insert(0, Note(Kind.CHECKPOINT))
-        con.execute(statements()["beat_job"], (beat.progress, more, n + sum(t.of_job for t in told), no))
+        con.execute(statements()["beat_job"], (beat.progress, more, no))
     for note in told:
         whose = NO_JOB
         if note.of_job and no is not None:
             n += 1
-            whose = (no, JobId(job_id), n, State(state))
+            whose = (no, JobId(job_id), n, State.RUNNING)
         pages.note(now, note, whose, beat.dispatch_id)
+    con.execute(statements()["renew"], (until, beat.progress, spent + more, n, in_flight))
     return standing
 
 

@@ -17,7 +17,7 @@ import apsw
 from penstock.stores.rows import listed
 from penstock.stores.sqlite_file import statements
 
-__all__ = ["insert", "update"]
+__all__ = ["insert", "update", "write"]
 
 #: So many rows by one statement.
 SIZES: Final = (64, 16, 4, 3, 2, 1)
@@ -48,7 +48,18 @@ def update(con: apsw.Connection, name: str, groups: dict[Hashable, list[Any]]) -
             con.execute(statements()[name], (*values, keys[0]))  # type: ignore[misc]  # a tuple, whatever is in it
         else:
             con.execute(many, (*values, listed(keys)))  # type: ignore[misc]  # likewise
-    if con.total_changes() - before != sum(map(len, groups.values())):
+    _check(con, name, before, sum(map(len, groups.values())))
+
+
+def write(con: apsw.Connection, name: str, values: tuple[Any, ...], rows: int) -> None:
+    """One statement that finds by itself which rows it concerns, and how many these must be."""
+    before = con.total_changes()
+    con.execute(statements()[name], values)
+    _check(con, name, before, rows)
+
+
+def _check(con: apsw.Connection, name: str, before: int, rows: int) -> None:
+    if con.total_changes() - before != rows:
         raise AssertionError(f"{name}: a row was not in the state it was read in")
 
 

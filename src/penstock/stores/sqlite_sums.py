@@ -64,7 +64,6 @@ class Lease(NamedTuple):
     events: int
     demand_no: int
     host: str
-    started_at: Moment
     expires_at: Moment
 
 

@@ -15,10 +15,11 @@ from penstock.core.intent import Intent, all_but_payload
 from penstock.core.job import Dispatch, Job, Kind, place
 from penstock.core.landing import Phase
 from penstock.core.order import Floor, Offer, Ordering, Verdict
+from penstock.core.quick import quick_tuple
 from penstock.core.refusals import StoreFailed
-from penstock.core.states import SETTLED, State
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
-from penstock.stores.dispatches import dispatch_row, new_dispatch
+from penstock.core.states import State
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.stores.dispatches import new_dispatch
 from penstock.stores.protocol import (
     Clock,
     Depth,
@@ -28,11 +29,12 @@ from penstock.stores.protocol import (
     Tell,
     Terms,
 )
-from penstock.stores.rows import body_hash, encode, intent_row, job_row, listed
+from penstock.stores.rows import body_hash, by_name, encode, intent_row, job_row, listed
 from penstock.stores.sqlite_care import WalGuard
-from penstock.stores.sqlite_file import WriteLock, failures, query, statements
-from penstock.stores.sqlite_floor import Demands, NewJob, TableFloor
+from penstock.stores.sqlite_file import WriteLock, failures, one, query, statements
+from penstock.stores.sqlite_floor import Demands, NewQueued, TableFloor
 from penstock.stores.sqlite_many import complete, take
+from penstock.stores.sqlite_moves import Moved, move_dispatch, move_job
 from penstock.stores.sqlite_pages import NO_JOB, Pages
 from penstock.stores.sqlite_renew import renew
 from penstock.stores.sqlite_sums import Sums
@@ -47,6 +49,9 @@ JOBS: Final = "jobs_for_steps"
 DISPATCHES: Final = "dispatches_for_steps"
 #: How many jobs whose time has come step into line in one transaction.
 STEPS: Final = 5_000
+#: In the place of what `jobs_for_steps` says of a job, where there is none.
+_NO_ROW: Final = (0, "", 0, 0, AddonId(""), "")
+_new_queued: Final = quick_tuple(NewQueued)
 
 
 class Transaction(Upkeep):
@@ -71,12 +76,12 @@ class Transaction(Upkeep):
         self._like: Any = None
         self._like_at = 0
         self._demand: Demand | None = None
-        self._rest: tuple[int, tuple[Any, ...], tuple[Any, ...]] = (0, (), ())
+        self._rest: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] = ((), (), ())
 
     def __enter__(self) -> Self:
         with self._failures:
             self._begin()
-        self._pages = Pages(self._con, self._demands, self._sums)
+        self._pages = Pages(self._con, self._demands, self._sums, self._now)
         return self
 
     def _begin(self) -> None:
@@ -183,9 +188,9 @@ class Transaction(Upkeep):
                 self._put_into_rows(intent, like, self._demand)
             else:
                 self._move_rows_to(now)
-        line, of_job, of_intent = self._rest
-        job = NewJob(no, job_id, self._pages.batch, State.QUEUED, line, 0, 1, *of_job)
-        self._pages.add_job(job, (no, intent.payload, *of_intent))
+        of_job, of_queue, of_intent = self._rest
+        job = (no, job_id, self._pages.batch, *of_job)
+        self._pages.add_job(job, _new_queued((no, job_id, *of_queue)), (no, intent.payload, *of_intent))
         self._pages.fresh[no] = intent
         self._pages.tally[intent.addon_id, State.QUEUED] += 1
         self._pages.tell((now, _SUBMITTED, job_id, 1, _QUEUED, "", None, None))
@@ -196,15 +201,23 @@ class Transaction(Upkeep):
         its_place = place(intent, now, None, self._ordering, demand)
         demand_no = self._demands.number(self._con, its_place.demand)
         row = job_row(0, JobId(""), intent, its_place, demand_no=demand_no, now=now)
-        addon_id, demand_no, line, *rest = row[2:]
+        (addon_id, _, line, turn, ready_at, urgent_at, priority, _, earliest, deadline, *limits, key) = row[
+            2:
+        ]
         self._like, self._like_at, self._demand = like, now, its_place.demand
-        self._rest = line, (addon_id, demand_no, *rest), intent_row(0, intent)[2:]
+        of_job = (addon_id, demand_no, ready_at, priority, now, earliest, deadline, *limits, key)
+        of_queue = (demand_no, line, turn, ready_at, urgent_at, deadline, priority, *limits)
+        self._rest = of_job, of_queue, intent_row(0, intent)[2:]
 
     def _move_rows_to(self, now: Moment) -> None:
         """Of a job that may start at once and has no deadline: all of its moments are this one."""
-        line, (addon_id, demand_no, turn, _, urgent_at, priority, _, *rest), of_intent = self._rest
-        of_job = (addon_id, demand_no, turn + now - self._like_at, now, urgent_at, priority, now, *rest)
-        self._like_at, self._rest = now, (line, of_job, of_intent)
+        (addon_id, demand_no, _, priority, _, *of_job), (_, line, turn, _, *of_queue), of_intent = self._rest
+        self._rest = (
+            (addon_id, demand_no, now, priority, now, *of_job),
+            (demand_no, line, turn + now - self._like_at, now, *of_queue),
+            of_intent,
+        )
+        self._like_at = now
 
     # admit
 
@@ -246,7 +259,11 @@ class Transaction(Upkeep):
         dispatch_id = DispatchId(f"{self._new_id()}.0")
         made = new_dispatch(dispatch_id, None, demand, Offer.LEASE, terms, host=host, now=now)
         demand_no = self._demands.number(self._con, demand)
-        self._pages.add_dispatches([(*dispatch_row(made, None, demand_no), None)])
+        self._pages.flush_rows()
+        (no,) = one(self._con, "next_loan")
+        self._pages.add_live(
+            [(no, dispatch_id, demand_no, host, 0, made.phase, 0, None, now, now, made.expires_at, None, None, None, made.worker)]
+        )  # fmt: skip
         self._pages.hold(host, demand_no, 1)
         self._pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
         self._pages.note(now, Note(Kind.ADMITTED), NO_JOB, dispatch_id)
@@ -261,14 +278,14 @@ class Transaction(Upkeep):
         self._pages.forget_leases()
         self._pages.flush_rows()
         jobs = self._rows(JOBS, [change.job.job_id for change in changes if change.job is not None])
-        dispatches = self._rows(
-            DISPATCHES, [change.dispatch.dispatch_id for change in changes if change.dispatch is not None]
-        )
+        named = [change.dispatch.dispatch_id for change in changes if change.dispatch is not None]
+        dispatches = self._rows(DISPATCHES, named)
         return [self._apply(change, jobs, dispatches, self._now) for change in changes]
 
     def _rows(self, name: str, ids: list[Any]) -> dict[str, Any]:
         """All that a batch decides on, read at once. A row is taken out when it is moved: whoever comes next reads it anew."""
-        return {row[-1]: row for row in query(self._con, name, {"ids": listed(ids)})}
+        values = by_name(ids) if name == DISPATCHES else listed(ids)
+        return {row[-1]: row for row in query(self._con, name, {"ids": values})}
 
     def _row(self, rows: dict[str, Any], name: str, key: str) -> Any:
         if key not in rows:
@@ -282,16 +299,20 @@ class Transaction(Upkeep):
             dispatch is not None and not self._dispatch_matches(dispatch, dispatches, now)
         ):
             return False
-        active, dispatch_id = 0, None
+        no, _, _, n, addon_id, _ = _NO_ROW if job is None else jobs.pop(job.job_id)
+        active, dispatch_id, events = 0, None, n + len(change.notes)
         if dispatch is not None:
             dispatch_id = dispatch.dispatch_id
-            active = self._move_dispatch(dispatch, dispatches.pop(dispatch_id), now)
+            _, _, demand_no, host, started_at, in_flight, _ = dispatches.pop(dispatch_id)
+            move_dispatch(self._pages, dispatch, in_flight, events, now)
+            if dispatch.target is Phase.ENDED:  # only here do units go back, and a row ends once
+                self._pages.give_back(host, demand_no, 1, self._ordering.sharing, now)
+                active = 0 if started_at is None else max(0, now - started_at)
         if job is None:
             for note in change.notes:
                 self._pages.note(change.at, note, NO_JOB, dispatch_id)
             return True
-        no, _, _, n, addon_id, _ = jobs.pop(job.job_id)
-        self._move_job(job, no, n + len(change.notes), active, now)
+        move_job(self._pages, job, Moved(no, events, active, now))
         self._pages.moved(addon_id, job.source, job.target)
         for note in change.notes:
             n += 1
@@ -305,48 +326,6 @@ class Transaction(Upkeep):
     def _dispatch_matches(self, step: DispatchStep, dispatches: dict[str, Any], now: Moment) -> bool:
         row = self._row(dispatches, DISPATCHES, step.dispatch_id)
         return row is not None and row[0] == step.source and (row[1] > now or not step.while_valid)
-
-    def _move_dispatch(self, step: DispatchStep, row: Any, now: Moment) -> Span:
-        """How long it was active, when this is its end. Only here do units go back, and a row ends once."""
-        _, _, demand_no, host, started_at, _ = row
-        ended = step.target is Phase.ENDED
-        self._pages.update(
-            "move_dispatch",
-            step.dispatch_id,
-            step.target,
-            now if step.target is Phase.LEASED else None,
-            step.expires_at,
-            step.stop_at,
-            step.stop_for,
-            step.reason,
-            step.worker,
-            now if ended else None,
-            step.end,
-            step.result,
-            step.error,
-            step.source,
-        )
-        if not ended:
-            return 0
-        self._pages.give_back(host, demand_no, 1, self._ordering.sharing, now)
-        return max(0, now - started_at) if started_at is not None else 0
-
-    def _move_job(self, step: JobStep, no: int, events: int, active: Span, now: Moment) -> None:
-        c = step.counters
-        counters = (None,) * 4 if c is None else (c.crash, c.unavailable, c.error, c.start)
-        p = step.place
-        if p is not None:
-            demand_no = self._demands.number(self._con, p.demand)
-            line = (p.line(now), p.turn, p.ready_at, p.urgent_at, p.priority, demand_no)
-            times = (p.earliest_start_at, p.not_before, p.deadline_at)
-            self._pages.update("place_job", no, events, active, *counters, *line, *times, step.source)
-        elif step.target is step.source:
-            self._pages.update("note_job", no, events, step.source)
-        else:
-            ended_at = now if step.target in SETTLED else None
-            self._pages.update("move_job", no, step.target, events, ended_at, active, *counters, step.source)
-        if step.fresh:
-            self._pages.update("refresh_job", no)
 
     # renew
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Final
 
 import apsw
+import msgspec
 
 from penstock.core.changes import Note
 from penstock.core.hosts import Host
 from penstock.core.job import Kind
 from penstock.core.order import Aging
 from penstock.core.share import Account
+from penstock.core.states import State
 from penstock.core.words import AddonId, HostId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.protocol import LOST_FOR
@@ -20,6 +23,9 @@ from penstock.stores.sqlite_pages import NO_JOB, Pages
 from penstock.stores.trail import forget
 
 __all__ = ["Upkeep"]
+
+_FORGET: Final = ("forget_mentions", "forget_checkpoint", "forget_intent", "forget_dispatches", "forget_job")
+_numbers: Final = msgspec.json.Decoder(list[int]).decode
 
 
 class Upkeep:
@@ -55,16 +61,37 @@ class Upkeep:
 
     def prune(self, before: Moment, limit: int) -> int:
         self._pages.flush_rows()
-        old = list(query(self._con, "old_jobs", {"before": before, "most": limit}))
-        self._forget_events({no: job_id for no, job_id, _, _ in old})
-        for no, job_id, addon_id, state in old:
-            for name in ("forget_mentions", "forget_checkpoint", "forget_intent", "forget_job"):
+        asked = {"before": before, "most": limit}
+        settled = [tuple(row) for row in query(self._con, "old_jobs", asked)]
+        old = sorted(settled + self._old_done(asked))[:limit]
+        self._forget_events({no: job_id for _, no, job_id, *_ in old})
+        for _, no, _, addon_id, state in old:
+            for name in _FORGET:
                 self._con.execute(self._sql[name], (no,))
-            self._con.execute(self._sql["forget_dispatches"], (job_id,))
             self._pages.tally[addon_id, state] -= 1
         if old:
+            self._shorten_done({no for _, no, _, _, state in old if state == State.DONE})
             self._pages.note(self._now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
         return len(old)
+
+    def _old_done(self, asked: dict[str, int]) -> list[tuple[Any, ...]]:
+        """As rows of `old_jobs`."""
+        found: list[tuple[Any, ...]] = []
+        self._done: dict[int, list[int]] = {}
+        for batch, at, jobs in query(self._con, "old_done", asked):
+            self._done[batch] = _numbers(jobs)
+            found += [(at, *job, State.DONE) for job in query(self._con, "done_jobs", {"nos": jobs})]
+            if len(found) >= asked["most"]:
+                break
+        return found
+
+    def _shorten_done(self, gone: set[int]) -> None:
+        for batch, jobs in self._done.items():
+            left = [no for no in jobs if no not in gone]
+            if not left:
+                self._con.execute(self._sql["forget_done"], (batch,))
+            elif len(left) < len(jobs):
+                self._con.execute(self._sql["shorten_done"], (listed(left), batch))
 
     def _forget_events(self, gone: dict[int, str]) -> None:
         jobs = set(gone.values())

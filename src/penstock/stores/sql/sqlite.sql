@@ -15,17 +15,24 @@ INSERT INTO demand (key, addon_id, job_type, cost_units, constraints, run_when, 
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING no;
 
 -- name: add_job
-INSERT INTO job (no, job_id, submitted_in, state, line, fence, events, addon_id, demand, turn, ready_at, urgent_at, priority, created_at,
-                 earliest_start_at, deadline_at, expected_sec, max_runtime_sec, max_active_sec, idempotency_key)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO job (no, job_id, submitted_in, addon_id, demand, ready_at, priority, created_at, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
+                 max_active_sec, idempotency_key)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_queued
+INSERT INTO queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, expected_sec, max_runtime_sec, max_active_sec, fence, events)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 1);
 
 -- name: add_intent
 INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: add_dispatch
-INSERT INTO dispatch (dispatch_id, job_no, demand, addon_id, host, fence, cost_units, phase, admitted_at, started_at,
-                      expires_at, ends_at, stop_at, stop_for, worker, started_in)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: add_live
+INSERT INTO live (no, loan, demand, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: next_loan
+-- Below all that ever were and are not forgotten.
+SELECT min(0, coalesce((SELECT min(no) FROM live), 0), coalesce((SELECT min(job_no) FROM attempt), 0)) - 1;
 
 -- name: tell
 INSERT INTO trail (batch, size, jobs, events) VALUES (?, ?, ?, ?);
@@ -34,108 +41,159 @@ INSERT INTO trail (batch, size, jobs, events) VALUES (?, ?, ?, ?);
 INSERT INTO mention (job_no, batch) SELECT value, ? FROM json_each(?);
 
 -- name: job_by_key
-SELECT j.job_id, j.state, i.body_hash FROM job j JOIN intent i USING (no)
+SELECT j.job_id, j.state, i.body_hash FROM whole j JOIN intent i USING (no)
 WHERE j.addon_id = :addon_id AND j.idempotency_key = :key;
 
 -- name: whose_time_has_come
 -- In line, or in the urgent line. Bounded: the next round takes the rest.
-SELECT * FROM (SELECT iif(urgent_at <= :now, 2, 1), no FROM job WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most)
+SELECT * FROM (SELECT iif(urgent_at <= :now, 2, 1), no FROM queue WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most)
 UNION ALL
-SELECT * FROM (SELECT 2, no FROM job WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= :now ORDER BY urgent_at LIMIT :most);
+SELECT * FROM (SELECT 2, no FROM queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= :now ORDER BY urgent_at LIMIT :most);
 
 -- name: step_into_line
-UPDATE job SET line = ? WHERE no = ?;
+UPDATE queue SET line = ? WHERE no = ?;
 
 -- name: next_line
 -- From line to line through the index: as many of these as there are lines, however long they are.
-SELECT * FROM (SELECT demand, line FROM job WHERE line > 0 AND demand = :demand AND line = :line + 1 LIMIT 1)
+SELECT * FROM (SELECT demand, line FROM queue WHERE line > 0 AND demand = :demand AND line = :line + 1 LIMIT 1)
 UNION ALL
-SELECT * FROM (SELECT demand, line FROM job WHERE line > 0 AND demand > :demand ORDER BY demand, line LIMIT 1)
+SELECT * FROM (SELECT demand, line FROM queue WHERE line > 0 AND demand > :demand ORDER BY demand, line LIMIT 1)
 LIMIT 1;
 
 -- name: in_line
--- What a round goes by, and then what else the job's own row says of one that starts.
-SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active,
-       created_at, ready_at, not_before, crash, unavailable, error, spent, spent_before, progress, earliest_start_at, deadline_at, idempotency_key
-FROM job WHERE demand = :demand AND line = :line AND line > 0 ORDER BY turn, no;
+-- What a round goes by, and what the store must know of one that starts.
+SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
+FROM queue WHERE demand = :demand AND line = :line AND line > 0 ORDER BY turn, no;
 
 -- name: ahead_in_line
 SELECT count(*) FROM (
-    SELECT 1 FROM job WHERE demand = :demand AND line = :line AND line > 0 AND (turn, no) < (:turn, :no) LIMIT :most);
+    SELECT 1 FROM queue WHERE demand = :demand AND line = :line AND line > 0 AND (turn, no) < (:turn, :no) LIMIT :most);
 
 -- name: running
-SELECT cost_units, admitted_at, ends_at FROM dispatch WHERE phase <> 'ended' AND host = :host;
+SELECT cost_units, admitted_at, ends_at FROM live JOIN demand ON demand.no = live.demand WHERE host = :host;
 
 -- name: said_of
--- What was said of those that start, for whoever runs them. It may be large, so it is read of nobody else.
-SELECT intent.no, payload, tags, unit, cost_limit, time_sensitive, retry_delays
-FROM json_each(?) AS asked CROSS JOIN intent ON intent.no = asked.value;
+-- All else that whoever runs those that start must know. It may be large, so it is read of nobody else.
+SELECT intent.no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, earliest_start_at, deadline_at, idempotency_key,
+       created_at, ready_at, not_before, crash, unavailable, error, active, spent, spent_before, progress
+FROM json_each(?) AS asked CROSS JOIN intent ON intent.no = asked.value CROSS JOIN job ON job.no = asked.value;
 
--- name: take_job
-UPDATE job SET state = ?1, line = NULL, fence = ?2, events = ?3, start = iif(?1 = 'RUNNING', 0, start), denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL
-WHERE state = 'QUEUED' AND no = ?4;
+-- name: leave_queue
+DELETE FROM queue WHERE no = ?;
 
 -- name: deny_job
-UPDATE job SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no = ?;
+UPDATE queue SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no = ?;
 
 -- name: pass_job
-UPDATE job SET passed_at = ? WHERE no = ?;
+UPDATE queue SET passed_at = ? WHERE no = ?;
 
 -- name: jobs_for_steps
-SELECT job.no, job.state, job.fence, job.events, job.addon_id, job.job_id
-FROM json_each(:ids) AS asked CROSS JOIN job ON job.job_id = asked.value;
+SELECT j.no, j.state, j.fence, j.events, j.addon_id, j.job_id
+FROM json_each(:ids) AS asked CROSS JOIN whole j ON j.job_id = asked.value;
 
 -- name: dispatches_for_steps
-SELECT dispatch.phase, dispatch.expires_at, dispatch.demand, dispatch.host, dispatch.started_at, dispatch.dispatch_id
-FROM json_each(:ids) AS asked CROSS JOIN dispatch ON dispatch.dispatch_id = asked.value;
+-- `ids`: the name, and what it is made of: job and fence. What has ended is found by its name alone: nobody moves it any more.
+SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, asked.value ->> 0
+FROM json_each(:ids) AS asked CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN live l ON l.no = j.no AND l.fence = asked.value ->> 2
+UNION ALL SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, l.loan
+FROM json_each(:ids) AS asked CROSS JOIN live l ON l.loan = asked.value ->> 0 WHERE asked.value ->> 2 = 0;
 
 -- name: leases_to_complete
-SELECT json_group_array(json_array(asked.key, job.no, job.events, dispatch.demand, dispatch.host, dispatch.started_at))
+SELECT json_group_array(json_array(asked.key, l.no, l.events, l.demand, l.host))
 FROM (SELECT min(key) AS key, value FROM json_each(:ids) GROUP BY value) AS asked
-CROSS JOIN dispatch ON dispatch.dispatch_id = asked.value CROSS JOIN job ON job.no = dispatch.job_no
-WHERE dispatch.phase = 'leased' AND dispatch.expires_at > :now AND job.state = 'RUNNING' AND job.fence = dispatch.fence;
+CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN live l ON l.no = j.no AND l.fence = asked.value ->> 2
+WHERE l.phase = 'leased' AND l.expires_at > :now;
 
--- name: complete_job
-UPDATE job SET state = 'DONE', events = ?, ended_at = ?, active = active + ?, crash = 0, unavailable = 0, error = 0, start = 0
-WHERE state = 'RUNNING' AND no = ?;
+-- name: complete
+INSERT INTO attempt (job_no, fence, demand, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
+                     spent, progress, ended_at, how)
+SELECT no, fence, demand, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, ?2,
+       'completed'
+FROM json_each(?3) AS asked CROSS JOIN live ON live.no = asked.value WHERE phase = 'leased';
 
--- name: complete_dispatch
-UPDATE dispatch SET phase = 'ended', ended_at = ?, how = 'completed', result = ?, ended_in = ? WHERE phase = 'leased' AND dispatch_id = ?;
+-- name: complete_with
+-- The same of those that came to something: number and result.
+INSERT INTO attempt (job_no, fence, demand, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
+                     spent, progress, ended_at, how, result)
+SELECT no, fence, demand, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, ?2,
+       'completed', asked.value ->> 1
+FROM json_each(?3) AS asked CROSS JOIN live ON live.no = asked.value ->> 0 WHERE phase = 'leased';
 
--- name: move_job
-UPDATE job SET state = ?, events = ?, line = NULL, ended_at = ?, active = active + ?,
+-- name: land
+DELETE FROM live WHERE phase = ? AND no = ?;
+
+-- name: add_done
+INSERT INTO done (at, jobs) VALUES (?, ?);
+
+-- name: end_attempt
+INSERT INTO attempt (job_no, fence, loan, demand, host, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, reason, worker,
+                     spent, progress, ended_at, how, result, failure)
+SELECT no, fence, loan, demand, host, ?, started_in, admitted_at, started_at, coalesce(?, expires_at), ends_at, coalesce(?, stop_at), coalesce(?, stop_for),
+       coalesce(reason, ?), coalesce(?, worker), spent, progress, ?, ?, ?, ?
+FROM live WHERE phase = ? AND no = ?;
+
+-- name: settle_job
+-- Of one that was in flight, or settled otherwise. `start` is forgotten with the first run.
+UPDATE job SET state = ?, tried = ?, events = ?, ended_at = ?, active = active + ?,
+               crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, iif(?, 0, start))
+WHERE state IS ? AND no = ?;
+
+-- name: settle_queued
+-- Of one that waited, with what it was last denied for.
+UPDATE job SET (state, events, ended_at, denied, denied_data, denied_at, passed_at) =
+       (SELECT ?, ?, ?, q.denied, q.denied_data, q.denied_at, q.passed_at FROM queue q WHERE q.no = job.no),
+       crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
+WHERE state IS NULL AND no = ?;
+
+-- name: requeue_job
+UPDATE job SET state = NULL, tried = ?, ended_at = NULL, active = iif(?, 0, active + ?), spent_before = iif(?, spent, spent_before),
+               crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, iif(?, 0, start)),
+               ready_at = ?, priority = ?, demand = ?, earliest_start_at = ?, not_before = ?, deadline_at = ?
+WHERE state IS ? AND no = ?;
+
+-- name: enqueue
+-- Behind `requeue_job`. What it was last denied for goes with it.
+INSERT INTO queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, max_active_sec,
+                   active, denied, denied_data, denied_at, passed_at)
+SELECT no, job_id, demand, ?, ?, ready_at, ?, deadline_at, priority, tried, ?, expected_sec, max_runtime_sec, max_active_sec, active, denied, denied_data,
+       denied_at, passed_at
+FROM job WHERE no = ?;
+
+-- name: blank_job
+UPDATE job SET denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL WHERE no = ?;
+
+-- name: edit_job
+UPDATE job SET ready_at = ?, priority = ?, demand = ?, earliest_start_at = ?, not_before = ?, deadline_at = ?,
                crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
-WHERE state = ? AND no = ?;
+WHERE state IS NULL AND no = ?;
 
--- name: place_job
-UPDATE job SET state = 'QUEUED', events = ?, ended_at = NULL, active = active + ?,
-               crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start),
-               line = ?, turn = ?, ready_at = ?, urgent_at = ?, priority = ?, demand = ?,
-               earliest_start_at = ?, not_before = ?, deadline_at = ?
-WHERE state = ? AND no = ?;
+-- name: edit_queued
+UPDATE queue SET events = ?, line = ?, turn = ?, ready_at = ?, urgent_at = ?, priority = ?, demand = ?, deadline_at = ? WHERE no = ?;
 
--- name: refresh_job
-UPDATE job SET active = 0, spent_before = spent WHERE no = ?;
-
--- name: note_job
+-- name: note_settled
 UPDATE job SET events = ? WHERE state = ? AND no = ?;
 
--- name: move_dispatch
-UPDATE dispatch SET phase = ?, started_at = coalesce(started_at, ?), expires_at = coalesce(?, expires_at),
-                    stop_at = coalesce(?, stop_at), stop_for = coalesce(?, stop_for), reason = coalesce(reason, ?),
-                    worker = coalesce(?, worker), ended_at = ?, how = ?, result = ?, failure = ?
-WHERE phase = ? AND dispatch_id = ?;
+-- name: note_queued
+UPDATE queue SET events = ? WHERE no = ?;
+
+-- name: note_live
+UPDATE live SET events = ? WHERE no = ?;
+
+-- name: move_live
+UPDATE live SET phase = ?, started_at = coalesce(started_at, ?), expires_at = coalesce(?, expires_at), stop_at = coalesce(?, stop_at),
+                stop_for = coalesce(?, stop_for), reason = coalesce(reason, ?), worker = coalesce(?, worker)
+WHERE phase = ? AND no = ?;
 
 -- name: dispatch_for_beat
-SELECT d.phase, d.expires_at, d.reason, d.addon_id, d.spent, d.fence, d.job_no, j.job_id, j.spent, j.spent_before, j.events, j.state, i.cost_limit
-FROM dispatch d LEFT JOIN job j ON j.no = d.job_no LEFT JOIN intent i ON i.no = d.job_no
-WHERE d.dispatch_id = :dispatch_id;
+SELECT l.phase, l.expires_at, l.reason, m.addon_id, l.spent, j.no, j.job_id, j.spent, j.spent_before, l.events, i.cost_limit, l.no
+FROM live l JOIN demand m ON m.no = l.demand LEFT JOIN job j ON j.no = l.no LEFT JOIN intent i ON i.no = l.no
+WHERE l.no = coalesce((SELECT no FROM job WHERE job_id = :job_id), (SELECT no FROM live WHERE loan = :dispatch_id)) AND l.fence = :fence;
 
 -- name: renew
-UPDATE dispatch SET expires_at = ?, progress = coalesce(?, progress), spent = ? WHERE dispatch_id = ?;
+UPDATE live SET expires_at = ?, progress = coalesce(?, progress), spent = ?, events = ? WHERE no = ?;
 
 -- name: beat_job
-UPDATE job SET progress = coalesce(?, progress), spent = spent + ?, events = ? WHERE no = ?;
+UPDATE job SET progress = coalesce(?, progress), spent = spent + ? WHERE no = ?;
 
 -- name: set_checkpoint
 INSERT INTO checkpoint (job_no, at, fence, data) VALUES (?, ?, ?, ?)
@@ -173,35 +231,48 @@ SELECT addon_id, jobs FROM tally WHERE state = 'QUEUED' AND jobs > 0;
 SELECT jobs FROM sums WHERE scope = 'addon' AND name = :addon_id;
 
 -- name: expired
-SELECT dispatch_id FROM dispatch WHERE phase <> 'ended' AND expires_at <= :now ORDER BY expires_at LIMIT :most;
+SELECT no, fence FROM live WHERE expires_at <= :now ORDER BY expires_at LIMIT :most;
 
 -- name: to_stop
-SELECT dispatch_id FROM dispatch WHERE phase = 'leased' AND stop_at IS NOT NULL AND stop_at <= :now ORDER BY stop_at LIMIT :most;
+SELECT no, fence FROM live WHERE phase = 'leased' AND stop_at <= :now ORDER BY stop_at LIMIT :most;
 
 -- name: past_deadline
-SELECT job_id FROM job WHERE line IS NOT NULL AND deadline_at IS NOT NULL AND deadline_at <= :now ORDER BY deadline_at LIMIT :most;
+SELECT job_id FROM queue WHERE deadline_at IS NOT NULL AND deadline_at <= :now ORDER BY deadline_at LIMIT :most;
 
 -- name: alarm
 SELECT min(moment) FROM (
-    SELECT * FROM (SELECT ready_at AS moment FROM job WHERE line = 0 ORDER BY ready_at LIMIT 1)
-    UNION ALL SELECT * FROM (SELECT urgent_at FROM job WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1)
-    UNION ALL SELECT * FROM (SELECT deadline_at FROM job WHERE line IS NOT NULL AND deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1)
-    UNION ALL SELECT * FROM (SELECT expires_at FROM dispatch WHERE phase <> 'ended' ORDER BY expires_at LIMIT 1)
-    UNION ALL SELECT * FROM (SELECT stop_at FROM dispatch WHERE phase = 'leased' AND stop_at IS NOT NULL ORDER BY stop_at LIMIT 1));
+    SELECT * FROM (SELECT ready_at AS moment FROM queue WHERE line = 0 ORDER BY ready_at LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT urgent_at FROM queue WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT deadline_at FROM queue WHERE deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1)
+    UNION ALL SELECT min(expires_at) FROM live
+    UNION ALL SELECT min(stop_at) FROM live WHERE phase = 'leased');
 
 -- name: shift
-UPDATE dispatch SET expires_at = expires_at + :by, stop_at = stop_at + :by, ends_at = ends_at + :by WHERE phase <> 'ended';
+UPDATE live SET expires_at = expires_at + :by, stop_at = stop_at + :by, ends_at = ends_at + :by;
 
 -- name: last_to_reorder
-SELECT max(no) FROM (SELECT no FROM job WHERE line IS NOT NULL AND no > :after ORDER BY no LIMIT :most);
+SELECT max(no) FROM (SELECT no FROM queue WHERE no > :after ORDER BY no LIMIT :most);
 
 -- name: reorder
-UPDATE job SET turn = ready_at - priority * :per_point
-WHERE line IS NOT NULL AND no > :after AND no <= :last AND turn <> ready_at - priority * :per_point;
+UPDATE queue SET turn = ready_at - priority * :per_point
+WHERE no > :after AND no <= :last AND turn <> ready_at - priority * :per_point;
 
 -- name: old_jobs
-SELECT no, job_id, addon_id, state FROM job
+SELECT ended_at, no, job_id, addon_id, state FROM job
 WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < :before ORDER BY ended_at, no LIMIT :most;
+
+-- name: old_done
+-- In the order of their commits.
+SELECT no, at, jobs FROM done WHERE at < :before ORDER BY no LIMIT :most;
+
+-- name: done_jobs
+SELECT job.no, job.job_id, job.addon_id FROM json_each(:nos) AS asked CROSS JOIN job ON job.no = asked.value;
+
+-- name: shorten_done
+UPDATE done SET jobs = ? WHERE no = ?;
+
+-- name: forget_done
+DELETE FROM done WHERE no = ?;
 
 -- name: forget_job
 DELETE FROM job WHERE no = ?;
@@ -211,12 +282,7 @@ DELETE FROM intent WHERE no = ?;
 
 -- name: batches_of
 SELECT batch, events FROM trail WHERE batch IN (
-    SELECT job.submitted_in FROM json_each(:nos) AS asked CROSS JOIN job ON job.no = asked.value
-    UNION SELECT mention.batch FROM json_each(:nos) AS asked CROSS JOIN mention ON mention.job_no = asked.value
-    UNION SELECT d.started_in FROM json_each(:nos) AS asked CROSS JOIN job j ON j.no = asked.value
-          CROSS JOIN dispatch d ON d.dispatch_id > j.job_id || '.' AND d.dispatch_id < j.job_id || '/'
-    UNION SELECT d.ended_in FROM json_each(:nos) AS asked CROSS JOIN job j ON j.no = asked.value
-          CROSS JOIN dispatch d ON d.dispatch_id > j.job_id || '.' AND d.dispatch_id < j.job_id || '/');
+    SELECT told_in.batch FROM json_each(:nos) AS asked CROSS JOIN told_in ON told_in.job_no = asked.value);
 
 -- name: forget_batch
 DELETE FROM trail WHERE batch = ?;
@@ -231,7 +297,7 @@ DELETE FROM mention WHERE job_no = ?;
 DELETE FROM checkpoint WHERE job_no = ?;
 
 -- name: forget_dispatches
-DELETE FROM dispatch WHERE dispatch_id > ?1 || '.' AND dispatch_id < ?1 || '/';
+DELETE FROM attempt WHERE job_no = ?;
 
 -- name: checkpoint
 SELECT c.data FROM checkpoint c JOIN job j ON j.no = c.job_no WHERE j.job_id = :job_id;
@@ -252,10 +318,7 @@ SELECT coalesce((SELECT batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1)
 
 -- name: events_of_job
 SELECT batch - 1, events FROM trail WHERE batch IN (
-    SELECT submitted_in FROM job WHERE job_id = :job_id
-    UNION SELECT mention.batch FROM job CROSS JOIN mention ON mention.job_no = job.no WHERE job.job_id = :job_id
-    UNION SELECT started_in FROM dispatch WHERE dispatch_id > :job_id || '.' AND dispatch_id < :job_id || '/'
-    UNION SELECT ended_in FROM dispatch WHERE dispatch_id > :job_id || '.' AND dispatch_id < :job_id || '/') ORDER BY batch;
+    SELECT batch FROM told_in WHERE job_no = (SELECT no FROM job WHERE job_id = :job_id)) ORDER BY batch;
 
 -- name: job_columns
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
@@ -265,24 +328,28 @@ SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence,
 
 -- name: asked_jobs
 -- CROSS: in the order asked for, and by look-ups, whatever the planner thinks of the sizes.
-FROM json_each(?) AS asked CROSS JOIN job j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
+FROM json_each(?) AS asked CROSS JOIN whole j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
 
 -- name: all_jobs
-FROM job j CROSS JOIN intent i USING (no)
+FROM whole j CROSS JOIN intent i USING (no)
 
 -- name: queued_jobs
-SELECT no FROM job WHERE line IS NOT NULL
+SELECT job.no FROM queue AS place CROSS JOIN job ON job.no = place.no WHERE ? = 'QUEUED'
 
 -- name: jobs_in_flight
-SELECT no FROM job WHERE no IN (SELECT job_no FROM dispatch WHERE phase <> 'ended' AND job_no IS NOT NULL)
+SELECT job.no FROM live AS place CROSS JOIN job ON job.no = place.no WHERE iif(phase = 'reserved', 'DISPATCHING', 'RUNNING') = ?
 
 -- name: settled_jobs
-SELECT no FROM job WHERE ended_at IS NOT NULL
+SELECT job.no FROM job WHERE job.state = ?
+
+-- name: done_ones
+-- By their attempts, which lie in the order of the jobs. Few of them did not complete.
+SELECT job.no FROM attempt AS place CROSS JOIN job ON job.no = place.job_no WHERE place.job_no > 0 AND place.how = 'completed' AND ? = 'DONE'
 
 -- name: dispatch_columns
-SELECT d.dispatch_id, j.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
+SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
        d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.demand
-FROM dispatch d LEFT JOIN job j ON j.no = d.job_no
+FROM dispatch d
 
 -- name: greet
 -- A name that somebody else bears, and is alive, stays as it is: then nothing comes back.
@@ -311,25 +378,29 @@ FROM host h LEFT JOIN ledger l ON l.scope = 'host' AND l.name = h.host ORDER BY 
 
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.demand, d.phase, d.fence, j.job_id, j.state, j.fence
-FROM dispatch d LEFT JOIN job j ON j.no = d.job_no WHERE d.phase <> 'ended';
+FROM dispatch d LEFT JOIN whole j ON j.no = d.job_no WHERE d.phase <> 'ended';
 
 -- name: audit_tally
-SELECT addon_id, state, count(*) FROM job GROUP BY addon_id, state;
+SELECT addon_id, state, count(*) FROM whole GROUP BY addon_id, state;
 
 -- name: audit_in_flight
-SELECT job_id FROM job j WHERE line IS NULL AND ended_at IS NULL
-AND NOT EXISTS (SELECT 1 FROM dispatch d WHERE d.job_no = j.no AND d.phase <> 'ended');
+-- And what is in two places, or in none; and what is done and could not be forgotten.
+SELECT j.job_id FROM job j LEFT JOIN queue q ON q.no = j.no LEFT JOIN live l ON l.no = j.no LEFT JOIN attempt a ON a.job_no = j.no AND a.fence > j.tried
+WHERE (j.state IS NOT NULL) + (q.no IS NOT NULL) + (l.no IS NOT NULL) + coalesce(a.fence = j.tried + 1 AND a.how = 'completed', 0) <> 1
+   OR l.fence <> j.tried + 1 OR q.fence <> j.tried
+UNION ALL SELECT 'number ' || no FROM queue WHERE no NOT IN (SELECT no FROM job)
+UNION ALL SELECT 'number ' || no FROM live WHERE no > 0 AND no NOT IN (SELECT no FROM job)
+UNION ALL SELECT 'number ' || no FROM (
+    SELECT no FROM whole WHERE state = 'DONE' EXCEPT SELECT value FROM done CROSS JOIN json_each(done.jobs));
 
 -- name: audit_trail
 WITH told AS MATERIALIZED (
     SELECT job_id, count(*) AS events, min(n) AS first, max(n) AS last FROM event WHERE job_id IS NOT NULL GROUP BY job_id)
-SELECT told.job_id FROM told LEFT JOIN job j ON j.job_id = told.job_id
+SELECT told.job_id FROM told LEFT JOIN whole j ON j.job_id = told.job_id
 WHERE (told.events, told.first, told.last) IS NOT (j.events, 1, j.events)
 UNION ALL SELECT min(job_id) FROM job HAVING count(*) <> (SELECT count(*) FROM told)
 UNION ALL SELECT j.job_id FROM event e CROSS JOIN job j ON j.job_id = e.job_id
-WHERE e.batch <> j.submitted_in AND NOT EXISTS (SELECT 1 FROM mention m WHERE m.job_no = j.no AND m.batch = e.batch)
-AND NOT EXISTS (SELECT 1 FROM dispatch d WHERE d.dispatch_id > j.job_id || '.' AND d.dispatch_id < j.job_id || '/'
-                AND (d.started_in = e.batch OR d.ended_in = e.batch));
+WHERE NOT EXISTS (SELECT 1 FROM told_in t WHERE t.job_no = j.no AND t.batch = e.batch);
 
 -- name: audit_fold
-SELECT j.job_id FROM event e CROSS JOIN job j ON j.job_id = e.job_id WHERE j.events = e.n AND e.state <> j.state;
+SELECT j.job_id FROM event e CROSS JOIN whole j ON j.job_id = e.job_id WHERE j.events = e.n AND e.state <> j.state;

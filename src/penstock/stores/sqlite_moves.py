@@ -1,0 +1,102 @@
+"""
+Changes as rows: what the decided step of a job or a dispatch means for the place that it is in, and for the one that it goes to.
+
+A job that is done is written nowhere: that its attempt was completed says it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from penstock.core.changes import DispatchStep, JobStep
+from penstock.core.job import Place
+from penstock.core.landing import End, Phase
+from penstock.core.states import IN_FLIGHT, State
+from penstock.core.words import Moment, Span
+from penstock.stores.sqlite_pages import Pages
+
+__all__ = ["Moved", "move_dispatch", "move_job"]
+
+_AS_THEY_ARE: Final = (None,) * 4
+
+
+def move_dispatch(pages: Pages, step: DispatchStep, no: int, events: int, now: Moment) -> None:
+    """`events`: of its job, with those of this change."""
+    limits = (step.expires_at, step.stop_at, step.stop_for, step.reason, step.worker)
+    if step.target is Phase.ENDED:
+        pages.update("end_attempt", no, events, *limits, now, step.end, step.result, step.error, step.source)
+        pages.update("land", no, step.source)
+        if step.end is End.COMPLETED and no > 0:
+            pages.done([no])
+    else:
+        started = now if step.target is Phase.LEASED else None
+        pages.update("move_live", no, step.target, started, *limits, step.source)
+
+
+class Moved(NamedTuple):
+    """A job by its number, with what follows from its step."""
+
+    no: int
+    #: With those of this change.
+    events: int
+    #: How long the attempt was that has just ended.
+    active: Span
+    now: Moment
+
+
+def move_job(pages: Pages, step: JobStep, moved: Moved) -> None:
+    if step.place is not None:
+        _to_queue(pages, step, step.place, moved)
+    elif step.target is step.source or step.target in IN_FLIGHT:
+        _note(pages, step, moved)
+    elif step.target is not State.DONE:
+        _settle(pages, step, moved)
+
+
+def _note(pages: Pages, step: JobStep, moved: Moved) -> None:
+    if step.source is State.QUEUED:
+        pages.update("note_queued", moved.no, moved.events)
+    elif step.source in IN_FLIGHT:
+        pages.update("note_live", moved.no, moved.events)
+    else:
+        pages.update("note_settled", moved.no, moved.events, step.source)
+
+
+def _settle(pages: Pages, step: JobStep, moved: Moved) -> None:
+    no, events, active, now = moved
+    if step.source is State.QUEUED:
+        pages.update("settle_queued", no, step.target, events, now, *_counters(step))
+        pages.update("leave_queue", no)
+    else:
+        ran = step.source is State.RUNNING
+        pages.update(
+            "settle_job", no, step.target, step.fence, events, now, active, *_counters(step), ran, _own(step)
+        )
+
+
+def _to_queue(pages: Pages, step: JobStep, place: Place, moved: Moved) -> None:
+    no, events, active, now = moved
+    its = (place.ready_at, place.priority, pages.number(place.demand))
+    times = (place.earliest_start_at, place.not_before, place.deadline_at)
+    if step.source is State.QUEUED:
+        line = (place.line(now), place.turn, place.ready_at, place.urgent_at, *its[1:], place.deadline_at)
+        pages.update("edit_job", no, *its, *times, *_counters(step))
+        pages.update("edit_queued", no, events, *line)
+        return
+    fresh, ran = step.fresh, step.source is State.RUNNING
+    pages.update(
+        "requeue_job", no, step.fence, fresh, active, fresh, *_counters(step), ran, *its, *times, _own(step)
+    )
+    pages.update("enqueue", no, place.line(now), place.turn, place.urgent_at, events)
+    if step.source not in IN_FLIGHT:
+        pages.update("blank_job", no)
+
+
+def _counters(step: JobStep) -> tuple[Any, ...]:
+    c = step.counters
+    return _AS_THEY_ARE if c is None else (c.crash, c.unavailable, c.error, c.start)
+
+
+def _own(step: JobStep) -> State | None:
+    """What its own row says before."""
+    return None if step.source in IN_FLIGHT else step.source
