@@ -29,7 +29,7 @@ def told():
 def crew(told):
     def exchange_soon(reports, *_):
         told.append([report.dispatch_id for report in reports])
-        return lambda: ([None] * len(reports), [])
+        return lambda ready: ([None] * len(reports), ready([]))
 
     crew = Crew({"f": Mock()}, lambda *_: Mock(ahead=1), workers=2, name="crew", now=lambda: 10**9, far=True)
     crew.join(Mock(exchange_soon=exchange_soon, claimed=lambda _: []), ring=Mock())

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from penstock.core import changes
 from penstock.core.admission import Decision
@@ -36,7 +37,9 @@ from penstock.engine.rules import Rules
 from penstock.engine.yields import Yields
 from penstock.stores.protocol import Done, Receipt, Rest, Ride, Store, Transactional
 
-__all__ = ["Answer", "Claimed", "Desk", "Idler", "Report"]
+__all__ = ["Answer", "Claimed", "Desk", "Idler", "Landing", "Report"]
+
+T = TypeVar("T")
 
 #: Deciding anew so often means that something is wrong with the store, not that the job is lively.
 _TRIES = 8
@@ -49,6 +52,17 @@ class Claimed(NamedTuple):
 
 
 _claimed: Final = quick_tuple(Claimed)
+
+
+class Landing(Protocol):
+    """
+    Waits for an exchange. What is to be run is handed to `ready`, perhaps before it is on disk, so that it can be made ready meanwhile; it
+    may begin when it comes back from here.
+    """
+
+    def __call__(
+        self, ready: Callable[[list[Claimed]], list[T]], /
+    ) -> tuple[list[State | Refused | None], list[T]]: ...
 
 
 class Report(NamedTuple):
@@ -332,23 +346,29 @@ class Desk:
         self, reports: Sequence[Report], kinds: Kinds, limit: int = 1, worker: str = ""
     ) -> tuple[list[State | Refused | None], list[Claimed]]:
         """`end_many` and `claim`, in one commit where that can be: what has ended makes room for what is claimed."""
-        answers, leases = self.exchange_soon(reports, kinds, limit, worker)()
-        return answers, self.claimed(leases)
+        return self.exchange_soon(reports, kinds, limit, worker)(list)
 
-    def exchange_soon(
-        self, reports: Sequence[Report], kinds: Kinds, limit: int, worker: str
-    ) -> Callable[[], tuple[list[State | Refused | None], list[Dispatch]]]:
-        """The same for who has something to do meanwhile. The answer waits for it; `claimed` says what is to be run."""
+    def exchange_soon(self, reports: Sequence[Report], kinds: Kinds, limit: int, worker: str) -> Landing:
+        """The same for who has something to do meanwhile."""
         taken_up = self._take_up(kinds, limit, worker)
         if len(taken_up) == limit:
             ending = self._end_soon(reports)
-            return lambda: (self._ended(reports, ending.result()), taken_up)
-        now = self._store.now()
-        exchanged = self._dispatcher.exchange_soon(_done(reports), kinds, limit - len(taken_up), worker, now)
+            return lambda ready: (self._ended(reports, ending.result()), ready(self.claimed(taken_up)))
+        ahead: SimpleQueue[list[Dispatch] | None] = SimpleQueue()
+        exchanged = self._dispatcher.exchange_soon(
+            _done(reports), kinds, limit - len(taken_up), worker, ahead.put
+        )
+        exchanged.add_done_callback(lambda _: ahead.put(None))
 
-        def land() -> tuple[list[State | Refused | None], list[Dispatch]]:
+        def land(ready: Callable[[list[Claimed]], list[T]]) -> tuple[list[State | Refused | None], list[T]]:
+            foreseen = ahead.get()
+            made: list[T] | None = None
+            if foreseen is not None and not taken_up and all(d.fence == 1 for d in foreseen):
+                made = ready(self.claimed(leased(foreseen)))  # nothing of it need be read
             done, granted = exchanged.result()
-            return self._ended(reports, done), taken_up + leased(granted)
+            if made is None or granted is not foreseen:
+                made = ready(self.claimed(taken_up + leased(granted)))
+            return self._ended(reports, done), made
 
         return land
 

@@ -20,7 +20,7 @@ from penstock.core.outlook import View
 from penstock.core.words import OWN_TYPES, AddonId, HostId, JobId, Moment, Span
 from penstock.engine.machine import Machine
 from penstock.engine.rules import Rules
-from penstock.stores.protocol import Done, Rest, Ride, Store, Terms
+from penstock.stores.protocol import Ahead, Done, Rest, Ride, Store, Terms
 
 __all__ = ["Dispatcher", "Fetchers", "Kinds", "leased"]
 
@@ -84,10 +84,11 @@ class Dispatcher:
         return leased(self._store.admit(*self._visit(kinds, limit, worker, now)))
 
     def exchange_soon(
-        self, done: Sequence[Done], kinds: Kinds, limit: int, worker: str, now: Moment
+        self, done: Sequence[Done], kinds: Kinds, limit: int, worker: str, ahead: Ahead
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         """The same, behind what that worker has done. Some that it is answered with may be only reserved (`leased`)."""
-        return self._store.exchange_soon(done, *self._visit(kinds, limit, worker, now))
+        visit = self._visit(kinds, limit, worker, self._store.now())
+        return self._store.exchange_soon(done, *visit, ahead)
 
     def _visit(
         self, kinds: Kinds, limit: int, worker: str, now: Moment

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Lock, get_ident
 from typing import Any, Final
 
-from penstock.core.job import Dispatch
 from penstock.core.landing import End
 from penstock.core.quick import quick_tuple
 from penstock.core.refusals import Refused
@@ -170,15 +169,15 @@ class Crew:
         What has ended for what may start, and how many these are. If the store fails, what has ended stays, and is told with the next step.
         `here`: this is a thread of the hands.
 
-        Under load one exchange follows another, and what the last one brought is made ready to run while the next is being written.
+        Under load one exchange follows another, and what the last one brought begins when the next is on its way.
         """
-        brought: list[Dispatch] = []
+        brought: list[Attempt] = []
         started = 0
         try:
             for _ in range(MOST_EXCHANGES):
                 if self._far:  # the next exchange is written in this thread: what the last one brought must not wait for it
                     ready, brought = brought, []
-                    self._take(self._desk.claimed(ready))
+                    self._take(ready)
                 over = self._ended(len(brought))
                 reports = [_report((a.facts.dispatch_id, *outcome)) for a, outcome in over]
                 room = self._free + len(over) + self._ahead() - len(brought)
@@ -187,16 +186,22 @@ class Crew:
                     break
                 landing = self._desk.exchange_soon(reports, self._kinds, room, self._name)
                 ready, brought = brought, []
-                self._take(self._desk.claimed(ready))
-                answers, brought = landing()
+                self._take(ready)
+                answers, brought = landing(self._attempts)
                 started += len(brought)
                 self._settled(over, answers)
                 self._asked_at = self._now() if 0 < len(brought) < room else 0
                 if len(self._over) < max(1, len(brought)):
                     break
         finally:
-            self._take(self._desk.claimed(brought), here=here)
+            self._take(brought, here=here)
         return started
+
+    def _attempts(self, claimed: list[Claimed]) -> list[Attempt]:
+        return [
+            Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
+            for each in claimed
+        ]
 
     @property
     def _kinds(self) -> Kinds:
@@ -209,16 +214,12 @@ class Crew:
         return self._workers - len(self.running) - len(self._waiting)
 
     def _take(
-        self, claimed: list[Claimed], *, stays: bool = False, here: bool = False
+        self, attempts: list[Attempt], *, stays: bool = False, here: bool = False
     ) -> Callable[[], None] | None:
         """
         `stays`: whether the thread that brought them can run one itself. The answer is how, if it shall. `here`: it is one of the hands,
         and takes one without being woken.
         """
-        attempts = [
-            Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
-            for each in claimed
-        ]
         self._waiting.update({attempt.facts.dispatch_id: attempt for attempt in attempts})
         self._took_at = self._now() if attempts else self._took_at
         if stays and len(attempts) == 1:
@@ -240,7 +241,7 @@ class Crew:
 
     def landed(self, claimed: list[Claimed], *, stays: bool) -> Callable[[], None] | None:
         try:
-            return self._take(claimed, stays=stays)
+            return self._take(self._attempts(claimed), stays=stays)
         finally:
             self._claiming.release()
 

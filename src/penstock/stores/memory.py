@@ -38,6 +38,7 @@ from penstock.stores.ids import uuid7
 from penstock.stores.memory_upkeep import MemoryUpkeep
 from penstock.stores.protocol import (
     NOTHING_SPENT,
+    Ahead,
     Clock,
     Depth,
     Done,
@@ -46,6 +47,7 @@ from penstock.stores.protocol import (
     Standing,
     Tell,
     Terms,
+    not_waited_for,
     say_nothing,
 )
 from penstock.stores.submitting import key_conflict, refuse_beyond
@@ -237,7 +239,12 @@ class MemoryStore(MemoryUpkeep):
         return self.apply_soon([completed(each.dispatch_id, now, each.result) for each in done])
 
     def exchange_soon(
-        self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
+        self,
+        done: Sequence[Done],
+        host: HostId,
+        weigh: Callable[[Floor], Verdict],
+        terms: Terms,
+        ahead: Ahead = not_waited_for,  # noqa: ARG002 - it is written at once
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         completed = self.complete_soon(done)
         return _at_once(lambda: (completed.result(), self.admit(host, weigh, terms)))

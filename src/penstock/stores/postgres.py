@@ -35,6 +35,7 @@ from penstock.stores.postgres_submit import Submission, Submitting
 from penstock.stores.postgres_wire import array, columns
 from penstock.stores.protocol import (
     LOST_FOR,
+    Ahead,
     Clock,
     Depth,
     Done,
@@ -43,6 +44,7 @@ from penstock.stores.protocol import (
     Standing,
     Tell,
     Terms,
+    not_waited_for,
     say_nothing,
 )
 from penstock.stores.rows import host_values
@@ -166,7 +168,12 @@ class PostgresStore(PostgresReads):
         return self._turns.soon(lambda group: group.add(Completion(done)))
 
     def exchange_soon(
-        self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
+        self,
+        done: Sequence[Done],
+        host: HostId,
+        weigh: Callable[[Floor], Verdict],
+        terms: Terms,
+        ahead: Ahead = not_waited_for,  # noqa: ARG002 - the thread that waits for it is the one that writes
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         return self._turns.here(
             lambda group: (group.add(Completion(done)), group.add(Admission(host, weigh, terms)))

@@ -28,6 +28,7 @@ __all__ = [
     "LOST_FOR",
     "NOTHING_SPENT",
     "Addon",
+    "Ahead",
     "Clock",
     "Depth",
     "Due",
@@ -41,6 +42,7 @@ __all__ = [
     "Tell",
     "Terms",
     "Transactional",
+    "not_waited_for",
     "say_nothing",
 ]
 
@@ -130,6 +132,15 @@ Tell: TypeAlias = Callable[[Standing], Sequence[Note]]
 
 def say_nothing(_: Standing) -> Sequence[Note]:
     return ()
+
+
+#: What will start if it comes to be written, told while it is being written by a store that has time then, in its thread: `claimed` can be asked for it from
+#: then on, to get ready, but nothing may begin. Perhaps told in vain, perhaps twice.
+Ahead: TypeAlias = Callable[[list[Dispatch]], None]
+
+
+def not_waited_for(_: list[Dispatch]) -> None:
+    pass
 
 
 class Due(StrEnum):
@@ -223,7 +234,12 @@ class Store(Protocol):
         ...
 
     def exchange_soon(
-        self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
+        self,
+        done: Sequence[Done],
+        host: HostId,
+        weigh: Callable[[Floor], Verdict],
+        terms: Terms,
+        ahead: Ahead = not_waited_for,
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         """`complete_soon`, then `admit`, in one commit where that can be: what is done makes room for what starts."""
         ...

@@ -25,11 +25,24 @@ from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.bell import Bell, Ear, address_of, ring
 from penstock.stores.ids import uuid7
 from penstock.stores.post import Courier, Letter, Post, Reply, post_names
-from penstock.stores.protocol import Clock, Depth, Done, Receipt, Ride, Standing, Tell, Terms, say_nothing
+from penstock.stores.protocol import (
+    Ahead,
+    Clock,
+    Depth,
+    Done,
+    Receipt,
+    Ride,
+    Standing,
+    Tell,
+    Terms,
+    not_waited_for,
+    say_nothing,
+)
 from penstock.stores.sqlite_care import Presence, refuse_network_file_system
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
 from penstock.stores.sqlite_reads import SqliteReads
-from penstock.stores.sqlite_tx import Transaction
+from penstock.stores.sqlite_started import Draft, made
+from penstock.stores.sqlite_tx import Ties, Transaction
 from penstock.stores.writer import Passage, Writer
 
 __all__ = ["SqliteStore"]
@@ -71,7 +84,7 @@ class SqliteStore(SqliteReads):
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._news = False
         #: Jobs that were leased and not asked for yet, which whoever runs them will do at once.
-        self._just_started: dict[DispatchId, Job] = {}
+        self._just_started: dict[DispatchId, Draft] = {}
         transaction = Transaction(
             self._con,
             self._write_lock,
@@ -79,7 +92,7 @@ class SqliteStore(SqliteReads):
             self._clock,
             self._ordering,
             new_id=self._new_id,
-            committed=self._committed,
+            ties=Ties(self._written, self._undone, self._committed),
         )
         self._writer = Writer(lambda: transaction, self._tell)
 
@@ -109,7 +122,7 @@ class SqliteStore(SqliteReads):
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
         started = [self._just_started.pop(d.dispatch_id, None) for d in dispatches]
-        known = [job for job in started if job is not None]
+        known = [made(draft) for draft in started if draft is not None]
         if len(known) < len(dispatches):  # reserved before
             return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
         return known
@@ -137,9 +150,19 @@ class SqliteStore(SqliteReads):
         return self._writer.soon(lambda tx: tx.complete(done)) if done else _nothing()
 
     def exchange_soon(
-        self, done: Sequence[Done], host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms
+        self,
+        done: Sequence[Done],
+        host: HostId,
+        weigh: Callable[[Floor], Verdict],
+        terms: Terms,
+        ahead: Ahead = not_waited_for,
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
-        return self._writer.soon(lambda tx: (tx.complete(done), tx.admit(host, weigh, terms)))
+        def run(tx: Transaction) -> tuple[list[bool], list[Dispatch]]:
+            answers, granted = tx.complete(done), tx.admit(host, weigh, terms)
+            tx.tell_ahead(lambda: ahead(granted))
+            return answers, granted
+
+        return self._writer.soon(run)
 
     def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()
@@ -162,11 +185,17 @@ class SqliteStore(SqliteReads):
     def _write(self, run: Callable[[Transaction], T]) -> T:
         return self._writer.soon(run).result()
 
-    def _committed(self, started: dict[DispatchId, Job]) -> None:
-        self._news = True
+    def _written(self, started: dict[DispatchId, Draft]) -> None:
         if len(self._just_started) > MOST_KEPT:  # nobody came for them
             self._just_started.clear()
         self._just_started.update(started)
+
+    def _undone(self, started: dict[DispatchId, Draft]) -> None:
+        for dispatch_id in started:
+            self._just_started.pop(dispatch_id, None)
+
+    def _committed(self) -> None:
+        self._news = True
 
     def _tell(self) -> None:
         """After a commit, and what rode along in it has been handed over: whoever is rung for it may find it done."""

@@ -8,26 +8,25 @@ away and takes it back for every row, and the threads that run the jobs want tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
 from penstock.core.changes import running_data, stop_moment
 from penstock.core.demand import Demand
-from penstock.core.intent import Intent, alike
-from penstock.core.job import Dispatch, Job, Kind, dispatch_id_of
+from penstock.core.job import Dispatch, Kind, dispatch_id_of
 from penstock.core.landing import End, Phase
-from penstock.core.order import Offer, Ordering, Pick, Waiting
+from penstock.core.order import Offer, Ordering, Pick
 from penstock.core.quick import quick_tuple
-from penstock.core.retry import NONE_YET, Counters
 from penstock.core.share import Sharing
 from penstock.core.states import State
 from penstock.core.words import DispatchId, HostId, Moment
 from penstock.stores.protocol import Done, Terms
-from penstock.stores.rows import intent_from, make_dispatch, make_job
+from penstock.stores.rows import make_dispatch
 from penstock.stores.sqlite_floor import Standby
 from penstock.stores.sqlite_pages import Pages
+from penstock.stores.sqlite_started import Started
 from penstock.stores.sqlite_sums import Lease
 
 __all__ = ["complete", "take"]
@@ -110,7 +109,7 @@ def _lease(
     host: HostId,
     now: Moment,
 ) -> list[Dispatch]:
-    """They run from now on, and whoever runs them is given the jobs as well, which have just been looked at."""
+    """They run from now on, and whoever runs them can have the jobs as well."""
     addon_id, until, worker = demand.addon_id, now + terms.lease_for, terms.worker
     demand_no, phase, batch, per_point = (
         pages.number(demand),
@@ -118,7 +117,12 @@ def _lease(
         pages.batch,
         ordering.aging.per_point,
     )
-    made, rows, events, started = [], [], list[tuple[Any, ...]](), _Started(pages, picks, demand)
+    made, rows, events, started = (
+        [],
+        [],
+        list[tuple[Any, ...]](),
+        Started(demand, pages.fresh, _said(pages, picks)),
+    )
     for waiting, _, _, ends_at in picks:
         no, job_id, priority, turn, fence, _, _, _ = waiting
         its, fence, attempt, stop_at, stop_for = standby[no], fence + 1, _FIRST, None, None
@@ -142,41 +146,14 @@ def _lease(
             )
         )  # fmt: skip
         pages.leased(dispatch_id, _a_lease((no, n + 2, demand_no, host, until)))
-        pages.started[dispatch_id] = started.job(waiting, its, dispatch_id, fence, since)
+        pages.started[dispatch_id] = (started, waiting, its, dispatch_id, fence, since)
     pages.tell(*events)
     pages.add_live(rows)
     return made
 
 
-class _Started:
-    """Jobs for whoever runs them, as they are after their start. Most that start together differ by their payload alone."""
-
-    def __init__(self, pages: Pages, picks: Sequence[Pick], demand: Demand) -> None:
-        self._fresh, self._demand = pages.fresh, demand
-        self._said = pages.said([waiting.no for waiting, *_ in picks if waiting.no not in pages.fresh])
-        self._like: Any = None
-        self._make: Callable[[str], Intent] | None = None
-
-    def job(self, waiting: Waiting, its: Standby, dispatch_id: DispatchId, fence: int, since: Moment) -> Job:
-        no, job_id, priority, _, _, expected, _, _ = waiting
-        intent = self._fresh.get(no)
-        if intent is not None:  # submitted at this moment too
-            return make_job(
-                no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
-                None, None, None
-            )  # fmt: skip
-        (_, payload, tags, unit, cost_limit, time_sensitive, retry_delays, earliest, deadline, key,
-         created_at, ready_at, not_before, crash, unavailable, error, active, spent, spent_before, progress) = self._said[no]  # fmt: skip
-        said = (tags, unit, cost_limit, time_sensitive, retry_delays)
-        edited = (priority, earliest, deadline, expected, its.max_runtime_sec, its.max_active_sec, key)
-        if self._make is None or (edited, said) != self._like:
-            self._like = edited, said
-            self._make = alike(intent_from(self._demand, edited, ("", *said)))
-        failed = Counters(crash, unavailable, error, 0) if crash or unavailable or error else NONE_YET
-        return make_job(
-            no, job_id, self._make(payload), State.RUNNING, created_at, ready_at, not_before, fence, dispatch_id, failed,
-            active, spent, spent_before, progress, "", "{}", None, None, None
-        )  # fmt: skip
+def _said(pages: Pages, picks: Sequence[Pick]) -> dict[int, tuple[Any, ...]]:
+    return pages.said([waiting.no for waiting, *_ in picks if waiting.no not in pages.fresh])
 
 
 def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) -> list[bool]:

@@ -16,7 +16,6 @@ from penstock.core.books import keys_of
 from penstock.core.changes import Note
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent
-from penstock.core.job import Job
 from penstock.core.landing import Phase
 from penstock.core.share import Account, Sharing
 from penstock.core.states import State
@@ -25,6 +24,7 @@ from penstock.stores.rows import by_name, listed
 from penstock.stores.sqlite_file import one, statements
 from penstock.stores.sqlite_floor import Demands, NewQueued, TableFloor, read_books
 from penstock.stores.sqlite_sets import insert, update, write
+from penstock.stores.sqlite_started import Draft
 from penstock.stores.sqlite_sums import Held, Lease, Sums
 from penstock.stores.trail import pack
 
@@ -65,7 +65,7 @@ class Pages:
         self.told = False
         #: What was submitted here, and what of it started here: nobody need read it to run it.
         self.fresh: dict[int, Intent] = {}
-        self.started: dict[DispatchId, Job] = {}
+        self.started: dict[DispatchId, Draft] = {}
 
     def next_no(self) -> int:
         self._no += 1

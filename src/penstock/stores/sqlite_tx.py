@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import apsw
 
 from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent, all_but_payload
-from penstock.core.job import Dispatch, Job, Kind, place
+from penstock.core.job import Dispatch, Kind, place
 from penstock.core.landing import Phase
 from penstock.core.order import Floor, Offer, Ordering, Verdict
 from penstock.core.quick import quick_tuple
@@ -37,6 +37,7 @@ from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_moves import Moved, move_dispatch, move_job
 from penstock.stores.sqlite_pages import NO_JOB, Pages
 from penstock.stores.sqlite_renew import renew
+from penstock.stores.sqlite_started import Draft
 from penstock.stores.sqlite_sums import Sums
 from penstock.stores.sqlite_upkeep import Upkeep
 from penstock.stores.submitting import key_conflict, refuse_beyond
@@ -54,6 +55,14 @@ _NO_ROW: Final = (0, "", 0, 0, AddonId(""), "")
 _new_queued: Final = quick_tuple(NewQueued)
 
 
+class Ties(NamedTuple):
+    """What the store must hear: what will have started, when it is written but not on disk; that it never came to be; and that something was told."""
+
+    written: Callable[[dict[DispatchId, Draft]], None]
+    undone: Callable[[dict[DispatchId, Draft]], None]
+    committed: Callable[[], None]
+
+
 class Transaction(Upkeep):
     def __init__(
         self,
@@ -64,11 +73,12 @@ class Transaction(Upkeep):
         ordering: Ordering,
         *,
         new_id: Callable[[], str],
-        committed: Callable[[dict[DispatchId, Job]], None],
+        ties: Ties,
     ) -> None:
         self._con, self._lock, self._ordering = con, lock, ordering
         self._clock, self._now = clock, 0
-        self._new_id, self._committed = new_id, committed
+        self._new_id, self._ties = new_id, ties
+        self._ahead: list[Callable[[], None]] = []
         self._demands, self._sums = Demands(), Sums(con)
         self._wal, self._failures = WalGuard(path, con), failures(path)
         self._sql = statements()
@@ -106,18 +116,26 @@ class Transaction(Upkeep):
             self._end(error)
         self._failures.__exit__(kind, error, trace)
         if error is None and self._pages.told:
-            self._committed(self._pages.started)
+            self._ties.committed()
         del self._pages  # with the payloads of what was submitted
+
+    def tell_ahead(self, tell: Callable[[], None]) -> None:
+        """Called when all is written but the last of it, which takes a while, and needs no interpreter."""
+        self._ahead.append(tell)
 
     def _end(self, error: BaseException | None) -> None:
         stands = False
         try:
             if error is None:
                 self._pages.flush()
+                self._ties.written(self._pages.started)
+                for tell in self._ahead:
+                    tell()
                 self._con.execute("COMMIT")
                 self._sums.committed()
                 stands = True
         finally:
+            self._ahead.clear()
             if not stands:
                 self._undo()
             self._lock.__exit__()
@@ -126,6 +144,7 @@ class Transaction(Upkeep):
         """SQLite may have done its part already, as it does on a full disk."""
         if self._con.in_transaction:
             self._con.execute("ROLLBACK")
+        self._ties.undone(self._pages.started)
         self._demands.forget()
         self._sums.forget()
         self._like = None
