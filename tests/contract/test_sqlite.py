@@ -618,3 +618,23 @@ def test_no_statement_of_the_hot_path_scans_a_table(store, name):
 class Anything(dict):
     def __missing__(self, name):
         return 1
+
+
+def test_what_will_start_is_told_before_it_is_on_disk_and_can_be_made_ready(path, store):
+    store.submit([JOB], Depth())
+    other, seen = SqliteStore(path, lambda: T0), []
+
+    def ahead(granted):
+        seen.append((granted, store.claimed(granted), [str(job.state) for job in other.find(Query())]))
+
+    def decide(floor):
+        return weigh(floor, Conditions(90), Limits(), Ordering(), lambda _: Offer.LEASE)
+
+    _, granted = store.exchange_soon([], "here", decide, Terms(), ahead).result()
+    other.close()
+
+    [(foreseen, [job], states)] = seen
+    assert foreseen is granted
+    assert (job.dispatch_id, str(job.state)) == (granted[0].dispatch_id, "RUNNING")
+    assert states == ["QUEUED"]
+    assert [str(job.state) for job in store.find(Query())] == ["RUNNING"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 from penstock.core.demand import Demand
 from penstock.core.landing import End
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
@@ -92,3 +94,59 @@ def test_an_exchange_with_nothing_to_report_is_a_claim(works):
 
     assert answers == []
     assert claimed.job.job_id == job_id
+
+
+class Foretold:
+    """A store that says what will start before it does: `foretold` for what the exchange then answers. `order`: what was done when."""
+
+    def __init__(self, store, foretold, order):
+        self._store, self._foretold, self._order = store, foretold, order
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def exchange_soon(self, done, host, weigh, terms, ahead):
+        answer = self._store.exchange_soon(done, host, weigh, terms, lambda _: None).result()
+        ahead(self._foretold(answer[1]))
+        return Mock(result=lambda: self._order.append("on disk") or answer)
+
+
+def landing(works, monkeypatch, foretold=lambda granted: granted):
+    """What was made ready and when, and what came back."""
+    order = []
+    monkeypatch.setattr(works.dispatcher, "_store", Foretold(works.store, foretold, order))
+
+    def ready(claimed):
+        order.append([c.dispatch.dispatch_id for c in claimed])
+        return order[-1]
+
+    _, back = works.desk.exchange_soon([], kinds(), 5, "w")(ready)
+    return order, back
+
+
+def test_what_starts_is_made_ready_once_and_while_it_is_being_written(works, monkeypatch):
+    works.submit(n=2)
+    order, back = landing(works, monkeypatch)
+
+    assert order == [back, "on disk"]
+    assert len(back) == 2
+
+
+def test_what_begins_is_what_was_decided_in_the_end(works, monkeypatch):
+    """A commit may fail, and the round is then weighed again."""
+    works.submit(n=2)
+    order, back = landing(works, monkeypatch, lambda granted: granted[:1])
+
+    assert order == [back[:1], "on disk", back]
+    assert len(back) == 2
+
+
+def test_a_job_that_goes_on_is_made_ready_when_its_checkpoint_is_on_disk(works, monkeypatch):
+    works.submit()
+    [first] = works.desk.claim(kinds())
+    works.desk.release(first.dispatch.dispatch_id)
+    works.later(60)
+    order, back = landing(works, monkeypatch)
+
+    assert order == ["on disk", back]
+    assert len(back) == 1

@@ -155,10 +155,24 @@ MUTANTS = [
     ),
     planted(
         "whoever runs a job gets the limits of the one before it",
-        "stores/sqlite_many",
-        "if self._make is None or (edited, said) != self._like:",
+        "stores/sqlite_started",
+        "if self._make is None or like != self._like:",
         "if self._make is None:",
         ("tests/contract/test_admit.py",),
+    ),
+    planted(
+        "what is made ready begins though it was decided otherwise in the end",
+        "engine/desk",
+        "if made is None or granted is not foreseen:",
+        "if made is None:",
+        ("tests/engine/test_desk_many.py",),
+    ),
+    planted(
+        "a job that goes on is made ready before its checkpoint is on disk",
+        "engine/desk",
+        " and all(d.fence == 1 for d in foreseen):",
+        ":",
+        ("tests/engine/test_desk_many.py",),
     ),
     planted(
         "a lease is completed as it was given, whatever its heartbeats said",
@@ -190,7 +204,7 @@ MUTANTS = [
     ),
     planted(
         "a job that crashed before is handed out as if it had not",
-        "stores/sqlite_many",
+        "stores/sqlite_started",
         "if crash or unavailable or error else NONE_YET",
         "if unavailable or error else NONE_YET",
         ("tests/contract/test_admit.py",),

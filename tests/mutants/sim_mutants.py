@@ -85,8 +85,9 @@ MUTANTS = [
     planted(
         "event outside the transaction",
         "stores/sqlite_tx.py",
-        '                self._pages.flush()\n                self._con.execute("COMMIT")\n',
-        '                self._pages.flush_rows()\n                self._con.execute("COMMIT")\n                self._pages.flush()\n',
+        "                self._pages.flush()\n                self._ties.written(",
+        '                self._pages.flush_rows()\n                self._con.execute("COMMIT; BEGIN IMMEDIATE")\n'
+        "                self._pages.flush()\n                self._ties.written(",
         CONTRACT,
     ),
     planted("deferred BEGIN", "stores/sqlite_tx.py", '"BEGIN IMMEDIATE"', '"BEGIN DEFERRED"', CONTRACT),

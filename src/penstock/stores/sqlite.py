@@ -92,7 +92,7 @@ class SqliteStore(SqliteReads):
             self._clock,
             self._ordering,
             new_id=self._new_id,
-            ties=Ties(self._written, self._undone, self._committed),
+            ties=Ties(self._written, self._committed),
         )
         self._writer = Writer(lambda: transaction, self._tell)
 
@@ -189,10 +189,6 @@ class SqliteStore(SqliteReads):
         if len(self._just_started) > MOST_KEPT:  # nobody came for them
             self._just_started.clear()
         self._just_started.update(started)
-
-    def _undone(self, started: dict[DispatchId, Draft]) -> None:
-        for dispatch_id in started:
-            self._just_started.pop(dispatch_id, None)
 
     def _committed(self) -> None:
         self._news = True

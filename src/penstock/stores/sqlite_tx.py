@@ -56,10 +56,9 @@ _new_queued: Final = quick_tuple(NewQueued)
 
 
 class Ties(NamedTuple):
-    """What the store must hear: what will have started, when it is written but not on disk; that it never came to be; and that something was told."""
+    """What the store must hear: what will have started when this is on disk, and that it is, with something told."""
 
     written: Callable[[dict[DispatchId, Draft]], None]
-    undone: Callable[[dict[DispatchId, Draft]], None]
     committed: Callable[[], None]
 
 
@@ -144,7 +143,6 @@ class Transaction(Upkeep):
         """SQLite may have done its part already, as it does on a full disk."""
         if self._con.in_transaction:
             self._con.execute("ROLLBACK")
-        self._ties.undone(self._pages.started)
         self._demands.forget()
         self._sums.forget()
         self._like = None
