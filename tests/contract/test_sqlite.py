@@ -552,7 +552,7 @@ def test_a_move_that_finds_another_state_than_it_was_decided_on_is_rolled_back(s
     store.submit([JOB], Depth())
 
     def wrong(tx):
-        tx._pages.complete(1, None)
+        tx._pages.complete([1], [])
 
     with pytest.raises(AssertionError, match="complete"):
         store._writer.write(wrong)

@@ -191,7 +191,7 @@ MUTANTS = [
     planted(
         "an expired lease that was given here still completes",
         "stores/sqlite_pages",
-        "if lease and lease.expires_at > now]",
+        "if lease and lease[2][2] > now]",
         "if lease]",
         ("tests/contract/test_apply.py",),
     ),

@@ -278,7 +278,7 @@ MUTANTS = [
     ),
     planted(
         "a result is lost among many",
-        "stores/sqlite_pages.py",
+        "stores/sqlite_many.py",
         "        if result is None:\n",
         "        if True:\n",
         APPLY,
@@ -286,14 +286,14 @@ MUTANTS = [
     planted(
         "a job that starts stays in the queue",
         "stores/sqlite_pages.py",
-        "            self._leaving.append(no)\n",
-        "            pass\n",
+        "        self._leaving += nos\n",
+        "        pass\n",
         CONTRACT,
     ),
     planted(
         "what is done is found by nobody who forgets",
         "stores/sqlite_pages.py",
-        "        self._done += nos\n",
+        "        self._done += (*plain, *(no for no, _ in with_result))\n",
         "        pass\n",
         CONTRACT,
     ),

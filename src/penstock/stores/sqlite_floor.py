@@ -7,9 +7,9 @@ the database never reads a row that was not weighed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import apsw
 
@@ -23,7 +23,7 @@ from penstock.stores.rows import demand_from, demand_row
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_sums import Accounts, Held
 
-__all__ = ["Demands", "NewQueued", "Spent", "Standby", "TableFloor", "read_books"]
+__all__ = ["Demands", "NewQueued", "Queued", "Spent", "TableFloor", "read_books"]
 
 #: Which line it is: the number of its demand, and 2 for the urgent one.
 _Key: TypeAlias = tuple[int, int]
@@ -58,19 +58,30 @@ class Demands:
         self._demands.clear()
 
 
-class Standby(NamedTuple):
-    """What the store itself must know of a job in line when it is picked."""
+class Queued(NamedTuple):
+    """What a round sees of a job in line (`Waiting`, and its fields come first), and what the store itself must know of one that starts."""
 
+    no: int
+    job_id: JobId
+    priority: int
+    turn: Moment
+    fence: int
+    expected_sec: float | None
+    passed_at: Moment | None
+    denied: str
     events: int
     max_runtime_sec: int | None
     max_active_sec: int | None
-    active: int = 0
+    active: int
 
 
-_waiting: Final = quick_tuple(Waiting)
-_standby: Final = quick_tuple(Standby)
-#: Where in a row of `in_line` the one ends and the other begins.
-_PARTS: Final = len(Waiting._fields)
+def _as_waiting(make: Callable[[Iterable[Any]], Queued]) -> Callable[[Iterable[Any]], Waiting]:
+    """A round asks for what `Waiting` has, by name, and never for more."""
+    return cast("Callable[[Iterable[Any]], Waiting]", make)
+
+
+#: They are made by the hundred.
+_waiting: Final = _as_waiting(quick_tuple(Queued))
 
 
 class NewQueued(NamedTuple):
@@ -150,7 +161,6 @@ class TableFloor:
         anybody: bool = True,
     ) -> None:
         self.now, self.books = now, books
-        self.standby: dict[int, Standby] = {}
         self._con, self._host, self._demands = con, host, demands
         self._fresh, self.anybody = _lines_of(fresh), anybody
         self._open: list[apsw.Cursor] = []
@@ -162,7 +172,7 @@ class TableFloor:
                 yield self._line(first, self._new(fresh.pop(first)))
             cursor = self._con.execute(statements()["in_line"], {"demand": key[0], "line": key[1]})
             self._open.append(cursor)
-            jobs = self._pull(cursor)
+            jobs: Iterator[Waiting] = map(_waiting, cursor)
             if key in fresh:
                 jobs = merge(jobs, self._new(fresh.pop(key)), key=_by_turn)
             yield self._line(key, jobs)
@@ -180,16 +190,12 @@ class TableFloor:
         self.books.accounts.get(demand.addon_id)  # will be asked for, and the one for all with it
         return Line(demand, key[1] == 2, jobs)
 
-    def _pull(self, cursor: Iterable[Any]) -> Iterator[Waiting]:
-        standby = self.standby
-        for row in cursor:
-            standby[row[0]] = _standby(row[_PARTS:])
-            yield _waiting(row[:_PARTS])
-
     def _new(self, jobs: Iterable[NewQueued]) -> Iterator[Waiting]:
         for job in jobs:
-            self.standby[job.no] = Standby(1, job.max_runtime_sec, job.max_active_sec)
-            yield Waiting(job.no, job.job_id, job.priority, job.turn, 0, job.expected_sec)
+            limits = (job.max_runtime_sec, job.max_active_sec)
+            yield _waiting(
+                (job.no, job.job_id, job.priority, job.turn, 0, job.expected_sec, None, "", 1, *limits, 0)
+            )
 
     def running(self) -> Sequence[Running]:
         return [Running(*row) for row in query(self._con, "running", {"host": self._host})]

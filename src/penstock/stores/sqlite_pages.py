@@ -25,7 +25,7 @@ from penstock.stores.sqlite_file import one, statements
 from penstock.stores.sqlite_floor import Demands, NewQueued, TableFloor, read_books
 from penstock.stores.sqlite_sets import insert, update, write
 from penstock.stores.sqlite_started import Draft
-from penstock.stores.sqlite_sums import Held, Lease, Sums
+from penstock.stores.sqlite_sums import Held, Kept, Lease, Sums
 from penstock.stores.trail import pack
 
 __all__ = ["NO_JOB", "Pages", "Told"]
@@ -33,8 +33,8 @@ __all__ = ["NO_JOB", "Pages", "Told"]
 #: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
 Told: TypeAlias = tuple[int | None, JobId | None, int, State | None]
 NO_JOB: Final[Told] = (None, None, 0, None)
-#: Which one of those asked for, the job's number and events, the demand's number, host.
-_Lease: TypeAlias = tuple[int, int, int, int, str]
+#: Which one of those asked for, and what is known of it (`Lease`).
+_Lease: TypeAlias = tuple[int, int, int, Kept]
 _leases: Final = msgspec.json.Decoder(list[_Lease]).decode
 
 
@@ -76,20 +76,20 @@ class Pages:
         self._queued[queued.no] = queued
         self._intents.append(intent)
 
-    def start(self, no: int) -> None:
-        """It waits no longer. What it is from now on comes by `add_live`."""
-        if self._queued.pop(no, None) is None:
-            self._leaving.append(no)
+    def start(self, nos: Iterable[int]) -> None:
+        """They wait no longer. What they are from now on comes by `add_live`."""
+        if self._queued:
+            nos = [no for no in nos if self._queued.pop(no, None) is None]
+        self._leaving += nos
 
     def add_live(self, rows: list[tuple[Any, ...]]) -> None:
         self._starting += rows
 
-    def complete(self, no: int, result: str | None) -> None:
-        """It is done. What it was in flight becomes an attempt."""
-        if result is None:
-            self._plain.append(no)
-        else:
-            self._with_result.append((no, result))
+    def complete(self, plain: list[int], with_result: Sequence[tuple[int, str]]) -> None:
+        """They are done. What they were in flight becomes attempts."""
+        self._plain += plain
+        self._with_result += with_result
+        self._done += (*plain, *(no for no, _ in with_result))
 
     def done(self, nos: Iterable[int]) -> None:
         """By any way: whoever forgets old jobs finds them by it."""
@@ -139,8 +139,9 @@ class Pages:
         self.touched.add(demand.addon_id)
         return demand
 
-    def leased(self, dispatch_id: DispatchId, lease: Lease) -> None:
-        self._sums.leases[dispatch_id] = lease
+    @property
+    def leased(self) -> dict[DispatchId, Lease]:
+        return self._sums.leases
 
     def forget_leases(self) -> None:
         """Before anything moves or notes something of a job otherwise than by its completion."""
@@ -153,7 +154,7 @@ class Pages:
         """
         known = [self._sums.leases.pop(dispatch_id, None) for dispatch_id in dispatch_ids]
         if None not in known:
-            return [(at, *lease[:4]) for at, lease in enumerate(known) if lease and lease.expires_at > now]
+            return [(at, *lease) for at, lease in enumerate(known) if lease and lease[2][2] > now]
         values = {"ids": by_name(dispatch_ids), "now": now}
         (text,) = one(self._con, "leases_to_complete", values)
         return _leases(text)

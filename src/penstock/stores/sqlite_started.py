@@ -11,12 +11,11 @@ from typing import Any, TypeAlias
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent, alike
 from penstock.core.job import Job
-from penstock.core.order import Waiting
 from penstock.core.retry import NONE_YET, Counters
 from penstock.core.states import State
-from penstock.core.words import DispatchId, Moment
+from penstock.core.words import DispatchId, Span
 from penstock.stores.rows import intent_from, make_job
-from penstock.stores.sqlite_floor import Standby
+from penstock.stores.sqlite_floor import Queued
 
 __all__ = ["Draft", "Started", "made"]
 
@@ -25,16 +24,18 @@ class Started:
     """What jobs that start together share: most differ by their payload alone. `said`: as the statement `said_of` has it, by their numbers."""
 
     def __init__(
-        self, demand: Demand, fresh: Mapping[int, Intent], said: Mapping[int, Sequence[Any]]
+        self, demand: Demand, fresh: Mapping[int, Intent], said: Mapping[int, Sequence[Any]], per_point: Span
     ) -> None:
-        self._demand, self._fresh, self._said = demand, fresh, said
+        self._demand, self._fresh, self._said, self._per_point = demand, fresh, said, per_point
         self._like: Any = None
         self._make: Callable[[str], Intent] | None = None
 
-    def job(self, waiting: Waiting, its: Standby, dispatch_id: DispatchId, fence: int, since: Moment) -> Job:
-        no, job_id, priority, _, _, expected, _, _ = waiting
+    def job(self, queued: Queued, dispatch_id: DispatchId) -> Job:
+        no, job_id, priority, turn, fence, expected, _, _, _, max_runtime, max_active, _ = queued
+        fence += 1
         intent = self._fresh.get(no)
         if intent is not None:  # submitted at this moment too
+            since = turn + priority * self._per_point
             return make_job(
                 no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
                 None, None, None
@@ -42,7 +43,7 @@ class Started:
         (_, payload, tags, unit, cost_limit, time_sensitive, retry_delays, earliest, deadline, key,
          created_at, ready_at, not_before, crash, unavailable, error, active, spent, spent_before, progress) = self._said[no]  # fmt: skip
         like = (
-            (priority, earliest, deadline, expected, its.max_runtime_sec, its.max_active_sec, key),
+            (priority, earliest, deadline, expected, max_runtime, max_active, key),
             (tags, unit, cost_limit, time_sensitive, retry_delays),
         )
         if self._make is None or like != self._like:
@@ -56,9 +57,9 @@ class Started:
 
 
 #: A job that was started, until somebody asks for it.
-Draft: TypeAlias = tuple[Started, Waiting, Standby, DispatchId, int, Moment]
+Draft: TypeAlias = tuple[Started, Queued, DispatchId]
 
 
 def made(draft: Draft) -> Job:
-    started, waiting, its, dispatch_id, fence, since = draft
-    return started.job(waiting, its, dispatch_id, fence, since)
+    started, queued, dispatch_id = draft
+    return started.job(queued, dispatch_id)

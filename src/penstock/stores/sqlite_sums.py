@@ -8,7 +8,7 @@ again: half of what a single job had to read was what the commit before it had w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import apsw
 import msgspec
@@ -19,7 +19,7 @@ from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, Moment
 from penstock.stores.sqlite_file import one, query
 
-__all__ = ["Accounts", "Held", "Lease", "Sums", "read_ledger"]
+__all__ = ["Accounts", "Held", "Kept", "Lease", "Sums", "read_ledger"]
 
 #: Units and how many, by row of the ledger.
 Held: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
@@ -57,14 +57,10 @@ def read_ledger(con: apsw.Connection) -> dict[tuple[str, str], tuple[int, int]]:
     return {(scope, name): (units, running) for scope, name, units, running in query(con, "ledger")}
 
 
-class Lease(NamedTuple):
-    """Of an attempt, all that its completion goes by."""
-
-    no: int
-    events: int
-    demand_no: int
-    host: str
-    expires_at: Moment
+#: What leases that were given out together have in common: the number of their demand, their host, when they expire.
+Kept: TypeAlias = tuple[int, str, Moment]
+#: Of an attempt, all that its completion goes by: the number of its job, how many events that has, and its kind.
+Lease: TypeAlias = tuple[int, int, Kept]
 
 
 class Sums:

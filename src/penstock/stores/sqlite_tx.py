@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, cast
 
 import apsw
 
@@ -32,7 +32,7 @@ from penstock.stores.protocol import (
 from penstock.stores.rows import body_hash, by_name, encode, intent_row, job_row, listed
 from penstock.stores.sqlite_care import WalGuard
 from penstock.stores.sqlite_file import WriteLock, failures, one, query, statements
-from penstock.stores.sqlite_floor import Demands, NewQueued, TableFloor
+from penstock.stores.sqlite_floor import Demands, NewQueued, Queued
 from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_moves import Moved, move_dispatch, move_job
 from penstock.stores.sqlite_pages import NO_JOB, Pages
@@ -249,21 +249,19 @@ class Transaction(Upkeep):
             verdict = weigh(floor)
         finally:
             floor.close()
-        self._deny(verdict, floor, now)
-        dispatches = take(
-            self._pages, verdict.picks, floor.standby, terms, self._ordering, host=host, now=now
-        )
+        self._deny(verdict, now)
+        dispatches = take(self._pages, verdict.picks, terms, self._ordering, host=host, now=now)
         if verdict.loan is not None:
             dispatches.append(self._loan(verdict.loan, host, now, terms))
         return dispatches
 
-    def _deny(self, verdict: Verdict, floor: TableFloor, now: Moment) -> None:
+    def _deny(self, verdict: Verdict, now: Moment) -> None:
         if verdict.denials or verdict.passed:
             self._pages.flush_rows()
         rows = []
         for denial in verdict.denials:
             no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
-            n = floor.standby[no].events + 1
+            n = cast("Queued", denial.waiting).events + 1
             told = (no, denial.waiting.job_id, n, State.QUEUED)
             self._pages.note(now, Note(Kind.DENIED, code, data), told)
             rows.append((code, encode(data) or "{}", now, n, no))

@@ -99,7 +99,7 @@ UNION ALL SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, l.
 FROM json_each(:ids) AS asked CROSS JOIN live l ON l.loan = asked.value ->> 0 WHERE asked.value ->> 2 = 0;
 
 -- name: leases_to_complete
-SELECT json_group_array(json_array(asked.key, l.no, l.events, l.demand, l.host))
+SELECT json_group_array(json_array(asked.key, l.no, l.events, json_array(l.demand, l.host, l.expires_at)))
 FROM (SELECT min(key) AS key, value FROM json_each(:ids) GROUP BY value) AS asked
 CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN live l ON l.no = j.no AND l.fence = asked.value ->> 2
 WHERE l.phase = 'leased' AND l.expires_at > :now;
