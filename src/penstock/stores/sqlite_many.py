@@ -115,7 +115,8 @@ def _lease(
     demand_no, phase, batch, per_point = pages.number(demand), Phase.LEASED, pages.batch, ordering.aging.per_point  # fmt: skip
     started = Started(demand, pages.fresh, _said(pages, picks), per_point)
     kind, waited, told = (demand_no, host, until), -1, running_data(worker, 0)
-    made, rows, events = [], list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    made, plain, rows, events = [], list[int](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    fresh = pages.fresh
     for queued, ends_at in picks:
         no, job_id, priority, turn, fence, _, _, _, n, max_runtime, max_active, active = queued
         fence, attempt, stop_at, stop_for = fence + 1, _FIRST, None, None
@@ -131,9 +132,12 @@ def _lease(
             (now, _DISPATCHING, job_id, n + 1, _DISPATCHED, "admitted", attempt, None),
             (now, _RUNNING, job_id, n + 2, _RUNS, "", attempt, told),
         )
-        rows.append(
-            (no, None, demand_no, host, fence, phase, n + 2, batch, now, now, until, ends_at, stop_at, stop_for, worker)
-        )  # fmt: skip
+        if ends_at is None and stop_at is None and no not in fresh:
+            plain.append(no)
+        else:
+            rows.append(
+                (no, None, demand_no, host, fence, phase, n + 2, batch, now, now, until, ends_at, stop_at, stop_for, worker)
+            )  # fmt: skip
         made.append(
             make_dispatch(
                 dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, now, ends_at,
@@ -143,6 +147,7 @@ def _lease(
         pages.leased[dispatch_id] = (no, n + 2, kind)
         pages.started[dispatch_id] = (started, queued, dispatch_id)
     pages.tell(*events)
+    pages.lease(kind, worker, plain)
     pages.add_live(rows)
     return made
 

@@ -49,6 +49,7 @@ class Pages:
         #: What would wait if it were written now: a job that starts with the commit that it came with never stands in the queue.
         self._queued: dict[int, NewQueued] = {}
         self._jobs_written = False
+        self._leasing: list[tuple[tuple[Any, ...], list[int]]] = []
         self._starting: list[tuple[Any, ...]] = []
         self._leaving: list[int] = []
         self._plain: list[int] = []
@@ -77,10 +78,16 @@ class Pages:
         self._intents.append(intent)
 
     def start(self, nos: Iterable[int]) -> None:
-        """They wait no longer. What they are from now on comes by `add_live`."""
+        """They wait no longer. What they are from now on comes by `lease` or `add_live`."""
         if self._queued:
             nos = [no for no in nos if self._queued.pop(no, None) is None]
         self._leaving += nos
+
+    def lease(self, kind: Kept, worker: str, nos: list[int]) -> None:
+        """Those that wait in the file, and have nothing of their own but their number."""
+        demand_no, host, until = kind
+        if nos:
+            self._leasing.append(((demand_no, host, self.batch, self._now, until, worker), nos))
 
     def add_live(self, rows: list[tuple[Any, ...]]) -> None:
         self._starting += rows
@@ -190,6 +197,9 @@ class Pages:
         updates, self._updates = self._updates, {}
         for statement, groups in updates.items():
             update(self._con, statement, groups)
+        for values, nos in self._leasing:
+            write(self._con, "lease", (*values, listed(nos)), len(nos))
+        self._leasing.clear()
         if self._leaving:
             update(self._con, "leave_queue", {(): self._leaving})
             self._leaving = []

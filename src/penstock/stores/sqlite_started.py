@@ -6,18 +6,25 @@ whoever asks for them, who has time while the start is being written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from penstock.core.demand import Demand
 from penstock.core.intent import Intent, alike
 from penstock.core.job import Job
 from penstock.core.retry import NONE_YET, Counters
 from penstock.core.states import State
-from penstock.core.words import DispatchId, Span
+from penstock.core.words import DispatchId, Moment, Money, Span
 from penstock.stores.rows import intent_from, make_job
 from penstock.stores.sqlite_floor import Queued
 
 __all__ = ["Draft", "Started", "made"]
+
+_decode: Final = msgspec.json.Decoder(tuple[Any, ...]).decode
+#: What `said_of` leaves out of a job that has nothing of it.
+_NOTHING: Final = (None, None, 0, None, None, None, None, None, 0, 0, 0, 0, 0, 0, None)
+_UNTRIED: Final = (None, NONE_YET, 0, 0, 0, None)
 
 
 class Started:
@@ -29,6 +36,7 @@ class Started:
         self._demand, self._fresh, self._said, self._per_point = demand, fresh, said, per_point
         self._like: Any = None
         self._make: Callable[[str], Intent] | None = None
+        self._life: tuple[Moment | None, Counters, Span, Money, Money, float | None] = _UNTRIED
 
     def job(self, queued: Queued, dispatch_id: DispatchId) -> Job:
         no, job_id, priority, turn, fence, expected, _, _, _, max_runtime, max_active, _ = queued
@@ -40,20 +48,26 @@ class Started:
                 no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
                 None, None, None
             )  # fmt: skip
-        (_, payload, tags, unit, cost_limit, time_sensitive, retry_delays, earliest, deadline, key,
-         created_at, ready_at, not_before, crash, unavailable, error, active, spent, spent_before, progress) = self._said[no]  # fmt: skip
-        like = (
-            (priority, earliest, deadline, expected, max_runtime, max_active, key),
-            (tags, unit, cost_limit, time_sensitive, retry_delays),
-        )
+        _, payload, unit, created_at, ready_at, rest = self._said[no]
+        like = (priority, expected, max_runtime, max_active, unit, rest)
         if self._make is None or like != self._like:
-            self._like = edited, said = like
-            self._make = alike(intent_from(self._demand, edited, ("", *said)))
-        failed = Counters(crash, unavailable, error, 0) if crash or unavailable or error else NONE_YET
+            self._read(like)
+        assert self._make is not None
+        not_before, failed, active, spent, spent_before, progress = self._life
         return make_job(
             no, job_id, self._make(payload), State.RUNNING, created_at, ready_at, not_before, fence, dispatch_id, failed,
             active, spent, spent_before, progress, "", "{}", None, None, None
         )  # fmt: skip
+
+    def _read(self, like: tuple[Any, ...]) -> None:
+        priority, expected, max_runtime, max_active, unit, rest = self._like = like
+        (tags, cost_limit, time_sensitive, retry_delays, earliest, deadline, key,
+         not_before, crash, unavailable, error, active, spent, spent_before, progress) = _NOTHING if rest is None else _decode(rest)  # fmt: skip
+        edited = (priority, earliest, deadline, expected, max_runtime, max_active, key)
+        said = ("", tags, unit, cost_limit, time_sensitive, retry_delays)
+        self._make = alike(intent_from(self._demand, edited, said))
+        failed = Counters(crash, unavailable, error, 0) if crash or unavailable or error else NONE_YET
+        self._life = (not_before, failed, active, spent, spent_before, progress)
 
 
 #: A job that was started, until somebody asks for it.

@@ -73,10 +73,19 @@ SELECT count(*) FROM (
 SELECT cost_units, admitted_at, ends_at FROM live JOIN demand ON demand.no = live.demand WHERE host = :host;
 
 -- name: said_of
--- All else that whoever runs those that start must know. It may be large, so it is read of nobody else.
-SELECT intent.no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, earliest_start_at, deadline_at, idempotency_key,
-       created_at, ready_at, not_before, crash, unavailable, error, active, spent, spent_before, progress
+-- All else that whoever runs those that start must know. It may be large, so it is read of nobody else. Most have nothing of what comes last, and to hand
+-- over a column costs more than to look at it.
+SELECT intent.no, payload, unit, created_at, ready_at,
+       CASE WHEN tags IS NULL AND cost_limit IS NULL AND time_sensitive = 0 AND retry_delays IS NULL AND earliest_start_at IS NULL AND deadline_at IS NULL
+                 AND idempotency_key IS NULL AND not_before IS NULL AND tried = 0 AND spent = 0 AND progress IS NULL THEN NULL
+            ELSE json_array(tags, cost_limit, time_sensitive, retry_delays, earliest_start_at, deadline_at, idempotency_key, not_before, crash, unavailable,
+                            error, active, spent, spent_before, progress) END
 FROM json_each(?) AS asked CROSS JOIN intent ON intent.no = asked.value CROSS JOIN job ON job.no = asked.value;
+
+-- name: lease
+-- Of those that wait in the file, and of which nothing more is to be said than of all.
+INSERT INTO live (no, demand, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, worker)
+SELECT no, ?1, ?2, fence + 1, 'leased', events + 2, ?3, ?4, ?4, ?5, ?6 FROM json_each(?7) AS asked CROSS JOIN queue ON queue.no = asked.value;
 
 -- name: leave_queue
 DELETE FROM queue WHERE no = ?;
