@@ -26,7 +26,6 @@ from penstock.stores.rows import make_dispatch
 from penstock.stores.sqlite_floor import Queued
 from penstock.stores.sqlite_pages import Pages
 from penstock.stores.sqlite_started import Started
-from penstock.stores.sqlite_sums import Kept
 
 __all__ = ["complete", "take"]
 
@@ -71,25 +70,7 @@ def _reserve(
         no, job_id, fence, n = queued.no, queued.job_id, queued.fence + 1, queued.events + 1
         dispatch_id = dispatch_id_of(job_id, fence)
         pages.tell((now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", str(fence), None))
-        rows.append(
-            (
-                no,
-                None,
-                demand_no,
-                host,
-                fence,
-                phase,
-                n,
-                pages.batch,
-                now,
-                None,
-                until,
-                ends_at,
-                None,
-                None,
-                "",
-            )
-        )
+        rows.append((no, None, demand_no, host, fence, phase, n, pages.batch, now, None, until, ends_at, None, None, ""))  # fmt: skip
         made.append(
             make_dispatch(
                 dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, None, ends_at,
@@ -116,7 +97,7 @@ def _lease(
     started = Started(demand, pages.fresh, _said(pages, picks), per_point)
     kind, waited, told = (demand_no, host, until), -1, running_data(worker, 0)
     made, plain, rows, events = [], list[int](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    fresh = pages.fresh
+    fresh, leases, drafts = pages.fresh, pages.leased, pages.started
     for queued, ends_at in picks:
         no, job_id, priority, turn, fence, _, _, _, n, max_runtime, max_active, active = queued
         fence, attempt, stop_at, stop_for = fence + 1, _FIRST, None, None
@@ -144,8 +125,8 @@ def _lease(
                 stop_at, stop_for, None, worker, 0, None, None, None, None, None
             )
         )  # fmt: skip
-        pages.leased[dispatch_id] = (no, n + 2, kind)
-        pages.started[dispatch_id] = (started, queued, dispatch_id)
+        leases[dispatch_id] = (no, n + 2, kind)
+        drafts[dispatch_id] = (started, queued, dispatch_id)
     pages.tell(*events)
     pages.lease(kind, worker, plain)
     pages.add_live(rows)
@@ -161,9 +142,9 @@ def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) 
     pages.flush_rows()
     answers = [False] * len(done)
     plain, with_result = list[int](), list[tuple[int, str]]()
-    freed: Counter[Kept] = Counter()
     events: list[tuple[Any, ...]] = []
-    for at, no, n, kind in pages.leases([each[0] for each in done], now):
+    leases = pages.leases([each[0] for each in done], now)
+    for at, no, n, _ in leases:
         dispatch_id, result = done[at]
         answers[at] = True
         if result is None:
@@ -172,10 +153,9 @@ def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) 
             with_result.append((no, result))
         job_id, _, attempt = dispatch_id.rpartition(".")
         events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
-        freed[kind] += 1
     pages.tell(*events)
     pages.complete(plain, with_result)
-    for (demand_no, host, _), n in freed.items():
+    for (demand_no, host, _), n in Counter(kind for *_, kind in leases).items():
         demand = pages.give_back(HostId(host), demand_no, n, sharing, now)
         pages.moved(demand.addon_id, State.RUNNING, State.DONE, n)
     return answers
