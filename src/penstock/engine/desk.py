@@ -213,7 +213,7 @@ class Desk:
     def _take_up(self, kinds: Kinds, limit: int, worker: str) -> list[Dispatch]:
         """Leases for what is reserved already, on this host: another's units are no room here."""
         leases: list[Dispatch] = []
-        if not self._dispatcher.reserves:
+        if not self._dispatcher.reserved.perhaps(kinds.fits, self._store.now):
             return leases
         for dispatch in self.dispatchable(kinds.addon_id):
             if len(leases) == limit:

@@ -11,18 +11,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from threading import Lock
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.core.demand import Demand
 from penstock.core.job import Dispatch
+from penstock.core.landing import Phase
 from penstock.core.order import MOST_PICKS, Floor, Offer, Verdict, weigh
 from penstock.core.outlook import View
 from penstock.core.words import OWN_TYPES, AddonId, HostId, JobId, Moment, Span
 from penstock.engine.machine import Machine
+from penstock.engine.reserved import Reserved
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Done, Rest, Ride, Store, Terms
 
 __all__ = ["Dispatcher", "Fetchers", "Kinds", "leased"]
+
+_ALL: Final = 1_000_000
 
 
 class Kinds(NamedTuple):
@@ -71,8 +75,12 @@ class Dispatcher:
         #: How often each head was refused for its present reason. Told when the reason changes, and not before: it would be
         #: a write per head and tick.
         self.refusals: dict[JobId, int] = {}
-        #: False: nothing here was ever reserved, so nobody need look for it.
-        self.reserves = True
+        self.reserved = Reserved()
+
+    def begin(self) -> None:
+        """It alone dispatches on this host from now on."""
+        left = self._store.live(phases=[Phase.RESERVED], limit=_ALL)
+        self.reserved.begin([d for d in left if d.host == self._rules.host], self._store.now())
 
     def step(self, now: Moment) -> Moment:
         while len(self._round(now)) >= MOST_PICKS:
@@ -116,6 +124,8 @@ class Dispatcher:
             conditions = self._machine.conditions(floor.now)
             rules = self._rules
             verdict = weigh(floor, conditions, rules.limits, rules.ordering, offer, most_leases=limit)
+            if kinds := {pick.demand for pick in verdict.picks if pick.offer is Offer.RESERVE}:
+                self.reserved.made(dict.fromkeys(kinds, floor.now + rules.reserve_for), floor.now)
             return self._counted(verdict) if here is None else verdict
 
         return decide

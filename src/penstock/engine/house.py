@@ -70,7 +70,7 @@ class House:
         self.room = Room(store, rules.depth, self._somebody_waits)
         self.yields = Yields()
         self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room, yields=self.yields)
-        self.keeper = Keeper(store, rules, clock)
+        self.keeper = Keeper(store, rules, clock, shifts=self.dispatcher.reserved.shift)
         self.roll = Roll(store, rules, self.machine, introduction)
         # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
         parts: list[Part] = [self.roll, *more, self.room, self.keeper, Purse(store, rules)]
@@ -78,8 +78,6 @@ class House:
             parts.append(self.dispatcher)
         else:
             self.fetchers.came(Kinds(own=True), _FOR_EVER)
-            # Of a file there is one dispatcher at a time, and the one before may have left reservations to this one.
-            self.dispatcher.reserves = not store.shared
         if preempts:
             parts.append(Preempter(store, rules, self.dispatcher, self.desk, self.yields))
         if rules.capacity.fixed is None:
@@ -96,6 +94,7 @@ class House:
             self.roll.join()
             put_in_order(self.store, self.rules.ordering.aging)
             recover(self.store, self.rules, self._survivors, holder)
+            self.dispatcher.begin()
         except BaseException:  # nobody will stop what did not start, Ctrl-C included: others may dispatch
             self.store.release_dispatch()
             raise
@@ -109,6 +108,7 @@ class House:
         if self._started:
             self._started = False
             self.driver.stop()
+            self.dispatcher.reserved.end()
             self._leave()
         self.room.close()
         with self._lock:

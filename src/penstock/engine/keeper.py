@@ -6,6 +6,7 @@ old is forgotten. Every write is a compare-and-set, so any number of keepers may
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from penstock.core import changes
@@ -26,10 +27,19 @@ _LOOK: Final[Span] = 100 * MILLISECOND
 
 
 class Keeper:
+    """`shifts`: is told when the clock is about to be set, and by how much."""
+
     def __init__(
-        self, store: Store, rules: Rules, clock: SteadyClock | None = None, *, batch: int = 200
+        self,
+        store: Store,
+        rules: Rules,
+        clock: SteadyClock | None = None,
+        *,
+        shifts: Callable[[Span], None] | None = None,
+        batch: int = 200,
     ) -> None:
         self._store, self._rules, self._clock, self._batch = store, rules, clock, batch
+        self._shifts = shifts
         self._prune_at: Moment = 0
         #: Where time is moved by hand nothing else happens until it is.
         self._pause = _LOOK if store.shared or clock is not None else 0
@@ -56,6 +66,8 @@ class Keeper:
         by = 0 if self._clock is None else self._clock.jump()
         if by and self._clock is not None:
             log.warning("the wall clock was set by %+.1f s; leases move with it", by / 1e6)
+            if self._shifts is not None:
+                self._shifts(by)
             self._clock.accept(by)
             self._store.shift(by)
         return by
