@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from threading import Event
+from threading import Event, Thread
 
 import psutil
 import pytest
@@ -17,6 +17,7 @@ from penstock.core.refusals import BadIntent
 from penstock.core.words import HOUR, SECOND
 from penstock.engine import elsewhere, procfs
 from penstock.engine.clock import SteadyClock
+from penstock.engine.family import MOST_KEPT, Family
 from penstock.engine.house import House
 from penstock.engine.kernel_files import KernelFiles
 from penstock.engine.machine import Machine
@@ -307,7 +308,9 @@ def test_the_machine_as_a_whole_is_read_from_its_files(tmp_path):
     found = procfs.whole(KernelFiles(), str(tmp_path / "proc"), procfs.Disks())
 
     # 30 of guests are in the 100 of users; 100 were waiting for a disk.
-    assert found == Whole(2, 200 / procfs._HZ, 1_000 / procfs._HZ, 1_024_000, 614_400, 0)
+    assert found == Whole(
+        2, 200 / os.sysconf("SC_CLK_TCK"), 1_000 / os.sysconf("SC_CLK_TCK"), 1_024_000, 614_400, 0
+    )
 
 
 @pytest.mark.parametrize(("stat", "memory"), [("", MEMORY), (CPU, ""), (CPU, "MemTotal:  1000 kB\n")])
@@ -330,16 +333,17 @@ def test_a_process_may_have_any_name(tmp_path):
     lay(
         tmp_path,
         {
-            "proc/self/stat": f"{us} (a) R 9 (b) S 7 {times} 0\n",
+            f"proc/{us}/stat": f"{us} (a) R 9 (b) S 7 {times} 0\n",
             f"proc/self/task/{us}/children": "",
-            "proc/self/statm": "90 30 10 0 0\n",
-            "proc/self/io": "rchar: 9\nread_bytes: 5\nwrite_bytes: 6\n",
+            f"proc/{us}/statm": "90 30 10 0 0\n",
+            f"proc/{us}/io": "rchar: 9\nread_bytes: 5\nwrite_bytes: 6\n",
         },
     )
-    found = procfs.own_processes(KernelFiles(), str(tmp_path / "proc"), {us})
+    found = Family(str(tmp_path / "proc")).look({us})
 
     # The times follow the fields that nobody needs.
-    assert found == {Process(us, 500 / procfs._HZ): Own(7, 100 / procfs._HZ, 11, 20 * procfs._PAGE, False)}
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    assert found == {Process(us, 500 / ticks): Own(7, 100 / ticks, 11, 20 * page, False)}
 
 
 def test_a_file_is_opened_once_and_tells_what_is_in_it_now(tmp_path, monkeypatch):
@@ -393,6 +397,52 @@ def test_what_we_read_is_what_psutil_reads():
     assert ours.parent == me.ppid()
     assert ours.cpu <= sum(me.cpu_times()[:4]) + 0.02
     assert mine.taken_at - process.born == pytest.approx(time.time() - me.create_time(), abs=30)
+
+
+def test_whoever_comes_and_goes_is_seen_by_a_probe_that_keeps_its_files_open():
+    probe = Probe()
+    counts = []
+    for _ in range(2 * MOST_KEPT):
+        with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
+            found = {process.pid for process in probe().own}
+            one.kill(), two.kill()
+        counts.append({one.pid, two.pid} <= found)
+
+    probe()
+    assert all(counts)
+    assert one.pid not in probe._family._kept
+
+
+def test_a_child_of_a_thread_that_is_new_is_seen():
+    probe, begun, over = Probe(), Event(), Event()
+    probe()
+    children = []
+
+    def work():
+        with subprocess.Popen(["sleep", "60"]) as child:
+            children.append(child.pid)
+            begun.set()
+            over.wait(30)
+            child.kill()
+
+    thread = Thread(target=work)
+    thread.start()
+    begun.wait(30)
+    found = {process.pid for process in probe().own}
+    over.set()
+    thread.join()
+
+    assert children[0] in found
+
+
+def test_a_second_look_opens_nothing_but_the_list_of_our_threads(monkeypatch):
+    probe, opened, really = Probe(), [], os.open
+    probe()
+    monkeypatch.setattr(os, "open", lambda path, *more: opened.append(path) or really(path, *more))
+    probe()
+
+    us = f"/proc/{os.getpid()}/"
+    assert [path for path in opened if path.startswith(us) or path in ("/proc/stat", "/proc/meminfo")] == []
 
 
 def test_without_proc_psutil_tells_of_our_processes(tmp_path):

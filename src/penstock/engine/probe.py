@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from penstock.engine import procfs
 from penstock.engine.cgroups import Cgroups
+from penstock.engine.family import Family
 from penstock.engine.kernel_files import KernelFiles
 from penstock.engine.sample import Box, Own, Process, Sample, Whole
 
@@ -28,7 +29,7 @@ class Probe:
     def __init__(self, pids: Pids = tuple, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
         self._pids, self._proc = pids, str(proc)
         self._files, self._disks = KernelFiles(), procfs.Disks()
-        self._cgroups = Cgroups(self._proc, cgroups)
+        self._cgroups, self._family = Cgroups(self._proc, cgroups), Family(self._proc)
 
     def __call__(self) -> Sample:
         whole = procfs.whole(self._files, self._proc, self._disks) or _whole_elsewhere()
@@ -52,7 +53,7 @@ class Probe:
         """And when it was taken, by the clock of their births."""
         roots = {os.getpid(), *self._pids()}
         since_start = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else 0.0
-        own = procfs.own_processes(self._files, self._proc, roots)
+        own = self._family.look(roots)
         if own is not None:
             return since_start, own
         from penstock.engine import elsewhere  # noqa: PLC0415 - only where it is needed

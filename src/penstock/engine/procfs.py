@@ -1,5 +1,5 @@
 """
-The machine and our own processes as Linux tells of them in /proc.
+The machine as Linux tells of it in /proc.
 
 Read without psutil, which opens each file anew and goes through all of it: that was most of what an idle scheduler used. Where something is not as it is
 known here the answer is None, and psutil is asked (`elsewhere`).
@@ -12,13 +12,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from penstock.engine.kernel_files import KernelFiles, text_once
-from penstock.engine.sample import Own, Process, Whole
+from penstock.engine.kernel_files import KernelFiles
+from penstock.engine.sample import Whole
 
-__all__ = ["Disks", "own_processes", "pressure", "whole"]
+__all__ = ["Disks", "pressure", "whole"]
 
 _HZ: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 _SECTOR: Final = 512  # whatever the disk's own are
 
 
@@ -87,67 +86,3 @@ def _some(text: str) -> float | None:
             with suppress(KeyError, ValueError):
                 return float(words["avg10"])
     return None
-
-
-# our own processes
-
-
-def own_processes(files: KernelFiles, proc: str, roots: set[int]) -> dict[Process, Own] | None:
-    """With all that they have started. Births are in seconds since the machine started."""
-    us = os.getpid()
-    if not files.text(f"{proc}/self/stat") or not os.access(f"{proc}/self/task/{us}/children", os.F_OK):
-        return None
-    found: dict[Process, Own] = {}
-    seen: set[int] = set()
-    todo = list(roots)
-    while todo:
-        pid = todo.pop()
-        if pid in seen:
-            continue
-        seen.add(pid)
-        one = _one(files, f"{proc}/self", pid) if pid == us else _one(None, f"{proc}/{pid}", pid)
-        if one is not None:  # else it ended while we looked
-            found[one[0]] = one[1]
-        if pid != us or _have_children():
-            todo += _children_of(f"{proc}/{pid}")
-    return found
-
-
-def _one(files: KernelFiles | None, place: str, pid: int) -> tuple[Process, Own] | None:
-    text = text_once if files is None else files.text
-    # The name stands in brackets, and may hold any of the signs that separate the rest.
-    words = text(f"{place}/stat").rpartition(")")[2].split()
-    try:
-        state, parent, *times = words[0], int(words[1]), *map(int, words[11:15])
-        born = int(words[19]) / _HZ
-    except (IndexError, ValueError):
-        return None
-    sizes = text(f"{place}/statm").split()
-    # What is shared stays when the process goes. Too little is the safe side: the rest counts as somebody else's.
-    private = (int(sizes[1]) - int(sizes[2])) * _PAGE if len(sizes) > 2 else 0
-    own = Own(parent, sum(times) / _HZ, _moved(text(f"{place}/io")), private, state in "RD")
-    return Process(pid, born), own
-
-
-def _moved(io: str) -> int:
-    """Nothing, where it is not ours to read."""
-    figures = dict(line.partition(": ")[::2] for line in io.splitlines())
-    return int(figures.get("read_bytes", 0)) + int(figures.get("write_bytes", 0))
-
-
-def _have_children() -> bool:
-    """One question instead of a file for each of our threads, and nothing is taken from who waits for them."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _children_of(place: str) -> list[int]:
-    """Asked of the process itself, so that the cost follows what is ours and not what runs on the machine."""
-    try:
-        threads = os.listdir(f"{place}/task")  # noqa: PTH208  # names alone
-    except OSError:
-        return []
-    return [int(child) for one in threads for child in text_once(f"{place}/task/{one}/children").split()]
