@@ -6,6 +6,7 @@ from dataclasses import replace
 from threading import Event
 
 import pytest
+from tests.engine.conftest import Hands
 
 from penstock.core.intent import Intent
 from penstock.core.order import Aging, Ordering
@@ -123,3 +124,54 @@ def test_a_start_that_fails_leaves_the_right_to_dispatch_to_others(reopened):
         House(house.store, RULES, survivors=broken).start()
 
     House(house.store, RULES).start().stop()
+
+
+def rounds(house, clock, seconds):
+    """How often its driver is woken in that time, if nobody rings."""
+    until, count = clock.now + seconds * SECOND, 0
+    while (wish := house.driver.round()) < until:
+        clock.now, count = wish, count + 1
+    return count
+
+
+@pytest.fixture
+def idle():
+    """A scheduler that measures its machine, with one job that nobody comes for, on a clock that the test moves."""
+    clock = Hands()
+    house = House(MemoryStore(clock), Rules(), preempts=True)
+    house.roll.join()
+    house.desk.submit([job(run_when="quiet", quiet_for_sec=3_600)])
+    return house, clock
+
+
+def test_an_idle_scheduler_is_woken_once_a_tick(idle):
+    assert rounds(*idle, 60) <= 33  # with the first measurement, and what is done once a minute
+
+
+def test_rings_at_odd_moments_leave_no_more_wakes_behind(idle):
+    house, clock = idle
+    for part_of_second in (0.3, 0.7, 0.45):
+        clock.now += int(part_of_second * SECOND)
+        house.driver.round()
+    rounds(house, clock, 4)
+
+    assert rounds(house, clock, 60) <= 32
+
+
+def test_a_drain_is_heard_within_a_second_though_it_was_looked_for_just_before(idle):
+    house, clock = idle
+    house.driver.round()
+    clock.now += SECOND // 10
+    house.store.drain(house.rules.host, draining=True)
+    rounds(house, clock, 1.2)
+
+    assert house.machine.drained
+
+
+def test_where_nothing_runs_the_lines_are_not_gone_through_for_who_should_make_room(idle, monkeypatch):
+    house, clock = idle
+    looks = []
+    monkeypatch.setattr(house.store, "look", lambda *_: looks.append(1))
+    rounds(house, clock, 10)
+
+    assert looks == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from threading import Event
 
 import pytest
@@ -201,3 +202,20 @@ def test_the_driver_steps_at_once_when_somebody_rings_and_survives_a_part_that_f
 
     assert second.wait(30)
     driver.stop()
+
+
+def test_all_parts_of_a_round_are_told_the_same_moment():
+    """So that those who ask for the same pause are due together, and one wake serves them all."""
+    from penstock.engine.driver import Driver
+
+    clock, told = count(), []
+
+    class Part:
+        def step(self, now):
+            told.append(now)
+            return now + HOUR
+
+    wish = Driver(lambda: next(clock), [Part(), Part(), Part()]).round()
+
+    assert len(set(told)) == 1
+    assert wish == told[0] + HOUR

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from penstock.core.quiet import Capacity, Reading
 from penstock.core.words import SECOND
 from penstock.engine.dispatcher import Kinds
 from penstock.engine.pulse import Pulse
@@ -92,3 +93,40 @@ def test_a_quarter_of_an_hour_is_kept(works, pulse):
         beat(works, pulse)
 
     assert len(pulse.history()) == 900
+
+
+def test_a_second_without_a_commit_is_like_the_one_before_it_and_reads_nothing(works, pulse, monkeypatch):
+    works.submit(n=2)
+    works.desk.claim(Kinds(), 1)
+    before = beat(works, pulse)
+    for verb in ("events", "addons", "books"):
+        monkeypatch.setattr(works.store, verb, None)
+    works.later(1)
+    pulse.rest(works.now)
+    after = pulse.frame()
+
+    assert before.second.counts == {"submitted": 2, "started": 1}
+    assert after.second == before.second._replace(at=works.now, counts={}, waits=(), runs=())
+    assert (after.jobs, after.events, after.number) == (before.jobs, (), before.number + 1)
+    assert after.wait == before.wait  # of the last minute
+
+
+def test_a_second_without_a_commit_still_tells_how_much_the_machine_can_take(works):
+    measured = works.under(capacity=Capacity())  # by signals that nobody takes: it may start nothing
+    pulse = Pulse(works.store, measured.machine, works.rules.host)
+    pulse.step(works.now)
+    before = pulse.frame().second.capacity
+    for name in ("cpu", "memory"):
+        measured.machine.report(Reading(name, 0.0, works.now))
+    works.later(1)
+    pulse.rest(works.now)
+
+    assert before == 0 < pulse.frame().second.capacity
+
+
+def test_who_rests_before_the_first_second_looks(works):
+    works.submit(n=3)
+    pulse = Pulse(works.store, works.machine, works.rules.host)
+    pulse.rest(works.now)
+
+    assert pulse.frame().jobs == {"QUEUED": 3}

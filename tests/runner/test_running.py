@@ -299,3 +299,30 @@ def test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one(p
     assert plant.settled(job).end == "completed"
     assert plant.settled(plant.command("true")).end == "completed"
     assert len(plant.store.attempts(job)) <= 2  # it may be killed just before we hear of it
+
+
+def test_a_runner_without_news_leaves_the_lines_alone_until_one_of_its_own_is_seen(plants, monkeypatch):
+    plant = plants(dispatch=False)
+    runner, fetched = plant.runner, []
+    monkeypatch.setattr(plant.desk, "exchange", lambda *asked: fetched.append(asked) or ([], []))
+    runner._turn()
+    plant.house.dispatcher.step(plant.store.now())
+    runner._turn()
+    without = len(fetched)
+    plant.command("true")
+    plant.house.dispatcher.step(plant.store.now())
+    runner._turn()
+
+    assert (without, len(fetched)) == (1, 2)
+
+
+def test_a_runner_fetches_after_every_commit_whatever_the_last_round_saw(plants, monkeypatch):
+    plant = plants(dispatch=False)
+    runner, fetched = plant.runner, []
+    monkeypatch.setattr(plant.desk, "exchange", lambda *asked: fetched.append(asked) or ([], []))
+    plant.house.dispatcher.step(plant.store.now())
+    for _ in range(3):
+        runner._look()
+        runner._turn()
+
+    assert len(fetched) == 3

@@ -76,6 +76,8 @@ class Dispatcher:
         #: a write per head and tick.
         self.refusals: dict[JobId, int] = {}
         self.reserved = Reserved()
+        #: All that the last round of our own saw in line; None: there was none yet.
+        self._in_line: list[Demand] | None = None
 
     def begin(self) -> None:
         """It alone dispatches on this host from now on."""
@@ -120,14 +122,24 @@ class Dispatcher:
         self, now: Moment, here: Kinds | None = None, limit: int | None = None
     ) -> Callable[[Floor], Verdict]:
         offer = self._offer(now, here)
+        seen: list[Demand] = []
+
+        def noting(demand: Demand) -> Offer:
+            seen.append(demand)
+            return offer(demand)
 
         def decide(floor: Floor) -> Verdict:
             conditions = self._machine.conditions(floor.now)
             rules = self._rules
-            verdict = weigh(floor, conditions, rules.limits, rules.ordering, offer, most_leases=limit)
+            seen.clear()
+            asked = noting if here is None else offer
+            verdict = weigh(floor, conditions, rules.limits, rules.ordering, asked, most_leases=limit)
             if kinds := {pick.demand for pick in verdict.picks if pick.offer is Offer.RESERVE}:
                 self.reserved.made(dict.fromkeys(kinds, floor.now + rules.reserve_for), floor.now)
-            return self._counted(verdict) if here is None else verdict
+            if here is not None:
+                return verdict
+            self._in_line = list(seen)
+            return self._counted(verdict)
 
         return decide
 
@@ -149,6 +161,15 @@ class Dispatcher:
         rules = self._rules
         conditions = self._machine.conditions(floor.now)
         return View(floor, conditions, rules.limits, rules.ordering, self._offer(floor.now))
+
+    def awaits(self, kinds: Kinds) -> bool:
+        """
+        Whether a job may be in line for such a worker, by our last round: one who comes with every tick need not look at all lines again to find none of its own.
+        Where others dispatch too a round does not see every line, and nothing can be said.
+        """
+        if self._in_line is None or self._store.shared:
+            return True
+        return any(map(kinds.fits, self._in_line))
 
     def last_fetched_at(self, demand: Demand, now: Moment) -> Moment | None:
         """When somebody last came for such jobs, if that is how they start."""

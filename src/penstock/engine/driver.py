@@ -54,13 +54,19 @@ class Driver:
     def _loop(self) -> None:
         while not self._stopping.is_set():
             self._bell.clear()  # before the steps: a ring during them must bring another round
-            wish = min(self._step(part) for part in self._parts)
-            wait = wish - self._clock()
+            wait = self.round() - self._clock()
             if wait > 0:
                 self._bell.wait(seconds(wait))
 
-    def _step(self, part: Part) -> Moment:
+    def round(self) -> Moment:
+        """
+        Every part once; when the first of them wants to be asked again. All are told the same moment: those who asked for the same pause
+        then come due together, and an idle scheduler is woken once for all of them.
+        """
         now = self._clock()
+        return min(self._step(part, now) for part in self._parts)
+
+    def _step(self, part: Part, now: Moment) -> Moment:
         try:
             return part.step(now)
         except Exception:  # one part's mistake must not stop the other parts

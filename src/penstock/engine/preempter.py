@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from penstock.core import changes
 from penstock.core.changes import Note
@@ -22,6 +23,8 @@ __all__ = ["Preempter"]
 
 log = logging.getLogger("penstock.preempter")
 
+_BEGUN: Final = (Phase.LEASED, Phase.ENDING)
+
 
 class Preempter:
     def __init__(
@@ -33,9 +36,12 @@ class Preempter:
         self._due: Moment = 0
 
     def step(self, now: Moment) -> Moment:
-        """Once a tick, however often it is called: what it looks for has been in the way for longer than that."""
+        """
+        Once a tick, however often it is called: what it looks for has been in the way for longer than that. Only who has been asked to make room has a
+        moment that counts; else it comes along with the tick of the others, and nobody is woken for it alone.
+        """
         if now < self._due:
-            return self._due
+            return self._due if self._cycle is not None else now + self._rules.tick
         if self._cycle is not None:
             self._go_on(self._cycle, now)
         elif self._preemption.threshold is not None:
@@ -45,6 +51,9 @@ class Preempter:
         return self._due
 
     def _look(self, now: Moment) -> None:
+        # Where nothing runs nobody can make room, and the lines need not be gone through.
+        if not self._store.live(phases=_BEGUN, limit=1):
+            return
         running: list[InFlight] | None = None
 
         def pairs(want: Want) -> InFlight | None:
@@ -68,7 +77,7 @@ class Preempter:
     def _running(self) -> list[InFlight]:
         store, host = self._store, self._rules.host
         # Without what is only reserved: there may be a hundred of those that nobody comes for.
-        begun = store.live(phases=[Phase.LEASED, Phase.ENDING])
+        begun = store.live(phases=_BEGUN)
         live = [d for d in begun if d.host == host and d.job_id is not None and d.started_at is not None]
         jobs = {job.job_id: job for job in store.jobs([d.job_id for d in live if d.job_id is not None])}
         return [

@@ -70,7 +70,9 @@ class Pulse:
         self.tallies = Tallies()
         self._seen = store.newest()
         self._seconds: deque[Second] = deque(maxlen=_KEPT)
-        self._frame: Frame | None = None
+        self._number = 0
+        self._jobs: dict[str, int] = {}
+        self._events: Sequence[Event] = ()
         self._next: Moment = 0
         self._lock = Lock()
 
@@ -97,23 +99,47 @@ class Pulse:
             conditions.busy.score,
             jobs["QUEUED"],
         )
-        with self._lock:
-            self._seconds.append(second)
-            recent = list(self._seconds)[-_RECENT:]
-            self._frame = Frame(
-                (self._frame.number if self._frame else 0) + 1,
-                second,
-                dict(jobs),
-                events[-_SHOWN:],
-                percentiles(span for one in recent for span in one.waits),
-                percentiles(span for one in recent for span in one.runs),
-                sum((one.denials for one in self._seconds), Counter()),
-            )
+        self._add(second, dict(jobs), events[-_SHOWN:])
         return self._next
 
-    def frame(self) -> Frame | None:
+    def rest(self, now: Moment) -> Moment:
+        """A step for a second in which nothing was committed: what was counted last still holds, and nothing is read."""
+        if now < self._next or not self._seconds:
+            return self.step(now)
+        self._next = now + SECOND
+        conditions = self._machine.conditions(now)
+        second = self._seconds[-1]._replace(
+            at=now,
+            counts=Counter(),
+            denials=Counter(),
+            waits=(),
+            runs=(),
+            capacity=conditions.capacity,
+            busy=conditions.busy.score,
+        )
+        self._add(second, self._jobs, ())
+        return self._next
+
+    def _add(self, second: Second, jobs: dict[str, int], events: Sequence[Event]) -> None:
         with self._lock:
-            return self._frame
+            self._seconds.append(second)
+            self._number, self._jobs, self._events = self._number + 1, jobs, events
+
+    def frame(self) -> Frame | None:
+        """Put together when it is asked for: mostly nobody watches, and it goes through all that is kept."""
+        with self._lock:
+            if not self._seconds:
+                return None
+            recent = list(self._seconds)[-_RECENT:]
+            return Frame(
+                self._number,
+                self._seconds[-1],
+                self._jobs,
+                self._events,
+                percentiles(span for one in recent for span in one.waits),
+                percentiles(span for one in recent for span in one.runs),
+                sum((one.denials for one in self._seconds if one.denials), Counter()),
+            )
 
     def history(self) -> list[Second]:
         with self._lock:

@@ -27,6 +27,8 @@ __all__ = ["Beats", "second_view"]
 log = logging.getLogger("penstock.http")
 
 _EVERY: Final = 1.0
+#: A commit that nobody told us of is seen after so many beats.
+_UNTOLD: Final = 10
 
 
 class Beats:
@@ -36,10 +38,16 @@ class Beats:
         self._house, self._run, self._loop = house, run, loop
         self.pulse = Pulse(house.store, house.machine, house.rules.host)
         self.line = b""
+        self._news, self._rested = True, 0
+        house.store.on_change(self._heard)
         self._beaten = asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self.closed = False
+
+    def _heard(self) -> None:
+        """From any thread, at every commit."""
+        self._news = True
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._beat())
@@ -47,20 +55,34 @@ class Beats:
     async def _beat(self) -> None:
         while not self.closed:
             try:
-                # What nobody waits for is counted, and not put into words.
-                if self._watchers:
-                    self.line = await self._run(self._step)
-                else:
-                    self.line = b""  # or whoever comes next would begin with an old one
-                    await self._run(self._count)
+                await self._beat_once()
             except Exception:  # the store is in trouble, which others tell; the next second may be better
                 log.exception("the pulse was missed")
+                self._news = True
             async with self._beaten:
                 self._beaten.notify_all()
             await asyncio.sleep(_EVERY)
 
+    async def _beat_once(self) -> None:
+        """What nobody waits for is counted, and not put into words; and where there is nothing to count, the store is left alone."""
+        if self._watchers:
+            self.line = await self._run(self._step)
+            return
+        self.line = b""  # or whoever comes next would begin with an old one
+        if self._news or self._rested >= _UNTOLD:
+            await self._run(self._count)
+        elif self._house.store.shared:
+            await self._run(self._rest)  # the clock of a server may have to be asked for
+        else:
+            self._rest()
+
     def _count(self) -> None:
+        self._news, self._rested = False, 0  # before it looks: what comes after that is news again
         self.pulse.step(self._house.store.now())
+
+    def _rest(self) -> None:
+        self._rested += 1
+        self.pulse.rest(self._house.store.now())
 
     def _step(self) -> bytes:
         self._count()

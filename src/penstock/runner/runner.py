@@ -75,6 +75,8 @@ class Runner:
         self._lost: dict[Run, DispatchId] = {}
         self._asked: deque[Callable[[], None]] = deque()
         self._rung = True
+        #: Something was committed, or there was more than could be taken, since jobs were last fetched.
+        self._news = True
         self._turned_at = self._turn_at = self._look_at = self._beat_at = self._note_at = self._preempt_at = (
             0.0
         )
@@ -217,7 +219,7 @@ class Runner:
         desk, ended = self._house.desk, list(self._ended)
         reports = [Report(run.dispatch_id, *outcome) for run, outcome in ended]
         kinds, free = self._free()
-        if not (free or ended):
+        if not (free or ended) or not (ended or self._news or self._house.dispatcher.awaits(kinds)):
             self._turn_at = boot_time() + seconds(self._rules.tick)
             return
         self._turn_at = boot_time() + _AFTER_FAILURE
@@ -234,6 +236,8 @@ class Runner:
         self._crew.functions.feed()
         # As many as there was room for: there may be more, and room of the other kind.
         more = free and len(claimed) == free and self._free()[1]
+        # All of this is one thread, so nothing was heard meanwhile.
+        self._news = bool(more) if free else self._news
         self._turn_at = 0.0 if more else boot_time() + seconds(self._rules.tick)
 
     def _free(self) -> tuple[Kinds, int]:
@@ -310,7 +314,7 @@ class Runner:
 
     def _look(self) -> None:
         """Who has been told to stop: by a person, by the keeper, by preemption."""
-        self._rung = False
+        self._rung, self._news = False, True
         self._look_at = boot_time() + _BREATH
         self._turn_at = min(self._turn_at, self._look_at)
         for dispatch in self._store.live(phases=[Phase.ENDING]) if self._runs else ():
