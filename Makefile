@@ -39,7 +39,7 @@ soak: .venv chromium pgbouncer  ## the same tests with numbers SOAK times as big
 fuzz: .venv  ## drive the HTTP API by its own description, FUZZ examples per operation (100)
 	$(BIN)/python tests/http/fuzz.py $(FUZZ)
 
-mutants: .venv .venv-cluster  ## plant known bugs, one at a time, and see that the tests find each
+mutants: .venv .venv-cluster chromium pgbouncer  ## plant known bugs, one at a time, and see that the tests find each
 	$(BIN)/python tests/mutants/run.py
 	.venv-cluster/bin/python tests/mutants/run.py -j 1 cluster:
 
