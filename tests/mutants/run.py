@@ -3,7 +3,7 @@ Are the tests worth their time? Plants one bug after the other in a copy of the 
 
     python tests/mutants/run.py            every planted bug must be found
     python tests/mutants/run.py queue:     only those whose name contains "queue:"; more than one can be given
-    python tests/mutants/run.py -j 1       one at a time, and not as many as there are processors
+    python tests/mutants/run.py -j 1       one at a time, and not one more than there are processors
     python tests/mutants/run.py --idle     runs all tests to their end, and names those that no planted bug makes fail
 
 Each `*_mutants.py` beside this file has a list `MUTANTS` of (name, file below src/, old text, new text, what pytest is
@@ -55,10 +55,10 @@ def main() -> int:
     parser = ArgumentParser(description="plant bugs and see whether the tests find them")
     parser.add_argument("names", nargs="*", help="only the planted bugs whose name contains one of these")
     parser.add_argument("--idle", action="store_true", help="name the tests that no planted bug makes fail")
-    processors = os.cpu_count() or 1
-    parser.add_argument(
-        "-j", "--jobs", type=int, default=processors, help=f"how many to try at once ({processors})"
-    )
+    jobs = (
+        os.cpu_count() or 1
+    ) + 1  # half of the time they wait, for what a planted bug keeps from happening
+    parser.add_argument("-j", "--jobs", type=int, default=jobs, help=f"how many to try at once ({jobs})")
     options = parser.parse_args()
     mutants = [mutant for mutant in collect() if any(name in mutant.name for name in options.names or [""])]
     if not mutants:
