@@ -18,8 +18,7 @@ MUTANTS = [
         f"{CORE}/graph_spec.py",
         "return list(dict.fromkeys(leaf for",
         "return list(list(leaf for",
-        "random_graphs",
-        "run",
+        "compile",
     ),
     planted(
         "a skipped node is called",

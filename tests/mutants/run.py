@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.util import cache_from_source, find_spec
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -144,7 +144,8 @@ def plant(
                 times = text.count(mutant.old)
                 return Run("broken", frozenset(), 0, f"its old text is {times} times in {mutant.file}\n")
             path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
-            Path(cache_from_source(path)).unlink(missing_ok=True)
+            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+                compiled.unlink()
         return run_tests(targets, env, every=every, patience=patience)
 
 
