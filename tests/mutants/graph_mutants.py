@@ -182,8 +182,8 @@ MUTANTS = [
     planted(
         "a worker stays in `at` after its turn",
         f"{LOCAL}/share.py",
-        "        run.at.pop(worker.number, None)\n        if run.cause",
-        "        if run.cause",
+        "            run.at.pop(worker.number, None)\n",
+        "",
         "errors",
         "run",
     ),
