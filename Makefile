@@ -33,15 +33,15 @@ lint: .venv  ## ruff, and the layer rules
 types: .venv  ## mypy, strict
 	$(BIN)/mypy
 
-soak: .venv  ## the same tests with numbers SOAK times as big (10): kills, random schedules, simulation seeds
-	PENSTOCK_SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 3600
+soak: .venv chromium pgbouncer  ## the same tests with numbers SOAK times as big (10): kills, random schedules, simulation seeds
+	PENSTOCK_SOAK=$(SOAK) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 3600
 
 fuzz: .venv  ## drive the HTTP API by its own description, FUZZ examples per operation (100)
 	$(BIN)/python tests/http/fuzz.py $(FUZZ)
 
-mutants: .venv .venv-cluster  ## plant known bugs, one at a time, and see that the tests find each
+mutants: .venv .venv-cluster chromium pgbouncer  ## plant known bugs, one at a time, and see that the tests find each
 	$(BIN)/python tests/mutants/run.py
-	.venv-cluster/bin/python tests/mutants/run.py cluster:
+	.venv-cluster/bin/python tests/mutants/run.py -j 1 cluster:
 
 bench: bench-pools bench-graphs bench-jobs  ## measure ourselves and the peers, in turns
 

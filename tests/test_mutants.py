@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 from pathlib import Path
 
 import pytest
+
+from tests.mutants.planting import Mutant
+from tests.mutants.run import batched
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "src"
@@ -19,5 +23,20 @@ def planted():
 
 @pytest.mark.parametrize(("file", "old", "new"), list(planted()))
 def test_a_planted_bug_still_has_its_place(file, old, new):
-    assert file.read_text("utf-8").count(old) == 1
+    text = file.read_text("utf-8")
+
+    assert text.count(old) == 1
     assert old != new
+    if file.suffix == ".py":
+        ast.parse(text.replace(old, new))  # what cannot be imported is found by anything
+
+
+def test_what_one_planted_bug_leaves_out_is_not_left_out_for_another():
+    one = Mutant("one", "a.py", "a", "b", ("tests/http/test_a.py", "-k", "not daemon"))
+    two = Mutant("two", "a.py", "a", "b", ("tests/http/test_a.py", "tests/core/test_b.py::test_c"))
+
+    assert list(batched([one, two]).values()) == [
+        ("tests/http/test_a.py", "-k", "not daemon"),
+        ("tests/http/test_a.py",),
+        ("tests/core/test_b.py::test_c",),
+    ]

@@ -60,6 +60,17 @@ def test_nodes_are_numbered_so_that_each_comes_after_what_it_needs():
     assert graph.compile().names == ("a", "b", "first_written")
 
 
+def test_a_node_that_feeds_two_parameters_of_another_is_waited_for_once():
+    graph = Graph()
+    graph.node(source)
+    graph.add(lambda one, two: one + two, name="sum", inputs={"one": "source", "two": ["source", "source"]})
+
+    plan = graph.compile()
+
+    assert plan.predecessors == ((), (0,))
+    assert plan.pending[:2] == (0, 1)
+
+
 def test_a_plan_cannot_be_changed():
     graph = Graph()
     graph.node(source)

@@ -2,7 +2,7 @@
 Random graphs against a plain loop: what a run must do, said by something too simple to be wrong.
 
 Each case is made from its own seed. A failure prints the seed; `PENSTOCK_SEED=... pytest` runs that one alone.
-`PENSTOCK_SOAK` multiplies the number of cases.
+`PENSTOCK_SOAK` multiplies the number of cases, and of the slices that workers share.
 """
 
 import asyncio
@@ -18,9 +18,10 @@ from penstock.core.graph import NodeStatus, Plan, RunStatus
 from penstock.local.graphs.builder import Graph
 from penstock.local.graphs.executor import GraphExecutor
 
-CASES = int(10_000 * float(os.environ.get("PENSTOCK_SOAK", "1")))
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
+CASES = 10_000 * SOAK
 ONLY = os.environ.get("PENSTOCK_SEED")
-SLICES = 5
+SLICES = 5 * SOAK
 
 
 class Boom(Exception):

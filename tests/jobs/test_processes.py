@@ -158,12 +158,13 @@ def test_a_program_that_just_ends_puts_back_what_runs(make, program):
 
 def test_after_kill_9_a_restart_finishes_everything(make, program, tmp_path):
     here = make()
-    jobs = here.job(name="append", cost=5)(lambda n: None).enqueue_many(range(60))
+    many = 60 * SOAK
+    jobs = here.job(name="append", cost=5)(lambda n: None).enqueue_many(range(many))
     for _ in range(3 * SOAK):
         done = here.counts()["DONE"]
         other = program(app(RUN))
         end = time.monotonic() + 20
-        while here.counts()["DONE"] < min(60, done + 12) and time.monotonic() < end:
+        while here.counts()["DONE"] < min(many, done + 12) and time.monotonic() < end:
             time.sleep(0.002)
         other.kill()
         other.wait()
@@ -173,7 +174,7 @@ def test_after_kill_9_a_restart_finishes_everything(make, program, tmp_path):
         job.result(30)
 
     assert {"DONE"} == {str(job.state) for job in jobs}
-    assert set(range(60)) == {int(line) for line in (tmp_path / "ran.txt").read_text().split()}
+    assert set(range(many)) == {int(line) for line in (tmp_path / "ran.txt").read_text().split()}
     last.send_signal(signal.SIGTERM)
     last.communicate(timeout=20)
     assert [] == here._store.audit()

@@ -18,8 +18,7 @@ MUTANTS = [
         f"{CORE}/graph_spec.py",
         "return list(dict.fromkeys(leaf for",
         "return list(list(leaf for",
-        "random_graphs",
-        "run",
+        "compile",
     ),
     planted(
         "a skipped node is called",
@@ -183,8 +182,8 @@ MUTANTS = [
     planted(
         "a worker stays in `at` after its turn",
         f"{LOCAL}/share.py",
-        "        run.at.pop(worker.number, None)\n        if run.cause",
-        "        if run.cause",
+        "            run.at.pop(worker.number, None)\n",
+        "",
         "errors",
         "run",
     ),

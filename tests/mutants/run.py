@@ -2,12 +2,14 @@
 Are the tests worth their time? Plants one bug after the other in a copy of the sources and expects the tests to fail.
 
     python tests/mutants/run.py            every planted bug must be found
-    python tests/mutants/run.py queue      only those whose name contains "queue"
+    python tests/mutants/run.py queue:     only those whose name contains "queue:"; more than one can be given
+    python tests/mutants/run.py -j 1       one at a time, and not one more than there are processors
     python tests/mutants/run.py --idle     runs all tests to their end, and names those that no planted bug makes fail
 
 Each `*_mutants.py` beside this file has a list `MUTANTS` of (name, file below src/, old text, new text, what pytest is
 to run). The old text must be there exactly once: a list that has fallen behind its file is an error, not a pass. A list
-with `NEEDS` is left out where that module is not installed, because its tests would be skipped.
+with `NEEDS` is left out where that module is not installed, because its tests would be skipped. Where they are skipped for want of
+something else, such as a browser, the planted bug has neither been found nor survived, and the last line tells how many.
 """
 
 # ruff: noqa: T201  # a command that prints a table
@@ -23,10 +25,12 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +40,8 @@ sys.path.insert(0, str(ROOT))  # a script has its own folder there
 
 from tests.mutants.planting import Mutant  # noqa: E402  # not before it is there
 
-PATIENCE = 180.0  # seconds; a planted bug may make the tests hang, and that is a way to find it
+#: Seconds that the tests may take longer than without a planted bug. It may make them hang, and that is a way to find it.
+PATIENCE = 180.0
 
 
 class Run(NamedTuple):
@@ -48,27 +53,37 @@ class Run(NamedTuple):
 
 def main() -> int:
     parser = ArgumentParser(description="plant bugs and see whether the tests find them")
-    parser.add_argument("name", nargs="?", default="", help="only the planted bugs whose name contains this")
+    parser.add_argument("names", nargs="*", help="only the planted bugs whose name contains one of these")
     parser.add_argument("--idle", action="store_true", help="name the tests that no planted bug makes fail")
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="how many to try at once (1)")
+    jobs = (
+        os.cpu_count() or 1
+    ) + 1  # half of the time they wait, for what a planted bug keeps from happening
+    parser.add_argument("-j", "--jobs", type=int, default=jobs, help=f"how many to try at once ({jobs})")
     options = parser.parse_args()
-    mutants = [mutant for mutant in collect() if options.name in mutant.name]
+    mutants = [mutant for mutant in collect() if any(name in mutant.name for name in options.names or [""])]
     if not mutants:
-        print(f"no planted bug has {options.name!r} in its name")
+        print(f"no planted bug has {' or '.join(options.names)} in its name")
         return 2
-    targets = tuple(dict.fromkeys(target for mutant in mutants for target in mutant.tests))
-    sound = plant(None, targets, every=True)
-    if sound.verdict != "survived":
-        print(f"{sound.output}\nthe tests fail without any planted bug; that has to be mended first")
-        return 2
+    batches = batched(mutants)
     with ThreadPoolExecutor(options.jobs) as pool:
-        runs = pool.map(lambda mutant: plant(mutant, mutant.tests, every=options.idle), mutants)
-        failed, bad = report(mutants, runs)
-    print(f"\n{len(mutants) - bad} of {len(mutants)} planted bugs found")
+        sound = list(pool.map(lambda batch: plant(None, batch, every=True), batches.values()))
+        unsound = [run.output for run in sound if run.verdict not in {"survived", "skipped"}]
+        if unsound:
+            print(*unsound, "the tests fail without any planted bug; that has to be mended first", sep="\n")
+            return 2
+        took = {key: run.seconds for key, run in zip(batches, sound, strict=True)}
+        runs = pool.map(
+            lambda mutant: plant(mutant, mutant.tests, every=options.idle, patience=patience(mutant, took)),
+            mutants,
+        )
+        failed, verdicts = report(mutants, runs)
+    found, skipped = verdicts["found"] + verdicts["hung"], verdicts["skipped"]
+    untried = f", {skipped} not tried: their tests are skipped here" if skipped else ""
+    print(f"\n{found} of {len(mutants)} planted bugs found{untried}")
     if options.idle:
-        never = [name for name in names_of_tests(targets) if name not in failed]
-        print(f"{len(never)} tests that none of them makes fail", *never, sep="\n  ")
-    return 1 if bad else 0
+        never = [name for batch in batches.values() for name in names_of_tests(batch) if name not in failed]
+        print(f"{len(never)} tests that none of them makes fail", *dict.fromkeys(never), sep="\n  ")
+    return 0 if found + skipped == len(mutants) else 1
 
 
 def collect() -> list[Mutant]:
@@ -80,25 +95,47 @@ def collect() -> list[Mutant]:
     return mutants
 
 
-def report(mutants: list[Mutant], runs: Iterable[Run]) -> tuple[set[str], int]:
-    """All tests that failed, and how many planted bugs they have not found."""
+def batched(mutants: list[Mutant]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """What pytest has to run for all of them: once per folder, and apart for each `-k`, which would choose among the others' tests too."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for mutant in mutants:
+        for key, target in keyed(mutant):
+            found.setdefault(key, []).append(target)
+    return {key: (*dict.fromkeys(targets), *key[1:]) for key, targets in found.items()}
+
+
+def keyed(mutant: Mutant) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Its targets, each with the batch that has it."""
+    targets = list(takewhile(lambda word: not word.startswith("-"), mutant.tests))
+    for target in targets:
+        yield (Path(target.split("::")[0]).parts[1], *mutant.tests[len(targets) :]), target
+
+
+def patience(mutant: Mutant, took: Mapping[tuple[str, ...], float]) -> float:
+    """Else tests that find nothing would be taken for hung on a machine that is slow."""
+    return PATIENCE + 2 * sum(took[key] for key in {key for key, _ in keyed(mutant)})
+
+
+def report(mutants: list[Mutant], runs: Iterable[Run]) -> tuple[set[str], Counter[str]]:
+    """All tests that failed, and how often each verdict was reached."""
     width = max(len(mutant.name) for mutant in mutants)
     failed: set[str] = set()
-    bad = 0
+    verdicts = Counter[str]()
     for mutant, run in zip(mutants, runs, strict=True):
         failed |= run.failed
         print(
             f"{mutant.name:<{width}}  {run.verdict:<8}  {len(run.failed):>3} failed  {run.seconds:5.1f} s",
             flush=True,
         )
-        if run.verdict not in {"found", "hung"}:
-            bad += 1
+        verdicts[run.verdict] += 1
         if run.verdict == "broken":
             print(run.output)
-    return failed, bad
+    return failed, verdicts
 
 
-def plant(mutant: Mutant | None, targets: tuple[str, ...], *, every: bool) -> Run:
+def plant(
+    mutant: Mutant | None, targets: tuple[str, ...], *, every: bool, patience: float | None = None
+) -> Run:
     with copied_sources() as (src, env):
         if mutant is not None:
             path = src / mutant.file
@@ -107,28 +144,29 @@ def plant(mutant: Mutant | None, targets: tuple[str, ...], *, every: bool) -> Ru
                 times = text.count(mutant.old)
                 return Run("broken", frozenset(), 0, f"its old text is {times} times in {mutant.file}\n")
             path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
-        return run_tests(targets, env, every=every)
+            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+                compiled.unlink()
+        return run_tests(targets, env, every=every, patience=patience)
 
 
 @contextmanager
 def copied_sources() -> Iterator[tuple[Path, dict[str, str]]]:
-    """A copy that is imported in place of the installed package, and a Hypothesis that remembers nothing of it."""
+    """
+    A copy that is imported in place of the installed package, and a Hypothesis that remembers nothing of it. With what was compiled of
+    it: some tests start a hundred processes.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-mutant-") as scratch:
         src = Path(scratch) / "src"
-        shutil.copytree(ROOT / "src", src, ignore=shutil.ignore_patterns("__pycache__"))
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(src),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HYPOTHESIS_STORAGE_DIRECTORY": scratch,
-        }
+        shutil.copytree(ROOT / "src", src, ignore=shutil.ignore_patterns("*.pyc.*"))  # half written
+        env = {**os.environ, "PYTHONPATH": str(src), "HYPOTHESIS_STORAGE_DIRECTORY": scratch}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
         where = [sys.executable, "-c", "import penstock; print(penstock.__file__)"]
         found = subprocess.run(where, env=env, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert Path(found.strip()).is_relative_to(src), f"the tests would import {found}"
         yield src, env
 
 
-def run_tests(targets: tuple[str, ...], env: dict[str, str], *, every: bool) -> Run:
+def run_tests(targets: tuple[str, ...], env: dict[str, str], *, every: bool, patience: float | None) -> Run:
     began = time.monotonic()
     command = [sys.executable, "-m", "pytest", "--tb=no", "-rfE", *([] if every else ["-x"]), *targets]
     process = subprocess.Popen(
@@ -141,7 +179,7 @@ def run_tests(targets: tuple[str, ...], env: dict[str, str], *, every: bool) -> 
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
@@ -149,6 +187,8 @@ def run_tests(targets: tuple[str, ...], env: dict[str, str], *, every: bool) -> 
     failed = frozenset(re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+::[^\s\[]+)", output, re.MULTILINE))
     # Anything else is pytest's way to say that no test ran: the planted bug does not even import, or a target is gone.
     verdict = {0: "survived", 1: "found"}.get(process.returncode, "broken")
+    if verdict == "survived" and re.search(r"\b\d+ passed\b", output) is None:
+        verdict = "skipped"
     return Run(verdict, failed, time.monotonic() - began, output)
 
 

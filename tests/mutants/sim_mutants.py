@@ -75,11 +75,11 @@ MUTANTS = [
     planted(
         "commit after the answer",
         "stores/writer.py",
-        "                results = [op.run(transaction) for op in batch]\n",
-        "                results = [op.run(transaction) for op in batch]\n"
+        "                brought = [passage.run(transaction) for passage in riders]\n",
+        "                brought = [passage.run(transaction) for passage in riders]\n"
         "                for op, result in zip(batch, results, strict=True):\n"
-        "                    op.answer.set_result(result)\n"
-        "            return\n",
+        "                    op.told(result, None)\n"
+        "                batch, results = [], []\n",
         CONTRACT,
     ),
     planted(
@@ -163,8 +163,8 @@ MUTANTS = [
     planted(
         "turns of another aging setting stay",
         "engine/house.py",
-        "        put_in_order(self.store, self.rules.ordering.aging)\n",
-        "",
+        "put_in_order(self.store, self.rules.ordering.aging)\n",
+        "pass\n",
         ("tests/engine/test_house.py",),
     ),
     # spending
