@@ -34,6 +34,8 @@ _Starts: TypeAlias = tuple[Queued, Moment | None]
 #: What picks that are taken together have in common.
 _KIND: Final = attrgetter("demand", "offer")
 _FIRST: Final = "1"
+#: So many of one kind are not worth a statement of their own.
+FEW: Final = 8
 #: As they are written: a word costs the encoder half of what the enumeration's member does.
 _DISPATCHING, _RUNNING, _DONE = str(Kind.DISPATCHING), str(Kind.RUNNING), str(Kind.DONE)
 _DISPATCHED, _RUNS, _IS_DONE, _COMPLETED = (
@@ -47,10 +49,13 @@ def take(
 ) -> list[Dispatch]:
     """What a round has picked becomes dispatches, in its order."""
     made: list[Dispatch] = []
+    fresh = pages.fresh
+    said = pages.said([w.no for w, _, offer, _ in picks if offer is Offer.LEASE and w.no not in fresh])
     for (demand, offer), its in groupby(picks, _KIND):
         alike = [(cast("Queued", waiting), ends_at) for waiting, _, _, ends_at in its]
         if offer is Offer.LEASE:
-            made += _lease(pages, alike, terms, ordering, demand=demand, host=host, now=now)
+            started = Started(demand, fresh, said, ordering.aging.per_point)
+            made += _lease(pages, alike, terms, started, demand=demand, host=host, now=now)
         else:
             made += _reserve(pages, alike, terms, demand=demand, host=host, now=now)
         pages.start([queued.no for queued, _ in alike])
@@ -85,7 +90,7 @@ def _lease(
     pages: Pages,
     picks: Sequence[_Starts],
     terms: Terms,
-    ordering: Ordering,
+    started: Started,
     *,
     demand: Demand,
     host: HostId,
@@ -93,11 +98,10 @@ def _lease(
 ) -> list[Dispatch]:
     """They run from now on, and whoever runs them can have the jobs as well."""
     addon_id, until, worker = demand.addon_id, now + terms.lease_for, terms.worker
-    demand_no, phase, batch, per_point = pages.number(demand), Phase.LEASED, pages.batch, ordering.aging.per_point  # fmt: skip
-    started = Started(demand, pages.fresh, _said(pages, picks), per_point)
+    demand_no, phase, batch, per_point = pages.number(demand), Phase.LEASED, pages.batch, started.per_point
     kind, waited, told = (demand_no, host, until), -1, running_data(worker, 0)
     made, plain, rows, events = [], list[int](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    fresh, leases, drafts = pages.fresh, pages.leased, pages.started
+    fresh, leases, drafts, few = pages.fresh, pages.leased, pages.started, len(picks) < FEW
     for queued, ends_at in picks:
         no, job_id, priority, turn, fence, _, _, _, n, max_runtime, max_active, active = queued
         fence, attempt, stop_at, stop_for = fence + 1, _FIRST, None, None
@@ -113,12 +117,12 @@ def _lease(
             (now, _DISPATCHING, job_id, n + 1, _DISPATCHED, "admitted", attempt, None),
             (now, _RUNNING, job_id, n + 2, _RUNS, "", attempt, told),
         )
-        if ends_at is None and stop_at is None and no not in fresh:
-            plain.append(no)
-        else:
+        if few or ends_at is not None or stop_at is not None or no in fresh:
             rows.append(
                 (no, None, demand_no, host, fence, phase, n + 2, batch, now, now, until, ends_at, stop_at, stop_for, worker)
             )  # fmt: skip
+        else:
+            plain.append(no)
         made.append(
             make_dispatch(
                 dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, now, ends_at,
@@ -131,10 +135,6 @@ def _lease(
     pages.lease(kind, worker, plain)
     pages.add_live(rows)
     return made
-
-
-def _said(pages: Pages, picks: Sequence[_Starts]) -> dict[int, tuple[Any, ...]]:
-    return pages.said([queued.no for queued, _ in picks if queued.no not in pages.fresh])
 
 
 def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) -> list[bool]:

@@ -33,7 +33,7 @@ class Started:
     def __init__(
         self, demand: Demand, fresh: Mapping[int, Intent], said: Mapping[int, Sequence[Any]], per_point: Span
     ) -> None:
-        self._demand, self._fresh, self._said, self._per_point = demand, fresh, said, per_point
+        self._demand, self._fresh, self._said, self.per_point = demand, fresh, said, per_point
         self._like: Any = None
         self._make: Callable[[str], Intent] | None = None
         self._life: tuple[Moment | None, Counters, Span, Money, Money, float | None] = _UNTRIED
@@ -43,7 +43,7 @@ class Started:
         fence += 1
         intent = self._fresh.get(no)
         if intent is not None:  # submitted at this moment too
-            since = turn + priority * self._per_point
+            since = turn + priority * self.per_point
             return make_job(
                 no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
                 None, None, None
