@@ -293,7 +293,7 @@ MUTANTS = [
     planted(
         "what is done is found by nobody who forgets",
         "stores/sqlite_pages.py",
-        "        self._done += (*plain, *(no for no, _ in with_result))\n",
+        "        self._done += nos\n",
         "        pass\n",
         CONTRACT,
     ),

@@ -96,10 +96,10 @@ class Pages:
         """They are done. What they were in flight becomes attempts."""
         self._plain += plain
         self._with_result += with_result
-        self._done += (*plain, *(no for no, _ in with_result))
+        self.done((*plain, *(no for no, _ in with_result)))
 
     def done(self, nos: Iterable[int]) -> None:
-        """By any way: whoever forgets old jobs finds them by it."""
+        """By whichever way: who forgets old jobs will find them by it."""
         self._done += nos
 
     def number(self, demand: Demand) -> int:
@@ -111,11 +111,7 @@ class Pages:
         return {row[0]: row for row in rows}
 
     def update(self, statement: str, key: int | str, *values: Any) -> None:
-        self.updates(statement).setdefault(values, []).append(key)
-
-    def updates(self, statement: str) -> dict[Hashable, list[Any]]:
-        """The keys of the rows by what they get: for who has many at once."""
-        return self._updates.setdefault(statement, {})
+        self._updates.setdefault(statement, {}).setdefault(values, []).append(key)
 
     def note(self, at: Moment, note: Note, told: Told, dispatch_id: DispatchId | None = None) -> None:
         no, job_id, n, state = told

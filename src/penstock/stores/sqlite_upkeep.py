@@ -62,31 +62,32 @@ class Upkeep:
     def prune(self, before: Moment, limit: int) -> int:
         self._pages.flush_rows()
         asked = {"before": before, "most": limit}
+        batches, done = self._old_done(asked)
         settled = [tuple(row) for row in query(self._con, "old_jobs", asked)]
-        old = sorted(settled + self._old_done(asked))[:limit]
+        old = sorted(settled + done)[:limit]
         self._forget_events({no: job_id for _, no, job_id, *_ in old})
         for _, no, _, addon_id, state in old:
             for name in _FORGET:
                 self._con.execute(self._sql[name], (no,))
             self._pages.tally[addon_id, state] -= 1
         if old:
-            self._shorten_done({no for _, no, _, _, state in old if state == State.DONE})
+            self._shorten_done(batches, {no for _, no, *_ in old})
             self._pages.note(self._now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
         return len(old)
 
-    def _old_done(self, asked: dict[str, int]) -> list[tuple[Any, ...]]:
-        """As rows of `old_jobs`."""
+    def _old_done(self, asked: dict[str, int]) -> tuple[dict[int, list[int]], list[tuple[Any, ...]]]:
+        """Which were done together, and all of them as rows of `old_jobs`."""
+        batches: dict[int, list[int]] = {}
         found: list[tuple[Any, ...]] = []
-        self._done: dict[int, list[int]] = {}
         for batch, at, jobs in query(self._con, "old_done", asked):
-            self._done[batch] = _numbers(jobs)
+            batches[batch] = _numbers(jobs)
             found += [(at, *job, State.DONE) for job in query(self._con, "done_jobs", {"nos": jobs})]
             if len(found) >= asked["most"]:
                 break
-        return found
+        return batches, found
 
-    def _shorten_done(self, gone: set[int]) -> None:
-        for batch, jobs in self._done.items():
+    def _shorten_done(self, batches: dict[int, list[int]], gone: set[int]) -> None:
+        for batch, jobs in batches.items():
             left = [no for no in jobs if no not in gone]
             if not left:
                 self._con.execute(self._sql["forget_done"], (batch,))
