@@ -21,11 +21,13 @@ from penstock.core.landing import End
 from penstock.core.order import Offer, Ordering, weigh
 from penstock.core.refusals import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
 from penstock.core.retry import Schedules
+from penstock.core.states import State
 from penstock.core.words import SECOND
 from penstock.stores import sqlite_file
 from penstock.stores.protocol import Depth, Done, Query, Terms
 from penstock.stores.sqlite import SqliteStore
 from penstock.stores.sqlite_care import Presence
+from penstock.stores.sqlite_find import found
 from penstock.stores.statements import migrations
 
 T0 = 1_900_000_000 * SECOND
@@ -601,6 +603,8 @@ def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, 
         "events",
         "events_of",
         "events_of_job",
+        "old_done",
+        "done_jobs",
         "batches_of",
         "forget_mentions",
     ],
@@ -638,3 +642,12 @@ def test_what_will_start_is_told_before_it_is_on_disk_and_can_be_made_ready(path
     assert (job.dispatch_id, str(job.state)) == (granted[0].dispatch_id, "RUNNING")
     assert states == ["QUEUED"]
     assert [str(job.state) for job in store.find(Query())] == ["RUNNING"]
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_list_of_any_state_is_walked_in_its_order_and_not_sorted(store, state):
+    sql, values = found(Query(states=[state], newest_first=True))
+    columns = sqlite_file.statements()["job_columns"]
+    plan = [row[3] for row in store._con.execute(f"EXPLAIN QUERY PLAN {columns} {sql}", values)]
+
+    assert not [step for step in plan if "TEMP B-TREE" in step or "SCAN job" in step or "SCAN j" in step]

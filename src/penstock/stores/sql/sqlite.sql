@@ -271,8 +271,7 @@ SELECT ended_at, no, job_id, addon_id, state FROM job
 WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < :before ORDER BY ended_at, no LIMIT :most;
 
 -- name: old_done
--- In the order of their commits.
-SELECT no, at, jobs FROM done WHERE at < :before ORDER BY no LIMIT :most;
+SELECT no, at, jobs FROM done WHERE at < :before ORDER BY at, no LIMIT :most;
 
 -- name: done_jobs
 SELECT job.no, job.job_id, job.addon_id FROM json_each(:nos) AS asked CROSS JOIN job ON job.no = asked.value;

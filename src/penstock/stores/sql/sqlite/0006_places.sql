@@ -168,6 +168,7 @@ CREATE INDEX queue_line ON queue (demand, line, turn, no) WHERE line > 0;
 CREATE INDEX queue_ready ON queue (ready_at) WHERE line = 0;
 CREATE INDEX queue_urgent ON queue (urgent_at) WHERE line = 1 AND urgent_at IS NOT NULL;
 CREATE INDEX queue_deadline ON queue (deadline_at) WHERE deadline_at IS NOT NULL;
+CREATE INDEX done_at ON done (at);
 CREATE UNIQUE INDEX attempt_loan ON attempt (loan) WHERE loan IS NOT NULL;
 
 -- A job with its place: what a reader sees.
