@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from threading import Event, Thread
+from threading import Event
 
 import psutil
 import pytest
@@ -15,15 +13,11 @@ import pytest
 from penstock.core.quiet import QuietState, Reading
 from penstock.core.refusals import BadIntent
 from penstock.core.words import HOUR, SECOND
-from penstock.engine import elsewhere, procfs
 from penstock.engine.clock import SteadyClock
-from penstock.engine.family import MOST_KEPT, Family
 from penstock.engine.house import House
-from penstock.engine.kernel_files import KernelFiles
 from penstock.engine.machine import Machine
 from penstock.engine.probe import Box, Own, Probe, Process, Sample
 from penstock.engine.rules import Rules
-from penstock.engine.sample import Whole
 from penstock.engine.signals import Signals
 from penstock.stores.memory import MemoryStore
 
@@ -179,15 +173,11 @@ def test_a_probe_that_fails_leaves_a_machine_that_admits_nothing():
 
 
 def kernel(tmp_path, files):
-    lay(tmp_path, files)
-    return Probe(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup")()
-
-
-def lay(tmp_path, files):
     for name, text in files.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    return Probe(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup")()
 
 
 SOME = "some avg10={} avg60=0.00 avg300=0.00 total=1\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=1\n"
@@ -263,192 +253,7 @@ def test_the_older_way_to_say_no_limit_is_none(tmp_path):
     assert kernel(tmp_path, files).box == Box()
 
 
-def test_a_limit_that_is_changed_while_we_run_is_seen(tmp_path):
-    box = {"proc/self/cgroup": "0::/box\n", "cgroup/cgroup.controllers": "cpu memory"}
-    lay(tmp_path, box | {"cgroup/box/cpu.max": "100000 100000\n"})
-    probe = Probe(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup")
-    before = probe().box.cores
-    lay(tmp_path, {"cgroup/box/cpu.max": "250000 100000\n"})
-
-    assert (before, probe().box.cores) == (1.0, 2.5)
-
-
-def test_who_is_moved_to_another_cgroup_has_the_limits_of_that_one(tmp_path):
-    limits = {"cgroup/old/memory.max": "1000\n", "cgroup/new/memory.max": "2000\n"}
-    lay(tmp_path, limits | {"proc/self/cgroup": "0::/old\n", "cgroup/cgroup.controllers": "memory"})
-    probe = Probe(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup")
-    before = probe().box.memory
-    lay(tmp_path, {"proc/self/cgroup": "0::/new\n"})
-
-    assert (before, probe().box.memory) == (1_000, 2_000)
-
-
-def test_of_equal_limits_the_innermost_is_looked_at(tmp_path):
-    sample = kernel(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/pod/box\n",
-            "cgroup/cgroup.controllers": "memory",
-            "cgroup/pod/memory.max": "1000\n",
-            "cgroup/pod/memory.current": "900\n",
-            "cgroup/pod/box/memory.max": "1000\n",
-            "cgroup/pod/box/memory.current": "100\n",
-        },
-    )
-
-    assert sample.box.memory_used == 100
-
-
-CPU = "cpu  100 0 50 700 100 10 20 20 30 0\ncpu0 1\ncpu1 1\nintr 5\n"
-MEMORY = "MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:   400 kB\n"
-
-
-def test_the_machine_as_a_whole_is_read_from_its_files(tmp_path):
-    lay(tmp_path, {"proc/stat": CPU, "proc/meminfo": MEMORY})
-    found = procfs.whole(KernelFiles(), str(tmp_path / "proc"), procfs.Disks())
-
-    # 30 of guests are in the 100 of users; 100 were waiting for a disk.
-    assert found == Whole(
-        2, 200 / os.sysconf("SC_CLK_TCK"), 1_000 / os.sysconf("SC_CLK_TCK"), 1_024_000, 614_400, 0
-    )
-
-
-@pytest.mark.parametrize(("stat", "memory"), [("", MEMORY), (CPU, ""), (CPU, "MemTotal:  1000 kB\n")])
-def test_what_is_not_as_we_know_it_is_left_to_others(tmp_path, stat, memory):
-    lay(tmp_path, {"proc/stat": stat, "proc/meminfo": memory})
-
-    assert procfs.whole(KernelFiles(), str(tmp_path / "proc"), procfs.Disks()) is None
-
-
-def test_a_partition_is_counted_in_its_disk_and_not_again(monkeypatch):
-    monkeypatch.setattr(procfs.os, "access", lambda path, _: path == "/sys/block/sda")
-    lines = "8 0 sda 1 0 10 0 1 0 6 0 0 0 0\n8 1 sda1 1 0 10 0 1 0 6 0 0 0 0\n"
-
-    assert procfs.Disks().moved(lines) == 16 * 512
-
-
-def test_a_process_may_have_any_name(tmp_path):
-    us = os.getpid()
-    times = " ".join(["0"] * 9 + ["10", "20", "30", "40"] + ["0"] * 4 + ["500"])
-    lay(
-        tmp_path,
-        {
-            f"proc/{us}/stat": f"{us} (a) R 9 (b) S 7 {times} 0\n",
-            f"proc/self/task/{us}/children": "",
-            f"proc/{us}/statm": "90 30 10 0 0\n",
-            f"proc/{us}/io": "rchar: 9\nread_bytes: 5\nwrite_bytes: 6\n",
-        },
-    )
-    found = Family(str(tmp_path / "proc")).look({us})
-
-    # The times follow the fields that nobody needs.
-    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    assert found == {Process(us, 500 / ticks): Own(7, 100 / ticks, 11, 20 * page, False)}
-
-
-def test_a_file_is_opened_once_and_tells_what_is_in_it_now(tmp_path, monkeypatch):
-    file, opened, files, really = tmp_path / "stat", [], KernelFiles(), os.open
-    file.write_text("one")
-    monkeypatch.setattr(os, "open", lambda *asked: opened.append(asked) or really(*asked))
-    first = files.text(str(file))
-    file.write_text("two")
-
-    assert (first, files.text(str(file)), len(opened)) == ("one", "two", 1)
-
-
-def test_a_file_that_comes_later_is_found(tmp_path):
-    files = KernelFiles()
-    before = files.text(str(tmp_path / "io"))
-    (tmp_path / "io").write_text("here")
-
-    assert (before, files.text(str(tmp_path / "io"))) == ("", "here")
-
-
-def test_a_long_list_is_read_to_its_end(tmp_path):
-    (tmp_path / "diskstats").write_text("line\n" * 50_000)
-
-    assert KernelFiles().text(str(tmp_path / "diskstats")).count("line") == 50_000
-
-
-def test_who_measures_no_more_has_nothing_open():
-    probe = Probe()
-    probe()
-    held = list(probe._files._open.values())
-    del probe
-
-    for fd in held:
-        with pytest.raises(OSError, match="Bad file"):
-            os.fstat(fd)
-
-
 # this machine
-
-
-def test_what_we_read_is_what_psutil_reads():
-    mine, theirs = Probe()(), elsewhere.whole()
-    [(process, ours)] = [(p, own) for p, own in mine.own.items() if p.pid == os.getpid()]
-    me = psutil.Process()
-
-    assert (mine.cores, mine.memory) == (theirs.cores, theirs.memory)
-    assert mine.cpu_total == pytest.approx(theirs.cpu_total, abs=30)
-    assert mine.cpu_busy == pytest.approx(theirs.cpu_busy, abs=30)
-    assert mine.memory_used == pytest.approx(theirs.memory_used, rel=0.5)
-    assert mine.moved <= theirs.moved
-    assert ours.parent == me.ppid()
-    assert ours.cpu <= sum(me.cpu_times()[:4]) + 0.02
-    assert mine.taken_at - process.born == pytest.approx(time.time() - me.create_time(), abs=30)
-
-
-def test_whoever_comes_and_goes_is_seen_by_a_probe_that_keeps_its_files_open():
-    probe = Probe()
-    counts = []
-    for _ in range(2 * MOST_KEPT):
-        with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
-            found = {process.pid for process in probe().own}
-            one.kill(), two.kill()
-        counts.append({one.pid, two.pid} <= found)
-
-    probe()
-    assert all(counts)
-    assert one.pid not in probe._family._kept
-
-
-def test_a_child_of_a_thread_that_is_new_is_seen():
-    probe, begun, over = Probe(), Event(), Event()
-    probe()
-    children = []
-
-    def work():
-        with subprocess.Popen(["sleep", "60"]) as child:
-            children.append(child.pid)
-            begun.set()
-            over.wait(30)
-            child.kill()
-
-    thread = Thread(target=work)
-    thread.start()
-    begun.wait(30)
-    found = {process.pid for process in probe().own}
-    over.set()
-    thread.join()
-
-    assert children[0] in found
-
-
-def test_a_second_look_opens_nothing_but_the_list_of_our_threads(monkeypatch):
-    probe, opened, really = Probe(), [], os.open
-    probe()
-    monkeypatch.setattr(os, "open", lambda path, *more: opened.append(path) or really(path, *more))
-    probe()
-
-    us = f"/proc/{os.getpid()}/"
-    assert [path for path in opened if path.startswith(us) or path in ("/proc/stat", "/proc/meminfo")] == []
-
-
-def test_without_proc_psutil_tells_of_our_processes(tmp_path):
-    found = elsewhere.own_processes({os.getpid()})
-
-    assert os.getpid() in {process.pid for process in found}
 
 
 BUSY = "import os, sys; print(os.getpid(), flush=True)\nwhile True: pass"

@@ -1,18 +1,20 @@
-"""What the kernel says about this machine, taken once. `signals` turns two samples into readings."""
+"""
+What the kernel says about this machine, taken once: counters and gauges, whose they are, and no judgement.
+
+The only file that knows psutil, /proc and cgroups; `signals` turns two samples into readings. A container sees the processor and
+the memory of its whole host, so where a cgroup limits us its own figures are taken as well (`Box`). Version 2 is read along the
+path up to the root, because any cgroup above ours may hold the tightest limit; version 1 at our own place.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
-
-from penstock.engine import procfs
-from penstock.engine.cgroups import Cgroups
-from penstock.engine.family import Family
-from penstock.engine.kernel_files import KernelFiles
-from penstock.engine.sample import Box, Own, Process, Sample, Whole
+from typing import Any, Final, NamedTuple, TypeAlias
 
 __all__ = ["Box", "Own", "Pids", "Probe", "Process", "Sample"]
 
@@ -21,50 +23,79 @@ Pids: TypeAlias = Callable[[], Iterable[int]]
 
 _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+#: No limit, as version 1 says it: the largest whole page below 2 ** 63.
+_V1_UNLIMITED: Final = 1 << 60
+
+
+class Process(NamedTuple):
+    """A pid alone comes back with another meaning; with its birth it does not."""
+
+    pid: int
+    born: float
+
+
+class Own(NamedTuple):
+    """A process of ours. `cpu` and `moved` include the children that it has waited for."""
+
+    parent: int
+    cpu: float  # seconds
+    moved: int  # bytes to and from disks
+    private: int  # bytes of memory that go with it
+    runnable: bool
+
+
+class Box(NamedTuple):
+    """A cgroup that limits us. None: it does not limit that."""
+
+    cores: float | None = None
+    cpu: float | None = None  # seconds used by everybody in it
+    memory: int | None = None
+    memory_used: int | None = None
+
+
+UNLIMITED: Final = Box()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    taken_at: float  # seconds, by the clock that births of processes are told in
+    cores: int
+    cpu_busy: float  # seconds of all cores since the machine started
+    cpu_total: float
+    load: float | None
+    memory: int
+    memory_used: int
+    moved: int  # bytes to and from disks since the machine started
+    #: Of cpu, io, memory: the percentage of time in which somebody waited. What is not there is not known.
+    pressure: Mapping[str, float]
+    own: Mapping[Process, Own] = field(default_factory=dict)
+    box: Box = UNLIMITED
 
 
 class Probe:
-    """Kept for as long as somebody measures: it has the kernel's files open."""
-
     def __init__(self, pids: Pids = tuple, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
-        self._pids, self._proc = pids, str(proc)
-        self._files, self._disks = KernelFiles(), procfs.Disks()
-        self._cgroups, self._family = Cgroups(self._proc, cgroups), Family(self._proc)
+        self._pids, self._proc, self._cgroups = pids, proc, cgroups
 
     def __call__(self) -> Sample:
-        whole = procfs.whole(self._files, self._proc, self._disks) or _whole_elsewhere()
-        groups, box = self._cgroups.look()
-        taken_at, own = self._own()
+        import psutil  # noqa: PLC0415 - only the process that measures needs it, and it costs 20 ms
+
+        cpu, memory, disks = psutil.cpu_times(), psutil.virtual_memory(), psutil.disk_io_counters()
+        # Guests are counted in user and nice as well; waiting for a disk is idle time with a reason.
+        total = sum(cpu) - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)
+        groups = _limiting_groups(self._proc, self._cgroups)
         return Sample(
-            taken_at=taken_at,
-            cores=whole.cores,
-            cpu_busy=whole.cpu_busy,
-            cpu_total=whole.cpu_total,
+            taken_at=time.time(),
+            cores=psutil.cpu_count() or 1,
+            cpu_busy=total - cpu.idle - getattr(cpu, "iowait", 0.0),
+            cpu_total=total,
             load=_load(),
-            memory=whole.memory,
-            memory_used=whole.memory_used,
-            moved=whole.moved,
-            pressure=procfs.pressure(self._files, self._proc, groups),
-            own=own,
-            box=box,
+            memory=memory.total,
+            memory_used=memory.total - memory.available,
+            moved=0 if disks is None else disks.read_bytes + disks.write_bytes,
+            pressure=_pressure(self._proc, groups),
+            own=_own(self._proc, {os.getpid(), *self._pids()}),
+            box=_box(self._proc, self._cgroups, groups),
         )
-
-    def _own(self) -> tuple[float, dict[Process, Own]]:
-        """And when it was taken, by the clock of their births."""
-        roots = {os.getpid(), *self._pids()}
-        since_start = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else 0.0
-        own = self._family.look(roots)
-        if own is not None:
-            return since_start, own
-        from penstock.engine import elsewhere  # noqa: PLC0415 - only where it is needed
-
-        return time.time(), elsewhere.own_processes(roots)
-
-
-def _whole_elsewhere() -> Whole:
-    from penstock.engine import elsewhere  # noqa: PLC0415 - as above
-
-    return elsewhere.whole()
 
 
 def _load() -> float | None:
@@ -72,3 +103,181 @@ def _load() -> float | None:
         return os.getloadavg()[0]
     except OSError:
         return None
+
+
+def _own(proc: Path, roots: set[int]) -> dict[Process, Own]:
+    import psutil  # noqa: PLC0415 - as above
+
+    children = _children_of if (proc / "self/task" / str(os.getpid()) / "children").exists() else _searched()
+    found: dict[Process, Own] = {}
+    seen: set[int] = set()
+    todo = list(roots)
+    while todo:
+        pid = todo.pop()
+        if pid not in seen:
+            seen.add(pid)
+            todo += children(proc, pid)
+            with suppress(psutil.Error):  # it ended while we looked
+                process = psutil.Process(pid)
+                found[Process(pid, process.create_time())] = _one(process)
+    return found
+
+
+def _children_of(proc: Path, pid: int) -> list[int]:
+    """Asked of the process itself, so that the cost follows what is ours and not what runs on the machine."""
+    with suppress(OSError):
+        tasks = list((proc / str(pid) / "task").iterdir())
+        return [int(child) for task in tasks for child in _text(task / "children").split()]
+    return []
+
+
+def _searched() -> Callable[[Path, int], list[int]]:
+    """For a kernel that does not tell: every process is asked for its parent."""
+    import psutil  # noqa: PLC0415 - as above
+
+    children: dict[int, list[int]] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            children.setdefault(process.ppid(), []).append(process.pid)
+    return lambda _, pid: children.get(pid, [])
+
+
+def _one(process: Any) -> Own:
+    import psutil  # noqa: PLC0415 - as above
+
+    with process.oneshot():
+        cpu, memory = process.cpu_times(), process.memory_info()
+        moved = 0
+        with suppress(psutil.AccessDenied, AttributeError, NotImplementedError):
+            io = process.io_counters()
+            moved = io.read_bytes + io.write_bytes
+        return Own(
+            parent=process.ppid(),
+            cpu=cpu.user + cpu.system + cpu.children_user + cpu.children_system,
+            moved=moved,
+            # What is shared stays when the process goes. Too little is the safe side: the rest counts as somebody else's.
+            private=memory.rss - getattr(memory, "shared", 0),
+            runnable=process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP),
+        )
+
+
+# pressure
+
+
+def _pressure(proc: Path, groups: list[Path]) -> dict[str, float]:
+    """Of the innermost cgroup that limits us, where it has such files; else of the machine."""
+    found: dict[str, float] = {}
+    for name in ("cpu", "io", "memory"):
+        for file in (*(group / f"{name}.pressure" for group in groups), proc / "pressure" / name):
+            value = _some(file)
+            if value is not None:
+                found[name] = value
+                break
+    return found
+
+
+def _some(file: Path) -> float | None:
+    """`some avg10=1.23 ...`: the share of the last ten seconds in which at least one task waited."""
+    for line in _text(file).splitlines():
+        if line.startswith("some "):
+            words = dict(word.partition("=")[::2] for word in line.split()[1:])
+            with suppress(KeyError, ValueError):
+                return float(words["avg10"])
+    return None
+
+
+# cgroups
+
+
+def _limiting_groups(proc: Path, cgroups: Path) -> list[Path]:
+    """Version 2, innermost first."""
+    root = cgroups if (cgroups / "cgroup.controllers").exists() else cgroups / "unified"
+    place = _place(proc, "")
+    if place is None or not (root / "cgroup.controllers").exists():
+        return []
+    inner = root / place.lstrip("/")
+    chain = [inner, *inner.parents]
+    chain = chain[: chain.index(root) + 1] if root in chain else [root]
+    return [group for group in chain if _v2_cores(group) is not None or _v2_memory(group) is not None]
+
+
+def _place(proc: Path, controller: str) -> str | None:
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, place = line.split(":", 2)
+        if controller in controllers.split(","):
+            return place
+    return None
+
+
+def _box(proc: Path, cgroups: Path, groups: list[Path]) -> Box:
+    cores = min(((c, g) for g in groups if (c := _v2_cores(g)) is not None), default=None, key=lambda p: p[0])
+    memory = min(
+        ((m, g) for g in groups if (m := _v2_memory(g)) is not None), default=None, key=lambda p: p[0]
+    )
+    if cores is None and memory is None:
+        return _v1_box(proc, cgroups)
+    return Box(
+        cores=None if cores is None else cores[0],
+        cpu=None if cores is None else _field(cores[1] / "cpu.stat", "usage_usec", 1e-6),
+        memory=None if memory is None else memory[0],
+        memory_used=None if memory is None else _v2_used(memory[1]),
+    )
+
+
+def _v2_cores(group: Path) -> float | None:
+    quota, _, period = _text(group / "cpu.max").strip().partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _v2_memory(group: Path) -> int | None:
+    return _number(group / "memory.max")
+
+
+def _v2_used(group: Path) -> int | None:
+    used = _number(group / "memory.current")
+    # Files that can be dropped at any time are not in anybody's way.
+    droppable = _field(group / "memory.stat", "inactive_file") or 0
+    return None if used is None else max(0, used - int(droppable))
+
+
+def _v1_box(proc: Path, cgroups: Path) -> Box:
+    memory, cpu, account = (_v1_group(proc, cgroups, name) for name in ("memory", "cpu", "cpuacct"))
+    limit = _number(memory / "memory.limit_in_bytes")
+    used = _number(memory / "memory.usage_in_bytes")
+    droppable = _field(memory / "memory.stat", "total_inactive_file") or 0
+    limited = limit is not None and limit < _V1_UNLIMITED
+    quota, period = _number(cpu / "cpu.cfs_quota_us"), _number(cpu / "cpu.cfs_period_us")
+    spent = _number(account / "cpuacct.usage")
+    cores = quota / period if quota and period else None
+    return Box(
+        cores=cores,
+        cpu=None if cores is None or spent is None else spent / 1e9,
+        memory=limit if limited else None,
+        memory_used=max(0, used - int(droppable)) if limited and used is not None else None,
+    )
+
+
+def _v1_group(proc: Path, cgroups: Path, controller: str) -> Path:
+    """In a container the path is the host's and does not exist here: then the mount itself is our place."""
+    inner = cgroups / controller / (_place(proc, controller) or "").lstrip("/")
+    return inner if inner.is_dir() else cgroups / controller
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _field(file: Path, name: str, scale: float = 1) -> float | None:
+    for line in _text(file).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value) * scale
+    return None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("ascii", "replace")
+    except OSError:
+        return ""
