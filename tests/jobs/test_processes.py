@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -144,6 +145,25 @@ def test_a_second_ctrl_c_does_not_wait_for_a_function_that_ignores_everything(ma
     other.communicate(timeout=20)
 
     assert ("QUEUED", 0) == (job.state, job.job.counters.crash)
+
+
+def test_a_second_ctrl_c_counts_before_anybody_has_woken_up_for_the_first(make, monkeypatch):
+    class Asleep(threading.Event):
+        def wait(self, timeout=None):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().wait(timeout)
+
+    here, stops = make(), []
+    monkeypatch.setattr(here, "start", lambda: here)
+    monkeypatch.setattr(here, "stop", lambda timeout=None: stops.append(timeout))
+    monkeypatch.setattr(threading, "Event", Asleep)
+    before = signal.getsignal(signal.SIGINT)
+    here.run()
+    monkeypatch.undo()
+
+    assert [0] == stops
+    assert before is signal.getsignal(signal.SIGINT)
 
 
 def test_a_program_that_just_ends_puts_back_what_runs(make, program):

@@ -279,18 +279,21 @@ class Scheduler:
 
     def run(self) -> None:
         """Run jobs until Ctrl-C or SIGTERM: the whole of a worker program. A second Ctrl-C does not wait for what runs."""
-        ended = threading.Event()
-        before = {
-            number: signal.signal(number, lambda *_: ended.set())
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        asked = threading.Event()
+
+        def ask(*_: object) -> None:
+            asked.set()
+            # Here, and not by whoever wakes up for it: the second one may come before that.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with self:
-                while not ended.wait(3_600):
-                    pass
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.start()
+            while not asked.wait(3_600):
+                pass
+            self.stop()
         except KeyboardInterrupt:
-            pass
+            self.stop(0)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
