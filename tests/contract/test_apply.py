@@ -369,3 +369,16 @@ def test_pages_of_finished_jobs_are_found_by_state(yard):
     yard.end(dispatch)
 
     assert [job.job_id for job in yard.store.find(Query(states=[State.DONE]))] == [dispatch.job_id]
+
+
+@pytest.mark.parametrize("how", [End.COMPLETED, End.JOB_ERROR, End.RELEASED, None])
+def test_a_remark_can_be_made_wherever_a_job_is(yard, how):
+    job, dispatch = yard.start()
+    if how is not None:
+        yard.store.apply([changes.end(job, dispatch, how, yard.now, **yard.rules)])
+    job = yard.store.job(job.job_id)
+    before = yard.kinds(job.job_id)
+
+    assert yard.store.apply([changes.remark(job, changes.Note(Kind.SIGNALED, "x"), yard.now)]) == [True]
+    assert yard.kinds(job.job_id) == [*before, "SIGNALED"]
+    assert yard.store.job(job.job_id).state is job.state

@@ -15,7 +15,7 @@ import apsw
 import pytest
 
 from penstock.core.admission import Conditions, Limits
-from penstock.core.changes import end
+from penstock.core.changes import edit, end, start
 from penstock.core.intent import Intent
 from penstock.core.landing import End
 from penstock.core.order import Offer, Ordering, weigh
@@ -651,3 +651,52 @@ def test_a_list_of_any_state_is_walked_in_its_order_and_not_sorted(store, state)
     plan = [row[3] for row in store._con.execute(f"EXPLAIN QUERY PLAN {columns} {sql}", values)]
 
     assert not [step for step in plan if "TEMP B-TREE" in step or "SCAN job" in step or "SCAN j" in step]
+
+
+def test_what_never_came_to_be_is_not_handed_out_later(path):
+    """A lease whose commit failed, and a later one of the same job, have the same name."""
+    now = [T0]
+    store = SqliteStore(path, lambda: now[0])
+    store.submit([replace(JOB, priority=10)], Depth())
+    transaction, con = store._writer._begin(), store._con
+
+    class Full:
+        def __getattr__(self, name):
+            return getattr(con, name)
+
+        def execute(self, sql, *values):
+            if sql == "COMMIT":
+                transaction._con = con
+                raise apsw.FullError("full")
+            return con.execute(sql, *values)
+
+    transaction._con = Full()
+    with pytest.raises(StoreFailed):
+        tick(store, offer=Offer.LEASE)
+    now[0] += 1
+    [job] = store.find(Query())
+    store.apply([edit(job, replace(job.intent, priority=99), now[0], Ordering())])
+    [reserved] = tick(store)
+    store.apply([start(store.job(job.job_id), reserved, now[0], ttl=SECOND)])
+
+    [claimed] = store.claimed([store.dispatch(reserved.dispatch_id)])
+    assert claimed.intent.priority == 99
+    store.close()
+
+
+def test_a_page_of_what_is_done_costs_the_same_wherever_it_begins(store):
+    store.submit([replace(JOB, cost_units=1)] * 2_000, Depth())
+    for _ in range(20):
+        runs = tick(store, capacity=100, offer=Offer.LEASE)
+        store.complete_soon([Done(run.dispatch_id) for run in runs]).result()
+
+    def page(**of):
+        sql, values = found(Query(states=[State.DONE], limit=10, **of))
+        whole = f"{sqlite_file.statements()['job_columns']} {sql}"
+        return steps_of(store, lambda: store._con.execute(whole, values).fetchall())
+
+    first = page()
+    assert page(after=1_900) <= first + 2
+    assert page(after=100, newest_first=True) <= first + 2
+    assert page(after=1_900, newest_first=True) <= first + 2
+    assert [job.no for job in store.find(Query(states=[State.DONE], limit=2, after=1_900))] == [1_901, 1_902]

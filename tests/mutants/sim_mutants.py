@@ -298,6 +298,28 @@ MUTANTS = [
         CONTRACT,
     ),
     planted(
+        "who waited when the clock was set back waits as long as that",
+        "engine/clock.py",
+        "    return now < moment <= now + pause\n",
+        "    return now < moment\n",
+        ("tests/engine/test_set_back.py",),
+    ),
+    planted(
+        "what never came to be is handed out under the same name",
+        "stores/sqlite_many.py",
+        "        drafts[dispatch_id, now] = (started, queued, dispatch_id)\n",
+        "        drafts[dispatch_id, 0] = (started, queued, dispatch_id)\n",
+        ("tests/contract/test_sqlite.py",),
+    ),
+    planted(
+        "a page of what is done reads all before it",
+        "stores/sqlite_find.py",
+        "    values.append(0 if query.newest_first else query.after)\n",
+        "    values.append(0)\n"
+        '    if query.after and not query.newest_first:\n        where += f" AND {number} > ?"\n        values.append(query.after)\n',
+        ("tests/contract/test_sqlite.py",),
+    ),
+    planted(
         "a canceled job forgets what it waited for",
         "stores/sql/sqlite.sql",
         "(SELECT ?, ?, ?, q.denied, q.denied_data,",

@@ -12,7 +12,12 @@ from collections.abc import Callable
 
 from penstock.core.words import SECOND, Moment, Span
 
-__all__ = ["SteadyClock"]
+__all__ = ["SteadyClock", "comes_later"]
+
+
+def comes_later(moment: Moment, now: Moment, pause: Span) -> bool:
+    """Whether it is not due yet. One that is further away than the pause it was made of is from before the clock was set back, and counts for nothing."""
+    return now < moment <= now + pause
 
 
 def _wall() -> Moment:

@@ -14,7 +14,7 @@ from penstock.core.changes import Change
 from penstock.core.landing import End, Phase
 from penstock.core.refusals import Refused
 from penstock.core.words import MILLISECOND, Moment, Span
-from penstock.engine.clock import SteadyClock
+from penstock.engine.clock import SteadyClock, comes_later
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Due, Overdue, Store
 
@@ -46,16 +46,16 @@ class Keeper:
         self._look_at: Moment = 0
 
     def step(self, now: Moment) -> Moment:
-        if now < self._look_at:
+        if comes_later(self._look_at, now, self._pause):
             return self._look_at
-        self._look_at = now + self._pause
         now += self._mind_the_clock()
+        self._look_at = now + self._pause
         while len(overdue := self._store.overdue(self._batch)) > 0:
             decided = [change for item in overdue if (change := self._decide(item, now)) is not None]
             settled = self._store.apply(decided)
             if len(overdue) < self._batch or not any(settled):
                 break
-        if now >= self._prune_at:
+        if not comes_later(self._prune_at, now, self._rules.prune_every):
             forgotten = self._store.prune(now - self._rules.retention, self._rules.prune_step)
             # A full step means that there is more: come again soon, but let others write in between.
             self._prune_at = now + (self._rules.tick if forgotten else self._rules.prune_every)

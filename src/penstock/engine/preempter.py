@@ -13,6 +13,7 @@ from penstock.core.preempt import Act, Cycle, InFlight, Want, advance, begin, ch
 from penstock.core.refusals import Refused
 from penstock.core.states import State
 from penstock.core.words import Moment
+from penstock.engine.clock import comes_later
 from penstock.engine.desk import Desk
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.rules import Rules
@@ -40,7 +41,7 @@ class Preempter:
         Once a tick, however often it is called: what it looks for has been in the way for longer than that. Only who has been asked to make room has a
         moment that counts; else it comes along with the tick of the others, and nobody is woken for it alone.
         """
-        if now < self._due:
+        if comes_later(self._due, now, self._rules.tick):
             return self._due if self._cycle is not None else now + self._rules.tick
         if self._cycle is not None:
             self._go_on(self._cycle, now)

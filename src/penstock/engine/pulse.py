@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.job import Event, Kind
 from penstock.core.words import SECOND, HostId, Moment, Span
+from penstock.engine.clock import comes_later
 from penstock.engine.feed import feed
 from penstock.engine.machine import Machine
 from penstock.engine.tallies import Tallies
@@ -77,7 +78,7 @@ class Pulse:
         self._lock = Lock()
 
     def step(self, now: Moment) -> Moment:
-        if now < self._next:  # somebody rang for the others
+        if comes_later(self._next, now, SECOND):  # somebody rang for the others
             return self._next
         self._next = now + SECOND
         events = self._unread()
@@ -104,7 +105,7 @@ class Pulse:
 
     def rest(self, now: Moment) -> Moment:
         """A step for a second in which nothing was committed: what was counted last still holds, and nothing is read."""
-        if now < self._next or not self._seconds:
+        if comes_later(self._next, now, SECOND) or not self._seconds:
             return self.step(now)
         self._next = now + SECOND
         conditions = self._machine.conditions(now)

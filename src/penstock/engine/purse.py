@@ -17,6 +17,7 @@ from penstock.core.landing import End, Phase
 from penstock.core.refusals import Refused
 from penstock.core.spend import Spending, over, spending_alerts
 from penstock.core.words import HOUR, AddonId, JobId, Moment, Money
+from penstock.engine.clock import comes_later
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Standing, Store
 
@@ -59,7 +60,7 @@ class Purse:
         budgets = self._rules.limits.budgets
         if not budgets:
             return now + HOUR
-        if now < self._due <= now + self._rules.tick:
+        if comes_later(self._due, now, self._rules.tick):
             return self._due
         self._due = now + self._rules.tick
         spent = self._store.books(self._rules.host).spent

@@ -3,7 +3,8 @@ Which kinds of jobs may be reserved on this host: so that a worker who comes nee
 
 To look is a read of its own beside every claim, and mostly there is nothing. Who has the right to dispatch makes all the reservations of its host, so it
 can tell: those it found when it began, and those it made since. Each is over when its time is, taken up or not. Who has not that
-right knows nothing, and looks.
+right knows nothing, and looks. So jobs must be claimed where they are dispatched, as all of ours are: a claim elsewhere may reserve what stands before
+it in line, which nobody here would know of until its time is over.
 """
 
 from __future__ import annotations

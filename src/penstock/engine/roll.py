@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.hosts import Host
 from penstock.core.words import SECOND, Moment, Span
+from penstock.engine.clock import comes_later
 from penstock.engine.machine import Machine
 from penstock.engine.rules import Rules
 from penstock.engine.version import VERSION
@@ -40,6 +41,7 @@ class Roll:
         self._told = told._replace(instance=instance)
         self._started_at: Moment = 0
         self._beat_at, self._look_at = 0, 0
+        self._lasts = rules.lease_for if store.shared else LOST_FOR
 
     def join(self) -> None:
         """DispatcherHeld: another one that lives has this name. Nothing may be done with what runs under it before this is known."""
@@ -52,9 +54,9 @@ class Roll:
         self._greet(self._store.now())
 
     def step(self, now: Moment) -> Moment:
-        if now >= self._beat_at:
+        if not comes_later(self._beat_at, now, self._lasts // 3):
             self._greet(now)
-        elif now >= self._look_at:
+        elif not comes_later(self._look_at, now, _LOOK):
             self._look_at = now + _LOOK
             host = self._rules.host
             self._machine.drained = any(h.draining for h in self._store.hosts() if h.host == host)
@@ -67,7 +69,6 @@ class Roll:
 
     def _greet(self, now: Moment) -> None:
         conditions = self._machine.conditions(now)
-        lasts = self._rules.lease_for if self._store.shared else LOST_FOR
         known = self._store.greet(
             Host(
                 host=self._rules.host,
@@ -79,9 +80,9 @@ class Roll:
                 url=self._told.url,
                 started_at=self._started_at,
                 seen_at=now,
-                until=now + lasts,
+                until=now + self._lasts,
             )
         )
         self._machine.drained = known.draining
-        self._beat_at = now + lasts // 3
+        self._beat_at = now + self._lasts // 3
         self._look_at = now + _LOOK

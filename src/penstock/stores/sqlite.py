@@ -21,7 +21,7 @@ from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job
 from penstock.core.order import Aging, Floor, Ordering, Verdict
 from penstock.core.refusals import StoreFailed
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.bell import Bell, Ear, address_of, ring
 from penstock.stores.ids import uuid7
 from penstock.stores.post import Courier, Letter, Post, Reply, post_names
@@ -41,7 +41,7 @@ from penstock.stores.protocol import (
 from penstock.stores.sqlite_care import Presence, refuse_network_file_system
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
 from penstock.stores.sqlite_reads import SqliteReads
-from penstock.stores.sqlite_started import Draft, made
+from penstock.stores.sqlite_started import Drafts, made
 from penstock.stores.sqlite_tx import Ties, Transaction
 from penstock.stores.writer import Passage, Writer
 
@@ -84,7 +84,7 @@ class SqliteStore(SqliteReads):
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._news = False
         #: Jobs that were leased and not asked for yet, which whoever runs them will do at once.
-        self._just_started: dict[DispatchId, Draft] = {}
+        self._just_started: Drafts = {}
         transaction = Transaction(
             self._con,
             self._write_lock,
@@ -121,7 +121,7 @@ class SqliteStore(SqliteReads):
         return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
-        started = [self._just_started.pop(d.dispatch_id, None) for d in dispatches]
+        started = [self._just_started.pop((d.dispatch_id, d.admitted_at), None) for d in dispatches]
         known = [made(draft) for draft in started if draft is not None]
         if len(known) < len(dispatches):  # reserved before
             return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
@@ -185,7 +185,7 @@ class SqliteStore(SqliteReads):
     def _write(self, run: Callable[[Transaction], T]) -> T:
         return self._writer.soon(run).result()
 
-    def _written(self, started: dict[DispatchId, Draft]) -> None:
+    def _written(self, started: Drafts) -> None:
         if len(self._just_started) > MOST_KEPT:  # nobody came for them
             self._just_started.clear()
         self._just_started.update(started)

@@ -56,8 +56,11 @@ def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
     if query.part is not None:
         where += f" AND instr({of}.job_id, ?) > 0"
         values.append(query.part)
-    if query.after:
-        where += f" AND {number} {'<' if query.newest_first else '>'} ?"
+    # One bound each way: of two the index would go by the first. Below zero are leases without a job.
+    where += f" AND {number} > ?"
+    values.append(0 if query.newest_first else query.after)
+    if query.newest_first and query.after:
+        where += f" AND {number} < ?"
         values.append(query.after)
     order = "DESC" if query.newest_first else "ASC"
     return f"{where} ORDER BY {number} {order} LIMIT ?", [*values, query.limit]

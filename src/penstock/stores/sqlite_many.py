@@ -130,7 +130,7 @@ def _lease(
             )
         )  # fmt: skip
         leases[dispatch_id] = (no, n + 2, kind)
-        drafts[dispatch_id] = (started, queued, dispatch_id)
+        drafts[dispatch_id, now] = (started, queued, dispatch_id)
     pages.tell(*events)
     pages.lease(kind, worker, plain)
     pages.add_live(rows)

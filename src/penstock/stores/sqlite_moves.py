@@ -58,6 +58,8 @@ def _note(pages: Pages, step: JobStep, moved: Moved) -> None:
         pages.update("note_queued", moved.no, moved.events)
     elif step.source in IN_FLIGHT:
         pages.update("note_live", moved.no, moved.events)
+    elif step.source is State.DONE:
+        pages.update("note_done", moved.no, moved.events, step.fence)
     else:
         pages.update("note_settled", moved.no, moved.events, step.source)
 

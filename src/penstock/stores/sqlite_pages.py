@@ -24,7 +24,7 @@ from penstock.stores.rows import by_name, listed
 from penstock.stores.sqlite_file import one, statements
 from penstock.stores.sqlite_floor import Demands, NewQueued, TableFloor, read_books
 from penstock.stores.sqlite_sets import insert, update, write
-from penstock.stores.sqlite_started import Draft
+from penstock.stores.sqlite_started import Drafts
 from penstock.stores.sqlite_sums import Held, Kept, Lease, Sums
 from penstock.stores.trail import pack
 
@@ -66,7 +66,7 @@ class Pages:
         self.told = False
         #: What was submitted here, and what of it started here: nobody need read it to run it.
         self.fresh: dict[int, Intent] = {}
-        self.started: dict[DispatchId, Draft] = {}
+        self.started: Drafts = {}
 
     def next_no(self) -> int:
         self._no += 1

@@ -19,7 +19,7 @@ from penstock.core.words import DispatchId, Moment, Money, Span
 from penstock.stores.rows import intent_from, make_job
 from penstock.stores.sqlite_floor import Queued
 
-__all__ = ["Draft", "Started", "made"]
+__all__ = ["Draft", "Drafts", "Started", "made"]
 
 _decode: Final = msgspec.json.Decoder(tuple[Any, ...]).decode
 #: What `said_of` leaves out of a job that has nothing of it.
@@ -72,6 +72,8 @@ class Started:
 
 #: A job that was started, until somebody asks for it.
 Draft: TypeAlias = tuple[Started, Queued, DispatchId]
+#: By dispatch and its moment: one that never came to be, because its commit failed, comes back under the same name.
+Drafts: TypeAlias = dict[tuple[DispatchId, Moment], Draft]
 
 
 def made(draft: Draft) -> Job:

@@ -37,7 +37,7 @@ from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_moves import Moved, move_dispatch, move_job
 from penstock.stores.sqlite_pages import NO_JOB, Pages
 from penstock.stores.sqlite_renew import renew
-from penstock.stores.sqlite_started import Draft
+from penstock.stores.sqlite_started import Drafts
 from penstock.stores.sqlite_sums import Sums
 from penstock.stores.sqlite_upkeep import Upkeep
 from penstock.stores.submitting import key_conflict, refuse_beyond
@@ -58,7 +58,7 @@ _new_queued: Final = quick_tuple(NewQueued)
 class Ties(NamedTuple):
     """What the store must hear: what will have started when this is on disk, and that it is, with something told."""
 
-    written: Callable[[dict[DispatchId, Draft]], None]
+    written: Callable[[Drafts], None]
     committed: Callable[[], None]
 
 

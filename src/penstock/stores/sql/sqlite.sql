@@ -182,6 +182,9 @@ UPDATE queue SET events = ?, line = ?, turn = ?, ready_at = ?, urgent_at = ?, pr
 -- name: note_settled
 UPDATE job SET events = ? WHERE state = ? AND no = ?;
 
+-- name: note_done
+UPDATE attempt SET events = ? WHERE fence = ? AND job_no = ?;
+
 -- name: note_queued
 UPDATE queue SET events = ? WHERE no = ?;
 
@@ -352,7 +355,7 @@ SELECT job.no FROM job WHERE job.state = ?
 
 -- name: done_ones
 -- By their attempts, which lie in the order of the jobs. Few of them did not complete.
-SELECT job.no FROM attempt AS place CROSS JOIN job ON job.no = place.job_no WHERE place.job_no > 0 AND place.how = 'completed' AND ? = 'DONE'
+SELECT job.no FROM attempt AS place CROSS JOIN job ON job.no = place.job_no WHERE place.how = 'completed' AND ? = 'DONE'
 
 -- name: dispatch_columns
 SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,

@@ -129,7 +129,7 @@ SELECT no, job_id, submitted_in, addon_id, demand, iif(state = 'FAILED' OR state
        max(0, fence - (state = 'DISPATCHING' OR state = 'RUNNING' OR state = 'DONE')), events, created_at, ready_at, priority, earliest_start_at,
        not_before, deadline_at, expected_sec, max_runtime_sec, max_active_sec,
        -- A view adds what the attempt took by which it was done.
-       iif(state = 'DONE', max(0, active - coalesce((SELECT ended_at - started_at FROM dispatch_5 d WHERE d.dispatch_id = job_id || '.' || job_5.fence), 0)), active),
+       iif(state = 'DONE', max(0, active - coalesce((SELECT max(0, ended_at - started_at) FROM dispatch_5 d WHERE d.dispatch_id = job_id || '.' || job_5.fence), 0)), active),
        crash, unavailable, error, start, spent, spent_before, progress, iif(line IS NULL, denied, ''), iif(line IS NULL, denied_data, NULL),
        iif(line IS NULL, denied_at, NULL), iif(line IS NULL, passed_at, NULL), iif(state = 'DONE', NULL, ended_at), idempotency_key
 FROM job_5;
