@@ -114,3 +114,10 @@ def test_the_simulation_visits_what_it_is_for():
         "cap_reached",
     } <= reasons
     assert {"crash", "StaleDispatch", "QueueFull", "let in"} <= acts
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("seed", [68_183])
+def test_what_a_seed_once_showed_stays_mended(kind, seed, tmp_path):
+    """68183: two runs of a job that was retried by hand reached its limit at one moment, and their alerts had one name."""
+    play(kind, seed, tmp_path)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from penstock.core.alerts import Alert
-from penstock.core.words import HOUR, SECOND, AddonId, JobId, Moment, Money
+from penstock.core.words import HOUR, SECOND, AddonId, DispatchId, JobId, Moment, Money
 
 __all__ = [
     "WARN_AT",
@@ -120,6 +120,7 @@ def uses(budget: Budget | None, spent: Mapping[str, Money], now: Moment) -> list
 class Spending(NamedTuple):
     """One amount, told by a run: what its job had spent before it, and what its addon has spent with it, by window."""
 
+    dispatch_id: DispatchId
     addon_id: AddonId
     job_id: JobId | None
     before: Money
@@ -130,12 +131,13 @@ class Spending(NamedTuple):
 
 def spending_alerts(spending: Spending, budget: Budget | None, now: Moment) -> list[Alert]:
     """Each mark is told once: by the amount that crossed it. A job that was retried by hand has its marks before it again."""
-    addon_id, job_id, before, added, limit, addon_spent = spending
+    dispatch_id, addon_id, job_id, before, added, limit, addon_spent = spending
     alerts = []
     if (mark := judge(before, added, limit)) and limit is not None:
         whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
         told = _told(whose, mark, before + added, limit)
-        key = f"{_COST[mark]}/{job_id}/{now}"
+        # By the run, not by the moment: a run crosses a mark once, and two runs may do so at one moment.
+        key = f"{_COST[mark]}/{dispatch_id}"
         alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **told))
     for window, most, name in () if budget is None else budget.named(now):
         after = addon_spent.get(window, 0)

@@ -39,6 +39,7 @@ class Purse:
         if not added:
             return ()
         spending = Spending(
+            standing.dispatch_id,
             standing.addon_id,
             standing.job_id,
             standing.spent_before,

@@ -366,6 +366,7 @@ class MemoryStore(MemoryUpkeep):
                 self._checkpoints[job.job_id] = beat.checkpoint
                 self._note(now, Note(Kind.CHECKPOINT), job, beat.dispatch_id)
         standing = Standing(
+            beat.dispatch_id,
             dispatch.job_id,
             dispatch.addon_id,
             dispatch.phase,

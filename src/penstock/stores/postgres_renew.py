@@ -110,6 +110,7 @@ class _Beating:
         for window in windows(self._now) if more else ():
             self._spent[run.addon_id, window.name] += more
         return Standing(
+            beat.dispatch_id,
             run.job_id,
             run.addon_id,
             Phase(run.phase),

@@ -114,6 +114,7 @@ LOST_FOR: Final[Span] = 24 * HOUR
 class Standing(NamedTuple):
     """Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the desk can judge its spending."""
 
+    dispatch_id: DispatchId
     job_id: JobId | None
     addon_id: AddonId
     phase: Phase

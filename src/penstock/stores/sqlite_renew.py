@@ -33,6 +33,7 @@ def renew(con: apsw.Connection, pages: Pages, beat: Beat, tell: Tell, now: Momen
         con.executemany(statements()["spend"], [(addon_id, w.name, more) for w in windows(now)])
     before = 0 if no is None else job_spent - spent_before
     standing = Standing(
+        beat.dispatch_id,
         None if job_id is None else JobId(job_id),
         AddonId(addon_id),
         Phase(phase),
