@@ -700,3 +700,24 @@ def test_a_page_of_what_is_done_costs_the_same_wherever_it_begins(store):
     assert page(after=100, newest_first=True) <= first + 2
     assert page(after=1_900, newest_first=True) <= first + 2
     assert [job.no for job in store.find(Query(states=[State.DONE], limit=2, after=1_900))] == [1_901, 1_902]
+
+
+def test_what_was_done_together_is_forgotten_one_after_the_other(store):
+    store.submit([replace(JOB, cost_units=1)] * 3, Depth())
+    runs = tick(store, offer=Offer.LEASE)
+    store.complete_soon([Done(run.dispatch_id) for run in runs]).result()
+
+    for left in (2, 1, 0):
+        assert store.prune(T0 + 1, 1) == 1
+        assert len(store.find(Query(states=[State.DONE]))) == left
+        assert store.audit() == []
+    assert store.prune(T0 + 1, 1) == 0
+
+
+def test_another_process_cannot_complete_under_a_lease_that_has_run_out(path, store):
+    store.submit([JOB], Depth())
+    [run] = tick(store, offer=Offer.LEASE)
+    other = SqliteStore(path, lambda: run.expires_at)
+
+    assert other.complete_soon([Done(run.dispatch_id)]).result() == [False]
+    other.close()

@@ -260,7 +260,7 @@ MUTANTS = [
         "stores/sql/sqlite.sql",
         "WHERE l.phase = 'leased' AND l.expires_at > :now;",
         "WHERE l.phase = 'leased' AND :now > 0;",
-        APPLY,
+        ("tests/contract/test_sqlite.py",),
     ),
     planted(
         "many complete that were told to stop",
@@ -327,18 +327,11 @@ MUTANTS = [
         CONTRACT,
     ),
     planted(
-        "a job that ran keeps its count of failed starts",
-        "stores/sqlite_moves.py",
-        "    fresh, ran = step.fresh, step.source is State.RUNNING\n",
-        "    fresh, ran = step.fresh, False\n",
-        CONTRACT,
-    ),
-    planted(
         "forgetting some that were done together forgets all of them",
         "stores/sqlite_upkeep.py",
         "            if not left:\n",
         "            if True:\n",
-        CONTRACT,
+        ("tests/contract/test_sqlite.py",),
     ),
     planted(
         "jobs that come together share what is not the same",
