@@ -183,7 +183,7 @@ CASES = {
     "no_room": (no_room, "needs 10 units, 0 free of 90"),
     "room_kept": (room_kept, "90 units are being kept for job"),
     "queued_ahead": (queued_ahead, "of priority 90 is in line for the same room"),
-    "awaits_worker": (awaits_worker, "waits for its worker to fetch it, nobody came for 12 s"),
+    "awaits_worker": (awaits_worker, "waits for a worker to claim it; the last one that may asked 12 s ago"),
 }
 
 

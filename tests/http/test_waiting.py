@@ -114,6 +114,25 @@ def test_dispatchable_wakes_at_once(live):
     assert time.monotonic() - began < AT_ONCE
 
 
+def test_a_claim_without_filters_hides_no_job_from_a_poll(place):
+    """The place has no dispatcher of its own: only the poll itself reserves here."""
+    place.client.claim()
+    job_id = place.client.submit()
+
+    assert [
+        job["job_id"] for job in place.client.get("/queue/dispatchable?addon_id=visuals").json["jobs"]
+    ] == [job_id]
+
+
+def test_a_claim_without_filters_hides_no_job_from_a_stream_of_its_addon(place):
+    place.client.claim()
+    job_id = place.client.submit()
+    with Stream(place.client, "?addon_id=visuals&after=0") as stream:
+        told = stream.take(2)
+
+    assert [(event["job_id"], event["kind"]) for event in told][1] == (job_id, "DISPATCHING")
+
+
 def test_a_job_can_be_waited_for(live):
     client = live.client
     job_id = client.submit()

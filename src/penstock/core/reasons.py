@@ -210,7 +210,7 @@ def words(reason: Reason, now: Moment) -> str:
         case QueuedAhead(job_id, priority):
             text = f"job {job_id[-8:]} of priority {priority} is in line for the same room"
         case AwaitsWorker(last_came_at):
-            text = f"waits for its worker to fetch it, nobody came for {spelled(now - last_came_at)}"
+            text = f"waits for a worker to claim it; the last one that may asked {spelled(now - last_came_at)} ago"
         case _:
             text = _shut(reason)
     return text

@@ -30,6 +30,7 @@ from penstock.core.tracker import Graces
 from penstock.core.words import AddonId, seconds
 from penstock.daemon.logs import configure
 from penstock.engine.clock import SteadyClock
+from penstock.engine.fetchers import FOR_EVER, Kinds
 from penstock.engine.house import House
 from penstock.engine.private import private_directory
 from penstock.engine.roll import Introduction
@@ -104,6 +105,10 @@ def _up(settings: Settings, down: ExitStack) -> Server:
     down.callback(house.stop)
     down.callback(Alerting(store, settings.data_dir / "alerts", _ways(settings)).start().stop)
     for name, addon in settings.addons.items():
+        if (
+            addon.webhook is not None
+        ):  # told of each reservation, so it is a two-step worker that is always present
+            house.fetchers.polled(Kinds(AddonId(name)), until=FOR_EVER)
         if addon.weight is not None:
             store.set_addon(AddonId(name), weight=addon.weight)
     config = _config(settings)

@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 #: Deciding anew so often means that something is wrong with the store, not that the job is lively.
 _TRIES = 8
+_MOST_POLLED: Final = 1_000
 
 
 class Claimed(NamedTuple):
@@ -201,6 +202,16 @@ class Desk:
     def dispatchable(self, addon_id: AddonId | None = None, limit: int = 100) -> list[Dispatch]:
         """Reserved, and waiting for a worker to ask for the lease."""
         return self._store.live(addon_id=addon_id, phases=[Phase.RESERVED], limit=limit)
+
+    def poll(self, kinds: Kinds, limit: int = 100) -> list[Dispatch]:
+        """What is reserved for a worker of the two-step way, which is present from now on."""
+        self.offer_to(kinds)
+        reserved = self.dispatchable(kinds.addon_id, _MOST_POLLED)
+        return [d for d in reserved if d.job_id is not None and kinds.fits(d.demand)][:limit]
+
+    def offer_to(self, kinds: Kinds) -> None:
+        """A worker of the two-step way is present: jobs of these kinds are reserved for it, and not left for any claim."""
+        self._dispatcher.offer_to(kinds, self._store.now())
 
     def lease(self, job_id: JobId, worker: str = "") -> Dispatch:
         """The two-step way: the reservation of a DISPATCHING job becomes the lease."""

@@ -1,8 +1,8 @@
 """
 Room in, dispatches out.
 
-A round is one transaction of the store. Jobs that workers come for by themselves are left in line for them (`Fetchers`); all
-others are reserved, and their addon is told by the trail.
+A round is one transaction of the store. Jobs that workers claim in one step are left in line for them; all others are reserved, and their
+addon is told by the trail. `engine/fetchers.py` knows which workers are present.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.core.demand import Demand
 from penstock.core.job import Dispatch
 from penstock.core.landing import Phase
 from penstock.core.order import MOST_PICKS, Floor, Offer, Verdict, weigh
 from penstock.core.outlook import View
-from penstock.core.words import OWN_TYPES, AddonId, HostId, JobId, Moment, Span
+from penstock.core.words import HostId, JobId, Moment
+from penstock.engine.fetchers import Fetchers, Kinds, Present
 from penstock.engine.machine import Machine
 from penstock.engine.reserved import Reserved
 from penstock.engine.rules import Rules
@@ -27,46 +27,6 @@ from penstock.stores.protocol import Ahead, Done, Rest, Ride, Store, Terms
 __all__ = ["Dispatcher", "Fetchers", "Kinds", "leased"]
 
 _ALL: Final = 1_000_000
-
-
-class Kinds(NamedTuple):
-    """What a worker can run. No addon: any. No types: any but our own, which only who names them knows how to run."""
-
-    addon_id: AddonId | None = None
-    job_types: frozenset[str] = frozenset()
-    own: bool = False  # ours as well
-
-    def fits(self, demand: Demand) -> bool:
-        if self.addon_id not in (None, demand.addon_id):
-            return False
-        if self.job_types:
-            return demand.job_type in self.job_types
-        return self.own or not demand.job_type.startswith(OWN_TYPES)
-
-
-class Fetchers:
-    """
-    Which kinds of jobs somebody comes for. Reserving such a job would only hold its units until that worker's next call,
-    so a round leaves it in line: the call itself dispatches and leases in one step.
-    """
-
-    def __init__(self) -> None:
-        self._until: dict[Kinds, Moment] = {}
-        self._lock = Lock()
-
-    def came(self, kinds: Kinds, until: Moment) -> None:
-        with self._lock:
-            self._until[kinds] = max(until, self._until.get(kinds, until))
-
-    def at(self, now: Moment) -> list[Kinds]:
-        with self._lock:
-            self._until = {kinds: until for kinds, until in self._until.items() if until > now}
-            return list(self._until)
-
-    def last_came_at(self, demand: Demand, fetch_for: Span) -> Moment | None:
-        with self._lock:
-            fitting = [until for kinds, until in self._until.items() if kinds.fits(demand)]
-        return max(fitting) - fetch_for if fitting else None
 
 
 class Dispatcher:
@@ -106,6 +66,11 @@ class Dispatcher:
         self._fetchers.came(kinds, now + self._rules.fetch_for)
         return self._rules.host, self._decider(now, kinds, limit), self._rules.terms(worker)
 
+    def offer_to(self, kinds: Kinds, now: Moment) -> None:
+        """A two-step worker polls for such jobs. Its first poll reserves those that were left in line for others."""
+        if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
+            self._round(now)
+
     def passage(
         self, kinds: Kinds, limit: int, worker: str, landed: Callable[[list[Dispatch], bool], Rest | None]
     ) -> Ride:
@@ -144,15 +109,15 @@ class Dispatcher:
         return decide
 
     def _offer(self, now: Moment, here: Kinds | None = None) -> Callable[[Demand], Offer]:
-        fetched: list[Kinds] | None = None  # asked for when the first comes that is not for who is here
+        present: Present | None = None  # asked for when the first comes that is not for who is here
 
         def offer(demand: Demand) -> Offer:
-            nonlocal fetched
+            nonlocal present
             if here is not None and here.fits(demand):
                 return Offer.LEASE
-            if fetched is None:
-                fetched = self._fetchers.at(now)
-            return Offer.NOBODY if any(kinds.fits(demand) for kinds in fetched) else Offer.RESERVE
+            if present is None:
+                present = self._fetchers.at(now)
+            return Offer.NOBODY if present.claims(demand) else Offer.RESERVE
 
         return offer
 

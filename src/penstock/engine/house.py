@@ -10,14 +10,14 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Final, Self
+from typing import Self
 
 from penstock.core.refusals import Unavailable
-from penstock.core.words import Moment
 from penstock.engine.clock import SteadyClock
 from penstock.engine.desk import Desk
-from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
+from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.driver import Driver, Part
+from penstock.engine.fetchers import FOR_EVER, Fetchers, Kinds
 from penstock.engine.keeper import Keeper
 from penstock.engine.machine import Machine
 from penstock.engine.preempter import Preempter
@@ -34,8 +34,6 @@ from penstock.stores.protocol import Store
 __all__ = ["House"]
 
 log = logging.getLogger("penstock.house")
-
-_FOR_EVER: Final[Moment] = 1 << 62
 
 
 class House:
@@ -77,7 +75,7 @@ class House:
         if reserves:
             parts.append(self.dispatcher)
         else:
-            self.fetchers.came(Kinds(own=True), _FOR_EVER)
+            self.fetchers.came(Kinds(own=True), FOR_EVER)
         if preempts:
             parts.append(Preempter(store, rules, self.dispatcher, self.desk, self.yields))
         if rules.capacity.fixed is None:

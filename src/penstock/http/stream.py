@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from penstock.core.job import Event
-from penstock.core.words import JobId
+from penstock.core.words import AddonId, JobId
+from penstock.engine.fetchers import Kinds
 from penstock.http import wire
 from penstock.http.office import Call
 from penstock.http.problems import BadFields
@@ -55,9 +56,13 @@ async def stream(call: Call[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
     """The first step checks and may refuse; everything after it is the stream itself."""
     asked = call.query
     after = _last_event_id(call) if b"last-event-id" in call.headers else said(asked.after)
-    cursor = _Cursor(call, after or 0, said(asked.job_id), said(asked.addon_id))
+    addon_id = said(asked.addon_id)
+    cursor = _Cursor(call, after or 0, said(asked.job_id), addon_id)
     await cursor.check()
-    return _stream(call, cursor, from_now=after is None and cursor.job_id is None)
+    worker = None
+    if addon_id is not None and cursor.job_id is None and wire.Scope.WORKER_LEASE in call.principal.scopes:
+        worker = Kinds(AddonId(addon_id))
+    return _stream(call, cursor, worker, from_now=after is None and cursor.job_id is None)
 
 
 def _last_event_id(call: Call[Any, Any]) -> int:
@@ -68,13 +73,20 @@ def _last_event_id(call: Call[Any, Any]) -> int:
     return int(given)
 
 
-async def _stream(call: Call[Any, Any], cursor: _Cursor, *, from_now: bool) -> AsyncIterator[bytes]:
-    gone = call.watch()
+async def _stream(
+    call: Call[Any, Any], cursor: _Cursor, worker: Kinds | None, *, from_now: bool
+) -> AsyncIterator[bytes]:
+    """`worker`: what a two-step worker that is told of reservations by this stream can run. It is present while it listens."""
+    gone, office = call.watch(), call.office
+    offer_at = 0.0
     async with call.office.trail as trail:
         if from_now:
             cursor.after = trail.position
         yield b"retry: 1000\n\n"
         while not (gone.done() or trail.closed):
+            if worker is not None and office.loop.time() >= offer_at:
+                await office.run(office.desk.offer_to, worker)
+                offer_at = office.loop.time() + HEARTBEAT_SEC
             seen, before = trail.position, cursor.after
             found = await cursor.read(_PAGE)
             if found:

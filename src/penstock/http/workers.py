@@ -58,18 +58,15 @@ async def dispatchable(call: Call[wire.DispatchableQuery, None]) -> wire.Dispatc
     addon_id = call.addon(said(asked.addon_id))
     kinds = Kinds(addon_id, frozenset() if asked.job_type is UNSET else frozenset({str(asked.job_type)}))
 
-    def look() -> list[Dispatch]:
-        found = office.desk.dispatchable(addon_id, wire.MAX_PAGE)
-        return [d for d in found if d.job_id is not None and kinds.fits(d.demand)][: asked.limit]
-
     if not asked.wait_sec:
-        return wire.Dispatchable([dispatchable_view(d) for d in await office.run(look)])
+        found = await office.run(office.desk.poll, kinds, asked.limit)
+        return wire.Dispatchable([dispatchable_view(d) for d in found])
     until = office.loop.time() + asked.wait_sec
     gone = call.watch()
     async with office.trail as trail:
         while True:
             seen = trail.position
-            found = await office.run(look)
+            found = await office.run(office.desk.poll, kinds, asked.limit)
             left = until - office.loop.time()
             if found or left <= 0 or gone.done() or trail.closed:
                 return wire.Dispatchable([dispatchable_view(d) for d in found])
