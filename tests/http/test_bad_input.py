@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 
 import msgspec
 import pytest
 
 from penstock.http import wire
-from penstock.http.body import MAX_BODY, MAX_DEPTH
+from penstock.http.body import MAX_BODY, MAX_DEPTH, too_deep
 from penstock.http.routes import ROUTES
 from penstock.http.wire import PREFIX
 
@@ -128,6 +129,28 @@ def test_json_is_taken_to_a_depth_and_no_further(client, opening):
     assert nested(MAX_DEPTH - 1).status == 200
     for depth in (MAX_DEPTH, 1_000, 100_000):
         assert nested(depth).status == 422, depth
+
+
+def test_the_depth_that_is_counted_is_the_depth_of_the_json():
+    chance = random.Random(16)
+
+    def nested(depth):
+        if not depth:
+            return chance.choice(['"a[{\\"b"', '"\\\\"', "7", "{}", "[]", '"]"', "null", '"\\\\\\"["'])
+        inner = nested(depth - 1)
+        beside = nested(chance.randrange(min(depth, 4)))
+        return chance.choice([f"[{inner}]", f"[{beside}, {inner}]", f'{{"\\"[": {inner}, "b": {beside}}}'])
+
+    for _ in range(300):
+        text = nested(chance.randrange(MAX_DEPTH - 4, MAX_DEPTH + 4))
+        depth = depth_of(json.loads(text))
+        assert too_deep(text.encode()) is (depth > MAX_DEPTH), (depth, text)
+
+
+def depth_of(value):
+    if isinstance(value, dict | list):
+        return 1 + max(map(depth_of, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
 
 
 def test_brackets_in_a_text_are_no_depth(client):

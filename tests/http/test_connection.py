@@ -158,6 +158,25 @@ def test_a_hundred_headers_are_too_many(place):
     assert status(rest(line)) == 431
 
 
+def test_trailers_are_no_headers(place):
+    line = call(place)
+    line.sendall(
+        f"POST {PREFIX}/pause HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        f"2\r\n{{}}\r\n0\r\nAuthorization: Bearer {place.client.token}\r\n\r\n".encode()
+    )
+
+    assert status(rest(line)) == 401
+
+
+def test_a_head_without_a_path_is_refused_and_no_error_of_ours(place, caplog):
+    line = call(place)
+    line.sendall(b"GET http:// HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+    assert status(rest(line)) == 400
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "request_line",
     [

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
+import pytest
 from http_kit import Client, Place
 from tests.waiting import until
 
@@ -258,8 +259,9 @@ def test_a_stream_of_an_addon_tells_of_no_other(place):
     assert [event["job_id"] for [event] in events] == [job_id, job_id]
 
 
-def test_a_last_event_id_that_is_none_is_refused(place):
-    answer = place.client.get("/events/stream", Last_Event_ID="first")
+@pytest.mark.parametrize("given", ["first", "-1", "1.5", "9" * 20, "9" * 4_300, "9" * 5_000])
+def test_a_last_event_id_that_is_none_is_refused(place, given):
+    answer = place.client.get("/events/stream", Last_Event_ID=given)
 
     assert (answer.status, answer.fields) == (422, ["Last-Event-ID"])
 

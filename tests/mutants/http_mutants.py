@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.planting import planter_for_one
 
+COST = "tests/http/test_loop_cost.py"
 CONNECTION = "tests/http/test_connection.py"
 RIGHTS = "tests/http/test_rights.py"
 TOKENS = "tests/http/test_tokens.py"
@@ -31,4 +32,8 @@ MUTANTS = [
     mutant("who is in the way is told", "redact", "    if call.principal.addon_id is None:\n", "    if True:\n", RIGHTS, "a_bound_token_does_not_learn_whose_job_is_in_its_way"),
     mutant("a token gives away more than it has", "admin", "    if problems:\n", "    if False:\n", RIGHTS, "nobody_can_give_away_more_than_they_have"),
     mutant("the limits of a token are forgotten", "office", "        if problems:\n            raise OverLimit", "        if False:\n            raise OverLimit", RIGHTS, "a_token_has_limits_of_cost_and_priority"),
+    mutant("the depth of a body is found by a regular expression", "body", "    brackets = b\"\".join(plain.split(b'\"')[::2]).translate(_BRACKETS, _REST)\n", "    brackets = __import__('re').sub(rb'(?s)\"[^\"\\\\]*(?:\\\\.[^\"\\\\]*)*\"', b'', body).translate(_BRACKETS, _REST)\n", COST, "no_body_costs_more_than_its_size"),
+    mutant("the place of a mistake is found by a regular expression", "body", '    message, _, place = str(error).rpartition(" - at ")\n', '    place = __import__("re").search(r"(?s)( - at (`key` in )?`\\$.*`)?$", str(error))[0][6:]\n    message = str(error)[: -len(place) - 6] if place else ""\n', COST, "no_body_costs_more_than_its_size"),
+
+    mutant("trailers count as headers", "connection", "        if self._in_head:\n            super().on_header(name, value)\n", "        super().on_header(name, value)\n", CONNECTION, "trailers_are_no_headers"),
 ]  # fmt: skip

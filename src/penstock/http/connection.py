@@ -46,7 +46,8 @@ class Connection(HttpToolsProtocol):
         self._doors = doors
         self._local = False
         self._timer: asyncio.TimerHandle | None = None
-        self._head_size = 0
+        #: What has arrived since the head began; how many headers the parser found, and the bytes in them and in the path.
+        self._head_size = self._headers = self._parsed = 0
         self._in_head, self._in_body = True, False
         self._refusal: tuple[int, str, str] | None = None
 
@@ -76,6 +77,8 @@ class Connection(HttpToolsProtocol):
                 self._refuse(
                     431, "head_too_large", f"the head of the request is larger than {_MAX_HEAD} bytes"
                 )
+        if self.transport.is_closing():
+            return
         if self._in_body and not self.cycle.response_complete:
             self._arm(self._doors.body_sec)
         elif self._in_head or self.cycle.response_complete:
@@ -84,14 +87,25 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_size = True, 0
+        self._in_head, self._head_size, self._headers, self._parsed = True, 0, 0, 0
         self.scope["penstock.local"] = self._local  # type: ignore[typeddict-unknown-key]  # ASGI allows more keys
         self.scope["penstock.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]  # as above
         self.server_state.default_headers = _dated()
 
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        if len(self.headers) > _MAX_HEADERS or sum(len(n) + len(v) for n, v in self.headers) > _MAX_HEAD:
+        self._headers += 1
+        self._count(len(name) + len(value))
+        # After the head these are trailers: not checked with it, so they must not be mixed with what was.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._parsed += size
+        if self._headers > _MAX_HEADERS or self._parsed > _MAX_HEAD:
             self._refusal = (
                 431,
                 "head_too_large",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from penstock.http.wire import FieldProblem, Problem
 
 __all__ = [
     "HINTS",
+    "MOST_PROBLEMS",
     "BadFields",
     "BadToken",
     "Forbidden",
@@ -122,6 +124,12 @@ HINTS: Final[dict[str, tuple[str, str]]] = {
 _OURS: Final = ("Something went wrong in Penstock", "Nothing else is known to you; the log has the details.")
 
 
+#: An answer lists so many wrong fields, and shortens what it quotes: it must not be larger than the request that it is about.
+MOST_PROBLEMS: Final = 20
+_MOST_WORDS: Final = 1_000
+_MOST_NAME: Final = 100
+
+
 def problem_of(error: BaseException) -> Problem:
     if not isinstance(error, (Refused, Unavailable)):
         log.error("a request failed", exc_info=error)
@@ -141,13 +149,24 @@ def problem_of(error: BaseException) -> Problem:
         type=f"urn:penstock:{error.code}",
         title=title,
         status=error.status,
-        detail=str(error),
+        detail=_short(str(error)),
         code=error.code,
         hint=hint,
-        problems=[FieldProblem(p["field"], p["message"]) for p in data.pop("problems", ())],
+        problems=_field_problems(data.pop("problems", ())),
         retry_after_sec=_retry_after(error, data),
         data=_plain(data),
     )
+
+
+def _field_problems(problems: Sequence[Mapping[str, str]]) -> list[FieldProblem]:
+    listed = [FieldProblem(p["field"][:_MOST_NAME], _short(p["message"])) for p in problems[:MOST_PROBLEMS]]
+    if len(problems) > MOST_PROBLEMS:
+        listed.append(FieldProblem("body", f"has more problems; the first {MOST_PROBLEMS} are listed"))
+    return listed
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
 
 
 def _retry_after(error: PenstockError, data: dict[str, Any]) -> float | None:

@@ -17,6 +17,7 @@ from penstock.core.job import Event
 from penstock.core.words import AddonId, JobId
 from penstock.engine.fetchers import Kinds
 from penstock.http import wire
+from penstock.http.body import number
 from penstock.http.office import Call
 from penstock.http.problems import BadFields
 from penstock.http.views import event_view, said
@@ -66,11 +67,11 @@ async def stream(call: Call[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
 
 
 def _last_event_id(call: Call[Any, Any]) -> int:
-    given = call.headers[b"last-event-id"]
-    if not (given.isdigit() and int(given) <= wire.MAX_NUMBER):
+    given = number(call.headers[b"last-event-id"])
+    if given is None or given > wire.MAX_NUMBER:
         problem = {"field": "Last-Event-ID", "message": "must be an id that this stream has sent"}
         raise BadFields(f"Last-Event-ID {problem['message']}", problems=[problem])
-    return int(given)
+    return given
 
 
 async def _stream(
