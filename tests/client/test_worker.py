@@ -12,6 +12,7 @@ from tests.waiting import LONG, until
 
 from penstock import JobStopped, JobUnavailable
 from penstock.client import Denied, Worker
+from penstock.core.landing import End
 from penstock.core.refusals import StaleDispatch
 
 
@@ -496,3 +497,27 @@ def test_a_stop_reaches_a_function_in_a_process(client, crew):
     one.stop()
 
     assert client.job(job_id).state in ("QUEUED", "DISPATCHING")
+
+
+@pytest.mark.parametrize("reason", [End.MAX_RUNTIME_EXCEEDED, End.PREEMPTION_TIMEOUT])
+def test_a_cancel_while_another_stop_is_under_way_is_the_end_of_the_job(client, crew, scheduler, reason):
+    one = crew()
+    runs, told, canceled = [], threading.Event(), threading.Event()
+
+    @one.worker.job("work")
+    def work(job):
+        runs.append(job.job_id)
+        until(lambda: job.cancelled)
+        told.set()
+        canceled.wait(LONG)
+
+    job_id = submit(client)
+    one.start()
+    until(lambda: runs)
+    scheduler.house.desk.stop(scheduler.house.store.job(job_id).dispatch_id, reason)
+    assert told.wait(LONG)
+    client.cancel(job_id)
+    canceled.set()
+
+    assert "CANCELED" == client.wait(job_id, LONG).state
+    assert runs == [job_id]

@@ -150,7 +150,8 @@ def test_the_second_reason_to_stop_changes_nothing():
     ending = dispatch(Phase.ENDING, reason=End.COST_LIMIT_REACHED)
 
     assert stop(ending, job(), End.CANCELED, NOW, grace=SECOND) is None
-    assert cancel(job(), ending, NOW, grace=SECOND, **RULES) is None
+    late = cancel(job(), ending, NOW, grace=SECOND, **RULES)
+    assert (late.dispatch, late.job.target) == (None, job().state)
 
 
 @pytest.mark.parametrize("state", [State.DONE, State.CANCELED, State.FAILED])

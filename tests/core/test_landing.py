@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from penstock.core.landing import LANDINGS, End, Phase, land
+from penstock.core.landing import LANDINGS, End, Phase, land, replaces
 from penstock.core.refusals import IllegalMove
 from penstock.core.retry import Counters, Schedules
 from penstock.core.states import State
@@ -93,3 +93,11 @@ def test_a_job_whose_worker_never_comes_pauses_longer_each_time_but_never_fails(
     assert delays == sorted(delays)
     assert delays[0] > 0
     assert delays[-1] == Schedules().start[-1]
+
+
+@pytest.mark.parametrize("first", End)
+def test_a_cancel_replaces_exactly_the_reasons_that_could_run_the_job_again(first):
+    runs_again = land(first, Phase.LEASED, own_delays_sec=(1,)).target is State.QUEUED
+
+    assert replaces(End.CANCELED, first) is runs_again
+    assert not any(replaces(reason, first) for reason in End if reason is not End.CANCELED)

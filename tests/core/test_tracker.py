@@ -173,3 +173,21 @@ def test_the_exit_codes_have_their_meaning():
     assert end_of_exit(75) is End.UNAVAILABLE
     assert {end_of_exit(code) for code in range(1, 256) if code != 75} == {End.JOB_ERROR}
     assert {end_of_exit(-signum) for signum in range(1, 65)} == {End.WORKER_CRASHED}
+
+
+@pytest.mark.parametrize("first", [End.MAX_RUNTIME_EXCEEDED, End.PREEMPTION_TIMEOUT, End.GRACEFUL_SHUTDOWN])
+def test_a_cancel_wins_over_a_stop_that_would_run_the_job_again_and_takes_no_step_twice(first):
+    made = tracker("d")
+    made.terminate("d", first, T0)
+
+    assert made.terminate("d", End.CANCELED, T0 + 1) == []
+    assert made.settle("d", End.COMPLETED) is End.CANCELED
+
+
+def test_a_drain_after_a_cancel_keeps_the_cancel():
+    made = tracker("d")
+    made.terminate("d", End.PREEMPTION_TIMEOUT, T0)
+    made.terminate("d", End.CANCELED, T0)
+    made.drain(T0, SECOND)
+
+    assert made.settle("d", End.COMPLETED) is End.CANCELED

@@ -156,3 +156,25 @@ def test_a_house_recovers_before_it_ticks_and_says_so(works):
 
     assert works.store.dispatch(lease.dispatch_id).end is End.SCHEDULER_RESTARTED
     assert told.data == {"holder": "the second", "put_back": 1, "given_time": 0}
+
+
+@pytest.mark.parametrize("first", [End.MAX_RUNTIME_EXCEEDED, End.PREEMPTION_TIMEOUT, End.GRACEFUL_SHUTDOWN])
+def test_a_job_that_was_canceled_while_it_was_being_stopped_does_not_run_again_after_a_crash(works, first):
+    job_id, lease = running(works, "runner:1")
+    works.desk.stop(lease.dispatch_id, first)
+    works.desk.cancel(job_id)
+    recover(works.store, works.rules, OURS)
+
+    assert works.state(job_id) == "CANCELED"
+
+
+@pytest.mark.parametrize("first", [End.MAX_RUNTIME_EXCEEDED, End.PREEMPTION_TIMEOUT, End.GRACEFUL_SHUTDOWN])
+def test_a_job_that_was_canceled_while_it_was_being_stopped_is_canceled_when_its_lease_is_over(works, first):
+    job_id, lease = running(works, "w1")
+    works.desk.stop(lease.dispatch_id, first)
+    works.desk.cancel(job_id)
+    works.later(3_600)
+    works.step()
+
+    assert works.state(job_id) == "CANCELED"
+    assert works.kinds(job_id)[-1] == "CANCELED"

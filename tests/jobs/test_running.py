@@ -725,3 +725,43 @@ def test_two_never_claim_for_the_same_threads_at_once(real):
         crew.landed([], stays=False)
         until(lambda: crew.board() is not None)
         crew.landed([], stays=False)
+
+
+def test_a_cancel_while_the_runtime_limit_stops_a_run_is_the_end_of_the_job(make):
+    scheduler = make(crash_retries=(0.01,))
+    runs, told, canceled = [], threading.Event(), threading.Event()
+
+    @scheduler.job(max_runtime=1)
+    def slow(ctx: penstock.JobContext) -> None:
+        runs.append(ctx.attempt)
+        until(lambda: ctx.cancelled)
+        told.set()
+        canceled.wait(20)
+
+    with scheduler:
+        job = slow.enqueue()
+        assert told.wait(20)
+        job.cancel()
+        canceled.set()
+        with pytest.raises(penstock.JobCanceled):
+            job.result(20)
+    assert runs == [1]
+
+
+def test_a_cancel_while_a_scheduler_stops_is_the_end_of_the_job(make):
+    scheduler = make()
+    began = threading.Event()
+
+    @scheduler.job
+    def slow(ctx: penstock.JobContext) -> None:
+        began.set()
+        until(ctx.should_yield)
+        job.cancel()
+        raise penstock.JobStopped
+
+    scheduler.start()
+    job = slow.enqueue()
+    assert began.wait(20)
+    scheduler.stop()
+
+    assert job.state == "CANCELED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 TRACKER = "tests/core/test_tracker.py"
+CANCEL = "tests/contract/test_cancel.py"
 PREEMPT = "tests/core/test_preempt.py"
 RUNNING = "tests/runner/test_running.py"
 ENDING = "tests/runner/test_ending.py"
@@ -14,9 +15,51 @@ MUTANTS = [
     (
         "tracker: the last reason wins",
         "penstock/core/tracker.py",
-        "        flight.reason = flight.reason or reason\n",
-        "        flight.reason = reason\n",
+        "        if flight.reason is None or replaces(reason, flight.reason):\n",
+        "        if True:\n",
         (TRACKER,),
+    ),
+    (
+        "cancel: the tracker keeps a first reason that runs the job again",
+        "penstock/core/tracker.py",
+        "        if flight.reason is None or replaces(reason, flight.reason):\n",
+        "        if flight.reason is None:\n",
+        (TRACKER,),
+    ),
+    (
+        "cancel: lost when another stop is under way",
+        "penstock/core/changes.py",
+        "        if not replaces(reason, first):\n            return None\n",
+        "        return None\n",
+        (CANCEL,),
+    ),
+    (
+        "cancel: one that comes too late for a final reason is not recorded",
+        "penstock/core/changes.py",
+        "        if told is None and dispatch.reason is not End.CANCELED:\n",
+        "        if False:\n",
+        (CANCEL,),
+    ),
+    (
+        "cancel: an end that was decided before it puts the job back, in memory",
+        "penstock/stores/memory.py",
+        " or dispatch.reason is not step.source_reason:\n",
+        ":\n",
+        (CANCEL,),
+    ),
+    (
+        "cancel: an end that was decided before it puts the job back, on SQLite",
+        "penstock/stores/sqlite_tx.py",
+        " or row[6] != step.source_reason:\n",
+        ":\n",
+        (CANCEL,),
+    ),
+    (
+        "cancel: an end that was decided before it puts the job back, on PostgreSQL",
+        "penstock/stores/postgres_apply.py",
+        " or dispatch.reason != step.source_reason:\n",
+        ":\n",
+        (CANCEL,),
     ),
     (
         "tracker: what the run says beats why it was told to end",

@@ -30,8 +30,8 @@ MUTANTS = [
     planted(
         "units credited at cancel",
         "core/changes.py",
-        "return stop(dispatch, job, End.CANCELED, now, grace=grace)",
-        "return end(job, dispatch, End.CANCELED, now, schedules=schedules, ordering=ordering)",
+        "told = stop(dispatch, job, End.CANCELED, now, grace=grace, because=because)",
+        "told = end(job, dispatch, End.CANCELED, now, schedules=schedules, ordering=ordering)",
         SIM,
     ),
     planted(

@@ -336,3 +336,34 @@ def stop_forty(data):
     assert plant.units() == 0
     plant.stop()
     until(lambda: not plant.ours(), 10, "the end of all processes")
+
+
+@pytest.mark.parametrize("reason", [End.MAX_RUNTIME_EXCEEDED, End.PREEMPTION_TIMEOUT])
+def test_a_cancel_while_another_stop_is_under_way_is_the_end_of_the_job(plants, tmp_path, reason):
+    plant = plants(graces=Graces(cancel=60 * SECOND, term=60 * SECOND))
+    job, path = plant.tree(tmp_path)
+    pids = pids_in(path)
+    dispatch_id = plant.store.job(job).dispatch_id
+    plant.desk.stop(dispatch_id, reason)
+    until(lambda: ("SIGNALED", "term") in plant.events(job))
+    plant.desk.cancel(job)
+    plant.runner.kill(dispatch_id)
+
+    reached(plant, job, pids, "CANCELED", 20)
+    assert ("STOP_REQUESTED", "canceled") in plant.events(job)
+    assert plant.units() == 0
+
+
+def test_a_cancel_during_a_shutdown_is_the_end_of_the_job(tmp_path):
+    (tmp_path / "data").mkdir()
+    plant = Plant(tmp_path / "data")
+    job, path = plant.tree(tmp_path)
+    pids_in(path)
+    with ThreadPoolExecutor() as pool:
+        stopping = pool.submit(plant.runner.stop, 4)
+        until(lambda: ("STOP_REQUESTED", "graceful_shutdown") in plant.events(job))
+        plant.desk.cancel(job)
+        stopping.result()
+
+    assert plant.state(job) == "CANCELED"
+    plant.stop()

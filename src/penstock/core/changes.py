@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from penstock.core.alerts import Alert
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind, Place, place
-from penstock.core.landing import End, Landed, Phase, land
+from penstock.core.landing import End, Landed, Phase, land, replaces
 from penstock.core.order import Ordering
 from penstock.core.refusals import IllegalMove, StaleDispatch
 from penstock.core.retry import NONE_YET, Counters, Schedules
@@ -59,11 +59,15 @@ class JobStep(NamedTuple):
 
 
 class DispatchStep(NamedTuple):
-    """Only if the dispatch is still in `source`. What is None stays as it is."""
+    """
+    Only if the dispatch is still in `source`, and was told to end for `source_reason` and no other: a cancel may replace that reason after
+    the decider has read it. What is None below stays as it is.
+    """
 
     dispatch_id: DispatchId
     source: Phase
     target: Phase
+    source_reason: End | None = None
     #: A worker's own report counts only while its lease does; the keeper's does not ask.
     while_valid: bool = False
     expires_at: Moment | None = None
@@ -196,6 +200,7 @@ def end(
             dispatch_id=dispatch.dispatch_id,
             source=dispatch.phase,
             target=Phase.ENDED,
+            source_reason=dispatch.reason,
             while_valid=reported,
             end=landed.end,
             result=result,
@@ -278,22 +283,27 @@ def stop(
     """
     Tell a leased dispatch to end. Its units stay held until it is gone, or until its lease and `grace` are over: heartbeats
     renew it no longer. Never before the lease is, for until then a worker that hears nothing may rightly go on.
-    None: it has been told already, and the first reason wins.
+    None: it has been told already, and the first reason wins. A cancel replaces a reason that would run the job again; the lease
+    keeps its end then, for the worker is on its way out.
     """
-    if dispatch.phase is Phase.ENDING:
-        return None
-    if dispatch.phase is not Phase.LEASED:
+    first, because = dispatch.reason, because or {}
+    if dispatch.phase is Phase.ENDING and first is not None:
+        if not replaces(reason, first):
+            return None
+        because = {**because, "instead_of": str(first)}
+    elif dispatch.phase is not Phase.LEASED:
         raise IllegalMove(f"a {dispatch.phase} dispatch has nothing to stop", phase=str(dispatch.phase))
     return Change(
         at=now,
-        notes=(Note(Kind.STOP_REQUESTED, str(reason), because or {}),),
+        notes=(Note(Kind.STOP_REQUESTED, str(reason), because),),
         job=None if job is None else _same(job),
         dispatch=DispatchStep(
             dispatch_id=dispatch.dispatch_id,
-            source=Phase.LEASED,
+            source=dispatch.phase,
             target=Phase.ENDING,
+            source_reason=first,
             reason=reason,
-            expires_at=max(dispatch.expires_at, now + grace),
+            expires_at=max(dispatch.expires_at, now + grace) if first is None else None,
         ),
     )
 
@@ -307,6 +317,7 @@ def prolong(dispatch: Dispatch, until: Moment, now: Moment) -> Change:
             dispatch_id=dispatch.dispatch_id,
             source=dispatch.phase,
             target=dispatch.phase,
+            source_reason=dispatch.reason,
             expires_at=max(dispatch.expires_at, until),
         ),
     )
@@ -322,7 +333,11 @@ def cancel(
     grace: Span,
     by: str = "",
 ) -> Change | None:
-    """At once where no run has begun; else the run is told, and lands as CANCELED when it is gone. None: already told."""
+    """
+    At once where no run has begun; else the run is told, and lands as CANCELED when it is gone. A run that is being stopped for a reason
+    that settles the job lands by that reason; the trail records the cancel. None: already canceled.
+    """
+    because = {"by": by} if by else {}
     if job.state in IN_FLIGHT:
         if dispatch is None:
             raise StaleDispatch(
@@ -330,8 +345,14 @@ def cancel(
             )
         if dispatch.phase is Phase.RESERVED:
             return end(job, dispatch, End.CANCELED, now, schedules=schedules, ordering=ordering)
-        return stop(dispatch, job, End.CANCELED, now, grace=grace)
-    note = Note(Kind.CANCELED, "canceled", {"by": by} if by else {})
+        told = stop(dispatch, job, End.CANCELED, now, grace=grace, because=because)
+        if told is None and dispatch.reason is not End.CANCELED:
+            late = Note(
+                Kind.STOP_REQUESTED, str(End.CANCELED), {**because, "too_late_for": str(dispatch.reason)}
+            )
+            return remark(job, late, now)
+        return told
+    note = Note(Kind.CANCELED, "canceled", because)
     return Change(at=now, notes=(note,), job=_step(job, Move.CANCEL))
 
 
@@ -341,7 +362,11 @@ def release(dispatch: Dispatch, now: Moment, how: End) -> Change:
         at=now,
         notes=(Note(Kind.RELEASED, str(how)),),
         dispatch=DispatchStep(
-            dispatch_id=dispatch.dispatch_id, source=dispatch.phase, target=Phase.ENDED, end=how
+            dispatch_id=dispatch.dispatch_id,
+            source=dispatch.phase,
+            target=Phase.ENDED,
+            source_reason=dispatch.reason,
+            end=how,
         ),
     )
 

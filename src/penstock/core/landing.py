@@ -16,7 +16,7 @@ from penstock.core.retry import DEFAULT, NONE_YET, Category, Counters, Schedules
 from penstock.core.states import Move, State, step
 from penstock.core.words import Span
 
-__all__ = ["LANDINGS", "End", "Landed", "Landing", "Phase", "land", "table"]
+__all__ = ["LANDINGS", "End", "Landed", "Landing", "Phase", "land", "replaces", "table"]
 
 
 class End(StrEnum):
@@ -86,6 +86,15 @@ LANDINGS: Final[dict[End, tuple[Landing | None, Landing]]] = {
     End.GRACEFUL_SHUTDOWN: (_BACK, _BACK),
     End.CANCELED: (Landing(Move.CANCEL), Landing(Move.CANCEL)),
 }
+
+
+def replaces(reason: End, first: End) -> bool:
+    """
+    Whether `reason` takes the place of the first reason that a dispatch was told to end for (SPEC TR-3). Only a cancel does, and only
+    where the first reason puts the job back into the queue: an answered cancel means that the job does not run again.
+    """
+    _, leased = LANDINGS[first]
+    return reason is End.CANCELED and (leased.move is Move.REQUEUE or leased.retry is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 Who is in flight on this host, and how each of them is ended.
 
 The tracker is told what happened and what time it is, and answers with the steps to carry out. It owns three promises: whatever
-ends a dispatch early goes through `terminate`, where the first reason wins; a dispatch settles once; and what is reported under
-an identity that is no longer in flight changes nothing.
+ends a dispatch early goes through `terminate`, where the first reason wins (a cancel replaces one that would run the job again); a
+dispatch settles once; and what is reported under an identity that is no longer in flight changes nothing.
 
 The ladder: the cancel signal, for a run that listens; SIGTERM; SIGKILL; and lost, when even that did not end it. A plan holds the
 moments of the steps that are still to come, so hurrying (a shutdown, `cancel --now`) is a plan with earlier moments and nothing else.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from penstock.core.landing import End
+from penstock.core.landing import End, replaces
 from penstock.core.words import SECOND, DispatchId, Moment, Span
 
 __all__ = ["EX_TEMPFAIL", "Effect", "Graces", "Step", "Tracker", "end_of_exit"]
@@ -131,7 +131,8 @@ class Tracker:
             self._hurry(flight, {Step.CANCEL: now, Step.TERM: now} | self._graces.killed(now))
         elif flight.reason is None:
             self._hurry(flight, self._graces.plan(now, listens=flight.listens))
-        flight.reason = flight.reason or reason
+        if flight.reason is None or replaces(reason, flight.reason):
+            flight.reason = reason
         return self._due(dispatch_id, flight, now)
 
     def drain(self, now: Moment, timeout: Span) -> list[Effect]:

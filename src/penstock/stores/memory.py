@@ -270,7 +270,7 @@ class MemoryStore(MemoryUpkeep):
         if step is None:
             return True
         dispatch = self._live.get(step.dispatch_id)
-        if dispatch is None or dispatch.phase is not step.source:
+        if dispatch is None or dispatch.phase is not step.source or dispatch.reason is not step.source_reason:
             return False
         return dispatch.expires_at > now or not step.while_valid
 
@@ -283,7 +283,7 @@ class MemoryStore(MemoryUpkeep):
             expires_at=before.expires_at if step.expires_at is None else step.expires_at,
             stop_at=before.stop_at if step.stop_at is None else step.stop_at,
             stop_for=before.stop_for if step.stop_for is None else step.stop_for,
-            reason=before.reason or step.reason,
+            reason=before.reason if step.reason is None else step.reason,
             worker=before.worker if step.worker is None else step.worker,
         )
         if step.target is not Phase.ENDED:

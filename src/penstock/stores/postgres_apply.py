@@ -157,7 +157,7 @@ class _Dispatch:
             self.stop_at = step.stop_at
         if step.stop_for is not None:
             self.stop_for = step.stop_for
-        if self.reason is None:
+        if step.reason is not None:
             self.reason = step.reason
         if step.worker is not None:
             self.worker = step.worker
@@ -321,7 +321,7 @@ def _is_as_seen(job: _Job | None, step: JobStep | None) -> bool:
 def _stands(dispatch: _Dispatch | None, step: DispatchStep | None, now: Moment) -> bool:
     if step is None:
         return True
-    if dispatch is None or dispatch.phase != step.source:
+    if dispatch is None or dispatch.phase != step.source or dispatch.reason != step.source_reason:
         return False
     return not (step.while_valid and dispatch.expires_at <= now)
 

@@ -318,7 +318,7 @@ class Transaction(Upkeep):
         active, dispatch_id, events = 0, None, n + len(change.notes)
         if dispatch is not None:
             dispatch_id = dispatch.dispatch_id
-            _, _, demand_no, host, started_at, in_flight, _ = dispatches.pop(dispatch_id)
+            _, _, demand_no, host, started_at, in_flight, *_ = dispatches.pop(dispatch_id)
             move_dispatch(self._pages, dispatch, in_flight, events, now)
             if dispatch.target is Phase.ENDED:  # only here do units go back, and a row ends once
                 self._pages.give_back(host, demand_no, 1, self._ordering.sharing, now)
@@ -340,7 +340,9 @@ class Transaction(Upkeep):
 
     def _dispatch_matches(self, step: DispatchStep, dispatches: dict[str, Any], now: Moment) -> bool:
         row = self._row(dispatches, DISPATCHES, step.dispatch_id)
-        return row is not None and row[0] == step.source and (row[1] > now or not step.while_valid)
+        if row is None or row[0] != step.source or row[6] != step.source_reason:
+            return False
+        return row[1] > now or not step.while_valid
 
     # renew
 

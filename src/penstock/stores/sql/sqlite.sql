@@ -102,9 +102,9 @@ FROM json_each(:ids) AS asked CROSS JOIN whole j ON j.job_id = asked.value;
 
 -- name: dispatches_for_steps
 -- `ids`: the name, and what it is made of: job and fence. What has ended is found by its name alone: nobody moves it any more.
-SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, asked.value ->> 0
+SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, l.reason, asked.value ->> 0
 FROM json_each(:ids) AS asked CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN live l ON l.no = j.no AND l.fence = asked.value ->> 2
-UNION ALL SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, l.loan
+UNION ALL SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, l.reason, l.loan
 FROM json_each(:ids) AS asked CROSS JOIN live l ON l.loan = asked.value ->> 0 WHERE asked.value ->> 2 = 0;
 
 -- name: leases_to_complete
@@ -138,7 +138,7 @@ INSERT INTO done (at, jobs) VALUES (?, ?);
 INSERT INTO attempt (job_no, fence, loan, demand, host, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, reason, worker,
                      spent, progress, ended_at, how, result, failure)
 SELECT no, fence, loan, demand, host, ?, started_in, admitted_at, started_at, coalesce(?, expires_at), ends_at, coalesce(?, stop_at), coalesce(?, stop_for),
-       coalesce(reason, ?), coalesce(?, worker), spent, progress, ?, ?, ?, ?
+       coalesce(?, reason), coalesce(?, worker), spent, progress, ?, ?, ?, ?
 FROM live WHERE phase = ? AND no = ?;
 
 -- name: settle_job
@@ -193,7 +193,7 @@ UPDATE live SET events = ? WHERE no = ?;
 
 -- name: move_live
 UPDATE live SET phase = ?, started_at = coalesce(started_at, ?), expires_at = coalesce(?, expires_at), stop_at = coalesce(?, stop_at),
-                stop_for = coalesce(?, stop_for), reason = coalesce(reason, ?), worker = coalesce(?, worker)
+                stop_for = coalesce(?, stop_for), reason = coalesce(?, reason), worker = coalesce(?, worker)
 WHERE phase = ? AND no = ?;
 
 -- name: dispatch_for_beat
