@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from http_kit import SEED_BODY
+from http_kit import SEED_BODY, Place
+
+from penstock.core.quiet import Capacity, Reading
+from penstock.core.words import HOUR
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -395,6 +398,26 @@ def test_an_application_reports_its_own_readings_and_only_those(client):
     refused = client.post("/signals", told | {"readings": {"cpu": 0.0}})
     assert (refused.status, refused.fields) == (422, ["readings"])
     assert "error_rate|p95_ms|in_flight" in refused.json["detail"]
+
+
+def test_an_addon_that_reports_trouble_of_its_own_stops_no_other(tmp_path):
+    """Its token is bound to it, so it speaks for itself. The owner's own tokens speak for the host."""
+    place = Place(tmp_path, start=False, rules={"capacity": Capacity()})
+    try:
+        for name in ("cpu", "memory"):
+            place.house.machine.report(Reading(name, 0.0, place.store.now(), ttl=HOUR))
+        loud = place.client.mint(addon_id="loud")
+        told = {"addon_id": "loud", "readings": {"error_rate": 1.0, "p95_ms": 1e9}, "ttl_sec": 3_600}
+        assert loud.post("/signals", told).status == 200
+
+        assert place.client.get("/capacity").json["quiet"] == "NORMAL"
+        job_id = place.client.submit(addon_id="other")
+        assert [job["job_id"] for job in place.client.claim(addon_id="other", wait_sec=1)] == [job_id]
+
+        assert place.client.post("/signals", told).status == 200
+        assert place.client.get("/capacity").json["quiet"] == "PANIC"
+    finally:
+        place.close()
 
 
 def test_health_is_open_and_says_no_more_than_it_must(place):

@@ -48,9 +48,7 @@ HOSTILE_BODIES = {
     "a key that looks like a place": lambda n: filled(PLACE, n, b'{"', b'": 1}'),
     "a name with a tail of dots": lambda n: filled(b"a.", n, b'{"addon_id": "', b'"}'),
     "a label that almost fits": lambda n: filled(b"a=", n, b'{"labels": ["', b'"]}'),
-    "unknown fields": lambda n: (
-        b"{%b}" % b",".join(b'"%x": 1' % i for i in range(n // 11)) if n else b""
-    ),
+    "unknown fields": lambda n: b"{%b}" % b",".join(b'"%x": 1' % i for i in range(n // 11)) if n else b"",
     "blanks": lambda n: filled(b" ", n, b"{", b"}"),
     "a payload of escapes": lambda n: filled(b"\\u0041", n, b'{"addon_id": "a", "payload": "', b'"}'),
 }
@@ -135,7 +133,9 @@ def assert_linear(loop, sizes, request):
     before = loop.cost(request(sizes[0]))
     for size in sizes[1:]:
         cost = loop.cost(request(size))
-        assert cost <= GROWTH * max(before, FLOOR), f"{size} bytes: {cost:.4f} s, a quarter of it: {before:.4f} s"
+        assert cost <= GROWTH * max(before, FLOOR), (
+            f"{size} bytes: {cost:.4f} s, a quarter of it: {before:.4f} s"
+        )
         before = cost
 
 

@@ -204,6 +204,19 @@ def test_an_addon_sees_its_own_programs_only(paged):
     assert len(addons[0].get("/programs").json["programs"]) == 1
 
 
+def test_one_addon_cannot_take_all_the_places_of_attached_programs(paged):
+    scopes = ["jobs:read", "signals:report"]
+    greedy, modest = (paged.client.mint(addon_id=name, scopes=scopes) for name in ("greedy", "modest"))
+    for n in range(64):
+        assert greedy.post("/programs/attach", {"name": f"p{n}", "tasks": []}).status == 200
+    assert greedy.post("/programs/attach", {"name": "one more", "tasks": []}).status == 429
+
+    for n in range(32):
+        assert modest.post("/programs/attach", {"name": f"p{n}", "tasks": []}).status == 200
+    assert modest.post("/programs/attach", {"name": "one more", "tasks": []}).status == 429
+    assert [len(one.get("/programs").json["programs"]) for one in (greedy, modest)] == [32, 32]
+
+
 def metrics(place):
     return place.client.send("GET", "/metrics", prefix="").content.decode()
 

@@ -466,6 +466,22 @@ def test_outside_of_a_job_there_is_no_current_one_and_a_direct_call_needs_none(r
     assert "/a 1 1" == index("/a")
 
 
+@pytest.mark.parametrize(
+    "wrong", ["sNaN", "NaN", "inf", "1e999999", "1e999999999999999", -1, "much", float("nan")]
+)
+def test_an_amount_is_a_number_that_can_be_added(real, wrong):
+    @real.job(retries=())
+    def dear(ctx: penstock.JobContext) -> str:
+        try:
+            ctx.spend(wrong)
+        except ValueError as error:
+            return str(error)
+        return "was taken"
+
+    with real:
+        assert "amount is" in dear.enqueue().result(20)
+
+
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, True, "half", float("nan")])
 def test_progress_is_a_number_from_0_to_1(real, wrong):
     @real.job

@@ -57,6 +57,8 @@ def test_a_command_says_the_same_through_its_environment(plant):
         ("progress 2", 2, "progress must be 0..1"),
         ("progress much", 2, "progress must be 0..1"),
         ("spend -1", 2, "amount must be a number that is not negative"),
+        ("spend sNaN", 2, "amount must be a number that is not negative"),
+        ("spend 1e999999", 2, "amount must be a number that is not negative"),
         ("spend NaN", 2, "amount must be a number that is not negative"),
         ("checkpoint {", 2, "checkpoint is no JSON"),
         ("dance", 2, "should-yield"),

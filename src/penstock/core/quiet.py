@@ -48,13 +48,17 @@ class QuietState(StrEnum):
 
 
 class Reading(NamedTuple):
-    """`source`: the application that told it, none for the host itself. `ttl`: for how long it counts, if it said so."""
+    """
+    `source`: the application that told it, none for the host itself. `ttl`: for how long it counts, if it said so. `bound`: the addon reported
+    it with a token of its own, so it speaks for itself and not for the host.
+    """
 
     name: str
     value: float
     at: Moment
     source: str = ""
     ttl: Span | None = None
+    bound: bool = False
 
 
 class Busy(NamedTuple):
@@ -89,10 +93,14 @@ class Senses:
     fresh_for: Span = 15 * SECOND
 
 
-def busy(readings: Iterable[Reading], now: Moment, senses: Senses) -> Busy:
+def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: float = 10.0) -> Busy:
+    """`most_bound`: the highest score that a bound reading counts for. One addon may slow the others down, but not stop them."""
     fresh = [r for r in readings if r.name in senses.scales and is_fresh(r, now, senses)]
     scores = [
-        Busy(_along(senses.scales[r.name], r.value), f"{r.name} of {r.source}" if r.source else r.name)
+        Busy(
+            min(_along(senses.scales[r.name], r.value), most_bound if r.bound else 10.0),
+            f"{r.name} of {r.source}" if r.source else r.name,
+        )
         for r in fresh
     ]
     # What an application says of its own processor is no word about the host's.

@@ -8,6 +8,7 @@ end in `_sec` are seconds, as the HTTP fields are; every other time in the core 
 
 from __future__ import annotations
 
+from decimal import Decimal
 from enum import IntFlag, StrEnum
 from typing import Final, NewType, TypeAlias
 
@@ -27,6 +28,7 @@ __all__ = [
     "Priority",
     "RunWhen",
     "Span",
+    "money_of",
     "priority_of",
     "seconds",
     "spelled",
@@ -52,6 +54,20 @@ AddonId = NewType("AddonId", str)
 HostId = NewType("HostId", str)
 #: One attempt. While it is leased this is the lease id too: one identity, nothing to keep in step.
 DispatchId = NewType("DispatchId", str)
+
+
+_MOST_MONEY: Final = 10**12
+
+
+def money_of(amount: float | str | Decimal) -> Money:
+    """ValueError for what is no number, is not finite, or is beyond any sum: to write 1e999999 out would take minutes."""
+    try:
+        exact = Decimal(str(amount))
+    except ArithmeticError:
+        raise ValueError(f"{amount!r:.60} is not a sum of money") from None
+    if not exact.is_finite() or exact.copy_abs() > _MOST_MONEY:
+        raise ValueError(f"{amount!r:.60} is not a sum of money")
+    return int((exact * 1_000_000).to_integral_value())
 
 
 def seconds(span: Span) -> float:

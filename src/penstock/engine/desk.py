@@ -181,11 +181,17 @@ class Desk:
         """Who was paused under its own name stays so when everything is resumed."""
         self._store.set_addon(addon_id, paused=False)
 
-    def hear(self, source: AddonId, values: Mapping[str, float], ttl_sec: float | None = None) -> None:
-        """What an application says about itself: `p95_ms`, `in_flight`, `error_rate`."""
-        self._machine.hear(
-            source, values, self._store.now(), None if ttl_sec is None else int(ttl_sec * SECOND)
-        )
+    def hear(
+        self,
+        source: AddonId,
+        values: Mapping[str, float],
+        ttl_sec: float | None = None,
+        *,
+        bound: bool = False,
+    ) -> None:
+        """What an application says about itself: `p95_ms`, `in_flight`, `error_rate`. `bound`: with a token of that addon alone."""
+        ttl = None if ttl_sec is None else int(ttl_sec * SECOND)
+        self._machine.hear(source, values, self._store.now(), ttl, bound=bound)
 
     def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
         for _ in range(_TRIES):

@@ -40,9 +40,18 @@ class Machine:
             self._readings[reading.source, reading.name] = reading
 
     def hear(
-        self, source: AddonId, values: Mapping[str, float], now: Moment, ttl: Span | None = None
+        self,
+        source: AddonId,
+        values: Mapping[str, float],
+        now: Moment,
+        ttl: Span | None = None,
+        *,
+        bound: bool = False,
     ) -> None:
-        """An application's own figures. It counts as long as it goes on telling them, and is forgotten when it stops."""
+        """
+        An application's own figures. It counts as long as it goes on telling them, and is forgotten when it stops. `bound`: told with a token
+        of that addon alone. Such figures make the machine NORMAL at worst: other addons keep half of the units and what needs no quiet.
+        """
         problems = [*_problems(values), *_ttl_problems(ttl)]
         if problems:
             first = problems[0]
@@ -55,7 +64,10 @@ class Machine:
                     f"source must be one of the {MOST_SOURCES} that report already",
                     problems=[{"field": "source", "message": "too many applications report at once"}],
                 )
-            told = {(source, name): Reading(name, value, now, source, ttl) for name, value in values.items()}
+            told = {
+                (source, name): Reading(name, value, now, source, ttl, bound)
+                for name, value in values.items()
+            }
             self._readings = kept | told
 
     def readings(self) -> list[Reading]:
@@ -74,7 +86,7 @@ class Machine:
                 labels=self._labels,
             )
         with self._lock:
-            score = busy(self._readings.values(), now, self._rules.senses)
+            score = busy(self._readings.values(), now, self._rules.senses, self._rules.thresholds.normal)
             self._quiet = quiet = observe(self._quiet, score, now, self._rules.thresholds)
         units = capacity.units(score.score)
         return Conditions(

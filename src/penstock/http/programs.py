@@ -6,6 +6,7 @@ Only the latest is kept, in memory: these are gauges to look at. Nothing is deci
 
 from __future__ import annotations
 
+from collections import Counter
 from threading import Lock
 from typing import Final
 
@@ -29,8 +30,17 @@ class Programs:
         with self._lock:
             self._told = {key: kept for key, kept in self._told.items() if kept[0] > now - _FORGOTTEN_AFTER}
             if len(self._told) >= _MOST and (addon_id, told.name) not in self._told:
-                raise TooMany(f"{_MOST} programs are attached already", retry_after_sec=30.0)
+                self._make_room(addon_id)
             self._told[addon_id, told.name] = (now, told)
+
+    def _make_room(self, addon_id: str | None) -> None:
+        """The addon with the most programs gives one up, unless the newcomer would then have as many: no addon can take all places."""
+        held = Counter(owner for owner, _ in self._told)
+        [(largest, most)] = held.most_common(1)
+        if held[addon_id] + 1 >= most:
+            raise TooMany(f"{_MOST} programs are attached already", retry_after_sec=30.0)
+        of_largest = [key for key in self._told if key[0] == largest]
+        del self._told[min(of_largest, key=lambda key: self._told[key][0])]
 
     def shown(self, addon_id: str | None, now: Moment) -> list[wire.Program]:
         with self._lock:

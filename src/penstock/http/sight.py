@@ -112,7 +112,8 @@ def _by(call: Call[Any, Any], by: str) -> str:
 def signals(call: Call[None, wire.Signals]) -> wire.Done:
     asked = call.body
     source = call.addon(asked.addon_id)
-    call.office.desk.hear(AddonId(str(source)), asked.readings, asked.ttl_sec)
+    bound = call.principal.addon_id is not None
+    call.office.desk.hear(AddonId(str(source)), asked.readings, asked.ttl_sec, bound=bound)
     call.office.house.driver.ring()
     return wire.Done()
 

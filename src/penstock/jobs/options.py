@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final, Literal, Self, TypeAlias, TypedDict
 
 from penstock.core.intent import Intent, alike
-from penstock.core.words import SECOND, AddonId, Constraint, Moment, Money, RunWhen, priority_of
+from penstock.core.words import SECOND, AddonId, Constraint, Moment, Money, RunWhen, money_of, priority_of
 
 __all__ = ["JobOptions", "Options", "Seconds", "When", "moment", "money", "span_sec", "words"]
 
@@ -218,8 +218,8 @@ def money(name: str, value: Any) -> Money:
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         raise TypeError(f"{name} is {value!r}; it must be a sum of money")
     try:
-        return int((Decimal(str(value)) * 1_000_000).to_integral_value())
-    except (ArithmeticError, ValueError):
+        return money_of(value)
+    except ValueError:
         raise ValueError(f"{name} is {value!r}; it must be a sum of money") from None
 
 

@@ -6,14 +6,12 @@ door, or over HTTP. A checkpoint and an amount spent are written down before the
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from penstock.core.refusals import Refused, Unavailable
 from penstock.core.tracker import Tracker
-from penstock.core.words import Money
+from penstock.core.words import Money, money_of
 from penstock.engine.desk import Answer, Desk
 from penstock.runner.frames import Frame
 from penstock.runner.runs import Run
@@ -100,9 +98,9 @@ def _fraction(said: Any) -> float:
 
 def _amount(said: Any) -> Money:
     try:
-        amount = Decimal(str(said))
-    except InvalidOperation:
-        amount = Decimal("NaN")
-    if not math.isfinite(amount) or not 0 <= amount <= 10**12:
+        amount = money_of(said)
+    except ValueError:
+        amount = -1
+    if amount < 0:
         raise _Wrong("amount must be a number that is not negative, in the job's unit")
-    return int((amount * 1_000_000).to_integral_value())
+    return amount
