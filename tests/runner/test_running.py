@@ -203,6 +203,24 @@ def test_a_registered_name_is_enough(plant):
     assert plant.settled(job).result == "3"
 
 
+def test_a_star_allows_what_the_module_defines_and_nothing_that_it_imports(plant):
+    attempt = plant.settled(plant.function("getcwd"))
+
+    assert str(attempt.end) == "job_error"
+    assert attempt.result is None
+    assert "work_for_tests:getcwd is not defined in its module" in attempt.error
+
+
+def test_a_module_that_lists_its_names_offers_those_and_no_others(plants):
+    plant = plants(functions=Functions(paths=["listed_for_tests:*", "work_for_tests:getcwd"]))
+    listed, hidden, named = (
+        plant.settled(plant.submit("function", {"function": path}))
+        for path in ("listed_for_tests:getcwd", "listed_for_tests:inner", "work_for_tests:getcwd")
+    )
+
+    assert (str(listed.end), str(hidden.end), str(named.end)) == ("completed", "job_error", "completed")
+
+
 @pytest.mark.parametrize(
     ("name", "end", "words"),
     [

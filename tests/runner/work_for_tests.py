@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from os import getcwd  # noqa: F401 - a name that the module imports and does not offer
 from pathlib import Path
 
 from penstock import JobUnavailable

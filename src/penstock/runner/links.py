@@ -232,6 +232,7 @@ def _call(run: Run) -> Frame:
         "job": run.job.job_id,
         "dispatch": run.dispatch_id,
         "function": run.work.function,
+        "by_star": run.work.by_star,
         "args": run.work.args,
         "kwargs": run.work.kwargs,
         "checkpoint": run.checkpoint,

@@ -46,6 +46,8 @@ class Command:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
     function: str  # module:name
+    #: Allowed by `module:*` alone: the worker refuses a name that the module has merely imported.
+    by_star: bool = False
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     #: With limits it gets a worker of its own, for a limit cannot be taken back.
@@ -59,23 +61,25 @@ Work: TypeAlias = Command | Function
 class Functions:
     """
     Which functions may be run: by a registered name, or by an import path that is on the list (`shop.jobs:index`, or `shop.jobs:*` for
-    all of a module). None unless somebody says so.
+    what the module defines, or lists in its `__all__`). None unless the settings say so.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     paths: Collection[str] = ()
 
-    def find(self, said: str) -> str:
+    def find(self, said: str) -> tuple[str, bool]:
+        """The import path, and whether only a `module:*` allows it."""
         path = self.names.get(said, said)
         module, colon, name = path.partition(":")
         if not colon or not _MODULE.fullmatch(module) or not _NAME.fullmatch(name):
             raise _bad("function", f"must be a registered name or module:name, not {said!r:.100}")
-        if said not in self.names and path not in self.paths and f"{module}:*" not in self.paths:
+        by_name = said in self.names or path in self.paths
+        if not by_name and f"{module}:*" not in self.paths:
             raise _bad(
                 "function",
                 f"{said!r:.100} is not among the functions that may run here; add it to the settings",
             )
-        return path
+        return path, not by_name
 
 
 def read(job_type: str, payload: str, functions: Functions) -> Work:
@@ -110,8 +114,13 @@ def _function(said: dict[str, Any], functions: Functions) -> Function:
         raise _bad("args", "must be a list")
     if not isinstance(kwargs, dict):
         raise _bad("kwargs", "must be an object")
+    path, by_star = functions.find(name)
     return Function(
-        function=functions.find(name), args=tuple(args), kwargs=kwargs, limits=_limits(said.get("limits"))
+        function=path,
+        by_star=by_star,
+        args=tuple(args),
+        kwargs=kwargs,
+        limits=_limits(said.get("limits")),
     )
 
 

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections import deque
 from threading import Lock
+from types import ModuleType
 from typing import Any, Final
 
 from penstock.core.errors import JobStopped, JobUnavailable
@@ -74,7 +75,7 @@ class Worker:
         self._answers: deque[Frame] = deque()
         self._lock = Lock()
         self._stop_for = ""  # the dispatch that should stop
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[tuple[str, bool], Any] = {}
         self._heard = ""  # the dispatch of which we told that it listens
 
     def run(self) -> None:
@@ -111,7 +112,7 @@ class Worker:
         context = self._context(frame)
         token = _current.set(context)
         try:
-            function = self._function(frame["function"])
+            function = self._function(frame["function"], by_star=frame["by_star"])
             result = _result(function(*frame["args"], **frame["kwargs"]), context)
             text = json.dumps(result, allow_nan=False)
             if len(text) > _MOST_RESULT:
@@ -126,14 +127,21 @@ class Worker:
             _current.reset(token)
         return {"op": "done", "result": text}
 
-    def _function(self, path: str) -> Any:
-        if path not in self._functions:
-            module, _, name = path.partition(":")
-            function = getattr(importlib.import_module(module), name)
+    def _function(self, path: str, *, by_star: bool) -> Any:
+        function = self._functions.get((path, by_star))
+        if function is None:
+            name = path.partition(":")[2]
+            module = importlib.import_module(path.partition(":")[0])
+            function = getattr(module, name)
             if not callable(function):
                 raise TypeError(f"{path} is no function")
-            self._functions[path] = function
-        return self._functions[path]
+            if by_star and not _exposes(module, name):
+                raise PermissionError(
+                    f"{path} is not defined in its module, only imported there: "
+                    "name it in the settings (runner.functions), or in the module's __all__"
+                )
+            self._functions[path, by_star] = function
+        return function
 
     # the job's side of the conversation
 
@@ -179,6 +187,14 @@ class Worker:
                     self._answers.append(frame)
                 case "stop":
                     self._stop_for = frame["dispatch"]
+
+
+def _exposes(module: ModuleType, name: str) -> bool:
+    """What `module:*` allows: the names in `__all__`, or without one what the module itself defines."""
+    listed = getattr(module, "__all__", None)
+    if listed is not None:
+        return name in listed
+    return getattr(getattr(module, name), "__module__", None) == module.__name__
 
 
 def _result(value: Any, context: JobContext) -> Any:
