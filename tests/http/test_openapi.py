@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,26 @@ def test_a_fuzzer_finds_no_server_error_and_no_drift(tmp_path):
         code, told = fuzz(tmp_path, 1, phases="fuzzing", paths="/(queue|lease)/")
 
     assert code == 0, told
+
+
+def test_what_the_document_shows_puts_no_token_on_a_command_line(tmp_path):
+    """Its first lines, run as they stand. Every user can read the arguments of every process."""
+    page = DOCS.read_text()
+    [script] = [block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "AUTH=" in block]
+    folder = tmp_path / ".local" / "share" / "penstock"
+    folder.mkdir(parents=True)
+    (folder / "token").write_text("pst_id_secret\n")
+    curl = tmp_path / "curl"
+    curl.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$HOME/arguments"\n')
+    curl.chmod(0o700)
+    subprocess.run(
+        ["/bin/sh", "-ec", script],
+        env={"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        check=True,
+    )
+
+    arguments = (tmp_path / "arguments").read_text()
+    assert "pst_id_secret" not in arguments
+    header = Path(re.search(r"^@(.*)$", arguments, re.MULTILINE)[1])
+    assert header.read_text() == "Authorization: Bearer pst_id_secret\n"
+    assert header.stat().st_mode & 0o777 == 0o600

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import re
 from datetime import timedelta
@@ -12,6 +14,7 @@ from http_kit import Client, Place
 from tests.waiting import until
 
 from penstock.http import sessions
+from penstock.http.tokens import TokenFile
 from penstock.http.wire import PREFIX
 
 
@@ -107,6 +110,66 @@ def test_half_a_session_is_none(paged, missing, verb):
     path = "stats" if verb == "GET" else "kick"
 
     assert bare(paged, verb, f"{PREFIX}/{path}", **session).status == 401
+
+
+def test_a_cookie_alone_is_worthless_whatever_is_made_of_it(paged):
+    """It is what another server on this host receives."""
+    _, session = opened(paged)
+    cookie = session["cookie"]
+    name, _, value = cookie.partition("=")
+    derived = hmac.new(value.encode(), b"penstock page", hashlib.sha256).hexdigest()
+    halves = ["", value, value.partition(".")[2], derived, hashlib.sha256(value.encode()).hexdigest()]
+
+    for half in halves:
+        answer = bare(paged, "GET", f"{PREFIX}/tokens", cookie=cookie, **{"x-penstock-session": half})
+        assert answer.status == 401, half
+    for secret in (value, f"pst_{value.replace('.', '_')}", f"session {name} {value}", cookie):
+        assert bare(paged, "GET", f"{PREFIX}/tokens", authorization=f"Bearer {secret}").status == 401, secret
+
+
+def test_the_halves_of_two_sessions_do_not_fit(paged):
+    sessions = [opened(paged)[1] for _ in range(2)]
+    mixed = {**sessions[0], "x-penstock-session": sessions[1]["x-penstock-session"]}
+
+    assert bare(paged, "GET", f"{PREFIX}/stats", **mixed).status == 401
+    assert [bare(paged, "GET", f"{PREFIX}/stats", **session).status for session in sessions] == [200, 200]
+
+
+def test_neither_half_of_a_session_is_kept(paged, tmp_path):
+    _, session = opened(paged)
+    kept = paged.server.tokens.path.read_text()
+
+    assert session["cookie"].partition(".")[2] not in kept
+    assert session["x-penstock-session"] not in kept
+
+
+def test_the_cookie_is_of_one_instance(tmp_path):
+    """Two schedulers that have the same port, one after the other, do not take each other's cookie for theirs."""
+    names = set()
+    for folder in ("one", "two"):
+        tokens = TokenFile(tmp_path / folder, lambda: 0)
+        names.add(sessions.Sessions(tokens, secure=False, port=8_000).cookie)
+
+    assert len(names) == 2
+
+
+def test_a_login_code_ends_with_the_token_that_asked_for_it(paged):
+    asker = paged.client.mint()
+    link = asker.post("/login").json["url"]
+    paged.client.post(f"/tokens/{asker.token.split('_')[1]}/revoke")
+    answer, _ = opened(paged, link.partition("#code=")[2])
+
+    assert answer.status == 401
+
+
+def test_a_session_ends_with_the_token_that_asked_for_it(paged):
+    asker = paged.client.mint()
+    link = asker.post("/login").json["url"]
+    _, session = opened(paged, link.partition("#code=")[2])
+    before = bare(paged, "GET", f"{PREFIX}/stats", **session).status
+    paged.client.post(f"/tokens/{asker.token.split('_')[1]}/revoke")
+
+    assert (before, bare(paged, "GET", f"{PREFIX}/stats", **session).status) == (200, 401)
 
 
 def test_a_session_sent_by_another_site_is_refused(paged):

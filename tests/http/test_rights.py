@@ -305,6 +305,18 @@ def test_nobody_can_give_away_more_than_they_have(place):
     assert keeper.post(f"/tokens/{first['token_id']}/revoke").status == 404
 
 
+def test_a_token_cannot_outlive_the_one_that_makes_it(place):
+    soon, later = "2100-01-01T00:00:00Z", "2100-01-01T00:00:01Z"
+    keeper = place.client.mint(expires_at=soon)
+    asked = {"name": "n", "scopes": ["jobs:read"]}
+    refused = keeper.post("/tokens/create", asked | {"expires_at": later})
+    endless = keeper.post("/tokens/create", asked).json["token"]
+
+    assert (refused.status, refused.fields) == (403, ["expires_at"])
+    assert endless["expires_at"] == soon
+    assert endless["parent_id"] == keeper.token.split("_")[1]
+
+
 def test_a_route_without_a_scope_cannot_exist():
     with pytest.raises(TypeError, match="scope"):
         Route(verb="GET", path="/x", summary="", handler=len, answer=None)

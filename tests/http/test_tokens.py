@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 
@@ -134,6 +135,62 @@ def test_a_token_revoked_elsewhere_is_refused_within_a_second(directory, tokens,
     time.ticks += 1.0
     with pytest.raises(BadToken):
         tokens.principal(bearer(secret))
+
+
+def child_of(tokens, secret=None, **fields):
+    by = None if secret is None else tokens.principal(bearer(secret))
+    return tokens.make(NewToken(**{"name": "n", "scopes": list(Scope)} | fields), by)
+
+
+def test_a_child_expires_no_later_than_its_parent(tokens, time):
+    _, parent = child_of(tokens, expires_at=when(NOW + 4 * SECOND))
+    token, child = child_of(tokens, parent)
+    grandchild = child_of(tokens, child)[1]
+
+    assert token.expires_at == when(NOW + 4 * SECOND)
+    time.moment += 4 * SECOND
+    for secret in (child, grandchild):
+        with pytest.raises(BadToken):
+            tokens.principal(bearer(secret))
+
+
+def test_children_end_with_their_parent(directory, tokens, time):
+    token, parent = child_of(tokens)
+    child = child_of(tokens, parent)[1]
+    grandchild = child_of(tokens, child)[1]
+    beside = child_of(tokens)[1]
+    elsewhere = TokenFile(directory, time.clock, timer=time.timer)
+    known = elsewhere.principal(bearer(grandchild))
+    tokens.revoke(token.token_id)
+    time.ticks += 1.0
+
+    for served in (tokens, elsewhere, TokenFile(directory, time.clock)):
+        assert not served.alive(known)
+        assert served.principal(bearer(beside)).token_id is not None
+        for secret in (parent, child, grandchild):
+            with pytest.raises(BadToken):
+                served.principal(bearer(secret))
+
+
+def test_a_parent_that_is_taken_out_of_the_file_takes_its_children_with_it(directory, tokens, time):
+    token, parent = child_of(tokens)
+    child = child_of(tokens, parent)[1]
+    kept = json.loads((directory / TOKENS_FILE).read_text())
+    left = [entry for entry in kept if entry["token"]["token_id"] != token.token_id]
+    (directory / TOKENS_FILE).write_text(json.dumps(left))
+    time.ticks += 1.0
+
+    with pytest.raises(BadToken):
+        tokens.principal(bearer(child))
+
+
+def test_a_token_that_has_ended_makes_no_child(tokens):
+    token, secret = child_of(tokens)
+    by = tokens.principal(bearer(secret))
+    tokens.revoke(token.token_id)
+
+    with pytest.raises(BadToken):
+        tokens.make(NewToken(name="n", scopes=[Scope.JOBS_READ]), by)
 
 
 def test_a_damaged_file_lets_nobody_in_and_says_what_to_do(directory, tokens, time):

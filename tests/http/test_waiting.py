@@ -11,7 +11,7 @@ from itertools import islice
 
 import pytest
 from http_kit import Client, Place
-from tests.waiting import until
+from tests.waiting import LONG, until
 
 from penstock.http.app import Limits
 from penstock.http.wire import PREFIX
@@ -347,6 +347,59 @@ def test_stopping_ends_streams_and_long_polls_at_once(tmp_path):
         stream.connection.close()
     finally:
         place.close()
+
+
+def revoke(place, client):
+    place.client.post(f"/tokens/{client.token.split('_')[1]}/revoke")
+
+
+def test_a_stream_ends_when_its_token_is_revoked(place):
+    doomed, other = place.client.mint(), place.client.mint()
+    with Stream(doomed) as stream, Stream(other) as beside:
+        revoke(place, doomed)
+        rest = stream.response.read()
+        place.client.submit()
+
+        assert b"data:" not in rest
+        assert beside.take(1)
+
+
+def test_a_stream_ends_when_the_parent_of_its_token_is_revoked(place):
+    parent = place.client.mint()
+    with Stream(parent.mint()) as stream:
+        revoke(place, parent)
+
+        assert b"data:" not in stream.response.read()
+
+
+def test_a_stream_ends_when_its_token_is_taken_out_of_the_file(place):
+    doomed = place.client.mint()
+    with Stream(doomed) as stream:
+        place.server.tokens.path.write_text("[]")
+
+        assert b"data:" not in stream.response.read()
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "body"),
+    [
+        ("POST", "/queue/claim", {"wait_sec": 60}),
+        ("GET", "/queue/dispatchable?wait_sec=60", None),
+        ("GET", "/events?wait_sec=60&after=1", None),
+        ("GET", "/queue/jobs/{job_id}?wait_sec=60", None),
+    ],
+)
+def test_a_long_poll_ends_when_its_token_is_revoked(place, verb, path, body):
+    job_id = place.client.submit()
+    place.client.post("/pause")
+    doomed = place.client.mint()
+    after = place.client.get("/stats").json["newest_event"]
+    path = path.format(job_id=job_id).replace("after=1", f"after={after}")
+    waiting = later(doomed.send, verb, path, body)
+    until(lambda: waiters(place), what="the request to wait")
+    revoke(place, doomed)
+
+    assert waiting.result(LONG).status == 401
 
 
 def test_submits_at_once_share_commits(place):

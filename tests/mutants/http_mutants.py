@@ -9,6 +9,7 @@ CONNECTION = "tests/http/test_connection.py"
 RIGHTS = "tests/http/test_rights.py"
 TOKENS = "tests/http/test_tokens.py"
 WAITING = "tests/http/test_waiting.py"
+PAGE = "tests/http/test_page.py"
 
 
 mutant = planter_for_one("http", "penstock/http/{}.py")
@@ -19,10 +20,10 @@ MUTANTS = [
     mutant("any site will do", "guard", '    if headers.get(b"sec-fetch-site", b"none") not in _SAME:\n', "    if False:\n", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),
     mutant("a name that begins like ours is ours", "guard", "    if host not in exposure.hosts:\n", "    if not host.startswith(tuple(exposure.hosts)) and not host.endswith('example'):\n", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),
     mutant("no scope is asked for", "app", "route.scope not in who.scopes", "not who.name", RIGHTS, "each_route_wants_its_own_scope_and_no_other_will_do"),
-    mutant("an expired token counts", "tokens", "or self._expired(found[0].token)", "", TOKENS, "a_token_expires_by_the_clock"),
+    mutant("an expired token counts", "tokens", "or self._expired(found[1])", "", TOKENS, "a_token_expires_by_the_clock"),
     mutant("the id of a token is enough", "tokens", "if found is None or not same or", "if found is None or", RIGHTS, "nobody_comes_past_the_door_whatever_the_route_and_the_verb"),
     mutant("a revoked token counts elsewhere", "tokens", "        if self._timer() >= self._look_at:\n", "        if False:\n", TOKENS, "a_token_revoked_elsewhere_is_refused_within_a_second"),
-    mutant("a shared file of tokens is read", "tokens", "        private_file(self._path)\n", "", TOKENS, "a_file_that_others_can_read_is_refused"),
+    mutant("a shared file of tokens is read", "tokens", "        private_file(self.path)\n", "", TOKENS, "a_file_that_others_can_read_is_refused"),
     mutant("anything is taken for JSON", "body", '        if content_type != b"application/json":\n', "        if False:\n", RIGHTS, "only_json_is_understood"),
     mutant("a stranger comes by the socket", "connection", "if peer is not None and peer not in (os.geteuid(), 0):", "if False:", CONNECTION, "a_visitor_of_another_user_is_not_let_in"),
     mutant("another's job is shown", "office", "if job is None or not self.owns(job.intent.addon_id):", "if job is None:", RIGHTS, "a_token_of_another_addon_meets_nothing_of_ours"),
@@ -31,6 +32,13 @@ MUTANTS = [
     mutant("another's events are told", "stream", "            if self._addon_id is not None:\n", "            if False:\n", WAITING, "a_stream_of_an_addon_tells_of_no_other"),
     mutant("who is in the way is told", "redact", "    if call.principal.addon_id is None:\n", "    if True:\n", RIGHTS, "a_bound_token_does_not_learn_whose_job_is_in_its_way"),
     mutant("a token gives away more than it has", "admin", "    if problems:\n", "    if False:\n", RIGHTS, "nobody_can_give_away_more_than_they_have"),
+    mutant("a cookie is enough", "sessions", 'return f"session {self.cookie} {cookie} {half}"', 'return f"session {self.cookie} {cookie}"', PAGE, "a_cookie_alone_is_worthless_whatever_is_made_of_it"),
+    mutant("the other half is computed from the cookie", "sessions", "        self._tokens.add(token_id", '        half = _digest(cookie.partition("=")[2] or cookie)\n        self._tokens.add(token_id', PAGE, "a_cookie_alone_is_worthless_whatever_is_made_of_it"),
+    mutant("a cookie is a bearer token", "sessions", 'cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)\n        self._tokens.add(token_id, self._proof(cookie, half), asked, who)', 'half = secrets.token_urlsafe(32)\n        cookie = f"{token_id}.{half}"\n        self._tokens.add(token_id, self._proof(cookie, half), asked, who)', PAGE, "a_cookie_alone_is_worthless_whatever_is_made_of_it"),
+    mutant("all instances share a cookie", "sessions", "-{_digest(str(tokens.path.resolve()))[:10]}", "", PAGE, "the_cookie_is_of_one_instance"),
+    mutant("a code outlives its token", "tokens", "            if by is not None and not self.alive(by):\n", "            if False:\n", TOKENS, "a_token_that_has_ended_makes_no_child"),
+    mutant("children outlive their parent", "tokens", "if k.token.parent_id is None or k.token.parent_id in ids]", "if True]", TOKENS, "children_end_with_their_parent"),
+    mutant("a stream outlives its token", "token_watch", "if not self._tokens.alive(principal):", "if False:", WAITING, "a_long_poll_ends_when_its_token_is_revoked"),
     mutant("the limits of a token are forgotten", "office", "        if problems:\n            raise OverLimit", "        if False:\n            raise OverLimit", RIGHTS, "a_token_has_limits_of_cost_and_priority"),
     mutant("the depth of a body is found by a regular expression", "body", "    brackets = b\"\".join(plain.split(b'\"')[::2]).translate(_BRACKETS, _REST)\n", "    brackets = __import__('re').sub(rb'(?s)\"[^\"\\\\]*(?:\\\\.[^\"\\\\]*)*\"', b'', body).translate(_BRACKETS, _REST)\n", COST, "no_body_costs_more_than_its_size"),
     mutant("the place of a mistake is found by a regular expression", "body", '    message, _, place = str(error).rpartition(" - at ")\n', '    place = __import__("re").search(r"(?s)( - at (`key` in )?`\\$.*`)?$", str(error))[0][6:]\n    message = str(error)[: -len(place) - 6] if place else ""\n', COST, "no_body_costs_more_than_its_size"),

@@ -169,7 +169,7 @@ MUTANTS = [
     (
         "runner: any function may be run",
         "penstock/runner/payload.py",
-        'if said not in self.names and path not in self.paths and f"{module}:*" not in self.paths:',
+        'if not by_name and f"{module}:*" not in self.paths:',
         "if not path:",
         (f"{RUNNING}::test_a_bad_payload_is_refused_with_its_field",),
     ),

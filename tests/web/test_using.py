@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import signal
+import threading
+import urllib.error
+import urllib.request
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from penstock.client.client import job_of
 from tests.waiting import until
+from tests.web.web_kit import Tab
 
 
 def queued(tab, number=1, **fields):
@@ -346,4 +353,70 @@ def test_a_session_that_is_revoked_is_over_at_once(fresh, tabs):
 
     assert tab.shows("penstock login")
     assert all("401" in line for line in tab.complaints)
+    tab.complaints.clear()
+
+
+def test_a_session_survives_a_reload_and_reaches_the_tabs_beside_it(fresh, tabs):
+    tab = tabs(fresh).sign_in()
+    tab.page.reload()
+    tab.live()
+    beside = Tab(tab.context, fresh)
+    beside.page.goto(fresh.url)
+    beside.live()
+    beside.sign_in()  # a new session: the one cookie that both tabs share is another one now
+    beside.open("jobs")
+    tab.open("jobs")
+    tab.page.reload()
+    tab.live()
+
+    beside.check()
+
+
+def test_another_server_on_this_host_gets_a_cookie_that_opens_nothing(fresh, tabs):
+    """Cookies ignore ports: this one hands whatever a browser sends it to the test."""
+    tab = tabs(fresh).sign_in()
+    received = []
+
+    class Thief(BaseHTTPRequestHandler):
+        def do_GET(self):
+            received.append(self.headers.get("cookie", ""))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Thief) as thief:
+        serving = threading.Thread(target=thief.serve_forever)
+        serving.start()
+        page = tab.context.new_page()
+        page.goto(f"http://127.0.0.1:{thief.server_port}/")
+        thief.shutdown()
+        serving.join()
+    stolen = received[0]
+    name, _, value = stolen.partition("=")
+    stored = page.evaluate("[...Object.values(localStorage), ...Object.values(sessionStorage)]")
+    half = hmac.new(value.encode(), b"penstock page", hashlib.sha256).hexdigest()
+
+    assert name.startswith("penstock-")
+    assert stored == []
+    for headers in (
+        {"Cookie": stolen},
+        {"Cookie": stolen, "X-Penstock-Session": half},
+        {"Cookie": stolen, "X-Penstock-Session": value},
+        {"Authorization": f"Bearer {value}"},
+    ):
+        request = urllib.request.Request(f"{fresh.url}/api/system/scheduler/tokens", headers=headers)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request)
+    tab.page.reload()
+    tab.live()
+
+
+def test_a_page_whose_session_is_revoked_shows_nothing_more_without_being_touched(fresh, tabs):
+    tab = tabs(fresh).sign_in()
+    [page] = [token for token in fresh.client.tokens() if token.name == "page"]
+    fresh.client.revoke_token(page.token_id)
+
+    assert tab.shows("penstock login")
     tab.complaints.clear()

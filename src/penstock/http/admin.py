@@ -39,9 +39,13 @@ def token_make(call: Call[None, wire.NewToken]) -> wire.TokenMade:
         given, most = getattr(asked, name), getattr(own, name)
         if most is not None and (given is None or given > most):
             problems.append({"field": name, "message": f"must be at most {most}, as your own token's"})
+    if own.expires_at is not None and asked.expires_at is not None and asked.expires_at > own.expires_at:
+        problems.append(
+            {"field": "expires_at", "message": f"must be at most {own.expires_at}, as your own token's"}
+        )
     if problems:
         raise OverLimit(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
-    token, secret = call.office.tokens.make(asked)
+    token, secret = call.office.tokens.make(asked, own)
     return wire.TokenMade(token, secret)
 
 

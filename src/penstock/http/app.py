@@ -38,6 +38,7 @@ from penstock.http.problems import (
 )
 from penstock.http.routes import OPEN, ROUTES, Open, Route, Router
 from penstock.http.sight import problems_of
+from penstock.http.token_watch import TokenWatch
 from penstock.http.tokens import LOCAL, Principal
 from penstock.http.wire import PREFIX, Scope
 
@@ -82,6 +83,7 @@ class Api:
     ) -> None:
         self._office, self._exposure, self._limits = office, exposure, limits
         self._page = page
+        self._token_watch = TokenWatch(office.tokens, office.loop)
         self._router = Router((*ROUTES, *self._own_routes()))
         self._open: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
@@ -165,7 +167,8 @@ class Api:
         name = call.principal.name
         _enter(self._waiting, name, self._limits.waiting)
         try:
-            await self._answer(request, route, call)
+            with self._token_watch.watching(call.principal, request.end):
+                await self._answer(request, route, call)
         finally:
             _leave(self._waiting, name)
 
@@ -218,6 +221,8 @@ class Api:
             answer = await self._office.run(route.handler, call)
         else:
             answer = await route.handler(call)
+        if request.ended and not route.streams:
+            raise BadToken("the token has ended while the request waited")
         if route.streams:
             await self._stream(request, answer)
         else:
@@ -286,6 +291,8 @@ class _Request:
     send: Send
     headers: dict[bytes, bytes] = field(init=False)
     _gone: asyncio.Future[Any] | None = None
+    #: Its token has ended while it waited.
+    ended: bool = False
 
     def __post_init__(self) -> None:
         pairs = self.scope["headers"]
@@ -297,6 +304,11 @@ class _Request:
         if self._gone is None:
             self._gone = asyncio.ensure_future(self._until_gone())
         return self._gone
+
+    def end(self) -> None:
+        """As if the client had gone: what waits for it stops waiting, and gives back what it has claimed."""
+        self.ended = True
+        self.watch().cancel()
 
     async def _until_gone(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":

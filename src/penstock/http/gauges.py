@@ -24,9 +24,9 @@ async def _beats(call: Call[Any, Any]) -> AsyncIterator[bytes]:
     if beats.line:
         yield beats.line
     while not (gone.done() or beats.closed):
-        line = await beats.next()
-        if not beats.closed:
-            yield line
+        await call.sooner(beats.next())
+        if not (gone.done() or beats.closed):
+            yield beats.line
 
 
 def history(call: Call[None, None]) -> wire.History:

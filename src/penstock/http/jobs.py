@@ -106,7 +106,7 @@ async def get(call: Call[wire.WaitQuery, None]) -> wire.Job:
             left = until - office.loop.time()
             if view.state in SETTLED or left <= 0 or gone.done() or trail.closed:
                 return view
-            await trail.wait(seen, min(left, _LOOK_AGAIN), lambda event: event.job_id == job_id)
+            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), lambda event: event.job_id == job_id))
 
 
 def _get(call: Call[Any, None]) -> wire.Job:

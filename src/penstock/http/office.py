@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -136,7 +136,7 @@ class Call(Generic[Q, B]):
     query: Q
     body: B
     headers: dict[bytes, bytes]
-    #: Completes when the client has gone away. Made on demand: only who waits needs to know.
+    #: Completes when the client has gone away, or its token has ended. Made on demand: only who waits needs to know.
     watch: Callable[[], asyncio.Future[Any]]
     store: Store = field(init=False)
 
@@ -146,6 +146,14 @@ class Call(Generic[Q, B]):
     @property
     def job_id(self) -> JobId:
         return JobId(self.path)
+
+    async def sooner(self, waiting: Coroutine[Any, Any, object]) -> None:
+        """Until that has come, or the client has gone."""
+        task = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait((self.watch(), task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
 
     def addon(self, asked: str | None) -> AddonId | None:
         """What to look among: the addon that the token is bound to, or else what was asked for."""

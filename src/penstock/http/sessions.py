@@ -1,15 +1,15 @@
 """
-The page's way in: a code that is good once becomes a cookie.
+The page's way in: a code that is good once becomes a session of two halves.
 
-A session is a token like any other, with twelve hours to live: it is listed, revoked and kept over a restart like one. The cookie holds its secret, which
-no script can read. A second half, derived from it, goes to the page's script, which sends it as a header with every request. Another
-site can make a browser send the cookie, but not the header; so a cookie alone is good for nothing, and GET needs both as well.
+A session is a token like any other, with twelve hours to live: it is listed, revoked and kept over a restart like one, and it ends with the token that
+asked for it. The browser has to show two independent random halves: a cookie, which no script can read, and a header that the page's script sends.
+Browsers send a cookie to every port of a host, so any other local server may come to know it: what it has then is of no use. The other half cannot be
+computed from it, it is no bearer token, and the daemon keeps only one hash over both halves and the name of the cookie, which is this instance's own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.core.words import MINUTE, SECOND, Moment
 from penstock.http.problems import BadToken
-from penstock.http.tokens import Principal, TokenFile
+from penstock.http.tokens import Principal, TokenFile, new_token_id
 from penstock.http.wire import NewToken, Scope
 
 __all__ = ["CODE_LASTS", "HEADER", "LASTS", "Sessions"]
@@ -31,13 +31,14 @@ _NAME: Final = "page"
 
 
 class Sessions:
-    """`port` is in the cookie's name: two schedulers on one host share a cookie jar."""
+    """`port` and the file of tokens are in the cookie's name: schedulers on one host share a cookie jar, at once or in turn."""
 
     def __init__(self, tokens: TokenFile, *, secure: bool, port: int) -> None:
         self._tokens, self._secure = tokens, secure
         self._codes: dict[str, tuple[Moment, Principal]] = {}
         self._lock = Lock()
-        self.cookie = f"__Host-penstock-{port}" if secure else f"penstock-{port}"
+        lead = "__Host-penstock" if secure else "penstock"
+        self.cookie = f"{lead}-{port}-{_digest(str(tokens.path.resolve()))[:10]}"
 
     def code(self, who: Principal, now: Moment) -> str:
         """For whoever is asked for the page: it can do there what the asker can."""
@@ -50,7 +51,7 @@ class Sessions:
         return code
 
     def open(self, code: str, now: Moment) -> tuple[str, str]:
-        """The cookie's value and the page's half."""
+        """The cookie's value and the page's half. A code ends with the token that it was made with."""
         with self._lock:
             until, who = self._codes.pop(_digest(code), (0, _NOBODY))
         if until <= now:
@@ -62,33 +63,37 @@ class Sessions:
                 and token.expires_at.timestamp() * SECOND <= now
             ):
                 self._tokens.revoke(token.token_id)
-        expires_at = datetime.fromtimestamp(now / SECOND, UTC) + LASTS
         asked = NewToken(
             name=_NAME,
             scopes=sorted(who.scopes),
             addon_id=who.addon_id,
             max_cost_units=who.max_cost_units,
             max_priority=who.max_priority,
-            expires_at=expires_at,
+            expires_at=datetime.fromtimestamp(now / SECOND, UTC) + LASTS,
         )
-        _, secret = self._tokens.make(asked)
-        return secret, _half(secret)
+        token_id = new_token_id()
+        cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
+        self._tokens.add(token_id, self._proof(cookie, half), asked, who)
+        return cookie, half
 
-    def set_cookie(self, secret: str) -> str:
+    def set_cookie(self, value: str) -> str:
         secure = "; Secure" if self._secure else ""
         age = int(LASTS.total_seconds())
-        return f"{self.cookie}={secret}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
+        return f"{self.cookie}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
 
     def principal(self, headers: Mapping[bytes, bytes]) -> Principal | None:
         """Of a request with both halves; None without a cookie of ours."""
-        secret = self._secret(headers.get(b"cookie", b"").decode("latin-1"))
-        if secret is None:
+        cookie = self._value(headers.get(b"cookie", b"").decode("latin-1"))
+        if cookie is None:
             return None
-        if not hmac.compare_digest(_half(secret).encode(), headers.get(HEADER, b"")):
-            raise BadToken("the session's cookie came without its other half")
-        return self._tokens.principal(b"Bearer " + secret.encode())
+        half = headers.get(HEADER, b"").decode("latin-1")
+        return self._tokens.proven(cookie.partition(".")[0], self._proof(cookie, half).encode())
 
-    def _secret(self, cookies: str) -> str | None:
+    def _proof(self, cookie: str, half: str) -> str:
+        """Begins otherwise than any bearer token, so that neither can be shown in the place of the other."""
+        return f"session {self.cookie} {cookie} {half}"
+
+    def _value(self, cookies: str) -> str | None:
         for one in cookies.split(";"):
             name, _, value = one.strip().partition("=")
             if name == self.cookie and value:
@@ -99,9 +104,5 @@ class Sessions:
 _NOBODY: Final = Principal("nobody", frozenset[Scope]())
 
 
-def _digest(code: str) -> str:
-    return hashlib.sha256(code.encode()).hexdigest()
-
-
-def _half(secret: str) -> str:
-    return hmac.new(secret.encode(), b"penstock page", hashlib.sha256).hexdigest()
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

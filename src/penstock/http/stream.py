@@ -44,7 +44,7 @@ async def events(call: Call[wire.EventsQuery, None]) -> wire.Events:
             if page.events or left <= 0 or gone.done() or trail.closed:
                 return page
             if cursor.after == before:
-                await trail.wait(seen, left, cursor.wants)
+                await call.sooner(trail.wait(seen, left, cursor.wants))
 
 
 async def _page(cursor: _Cursor, limit: int) -> wire.Events:

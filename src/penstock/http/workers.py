@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -70,7 +69,7 @@ async def dispatchable(call: Call[wire.DispatchableQuery, None]) -> wire.Dispatc
             left = until - office.loop.time()
             if found or left <= 0 or gone.done() or trail.closed:
                 return wire.Dispatchable([dispatchable_view(d) for d in found])
-            await trail.wait(seen, min(left, _LOOK_AGAIN), _is_reservation)
+            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), _is_reservation))
 
 
 def _is_reservation(event: Event) -> bool:
@@ -95,15 +94,7 @@ async def claim(call: Call[None, wire.Claim]) -> wire.Claimed:
             left = until - office.loop.time()
             if claimed or left <= 0 or trail.closed:
                 return _claimed(office, claimed)
-            await _first(gone, trail.wait(seen, min(left, _LOOK_AGAIN), _may_be_startable))
-
-
-async def _first(gone: asyncio.Future[Any], waiting: Any) -> None:
-    task = asyncio.ensure_future(waiting)
-    try:
-        await asyncio.wait((gone, task), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        task.cancel()
+            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), _may_be_startable))
 
 
 def _may_be_startable(event: Event) -> bool:

@@ -314,7 +314,12 @@ class Runner:
     )
     term_grace: Span = key(span(0, HOUR), _GRACES.term, "how long a run may take from SIGTERM to SIGKILL")
     functions: tuple[str, ...] = key(
-        many(text("module:name, or module:* for what a module defines or has in __all__", r"[A-Za-z_][\w.]*:(\*|[A-Za-z_]\w*)")),
+        many(
+            text(
+                "module:name, or module:* for what a module defines or has in __all__",
+                r"[A-Za-z_][\w.]*:(\*|[A-Za-z_]\w*)",
+            )
+        ),
         (),
         "which Python functions may be run; no others are",
     )

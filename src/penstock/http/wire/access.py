@@ -32,7 +32,7 @@ class Scope(StrEnum):
 
 
 class NewToken(Asked):
-    """`addon_id` binds it: it then sees and touches that addon's jobs, and no others."""
+    """`addon_id` binds it: it then sees and touches that addon's jobs, and no others. It ends with the token that it is made with."""
 
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
     scopes: Annotated[list[Scope], Meta(min_length=1, max_length=20)]
@@ -43,6 +43,8 @@ class NewToken(Asked):
 
 
 class Token(Told):
+    """`parent_id`: the token that it was made with, and ends with. Null: it was made by the local user, or at the first start."""
+
     token_id: str
     name: str
     scopes: list[Scope]
@@ -51,6 +53,7 @@ class Token(Told):
     max_priority: int | None
     created_at: datetime
     expires_at: datetime | None
+    parent_id: str | None = None
 
 
 class TokenMade(Told):

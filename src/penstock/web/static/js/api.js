@@ -14,13 +14,43 @@ export class Problem extends Error {
 
 export const connection = signal("connecting"); // live, away, signed-out
 
+// The session's second half stays in this tab. A new tab asks the open ones for it; a new sign-in gives its half to all, for they share the cookie.
 const HALF = "penstock-session";
-const session = () => localStorage.getItem(HALF) || "";
+const tabs = new BroadcastChannel(HALF);
+const session = () => sessionStorage.getItem(HALF) || "";
 export const hasSession = () => session() !== "";
-export const keepSession = (half) => localStorage.setItem(HALF, half);
+export function keepSession(half) {
+  sessionStorage.setItem(HALF, half);
+  tabs.postMessage({ half });
+}
+
+// Refused with this half. Unless another tab has brought a new one meanwhile, the session is over.
+function refused(half) {
+  if (half !== session()) return false;
+  sessionStorage.removeItem(HALF);
+  connection.value = "signed-out";
+  return true;
+}
+
+let heard = () => {};
+tabs.onmessage = ({ data }) => {
+  if (data.half) {
+    sessionStorage.setItem(HALF, data.half);
+    heard();
+    if (connection.value === "signed-out") location.reload();
+  } else if (hasSession()) tabs.postMessage({ half: session() });
+};
+
+export const askOtherTabs = () =>
+  new Promise((resolve) => {
+    heard = resolve;
+    tabs.postMessage({});
+    setTimeout(resolve, 300);
+  });
 
 export async function call(method, path, body, { signal } = {}) {
-  const headers = { Accept: "application/json", "X-Penstock-Session": session() };
+  const half = session();
+  const headers = { Accept: "application/json", "X-Penstock-Session": half };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {
@@ -37,7 +67,7 @@ export async function call(method, path, body, { signal } = {}) {
     throw new Problem(0, { detail: "The scheduler does not answer.", hint: "Is it running? penstock up" });
   }
   if (answer.ok) return answer.json();
-  if (answer.status === 401) connection.value = "signed-out";
+  if (answer.status === 401) refused(half);
   let problem = {};
   try {
     problem = await answer.json();
@@ -78,7 +108,8 @@ export function stream(path, { onEvent, onState }) {
     while (!stopped) {
       aborter = new AbortController();
       try {
-        const headers = { Accept: "text/event-stream", "X-Penstock-Session": session() };
+        const half = session();
+        const headers = { Accept: "text/event-stream", "X-Penstock-Session": half };
         if (last) headers["Last-Event-ID"] = last;
         const answer = await fetch(`${PREFIX}/${path}`, {
           headers,
@@ -86,10 +117,7 @@ export function stream(path, { onEvent, onState }) {
           credentials: "same-origin",
           cache: "no-store",
         });
-        if (answer.status === 401) {
-          onState("signed-out");
-          return;
-        }
+        if (answer.status === 401 && refused(half)) return;
         if (!answer.ok) throw new Error(answer.statusText);
         onState("live");
         wait = 500;

@@ -1,13 +1,16 @@
 // Signing in without typing: the link that `penstock up` prints has a code in its fragment, good once. It becomes a cookie that
 // scripts cannot read, and a second half that only this page can send.
 import { html, useState } from "./html.js";
-import { keepSession } from "./api.js";
+import { askOtherTabs, hasSession, keepSession } from "./api.js";
 
 let refused = false;
 
 export async function signIn() {
   const found = location.hash.match(/^#code=([\w-]+)/);
-  if (!found) return;
+  if (!found) {
+    if (!hasSession()) await askOtherTabs();
+    return;
+  }
   history.replaceState(null, "", location.pathname + "#/");
   refused = !(await exchange(found[1]));
 }
