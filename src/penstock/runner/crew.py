@@ -34,6 +34,8 @@ log = logging.getLogger("penstock.runner")
 
 #: Between two looks for what a killed warden left; longer each time, for who survives SIGKILL may do so for hours.
 _SWEEP_FIRST, _SWEEP_LAST = 0.05, 2.0
+#: So long after a start that failed for want of descriptors no more commands are started than ran then.
+_SHORT_SEC = 5.0
 
 
 class Crew:
@@ -60,11 +62,16 @@ class Crew:
         self.functions = Warm(settings, watch, hire=self._hire, asked=asked, over=over)
         self._fallen: dict[str, WardenLink] = {}  # wardens that were killed, by the mark of what they leave
         self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
-        self._launcher: LauncherLink
+        self._launcher: LauncherLink | None = None  # between the end of one and the start of the next
+        self._most_commands: int | None = (
+            None  # as many as this process had descriptors for, when it last ran out
+        )
+        self._most_until = 0.0
 
     def open(self) -> None:
-        self._launcher = LauncherLink(self._mark)
-        self._watch.add(self._launcher, self._launcher_ended)
+        launcher = LauncherLink(self._mark)
+        self._watch.add(launcher, self._launcher_ended)
+        self._launcher = launcher
 
     # starting
 
@@ -73,16 +80,38 @@ class Crew:
         """How many run."""
         return len(self._commands)
 
+    @property
+    def slots(self) -> int:
+        """How many more commands may start."""
+        if self._most_commands is not None and time.monotonic() >= self._most_until:
+            self._most_commands = None
+        most = self._settings.slots
+        return (most if self._most_commands is None else min(most, self._most_commands)) - self.commands
+
     def start(self, run: Run, command: Command, extra: Mapping[str, str]) -> None:
-        """`extra`: what it finds in its environment."""
+        """`extra`: what it finds in its environment. OSError: nothing was started, for want of descriptors."""
         marks = {DISPATCH_MARK: run.dispatch_id, **extra}
-        run.warden = self._free_warden(run.dispatch_id)
-        self._commands[run.warden] = run
+        try:
+            warden = self._free_warden(run.dispatch_id)
+        except OSError:
+            self._most_commands, self._most_until = self.commands, time.monotonic() + _SHORT_SEC
+            raise
+        try:
+            self._order_command(warden, run, command, self._environment | dict(command.env) | marks)
+        except BaseException:  # it cannot be put into a frame: the warden has heard nothing, and goes
+            self._forget(warden)
+            raise
+        run.warden = warden
+        self._commands[warden] = run
+
+    def _order_command(
+        self, warden: WardenLink, run: Run, command: Command, environment: Mapping[str, str]
+    ) -> None:
         self._order(
-            run.warden,
+            warden,
             argv=command.argv,
             cwd=command.cwd,
-            env=self._environment | dict(command.env) | marks,
+            env=environment,
             stdin=command.stdin,
             limits=dict(command.limits),
             nice=command.nice,
@@ -92,10 +121,17 @@ class Crew:
 
     def _free_warden(self, mark: str) -> WardenLink:
         if not self._spare:
-            return self._heard(WardenLink(mark, self._launcher))
+            return self._heard(WardenLink(mark, self._launching))
         warden = self._spare.pop()
         warden.watch_over(mark)
         return warden
+
+    @property
+    def _launching(self) -> LauncherLink:
+        if self._launcher is None:
+            self.open()
+        assert self._launcher is not None
+        return self._launcher
 
     def _heard(self, warden: WardenLink) -> WardenLink:
         self._watch.add(warden, partial(self._warden_said, warden))
@@ -103,7 +139,7 @@ class Crew:
 
     def _hire(self, limits: Mapping[str, int]) -> WorkerLink:
         settings, mark = self._settings, f"worker-{token_hex(8)}"
-        worker = WorkerLink(mark, self._launcher)
+        worker = WorkerLink(mark, self._launching)
         self._order(
             self._heard(worker.warden),
             argv=[settings.python, "-c", python_code(settings.path, "penstock.runner.worker", "")],
@@ -198,9 +234,14 @@ class Crew:
     def _launcher_ended(self) -> None:
         """Somebody killed it. What it started goes on, for each warden talks to us; the next ones need a new launcher."""
         log.warning("the launcher was killed; another one takes its place")
-        self._watch.drop(self._launcher)
-        self._launcher.close(None)
+        self._close_launcher(None)
         self.open()
+
+    def _close_launcher(self, wait_sec: float | None) -> None:
+        launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            self._watch.drop(launcher)
+            launcher.close(wait_sec)
 
     # upkeep
 
@@ -240,8 +281,7 @@ class Crew:
         for warden in (*self._commands, *self._spare, *self.functions.wardens):
             if warden.fileno() >= 0:
                 self._forget(warden)
-        self._watch.drop(self._launcher)
-        self._launcher.close(wait_sec)
+        self._close_launcher(wait_sec)
 
 
 def _judge(run: Run, warden: WardenLink) -> Outcome:

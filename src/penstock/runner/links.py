@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +99,13 @@ class WardenLink(_Spoken):
     """One warden. `mark`: what its tree carries in the environment."""
 
     def __init__(self, mark: str, launcher: LauncherLink, worker: Sequence[int] = ()) -> None:
-        """`worker`: descriptors for a warm worker below it."""
-        ours, theirs = socket.socketpair()
+        """`worker`: descriptors for a warm worker below it; they are closed here whatever happens."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            for fd in worker:
+                os.close(fd)
+            raise
         self.pid = 0
         self.idle_since = 0.0
         self.watch_over(mark)
@@ -153,9 +159,21 @@ class WorkerLink(_Spoken):
     """A warm worker: the conversation with it, the calls that it has in hand, and the warden above it."""
 
     def __init__(self, mark: str, launcher: LauncherLink) -> None:
-        talk, theirs = socket.socketpair()
-        self._tickets_out, self._tickets = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.warden = WardenLink(mark, launcher, [theirs.detach(), os.dup(self._tickets_out), page_file()])
+        with ExitStack() as undo:  # out of descriptors halfway, it must leave none behind
+            talk, theirs = map(undo.enter_context, socket.socketpair())
+            self._tickets_out, self._tickets = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            undo.callback(os.close, self._tickets_out)
+            undo.callback(os.close, self._tickets)
+            with ExitStack() as given:
+                fds = [os.dup(theirs.fileno())]
+                given.callback(os.close, fds[0])
+                fds.append(os.dup(self._tickets_out))
+                given.callback(os.close, fds[1])
+                fds.append(page_file())
+                given.pop_all()
+            self.warden = WardenLink(mark, launcher, fds)
+            theirs.close()
+            undo.pop_all()
         self._channel = Channel(talk)
         #: By number, in their order: the first may run, the others have not begun.
         self.calls: dict[int, Run] = {}

@@ -11,6 +11,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
+from math import inf
 from secrets import token_urlsafe
 from threading import Thread
 from typing import Final, Self
@@ -84,6 +86,7 @@ class Runner:
             None  # when a stop is over, whatever has not ended or cannot be written
         )
         self._over = False
+        self._crew_at = 0.0
         self._tidy = Tidy(house.store, runs.path)
         self._watch = Watch()
         self._crew = Crew(runs, self._settings, self._watch, asked=self._answer, over=self._run_over)
@@ -205,11 +208,17 @@ class Runner:
             wishes.append(self._note_at)
         if (alarm := self._tracker.alarm()) is not None:
             wishes.append(alarm / SECOND)
-        if (crew := self._crew.step()) is not None:
-            wishes.append(now + crew)
+        self._guarded("upkeep", self._step_crew)
+        wishes.append(self._crew_at)
         if self._give_up_at is not None:
             wishes.append(self._give_up_at)
         return 0.0 if self._asked else min(wishes) - now
+
+    def _step_crew(self) -> None:
+        """Apart from hearing: when upkeep fails, the runner must still hear how runs end."""
+        self._crew_at = boot_time() + _AFTER_FAILURE
+        wish = self._crew.step()
+        self._crew_at = inf if wish is None else boot_time() + wish
 
     # ending and fetching
 
@@ -232,7 +241,7 @@ class Runner:
             if isinstance(answer, Refused):
                 log.warning("%s ended too late to count: %s", report.dispatch_id, answer)
         for each in claimed:
-            self._begin(each)
+            self._guarded("starting a job", partial(self._begin, each))
         self._crew.functions.feed()
         # As many as there was room for: there may be more, and room of the other kind.
         more = free and len(claimed) == free and self._free()[1]
@@ -245,7 +254,7 @@ class Runner:
             return _ALL, 0
         # Said even when there is no room, or nobody would seem to come for such jobs and they would be reserved for a stranger.
         self._house.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
-        workers, slots = self._crew.functions.room, self._settings.slots - self._crew.commands
+        workers, slots = self._crew.functions.room, self._crew.slots
         if workers > 0 and slots > 0:
             return _ALL, min(workers, slots)
         return (_FUNCTIONS, workers) if workers > 0 else (_COMMANDS, max(0, slots))
@@ -270,7 +279,13 @@ class Runner:
             self._tracker.register(run.dispatch_id, listens=work.listens)
             run.token = token_urlsafe(32)
             self._tokens[run.token] = run
-            self._crew.start(run, work, self._told_to(run))
+            try:
+                self._crew.start(run, work, self._told_to(run))
+            except Exception as error:  # noqa: BLE001  # a dispatch without a process would keep its lease for ever
+                log.warning("%s cannot be started: %s", run.dispatch_id, error)
+                # Out of descriptors it goes back as it was, for this is not its fault; a mistake of its own is its end.
+                how = End.RELEASED if isinstance(error, OSError) else End.JOB_ERROR
+                self._settle(run, Outcome(how, error=f"it could not be started: {error}"))
         else:
             self._tracker.register(run.dispatch_id)
             self._crew.functions.add(run)

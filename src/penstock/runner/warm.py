@@ -9,6 +9,7 @@ because the call before it takes longer than such calls do, or because the worke
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,9 +27,13 @@ from penstock.runner.watch import Watch
 
 __all__ = ["Warm"]
 
+log = logging.getLogger("penstock.runner")
+
 _MOST_AHEAD: Final = 200
 #: A worker that has said nothing for so long has met a call that is longer than those before it.
 _STUCK_SEC: Final = 0.1
+#: So long after a worker could not be started, for want of descriptors, no other one is.
+_SHORT_SEC: Final = 5.0
 #: What no worker was free for in this time goes back to the queue, where somebody else may be.
 _STALE_SEC: Final = 1.0
 #: Durations that are remembered; beyond that the scheduler forgets them all and learns anew.
@@ -56,6 +61,7 @@ class Warm:
         self._waiting: deque[Run] = deque()
         self._mean: dict[str, float] = {}  # seconds of a call, lately
         self._mean_of_all = settings.ahead_sec
+        self._hire_at = 0.0  # not before, because there were no descriptors for one more worker
 
     # how much is in hand
 
@@ -68,6 +74,9 @@ class Warm:
     @property
     def room(self) -> int:
         """How many more calls are welcome. Ahead of a worker that is at something long there is no room."""
+        if time.monotonic() < self._hire_at:
+            idle = sum(not worker.calls and not worker.last for worker in self._workers.values())
+            return idle - len(self._waiting)
         if self._mean_of_all >= self._settings.ahead_sec:
             return -self.ahead
         late = time.monotonic() - _STUCK_SEC
@@ -95,8 +104,13 @@ class Warm:
         least = min(open_, key=lambda worker: len(worker.calls), default=None)
         if least is not None and not least.calls:
             return least
-        if sum(bool(worker.calls) for worker in self._workers.values()) < self._settings.workers:
-            return self._new(limits)
+        busy = sum(bool(worker.calls) for worker in self._workers.values())
+        if busy < self._settings.workers and time.monotonic() >= self._hire_at:
+            try:
+                return self._new(limits)
+            except OSError as error:
+                log.warning("no further worker can be started for functions: %s", error)
+                self._hire_at = time.monotonic() + _SHORT_SEC
         if least is None or self._load(least) + self._expected(self._waiting[0]) > self._handful_sec:
             return None
         return least

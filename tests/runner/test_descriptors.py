@@ -1,0 +1,57 @@
+"""A runner that has no descriptor left: what cannot be started goes back to the queue, and what runs ends as it says."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import contextmanager
+from itertools import count, islice
+from pathlib import Path
+
+from tests.waiting import until
+
+
+@contextmanager
+def descriptors_left(n):
+    """This process can open so many more."""
+    used = {int(fd.name) for fd in Path("/proc/self/fd").iterdir()}
+    last = list(islice((fd for fd in count() if fd not in used), n))[-1]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def refused(plant, jobs):
+    events = [event for job in jobs for event in plant.store.events(0, 1_000, job)]
+    return [event for event in events if "could not be started" in event.data.get("error", "")]
+
+
+def test_a_command_that_cannot_be_started_goes_back_and_runs_when_it_can(plant, tmp_path):
+    go = tmp_path / "go"
+    plant.settled(plant.command("true"))
+    with descriptors_left(12):
+        jobs = [plant.command("sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done") for _ in range(40)]
+        until(lambda: refused(plant, jobs))
+        running = lambda: [job for job in jobs if plant.state(job) == "RUNNING"]  # noqa: E731
+        until(lambda: 0 < len(running()) == len(plant.runner.pids()), what="a process for each that runs")
+
+        assert {event.reason for event in refused(plant, jobs)} == {"released"}
+    go.touch()
+
+    assert {str(plant.settled(job, 60).end) for job in jobs} == {"completed"}
+    assert {plant.store.job(job).counters.crash for job in jobs} == {0}
+
+
+def test_a_function_for_which_no_worker_can_be_started_goes_back_and_runs_when_it_can(plant):
+    plant.settled(plant.command("true"))
+    with descriptors_left(3):
+        job = plant.function("add", 1, 2)
+        until(lambda: ("REQUEUED", "released") in plant.events(job))
+        open_now = len(list(Path("/proc/self/fd").iterdir()))
+        until(lambda: plant.events(job).count(("REQUEUED", "released")) > 1)
+
+        assert len(list(Path("/proc/self/fd").iterdir())) <= open_now
+
+    assert str(plant.settled(job, 60).end) == "completed"
