@@ -44,7 +44,7 @@ MUTANTS = [
     planted(
         "any error is tried again",
         f"{CORE}/graph.py",
-        "attempt > self.retries or not isinstance(error, self.retry_on)",
+        "attempt > self.retries or not is_kind(error, self.retry_on)",
         "attempt > self.retries",
         "errors",
     ),
@@ -310,7 +310,7 @@ MUTANTS = [
     planted(
         "a node that was told to stop has an error",
         f"{LOCAL}/run.py",
-        "if self.cause is not None and isinstance(error, _TOLD_TO_STOP):",
+        "if self.cause is not None and is_kind(error, _TOLD_TO_STOP):",
         "if False:",
         "errors",
     ),

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Final, TypeAlias
 
+from penstock.core.text import is_kind
+
 __all__ = [
     "BOUND",
     "CAREFUL",
@@ -166,7 +168,7 @@ class Rules:
 
     def retry_in(self, attempt: int, error: BaseException) -> float | None:
         """Seconds to wait after failed attempt number `attempt` (from 1), doubling; None when that was the last."""
-        if attempt > self.retries or not isinstance(error, self.retry_on):
+        if attempt > self.retries or not is_kind(error, self.retry_on):
             return None
         return float(self.retry_delay * 2 ** min(attempt - 1, 16))
 

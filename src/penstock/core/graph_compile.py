@@ -19,6 +19,7 @@ from penstock.core.graph_layout import cycles, lay_out, topological
 from penstock.core.graph_options import checked_queue, checked_rules
 from penstock.core.graph_spec import ITEM_SOURCE, Leaf, Node, NodeSpec, Problem, Resolved
 from penstock.core.graph_types import TypeCheck
+from penstock.core.text import safe_repr
 
 __all__ = ["compile_plan"]
 
@@ -91,9 +92,14 @@ class _Compiler:
     def _name_is_good(self, spec: NodeSpec, name: str, nodes: Mapping[str, Node]) -> bool:
         before = len(self.problems)
         if not callable(spec.fn):
-            self._note(name, "function", f"{spec.fn!r} cannot be called", "give it a function")
+            self._note(name, "function", f"{safe_repr(spec.fn, 200)} cannot be called", "give it a function")
         elif spec.name is not None and (not isinstance(spec.name, str) or not spec.name):
-            self._note(name, "name", f"{spec.name!r} is not a name", "give name= a string that is not empty")
+            self._note(
+                name,
+                "name",
+                f"{safe_repr(spec.name, 200)} is not a name",
+                "give name= a string that is not empty",
+            )
         elif spec.name is None and (not hasattr(spec.fn, "__name__") or spec.fn.__name__ == "<lambda>"):
             self._note(name, "name", "its function has no name of its own", "give it one with name=...")
         elif name in nodes:
@@ -124,7 +130,7 @@ class _Compiler:
             self._note(
                 node.name,
                 "inputs",
-                f"inputs={inputs!r} is not a mapping",
+                f"inputs={safe_repr(inputs, 200)} is not a mapping",
                 'write inputs={"parameter": "node"}',
             )
             return
@@ -233,11 +239,13 @@ class _Compiler:
                 return self._named_leaf(node, parameter, source, nodes)
         if callable(source) and id(source) in self._by_function:
             return self._by_function[id(source)]
-        what = f"{parameter!r} is given {source!r}, which is no node"
+        what = f"{parameter!r} is given {safe_repr(source, 200)}, which is no node"
         if callable(source):
             self._note(node.name, "unknown input", what, "add that function to the graph first")
         else:
-            self._note(node.name, "unknown input", what, f"for a fixed value write Const({source!r})")
+            self._note(
+                node.name, "unknown input", what, f"for a fixed value write Const({safe_repr(source, 200)})"
+            )
         return None
 
     def _named_leaf(self, node: Node, parameter: str, name: str, nodes: Mapping[str, Node]) -> Leaf | None:

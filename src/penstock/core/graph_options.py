@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.core.graph import Lane, OnError, Queue, Rules
 from penstock.core.graph_spec import NodeSpec, Problem
+from penstock.core.text import safe_repr, safe_str
 
 __all__ = ["checked_queue", "checked_rules"]
 
@@ -45,7 +46,7 @@ def checked_rules(name: str, spec: NodeSpec) -> tuple[Rules, list[Problem]]:
 
     def check(good: bool, option: str, value: object, fix: str) -> None:
         if not good:
-            wrong.append(Problem(name, "option", f"{option}={value!r} makes no sense", fix))
+            wrong.append(Problem(name, "option", f"{option}={safe_repr(value, 200)} makes no sense", fix))
 
     errors = spec.retry_on if isinstance(spec.retry_on, tuple) else (spec.retry_on,)
     check(
@@ -87,9 +88,9 @@ _GIVEN_NOTHING = _given(NodeSpec(fn=None))
 
 
 def _not_one_of(name: str, option: str, given: object, choices: list[str]) -> Problem:
-    close = get_close_matches(str(given), choices, n=1)
+    close = get_close_matches(safe_str(given, 200), choices, n=1)
     fix = f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(map(repr, choices))}"
-    return Problem(name, "option", f"there is no {option}={given!r}", fix)
+    return Problem(name, "option", f"there is no {option}={safe_repr(given, 200)}", fix)
 
 
 def _is_int(value: object) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from penstock.core.graph import Const, Env, OnError, Queue, Rules
+from penstock.core.text import safe_repr
 
 __all__ = ["ITEM_SOURCE", "Leaf", "Node", "NodeSpec", "Problem", "Resolved", "leaves"]
 
@@ -33,7 +34,11 @@ class NodeSpec:
     @property
     def title(self) -> str:
         given = self.name if self.name is not None else getattr(self.fn, "__name__", None)
-        return given if isinstance(given, str) and given else repr(given if given is not None else self.fn)
+        return (
+            given
+            if isinstance(given, str) and given
+            else safe_repr(given if given is not None else self.fn, 200)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any, Union, get_args, get_origin
 
 from penstock.core.graph import Const, Env
 from penstock.core.graph_spec import Leaf, Node, Problem, leaves
+from penstock.core.text import safe_repr, safe_str
 
 __all__ = ["TypeCheck", "clash", "value_clash"]
 
@@ -52,7 +53,7 @@ class TypeCheck:
         match leaf:
             case Const(value=value):
                 if value_clash(value, wanted):
-                    text = f"{parameter!r} wants {describe(wanted)} and gets the constant {value!r}"
+                    text = f"{parameter!r} wants {describe(wanted)} and gets the constant {safe_repr(value, 200)}"
                     yield Problem(node.name, "types", text, fix)
             case Env(name=name):
                 if clash(self._env[name], wanted):
@@ -176,7 +177,9 @@ def list_of(hint: Any) -> Any:
 
 def describe(hint: Any) -> str:
     return (
-        hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
+        hint.__name__
+        if isinstance(hint, type) and not get_args(hint)
+        else safe_str(hint, 200).replace("typing.", "")
     )
 
 

@@ -24,6 +24,7 @@ from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled
+from penstock.core.text import is_kind
 from penstock.core.ticket import ENDING, IN_FLIGHT, Ticket
 from penstock.local.context import CallContext
 
@@ -168,7 +169,7 @@ class Call(Ticket, Future[R], Generic[R]):
         state = FINISHED
         if error is not None:
             self._exception = error
-            if isinstance(error, CallCanceled):
+            if is_kind(error, CallCanceled):
                 state = CANCELLED_AND_NOTIFIED
         self.body = _SETTLING  # nor is the payload needed any more, which may be large
         crowd = self._crowd

@@ -23,6 +23,7 @@ from threading import Thread, current_thread
 from time import monotonic
 from typing import Any, Final, Literal, NoReturn, Protocol, Self, TypeVar, overload
 
+from penstock.core.text import is_kind, safe_repr
 from penstock.local.flow_terms import OnError, Settled, checked_errors, checked_fn, checked_n, log, raisable
 
 __all__ = ["SyncFlow", "parallel_limit_sync"]
@@ -189,7 +190,7 @@ class SyncFlow(Iterator[R]):
 
     def _settle(self, call: _Call) -> None:
         error = call.error
-        if error is not None and (self._errors == "raise" or not isinstance(error, Exception)):
+        if error is not None and (self._errors == "raise" or not is_kind(error, Exception)):
             self._failed = True
             self._error = error
             return
@@ -209,7 +210,7 @@ class SyncFlow(Iterator[R]):
         else:
             self._held -= 1
             self.skipped += 1
-            log.debug("skipped %r", call.item, exc_info=call.error)
+            log.debug("skipped %s", safe_repr(call.item), exc_info=call.error)
 
 
 _SLOW: Final = 0.001  # seconds that the source may take while results wait

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args
 
+from penstock.core.text import is_kind, type_name
+
 __all__ = ["OnError", "Settled", "checked_errors", "checked_fn", "checked_n", "log", "raisable"]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -61,8 +63,8 @@ def checked_errors(errors: Any) -> OnError:
 
 def raisable(error: BaseException) -> BaseException:
     """An iterator that raises StopIteration has come to its end: a call's must not pass for that (PEP 479)."""
-    if not isinstance(error, StopIteration | StopAsyncIteration):
+    if not is_kind(error, (StopIteration, StopAsyncIteration)):
         return error
-    wrapped = RuntimeError(f"a call raised {type(error).__name__}")
+    wrapped = RuntimeError(f"a call raised {type_name(error)}")
     wrapped.__cause__ = error
     return wrapped

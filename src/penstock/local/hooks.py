@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from penstock.core.text import safe_repr
 from penstock.core.ticket import Phase, QueueState
 from penstock.local.call import Call
 
@@ -115,7 +116,7 @@ class Herald:
                     hook, what = news.popleft()
                     hook(what)
             except Exception:  # a hook is foreign code, and what it tells of has happened all the same
-                log.exception("the hook %r failed", hook)
+                log.exception("the hook %s failed", safe_repr(hook))
             finally:
                 turn.append(True)
 
@@ -134,7 +135,7 @@ def _together(hooks: list[Callable[..., object]]) -> Callable[[Any], object] | N
             try:
                 hook(what)
             except Exception:  # as above; and the next hook hears of it
-                log.exception("the hook %r failed", hook)
+                log.exception("the hook %s failed", safe_repr(hook))
 
     return tell_each
 
@@ -146,4 +147,4 @@ def _tell_of_each(run: tuple[Callable[[Any], object], Sequence[Call[Any]]]) -> N
         try:
             hook(call)
         except Exception:
-            log.exception("the hook %r failed", hook)
+            log.exception("the hook %s failed", safe_repr(hook))

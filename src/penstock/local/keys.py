@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from penstock.core.errors import CallCanceled
+from penstock.core.text import safe_repr
 from penstock.core.ticket import Phase
 from penstock.local.call import Call
 
@@ -28,9 +29,11 @@ class Keys:
             canceled = call.key in self._canceled
         except TypeError:
             key, call.key = call.key, None
-            raise TypeError(f"key is {key!r}; it must be hashable, like a string or a number") from None
+            raise TypeError(
+                f"key is {safe_repr(key, 200)}; it must be hashable, like a string or a number"
+            ) from None
         if canceled:
-            why = f"its key {call.key!r} is canceled until cleared"
+            why = f"its key {safe_repr(call.key, 200)} is canceled until cleared"
             raise CallCanceled(why, phase=Phase.WAITING, reason=self._canceled[call.key])
         self._calls.setdefault(call.key, {})[call] = None
 

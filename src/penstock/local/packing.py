@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from penstock.core.errors import NotPicklable
+from penstock.core.text import safe_repr
 from penstock.local import segments, wire
 from penstock.local.call import Call
 from penstock.local.wire import PLAIN_TYPES, SHORT, SHORT_TYPES
@@ -79,7 +80,7 @@ class Packer:
         needs_main = b"__main__" in data
         if needs_main and not wire.main_can_be_imported() and wire.cloudpickle() is None:
             raise NotPicklable(
-                f"{call.fn!r} or its arguments live in a __main__ that no worker can import{wire.advice()}"
+                f"{safe_repr(call.fn, 200)} or its arguments live in a __main__ that no worker can import{wire.advice()}"
             )
         if not segments.AVAILABLE or not (buffers or len(data) >= wire.LARGE):
             call.body = Packed(data, None, needs_main)

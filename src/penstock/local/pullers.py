@@ -25,6 +25,7 @@ from inspect import isawaitable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from penstock.core.text import is_kind, safe_repr
 from penstock.local.flow_terms import OnError, Settled, log, raisable
 
 if TYPE_CHECKING:
@@ -243,15 +244,15 @@ class Pullers:
 
     def outcome_of(self, item: Any, error: BaseException) -> Any:
         if self.stopped:
-            if not isinstance(error, asyncio.CancelledError):
+            if not is_kind(error, asyncio.CancelledError):
                 log.debug("a call failed after its flow had been stopped", exc_info=error)
-        elif self.errors == "raise" or (isinstance(error, asyncio.CancelledError) and _being_canceled()):
+        elif self.errors == "raise" or (is_kind(error, asyncio.CancelledError) and _being_canceled()):
             self.fail(error)
         elif self.errors == "settled":
             return Settled(item, None, error)
         else:
             self.skipped += 1
-            log.debug("skipped %r", item, exc_info=error)
+            log.debug("skipped %s", safe_repr(item), exc_info=error)
         return _SKIPPED
 
     def line_up(self, slot: list[Any], value: Any) -> None:

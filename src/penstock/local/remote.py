@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 import pickle
-import traceback
-from collections.abc import Callable
 
 from penstock.core.errors import NotPicklable, PenstockError
+from penstock.core.text import forget_frames, qualified_name, safe_repr, safe_str, traceback_text
 from penstock.local import wire
 
 
@@ -33,14 +32,14 @@ class RemoteError(PenstockError):
 
 
 def pack_error(error: BaseException) -> bytes:
-    text = _words(lambda: "".join(traceback.format_exception(error)))
-    error.__traceback__ = None
+    text = traceback_text(error)
+    forget_frames(error)
     try:
         blob, _ = wire.dump((error, text), large=math.inf)
         pickle.loads(blob)
-    except Exception:  # noqa: BLE001  # a foreign __reduce__ or __init__ may raise anything
-        name = f"{type(error).__module__}.{type(error).__qualname__}"
-        message = f"{name}: {_words(lambda: str(error))} (it cannot be pickled, so this stands for it)"
+    except BaseException:  # noqa: BLE001  # a foreign __reduce__ or __init__ may raise anything
+        name = qualified_name(error)
+        message = f"{name}: {safe_str(error)} (it cannot be pickled, so this stands for it)"
         blob = pickle.dumps((RemoteError(message, type_name=name, text=text), text), 5)
     return blob
 
@@ -52,11 +51,4 @@ def unpack_error(blob: bytes) -> BaseException:
 
 
 def cannot_be_rebuilt(error: Exception) -> NotPicklable:
-    return NotPicklable(f"the result cannot be rebuilt in the caller's process: {error!r}")
-
-
-def _words(say: Callable[[], str]) -> str:
-    try:
-        return say()
-    except Exception:  # noqa: BLE001  # a foreign __str__ or __notes__ may raise anything
-        return "?"
+    return NotPicklable(f"the result cannot be rebuilt in the caller's process: {safe_repr(error)}")

@@ -21,14 +21,16 @@ from opentelemetry import trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.propagators.composite import CompositePropagator
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.core.errors import CallCanceled, CallTimeout, QueueDropError
+from penstock.core.text import is_kind, safe_str
 from penstock.local.call import Call
 from penstock.local.context import current_call
 from penstock.local.hooks import QueueHooks
 from penstock.local.labels import labels_of, task_name
+from penstock.local.span_errors import record_error
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
@@ -128,12 +130,11 @@ class CallSpan:
             }
         )
         if call.key is not None:
-            span.set_attribute("key", str(call.key))
-        if isinstance(error, (CallCanceled, CallTimeout)):
+            span.set_attribute("key", safe_str(call.key, 200))
+        if is_kind(error, (CallCanceled, CallTimeout)):
             span.set_attribute("phase", str(error.phase))
-        if error is not None and not isinstance(error, CallCanceled):  # that one was asked for
-            span.record_exception(error, timestamp=self._zero + int(clock() * 1e9))
-            span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        if error is not None and not is_kind(error, CallCanceled):  # that one was asked for
+            record_error(span, error, self._zero + int(clock() * 1e9))
         span.end(self._zero + int(clock() * 1e9))
 
 
@@ -177,8 +178,14 @@ def run_as_child(
             f"penstock.run {task}",
             kind=SpanKind.CONSUMER,
             attributes={"task": task, "attempt": attempt, "pid": os.getpid()},
-        ):
-            return fn(*args, **kwargs)
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                return fn(*args, **kwargs)
+            except Exception as error:
+                record_error(span, error)
+                raise
     finally:
         detach(token)
 

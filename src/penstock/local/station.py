@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import NotPicklable
+from penstock.core.text import error_line, safe_str, traceback_text, type_name
 from penstock.local import wire
 from penstock.local.context import CallContext
 
@@ -26,8 +26,7 @@ def or_unready(what: str, fn: Callable[..., Any], *args: Any) -> Any:
     try:
         return fn(*args)
     except BaseException as error:  # SystemExit too: one more reason why no call can run here
-        why = "".join(traceback.format_exception_only(error)).strip()
-        raise Unready(f"{what} {why}", "".join(traceback.format_exception(error))) from error
+        raise Unready(f"{what} {error_line(error)}", traceback_text(error)) from error
 
 
 class Station:
@@ -85,5 +84,5 @@ def unsendable(value: Any, error: Exception) -> NotPicklable:
             "the function is `async def`: it gave a coroutine, not a result; call it with asyncio.run"
         )
     return NotPicklable(
-        f"the result ({type(value).__name__}) cannot be sent back to the caller: {error}{wire.advice()}"
+        f"the result ({type_name(value)}) cannot be sent back to the caller: {safe_str(error)}{wire.advice()}"
     )

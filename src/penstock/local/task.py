@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from penstock.core.text import safe_repr
 from penstock.local.awaiting import awaited
 from penstock.local.call import Call, CancelSignal
 from penstock.local.options import seconds
@@ -40,7 +41,7 @@ class Task(Generic[P, R]):
         self._timeout = timeout
         self._key_of = key_of
         self._signal = signal
-        self.name = fn if isinstance(fn, str) else getattr(fn, "__qualname__", repr(fn))
+        self.name = fn if isinstance(fn, str) else getattr(fn, "__qualname__", None) or safe_repr(fn, 200)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.submit(*args, **kwargs).result()

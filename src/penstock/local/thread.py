@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import WorkerCrashedError
+from penstock.core.text import error_line
 from penstock.core.ticket import IN_FLIGHT
 from penstock.local.blocking import never_block_here
 from penstock.local.call import Call
@@ -195,7 +196,7 @@ class ThreadCrew(Unled):
 
     def _halt(self, worker: ThreadWorker, raised: BaseException) -> None:
         gate = self._gate
-        cause = f"its initializer raised {type(raised).__name__}: {raised}"
+        cause = f"its initializer raised {error_line(raised)}"
         words = (
             f"{gate.name} is halted; call restart() when the reason is gone. Worker {worker.place}: {cause}"
         )

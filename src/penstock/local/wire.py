@@ -21,6 +21,7 @@ from struct import Struct
 from typing import Any, Final
 
 from penstock.core.errors import NotPicklable
+from penstock.core.text import safe_repr, safe_str
 from penstock.local.segments import AVAILABLE as SHARED_MEMORY
 
 #: Copied into shared memory from this many bytes on; below it, a trip through the pipe is quicker.
@@ -121,7 +122,7 @@ def pack_arguments(
         return dump((fn, args, kwargs), portable=portable)
     except Exception as error:  # whatever pickling raises: a foreign `__reduce__` may raise anything
         raise NotPicklable(
-            f"{_culprit(fn, args, kwargs)} cannot be sent to a worker process: {error}{advice()}"
+            f"{_culprit(fn, args, kwargs)} cannot be sent to a worker process: {safe_str(error)}{advice()}"
         ) from error
 
 
@@ -131,7 +132,7 @@ def pack_setup(setup: dict[str, Any], *, portable: bool = False) -> bytes:
         return dump(setup, large=float("inf"), portable=portable)[0]
     except Exception as error:  # as above
         raise NotPicklable(
-            f"the target or initializer cannot be sent to a worker process: {error}{advice()}"
+            f"the target or initializer cannot be sent to a worker process: {safe_str(error)}{advice()}"
         ) from error
 
 
@@ -196,12 +197,12 @@ def _culprit(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Which part of a call it is that cannot be pickled, in words."""
     parts = [("the function", fn)]
     parts += [(f"argument {place}", value) for place, value in enumerate(args, 1)]
-    parts += [(f"argument {name!r}", value) for name, value in kwargs.items()]
+    parts += [(f"argument {safe_repr(name)}", value) for name, value in kwargs.items()]
     for name, value in parts:
         try:
             dump(value)
         except Exception:  # noqa: BLE001  # whatever pickling raises, this is the part that raises it
-            return f"{name} ({value!r:.80})"
+            return f"{name} ({safe_repr(value):.80})"
     return "the call"
 
 

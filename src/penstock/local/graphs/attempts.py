@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import CallTimeout
 from penstock.core.graph import Binding, Queue
+from penstock.core.text import add_note
 from penstock.local.graphs.context import RunContext, _current, call_elsewhere
 from penstock.local.timers import Timer, call_at, clock
 
@@ -155,7 +156,7 @@ class Attempts:
         )
         if delay is None:
             if attempt.item >= 0:
-                error.add_note(f"while working on item {attempt.item}")
+                add_note(error, f"while working on item {attempt.item}")
             run.failed(attempt.node, error)
         elif delay <= 0:
             self._again(*key, attempt.number + 1)

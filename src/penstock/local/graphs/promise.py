@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled
+from penstock.core.text import is_kind
 from penstock.local.call import until_settled
 
 __all__ = ["Promise"]
@@ -98,7 +99,7 @@ class Promise(Future[T], Generic[T]):
         """Once only: whoever calls this has made sure of that."""
         self._result = result
         self._exception = error
-        state = CANCELLED_AND_NOTIFIED if isinstance(error, CallCanceled) else FINISHED
+        state = CANCELLED_AND_NOTIFIED if is_kind(error, CallCanceled) else FINISHED
         self._settling = True
         condition: threading.Condition | None = self.__dict__.get("condition")
         if condition is None:

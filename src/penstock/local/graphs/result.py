@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.core.errors import CallCanceled, CallTimeout, NodeFailed, NodeSkipped
 from penstock.core.graph import UNSET, NodeStatus, Plan, RunStatus
+from penstock.core.text import error_line, is_kind
 
 if TYPE_CHECKING:
     from penstock.local.graphs.trace import Trace
@@ -133,10 +134,11 @@ class RunResult:
         name = self._plan.names[number]
         error = self._errors.get(number)
         match self._status(number):
-            case NodeStatus.ERROR if isinstance(error, Exception) and not isinstance(error, CancelledError):
+            case NodeStatus.ERROR if is_kind(error, Exception) and not is_kind(error, CancelledError):
                 raise error
             case NodeStatus.ERROR:
-                message = f"node {name!r} raised {type(error).__name__}: {error}"
+                assert error is not None
+                message = f"node {name!r} raised {error_line(error)}"
                 raise NodeFailed(message, node=name) from error
             case NodeStatus.CANCELED:
                 raise CallCanceled(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.core.errors import CallEnded
 from penstock.core.graph import Plan, RunStatus, Step
+from penstock.core.text import add_note, is_kind
 from penstock.local.graphs.attempts import Attempts
 from penstock.local.graphs.promise import Promise
 from penstock.local.graphs.result import RunResult
@@ -168,11 +169,11 @@ class Run(Promise[RunResult]):
         with self.gate:
             if self.over or node in self.errors:
                 return
-            if self.cause is not None and isinstance(error, _TOLD_TO_STOP):
+            if self.cause is not None and is_kind(error, _TOLD_TO_STOP):
                 self._stopped.add(node)
                 return
             self.errors[node] = error
-        error.add_note(f"in node {self.plan.names[node]!r} of graph {self.plan.name!r}")
+        add_note(error, f"in node {self.plan.names[node]!r} of graph {self.plan.name!r}")
         if alone and self.plan.rules[node].skip_dependents:
             self.arrivals.append(~node)
             self.take_arrivals()
@@ -226,8 +227,10 @@ class Run(Promise[RunResult]):
             share.ready.clear()
         inside = list(self.at.items()) if self.cause is not None else []
         result = self._result_of(inside)
-        self.executor._forget(self, result)
-        self._settle(result, None)
+        try:
+            self.executor._forget(self, result)
+        finally:  # whatever fails in counting or telemetry, the caller gets the result
+            self._settle(result, None)
         for worker, node in inside:
             if node not in self.errors:  # those have come back, or are watched since they timed out
                 self.watch(worker, node)

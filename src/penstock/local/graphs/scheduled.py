@@ -11,6 +11,7 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled, PoolClosedError
+from penstock.core.text import is_kind
 from penstock.local.graphs.context import RunContext, _current
 from penstock.local.graphs.promise import Promise
 from penstock.local.timers import call_at, clock
@@ -145,6 +146,6 @@ class Scheduled(Promise[T], Generic[T]):
         return self._call
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        if isinstance(error, asyncio.CancelledError):  # as itself it would cancel whoever awaits this
+        if is_kind(error, asyncio.CancelledError):  # as itself it would cancel whoever awaits this
             error = CallCanceled("it canceled itself", phase="in-flight")
         self._end(value, error)

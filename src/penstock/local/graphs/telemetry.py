@@ -22,6 +22,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, Trac
 from penstock.core.graph import RunStatus
 from penstock.local.labels import task_name
 from penstock.local.meters import Meters, _Watched
+from penstock.local.span_errors import record_error
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ class RunSpans:
     @quietly
     def end(self, span: Span, at: float, error: BaseException | None) -> None:
         if error is not None:
-            span.record_exception(error, timestamp=self._zero + int(at * 1e9))
-            span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+            record_error(span, error, self._zero + int(at * 1e9))
         span.end(self._zero + int(at * 1e9))
 
     @quietly

@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.graph import NodeStatus, RunStatus
+from penstock.core.text import error_line
 
 if TYPE_CHECKING:
     from penstock.local.graphs.executor import GraphExecutor
@@ -60,7 +61,7 @@ class Totals:
             (result.status, len(result.values), len(errors), len(result.nodes(NodeStatus.CANCELED)))
         )
         for node, error in errors.items():
-            self.last_error = f"node {node!r} of {result.plan.name!r}: {type(error).__name__}: {error}"
+            self.last_error = f"node {node!r} of {result.plan.name!r}: {error_line(error)}"
 
     def as_dict(self) -> dict[str, int]:
         with self._adding:

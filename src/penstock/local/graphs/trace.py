@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.core.graph import NodeStatus, Plan, Queue, critical_path
+from penstock.core.text import error_line
 
 if TYPE_CHECKING:
     from penstock.local.graphs.attempts import Attempt
@@ -133,7 +134,7 @@ def events_of(plan: Plan, began: float, taken: list[Note]) -> list[TraceEvent]:
                 ready=ready - began,
                 started=note.started - began,
                 ended=note.ended - began,
-                error=None if note.error is None else f"{type(note.error).__name__}: {note.error}",
+                error=None if note.error is None else error_line(note.error),
             )
         )
     return events
