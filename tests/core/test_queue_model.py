@@ -130,15 +130,15 @@ class Play:
         self.calls += calls[:entered]
 
     def reserve(self, one, two):
-        self.come(self.queue.reserve, built=False)
+        self.come(self.queue.reserve, built=False, in_turn=one % 8 < 4)
 
-    def make(self, *, built):
+    def make(self, *, built, in_turn=False):
         call = Call()
-        call.eager, call.twin = built, Twin(self.now)
+        call.eager, call.in_turn, call.twin = built, in_turn, Twin(self.now)
         return call
 
-    def come(self, how, *, built):
-        call = self.make(built=built)
+    def come(self, how, *, built, in_turn=False):
+        call = self.make(built=built, in_turn=in_turn)
         self.calls.append(call)
         verdict = self.model.come(call, self.now, built=built)
         room = self.queue.room()
@@ -266,9 +266,8 @@ class Play:
         limits = self.model.limits
         free = max(0, self.queue.limit - state.in_flight)
         bound = limits.max_queue_depth + free
-        assert not (state.waiting and state.pending + state.reserved < bound), (
-            "somebody waits and there is room"
-        )
+        room = state.pending + state.reserved < bound and not self.model.building()
+        assert not (state.waiting and room), "somebody waits and there is room"
         assert (
             state.pending + state.reserved + state.in_flight <= limits.max_queue_depth + limits.max_in_flight
         )
@@ -311,6 +310,7 @@ class Model:
         self.paused = self.disposed = False
         self.waiting, self.reserved, self.pending, self.running, self.ending = [], [], [], [], []
         self.granted, self.evicted = [], []
+        self.turn = None  # the last waiter whose turn it was
         self.accepted = self.dispatched = 0
 
     def in_flight(self):
@@ -323,6 +323,10 @@ class Model:
         """Less than none after a crash, or if slots are gone that were promised."""
         free = max(0, self.limit() - len(self.in_flight()))
         return self.limits.max_queue_depth + free - len(self.pending) - len(self.reserved)
+
+    def building(self):
+        """Whether a call has its place after waiting for it, and those behind it wait for its payload."""
+        return self.turn is not None and self.turn.twin.stage is Stage.RESERVED
 
     def put(self, call, stage):
         """Out of the list where it is, to the end of the one where it belongs."""
@@ -342,7 +346,7 @@ class Model:
     def come(self, call, now, *, built):
         if self.disposed:
             return Verdict.CLOSED
-        if self.room() <= 0 or self.waiting:
+        if self.room() <= 0 or self.waiting or self.building():
             if self.limits.policy is Policy.BLOCK:
                 self.put(call, Stage.WAITING)
                 return Verdict.WAIT
@@ -374,6 +378,7 @@ class Model:
             self.put(call, Stage.SETTLED)
             return False
         self.accept(call, now)
+        self.grant(now)
         return True
 
     def take(self, now):
@@ -435,12 +440,13 @@ class Model:
         return ended
 
     def grant(self, now):
-        while self.waiting and self.room() > 0:
+        while self.waiting and self.room() > 0 and not self.building():
             call = self.waiting[0]
             if call.eager:
                 self.accept(call, now)
             else:
                 self.put(call, Stage.RESERVED)
+                self.turn = call if call.in_turn else self.turn
             self.granted.append(call)
 
 

@@ -165,6 +165,80 @@ def test_waiters_are_served_first_come_first_served(gate, tmp_path):
     assert ["0", "1", "2", "3", "4"] == order.read_text().split()
 
 
+class SlowToPickle:
+    """Arrives as the string "slow", once the event is set."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __reduce__(self):
+        self.made.wait(60)
+        return str, ("slow",)
+
+
+def test_waiters_whose_payloads_take_long_to_make_keep_their_order(gate, tmp_path):
+    order, made = tmp_path / "order", threading.Event()
+    with full_pool(gate) as (pool, _, first), ThreadPoolExecutor(2) as callers:
+        try:
+            second = callers.submit(pool.submit, calls.mark, str(order), SlowToPickle(made))
+            until(lambda: pool.state.waiting == 1)
+            third = callers.submit(pool.submit, calls.mark, str(order), ["quick"])
+            until(lambda: pool.state.waiting == 2)
+            first.cancel()
+            until(lambda: pool.state.reserved == 1)
+            gate.touch()
+            until(lambda: pool.state.in_flight == 0)
+
+            assert 1 == pool.state.waiting, "there is room, but it is not its turn"
+        finally:
+            made.set()
+        for future in (second, third):
+            future.result(30).result(30)
+
+    assert ["slow", "['quick']"] == order.read_text().splitlines()
+
+
+def test_a_newcomer_does_not_overtake_a_call_whose_payload_is_being_made(gate, tmp_path):
+    order, made = tmp_path / "order", threading.Event()
+    with full_pool(gate) as (pool, _, first), ThreadPoolExecutor(2) as callers:
+        try:
+            second = callers.submit(pool.submit, calls.mark, str(order), SlowToPickle(made))
+            until(lambda: pool.state.waiting == 1)
+            first.cancel()
+            gate.touch()
+            until(lambda: pool.state.reserved == 1 and pool.state.in_flight == 0)
+            newcomer = callers.submit(pool.submit, calls.mark, str(order), "newcomer")
+            until(lambda: pool.state.waiting == 1)
+        finally:
+            made.set()
+        for future in (second, newcomer):
+            future.result(30).result(30)
+
+    assert ["slow", "newcomer"] == order.read_text().split()
+
+
+def test_a_reservation_holds_up_no_other_while_its_payload_is_made(gate):
+    with full_pool(gate) as (pool, *_), ThreadPoolExecutor(2) as callers:
+        placed, made = threading.Event(), threading.Event()
+
+        def reserve():
+            with pool.reserve() as place:
+                placed.set()
+                made.wait(60)
+                return place.submit(calls.echo, "reserved").result(60)
+
+        reserved = callers.submit(reserve)
+        until(lambda: pool.state.waiting == 1)
+        other = callers.submit(pool.submit, calls.echo, ["other"])
+        until(lambda: pool.state.waiting == 2)
+        gate.touch()
+        try:
+            assert ["other"] == other.result(60).result(60)
+        finally:
+            made.set()
+        assert "reserved" == reserved.result(60)
+
+
 @pytest.mark.parametrize("policy", ["reject", "drop-latest"])
 def test_a_shedding_policy_refuses_the_newcomer_and_says_which_limits(kind, gate, policy):
     with full_pool(gate, kind, policy=policy) as (pool, running, pending):

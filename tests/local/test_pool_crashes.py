@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import calls
@@ -112,6 +113,37 @@ def test_a_pool_that_crashes_too_often_in_a_row_halts_and_says_why():
             future.result(30)
         assert "bad_initializer" in "".join(caught.value.__notes__)
         assert 3 == pool.snapshot().totals["crashed"]
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_each_refusal_of_a_halted_pool_is_an_error_of_its_own(kind):
+    options = {"crash_policy": "fail-task", "initializer": calls.fail, "initargs": ("no luck",)}
+    with penstock.WorkerPool(1, kind=kind, **options) as pool:
+        pool.submit(calls.pid).exception(30)
+        until(lambda: pool._gate.dead)
+        refusals = []
+        for _ in range(3):
+            with pytest.raises(penstock.WorkerCrashedError, match="no luck") as refused:
+                pool.submit(calls.pid)
+            refusals.append(refused.value)
+
+    assert 3 == len({id(refusal) for refusal in refusals})
+    assert 1 == len({len(traceback.extract_tb(refusal.__traceback__)) for refusal in refusals})
+    assert refusals[0].data == refusals[2].data
+    assert isinstance(refusals[2].__cause__, ValueError) if kind == "thread" else refusals[2].__notes__
+
+
+@pytest.mark.parametrize("close", ["shutdown", "dispose"])
+def test_each_refusal_of_a_closed_pool_is_an_error_of_its_own(close):
+    pool = penstock.WorkerPool(1)
+    getattr(pool, close)()
+    refusals = []
+    for _ in range(2):
+        with pytest.raises(penstock.PoolClosedError) as refused:
+            pool.submit(calls.pid)
+        refusals.append(refused.value)
+
+    assert refusals[0] is not refusals[1]
 
 
 def test_threads_whose_initializer_raises_fail_their_calls_until_the_pool_is_restarted(tmp_path):

@@ -23,7 +23,7 @@ function is not in this tree: it reaches the caller as itself, with the worker's
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "BadCall",
@@ -62,6 +62,14 @@ class PenstockError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         notes = self.__dict__.get("__notes__")
         return _rebuild, (type(self), self.args[0], self.data), {"__notes__": notes} if notes else None
+
+    def copy(self, **changes: Any) -> Self:
+        """The same error as a new object. To raise one object twice makes its traceback longer each time."""
+        copy = type(self)(str(self), **{**self.data, **changes})
+        copy.__cause__ = self.__cause__
+        for note in getattr(self, "__notes__", ()):
+            copy.add_note(note)
+        return copy
 
     def as_problem(self) -> dict[str, Any]:
         return {"code": self.code, "message": str(self), "data": self.data}

@@ -15,7 +15,9 @@ room it stands for was given away when the slot fell free.
 
 *Waiters hold no payload.* Room given to a waiter becomes a RESERVED place with its name on it, and the waiter makes
 its payload then. One place, one wake-up; a caller who comes later cannot take it. Only a waiter that says so (`eager`:
-a Future that waits for a thread which must not) goes straight to PENDING.
+a Future that waits for a thread which must not) goes straight to PENDING. Two threads that are woken at once fill their
+places in any order; so where the payload is made at once (`in_turn`) the next waiter gets its place after that, and calls
+start in the order in which they came. A reservation may take its time, and holds up no other.
 
 *Cancelled calls stay in the deque* until they reach its head, marked and not counted; when the marked outnumber the
 others it is swept. So to cancel costs no search, and a paused queue that is fed and cancelled for ever stays small.
@@ -64,7 +66,7 @@ class DispatchQueue(Generic[TicketT]):
     """
 
     __slots__ = (
-        "_blocks", "_cursor", "_evicts", "_front", "_max_in_flight", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
+        "_blocks", "_building", "_cursor", "_evicts", "_front", "_max_in_flight", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
         "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
     )  # fmt: skip
 
@@ -89,6 +91,7 @@ class DispatchQueue(Generic[TicketT]):
         self._pending: deque[TicketT] = deque()
         self._front: list[tuple[int, TicketT]] = []
         self._waiters: deque[TicketT] = deque()
+        self._building: TicketT | None = None  # has its place, and all others wait until its payload is there
         self._serial = 0
         self._cursor = 0
 
@@ -99,7 +102,7 @@ class DispatchQueue(Generic[TicketT]):
         ticket.called_at = now
         if self.disposed:
             return CLOSED
-        if not self.waiting:
+        if not self.waiting and self._building is None:
             # _has_room and _accept, written out: this is the one path that every call takes.
             free = self.limit - self.in_flight
             if self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0):
@@ -123,7 +126,7 @@ class DispatchQueue(Generic[TicketT]):
         ticket.called_at = now
         if self.disposed:
             return CLOSED
-        if not self.waiting and self._has_room():
+        if not self.waiting and self._building is None and self._has_room():
             self._keep_place(ticket)
             return Verdict.RESERVED
         if self._blocks:
@@ -139,10 +142,14 @@ class DispatchQueue(Generic[TicketT]):
         if ticket.stage is not RESERVED:
             return False
         self.reserved -= 1
+        if self._building is ticket:
+            self._building = None
         if self.disposed:
             ticket.stage = SETTLED
             return False
         self._accept(ticket, now)
+        if self.waiting:
+            self._grant(now)
         return True
 
     def enter_run(self, tickets: Sequence[TicketT], now: float) -> int:
@@ -161,7 +168,7 @@ class DispatchQueue(Generic[TicketT]):
 
     def room(self) -> float:
         """How many calls would be accepted now, if they came one after the other."""
-        if self.waiting or self.disposed:
+        if self.waiting or self.disposed or self._building is not None:
             return 0
         startable = max(0, self.limit - self.in_flight)
         return max(0, self.max_queue_depth + startable - self.pending - self.reserved)
@@ -200,7 +207,7 @@ class DispatchQueue(Generic[TicketT]):
         waiters = self._waiters
         free = self.limit - self.in_flight
         room = self.max_queue_depth + (free if free > 0 else 0) - self.pending - self.reserved
-        while room > 0 and waiters:
+        while room > 0 and waiters and self._building is None:
             ticket = waiters.popleft()
             if ticket.stage is not WAITING:
                 continue
@@ -210,6 +217,8 @@ class DispatchQueue(Generic[TicketT]):
                 self._accept(ticket, now)
             else:
                 self._keep_place(ticket)
+                if ticket.in_turn:
+                    self._building = ticket
             self.granted.append(ticket)
 
     # Going out
@@ -282,6 +291,8 @@ class DispatchQueue(Generic[TicketT]):
                 self.reserved -= 1
                 phase = Phase.WAITING
                 ticket.stage = SETTLED
+                if self._building is ticket:
+                    self._building = None
             case Stage.PENDING:
                 self.pending -= 1
                 phase = Phase.QUEUED

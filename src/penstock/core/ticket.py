@@ -124,6 +124,10 @@ class Ticket:
         "waiting_for",
     )  # fmt: skip
 
+    #: Its caller makes the payload as soon as it has its place, so those behind it wait until that is done and calls
+    #: keep the order of their callers. Not in slots: few tickets set it.
+    in_turn: bool = False
+
     def __init__(self) -> None:
         self.stage: Stage = NEW
         # Holds its payload already: if it must wait, it enters by itself when room appears.

@@ -18,12 +18,14 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
-from penstock.core.errors import CallCanceled, PenstockError, PoolClosedError
+from penstock.core.errors import CallCanceled, PenstockError, PoolClosedError, QueueDropError
 from penstock.core.queue import DispatchQueue
 from penstock.core.ticket import (
     ACCEPTED,
     IN_FLIGHT,
+    NEW,
     REFUSED,
+    SETTLED,
     WAIT,
     Limits,
     Phase,
@@ -31,7 +33,7 @@ from penstock.core.ticket import (
     Verdict,
 )
 from penstock.local.blocking import may_block
-from penstock.local.call import Call, CancelSignal
+from penstock.local.call import Call, CancelSignal, until_settled
 from penstock.local.crews import Crew, Totals
 from penstock.local.endings import canceled, dropped, timed_out
 from penstock.local.hooks import Herald, QueueHooks
@@ -60,9 +62,15 @@ class Gate:
         that there is nothing to make. Raises if the call cannot be accepted; afterwards its Future tells.
         """
         if prepare is not None and not may_block():
-            prepare()
+            try:
+                prepare()
+            except BaseException as error:
+                self._turn_away(call, error)
+                raise
             prepare = None
         call.eager = prepare is None
+        if prepare is not None:
+            call.in_turn = True
         if self.enter(call) is WAIT:
             self._sleep(call)
         if prepare is not None:
@@ -77,7 +85,7 @@ class Gate:
             with self.lock:
                 now = clock()  # under the lock, here and everywhere: times go up in the order of events
                 if self.refusal is not None:
-                    raise self.refusal
+                    raise self.refusal.copy()
                 if call.guarded:
                     self._check_guards(call)
                 verdict = queue.enter(call, now) if call.eager else queue.reserve(call, now)
@@ -89,19 +97,13 @@ class Gate:
                 elif verdict is WAIT and call.mailbox is None and (not call.eager or may_block()):
                     call.asleep = allocate_lock()
                     call.asleep.acquire()
-                elif verdict is REFUSED:
-                    self.totals.rejected += 1
-                    herald.note(herald.reject, call)
                 evicted = self._collect_evicted() if queue.evicted else ()
                 if herald.state is not None:
                     herald.news.append((herald.state, queue.state()))
             if verdict is REFUSED:
                 raise dropped(self.name, queue.limits)
-        except BaseException as error:  # refused or interrupted: it never was in the queue, so it ends here
-            self._unguard(call)
-            herald.tell()
-            if call.span is not None:
-                call.span.end(call, error)
+        except BaseException as error:
+            self._turn_away(call, error)
             raise
         if call.guarded and call.deadline is not None:
             self._arm(call)
@@ -111,6 +113,35 @@ class Gate:
             herald.tell()
         return verdict
 
+    def _turn_away(self, call: Call[Any], error: BaseException) -> None:
+        """
+        End a call that did not get in: it was refused, its payload could not be made, or Ctrl-C came. The hooks hear of it,
+        and it is settled, because a hook may ask for its exception.
+        """
+        herald = self.herald
+        with self.lock:
+            new = call.stage is NEW
+            if new:
+                call.stage = SETTLED
+                if isinstance(error, QueueDropError):
+                    self.totals.rejected += 1
+                    herald.note(herald.reject, call)
+                else:
+                    self.totals.canceled += 1
+                    herald.note(herald.cancel, (call, Phase.WAITING))
+                self.note_state()
+        if not new:  # Ctrl-C, just after its entry
+            self.cancel(call, "interrupted")
+            return
+        # A copy: the one that is raised has a traceback, which leads back to the call.
+        ended_by = (
+            error.copy()
+            if isinstance(error, PenstockError)
+            else canceled(type(error).__name__, Phase.WAITING)
+        )
+        self._finish(call, ended_by)
+        herald.tell()
+
     def enter_run(self, calls: list[Call[Any]]) -> int:
         """
         As many of these as there is room for, under one hold of the lock. They have their payloads and no guards. Returns
@@ -119,9 +150,7 @@ class Gate:
         queue, herald = self.queue, self.herald
         with self.lock:
             now = clock()
-            if self.refusal is not None:
-                raise self.refusal
-            entered = queue.enter_run(calls, now)
+            entered = queue.enter_run(calls, now) if self.refusal is None else 0
             if entered:
                 herald.note_run(herald.queued, calls[:entered])
                 self.crew.pump(now)
@@ -134,7 +163,7 @@ class Gate:
         try:
             prepare()
         except BaseException:  # Ctrl-C too: a place that is never filled would hold up the queue
-            self.cancel(call, "its payload could not be made", quietly=True)
+            self.cancel(call, "its payload could not be made")
             raise
         with self.lock:
             now = clock()
@@ -143,10 +172,16 @@ class Gate:
                 self.herald.note(self.herald.queued, call)
                 self.crew.pump(now)
                 self.note_state()
+            wake = self.collect_granted()
+            refusal = self.refusal if self.dead else None
+        for rouse in wake:
+            rouse()
         self.herald.tell()
         if not filled:
-            self.cancel(call, quietly=True)
-            raise self.refusal if self.dead and self.refusal else call._exception or self._closed()
+            if refusal is not None:
+                self._end(call, lambda _: refusal.copy(), "canceled")
+            until_settled(lambda: call._exception is None)  # another thread ends it
+            raise call._exception or self._closed()
 
     def _sleep(self, call: Call[Any]) -> None:
         """Room or the end of the call wakes this thread, whichever is first."""
@@ -157,7 +192,7 @@ class Gate:
             self.crew.lead(call, for_room=True)
             asleep.acquire()
         except BaseException:  # Ctrl-C while waiting: nobody will hold the Future
-            self.cancel(call, "interrupted", quietly=True)
+            self.cancel(call, "interrupted")
             raise
         if (
             call._exception is not None and not call.attempt
@@ -232,9 +267,9 @@ class Gate:
             call.span.end(call, error)
         self.crew.nudge(call)
 
-    def cancel(self, call: Call[Any], reason: str | None = None, *, quietly: bool = False) -> bool:
+    def cancel(self, call: Call[Any], reason: str | None = None) -> bool:
         """True if this is what ended the call."""
-        return self._end(call, partial(canceled, reason), "" if quietly else "canceled")
+        return self._end(call, partial(canceled, reason), "canceled")
 
     def _expire(self, call: Call[Any], timeout: float) -> None:
         self._end(call, partial(timed_out, timeout), "timed_out")
@@ -245,9 +280,8 @@ class Gate:
             phase = self.queue.cancel(call, now)
             if phase is None:
                 return False
-            if total:
-                setattr(self.totals, total, getattr(self.totals, total) + 1)
-                self.herald.note(self.herald.cancel, (call, phase))
+            setattr(self.totals, total, getattr(self.totals, total) + 1)
+            self.herald.note(self.herald.cancel, (call, phase))
             if phase is Phase.IN_FLIGHT:
                 self.crew.tell_canceled(call, now)
             self.crew.pump(now)

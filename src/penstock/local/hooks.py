@@ -23,8 +23,10 @@ log = logging.getLogger("penstock")
 
 class QueueHooks:
     """
-    Override what you want to hear. Every call ends in exactly one of `on_settle` (it has a result or an error),
-    `on_cancel` (somebody, its timeout or a closed pool ended it) and `on_reject` (a load-shedding policy did).
+    Override what you want to hear. Every call ends in exactly one of `on_settle` (its run gave a result or an error, or its
+    worker died), `on_cancel` (a cancel, its timeout or a closed or halted pool ended it, or its payload could not be made)
+    and `on_reject` (a load-shedding policy did). That includes a call that is refused at once and a place that was reserved
+    and not used.
     A hook that raises is logged, and nothing else breaks.
     """
 

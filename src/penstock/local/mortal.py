@@ -211,12 +211,7 @@ class MortalCrew(Generic[M]):
             self._gate.change(back)
 
     def _halt(self, why: WorkerCrashedError) -> None:
-        def error(call: Call[Any]) -> WorkerCrashedError:
-            again = WorkerCrashedError(str(why), **{**why.data, "attempt": call.attempt})
-            again.__notes__ = getattr(why, "__notes__", [])
-            return again
-
-        self._gate.fail_all(why, error, dispose=False)
+        self._gate.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
         self.stop()
 
     # Starting and stopping

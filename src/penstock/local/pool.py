@@ -294,10 +294,8 @@ class WorkerPool(Executor):
     def dispose(self, *, timeout: float | None = 5.0) -> None:
         """End everything now: each waiting, pending and running call fails with PoolClosedError; workers are killed."""
         self._closed = True
-        error = PoolClosedError(f"{self.name} was closed", pool=self.name)
-        self._gate.fail_all(
-            error, lambda _: PoolClosedError(f"{self.name} was closed", pool=self.name), dispose=True
-        )
+        why = PoolClosedError(f"{self.name} was closed", pool=self.name)
+        self._gate.fail_all(why, lambda _: why.copy(), dispose=True)
         self._crew.close(kill=True)
         self._crew.gone.wait(timeout)
 

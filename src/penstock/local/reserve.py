@@ -81,7 +81,7 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._call is not None:
-            self._pool._gate.cancel(self._call, "the place was not used", quietly=True)
+            self._pool._gate.cancel(self._call, "the place was not used")
             self._call = None
 
     async def __aexit__(

@@ -103,9 +103,8 @@ class Tracing(QueueHooks):
 
 class CallSpan:
     """
-    Hangs on a call while it is traced. `end` is told by `on_settle`, in its turn after the other hooks; and by the gate
-    itself of calls that end otherwise, because some of those (refused by a closed pool, a payload that could not be
-    made) no hook hears of.
+    Hangs on a call while it is traced. `on_settle` ends it, in its turn after the other hooks; the gate ends it for calls
+    that end otherwise.
     """
 
     __slots__ = ("_span", "_zero")

@@ -200,17 +200,12 @@ class ThreadCrew(Unled):
         words = (
             f"{gate.name} is halted; call restart() when the reason is gone. Worker {worker.place}: {cause}"
         )
-
-        def error(call: Call[Any] | None) -> WorkerCrashedError:
-            attempt = call.attempt if call is not None else 0
-            why = WorkerCrashedError(words, worker=worker.place, attempt=attempt, cause=cause, started=False)
-            why.__cause__ = raised
-            return why
-
+        why = WorkerCrashedError(words, worker=worker.place, attempt=0, cause=cause, started=False)
+        why.__cause__ = raised
         with gate.lock:
             gate.totals.crashed += 1
-            self.halted, self.last_crash = error(None), f"worker {worker.place}: {cause}"
-        gate.fail_all(self.halted, error, dispose=False)
+            self.halted, self.last_crash = why, f"worker {worker.place}: {cause}"
+        gate.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
         with gate.lock:
             now = clock()
             while (call := self._take()) is not None:  # nobody will come for these, and they have their slots
