@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.core.quiet import (
     BLIND,
     SCALES,
+    TOLD,
     Busy,
     Capacity,
     QuietState,
@@ -44,6 +45,26 @@ def test_without_a_needed_signal_nothing_is_admitted(missing):
 
     assert score == Busy(BLIND, f"no fresh {missing}")
     assert Capacity().units(score.score) == 0
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_needed_signal_of_applications_is_there_as_long_as_one_of_them_reports_it(name):
+    senses = Senses(needed=frozenset({"cpu", name}))
+    host = readings(cpu=0.0)
+
+    def with_report(value, at=NOW):
+        return busy([*host, Reading(name, value, at, "shop")], NOW, senses)
+
+    assert busy(host, NOW, senses) == Busy(BLIND, f"no fresh {name}")
+    assert with_report(0, NOW - senses.fresh_for - 1) == Busy(BLIND, f"no fresh {name}")
+    assert with_report(0).score == 0
+    assert with_report(1e9) == Busy(10, f"{name} of shop")
+
+
+def test_what_an_application_says_of_its_own_processor_does_not_stand_for_the_hosts():
+    of_shop = [Reading("cpu", 0.0, NOW, "shop"), Reading("memory", 0.0, NOW, "shop")]
+
+    assert busy(of_shop, NOW, SENSES).score == BLIND
 
 
 @pytest.mark.parametrize("age", [SENSES.fresh_for + 1, -1])

@@ -10,7 +10,7 @@ from threading import Event
 import psutil
 import pytest
 
-from penstock.core.quiet import QuietState, Reading
+from penstock.core.quiet import TOLD, QuietState, Reading
 from penstock.core.refusals import BadIntent
 from penstock.core.words import HOUR, SECOND
 from penstock.engine.clock import SteadyClock
@@ -19,6 +19,7 @@ from penstock.engine.machine import Machine
 from penstock.engine.probe import Box, Own, Probe, Process, Sample
 from penstock.engine.rules import Rules
 from penstock.engine.signals import Signals
+from penstock.settings.reading import load
 from penstock.stores.memory import MemoryStore
 
 T0 = 1_900_000_000 * SECOND
@@ -327,6 +328,17 @@ def test_an_application_in_trouble_makes_the_machine_busy_and_is_named():
 
     assert conditions.quiet is QuietState.PANIC
     assert conditions.busy.by == "p95_ms of shop"
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_machine_that_needs_an_applications_signal_admits_while_it_is_reported(name):
+    settings = load(environ={"HOME": "/nowhere"}, flags={"quiet.needed": f"cpu, {name}"})
+    machine = Machine(settings.rules())
+    machine.report(Reading("cpu", 0.0, T0))
+
+    assert machine.conditions(T0).quiet is QuietState.PANIC
+    machine.hear("shop", {name: 0.0}, T0)
+    assert machine.conditions(T0).quiet is QuietState.QUIET
 
 
 def test_the_worst_of_several_applications_counts():

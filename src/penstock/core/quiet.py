@@ -103,8 +103,8 @@ def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: f
         )
         for r in fresh
     ]
-    # What an application says of its own processor is no word about the host's.
-    known = {r.name for r in fresh if not r.source}
+    # The host measures itself; only applications know their own figures, and the report of any of them will do.
+    known = {r.name for r in fresh if bool(r.source) is (r.name in TOLD)}
     scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - known)]
     return max(scores, default=Busy(BLIND, "no fresh signal"), key=lambda s: s.score)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from penstock.core.intent import LABEL, LABEL_WORDS
-from penstock.core.quiet import SCALES, Points
+from penstock.core.quiet import SCALES, TOLD, Points
 from penstock.core.tracker import Graces
 from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
 from penstock.engine.rules import Rules
@@ -181,7 +181,7 @@ class Quiet:
     needed: tuple[str, ...] = key(
         many(choice(*SCALES)),
         tuple(sorted(_RULES.senses.needed)),
-        "signals without which nothing is admitted",
+        f"signals without which nothing is admitted; {', '.join(TOLD)} have to be reported by an application",
     )
 
 
