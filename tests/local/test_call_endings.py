@@ -186,7 +186,7 @@ class Play:
             async with self.pool.reserve(key="r") as place:
                 await asyncio.sleep(0)
                 if used:
-                    return place.submit(calls.echo, 1)
+                    place.submit(calls.echo, 1)
 
         self.tasks.append(asyncio.create_task(build()))
         await asyncio.sleep(0)

@@ -35,7 +35,7 @@ MUTANTS = [
     in_errors("the kind does not travel", "    return kind(message, **data)\n", "    return PenstockError(message, **data)\n"),
     in_layers("deciding asks for the time", "penstock/core/ticket.py", "import math\n", "import math\nimport time as _time\n"),
     in_layers("deciding knows the day", "penstock/core/spend.py", "from enum import StrEnum\n", "from enum import StrEnum\n\nTODAY = datetime.now(UTC)\n"),
-    in_layers("deciding knows a pool", ERRORS, "from typing import Any\n", "from typing import Any\n\nif not Any:\n    import penstock.local.gate\n"),
+    in_layers("deciding knows a pool", ERRORS, "from typing import Any, Self\n", "from typing import Any, Self\n\nif not Any:\n    import penstock.local.gate\n"),
     in_layers("a pool knows the demo", "penstock/local/options.py", "import math\n", "import math\n\nif not math:\n    import penstock.demo\n"),
     in_exports("a name leads nowhere", PACKAGE, '    "penstock.local.task": ("Task",),\n', '    "penstock.local.task": ("Tusk",),\n'),
     in_exports("any name is there", PACKAGE, "        raise AttributeError(", "        return ("),

@@ -9,6 +9,7 @@ BUFFERS = "tests/local/test_buffers.py"
 EXECUTOR = "tests/local/test_executor.py"
 HOOKS = "tests/local/test_hooks_and_numbers.py"
 READING = "tests/local/test_reading.py"
+ENDS = "tests/local/test_call_endings.py"
 
 MUTANTS = [
     (
@@ -227,5 +228,19 @@ MUTANTS = [
         "        if self.body is _SETTLING:\n",
         "        if False:\n",
         (f"{EXECUTOR}::test_who_asks_for_the_lock_while_it_is_settled_gets_it_after",),
+    ),
+    (
+        "pool: no hook hears of a call that is refused",
+        "penstock/local/gate.py",
+        "                    herald.note(herald.cancel, (call, Phase.WAITING))\n",
+        "                    pass\n",
+        (ENDS,),
+    ),
+    (
+        "pool: one error is raised again and again",
+        "penstock/local/gate.py",
+        "raise self.refusal.copy()",
+        "raise self.refusal",
+        (CRASHES,),
     ),
 ]

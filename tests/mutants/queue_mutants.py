@@ -116,8 +116,23 @@ MUTANTS = [
     in_queue("the last waiter is served first", "            ticket = waiters.popleft()\n", "            ticket = waiters.pop()\n"),
     in_queue(
         "all waiters are woken by one room",
+        "        while room > 0 and waiters and self._building is None:\n",
+        "        while waiters and self._building is None:\n",
+    ),
+    in_queue(
+        "waiters do not wait for the payload before them",
+        "        while room > 0 and waiters and self._building is None:\n",
         "        while room > 0 and waiters:\n",
-        "        while waiters:\n",
+    ),
+    in_queue(
+        "a newcomer overtakes a payload that is being made",
+        "        if not self.waiting and self._building is None:\n",
+        "        if not self.waiting:\n",
+    ),
+    in_queue(
+        "a payload that is there goes on holding up others",
+        "        if self._building is ticket:\n            self._building = None\n        if self.disposed:",
+        "        if self.disposed:",
     ),
     in_queue(
         "one waiter is skipped",
@@ -151,7 +166,7 @@ MUTANTS = [
         "        if ticket.stage is not RESERVED:\n            return False\n",
         "",
     ),
-    in_queue("a filled place stays reserved", "        self.reserved -= 1\n        if self.disposed:", "        if self.disposed:"),
+    in_queue("a filled place stays reserved", "        self.reserved -= 1\n        if self._building", "        if self._building"),
     in_queue(
         "a cancelled place stays reserved",
         "                self.reserved -= 1\n                phase",

@@ -243,9 +243,16 @@ MUTANTS = [
     planted(
         "an application stands in for the host's signals",
         "core/quiet.py",
-        "known = {r.name for r in fresh if not r.source}",
+        "known = {r.name for r in fresh if bool(r.source) is (r.name in TOLD)}",
         "known = {r.name for r in fresh}",
         ("tests/core/test_quiet.py", "tests/engine/test_signals.py"),
+    ),
+    planted(
+        "no application can report a needed signal",
+        "core/quiet.py",
+        "known = {r.name for r in fresh if bool(r.source) is (r.name in TOLD)}",
+        "known = {r.name for r in fresh if not r.source}",
+        ("tests/core/test_quiet.py",),
     ),
     # many at once
     planted(
