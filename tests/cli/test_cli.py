@@ -335,6 +335,24 @@ def test_the_database_is_checked_and_backed_up_while_it_is_used(shell, tmp_path)
     assert "is there already" in again.stderr
 
 
+def test_a_backup_is_restored_when_the_scheduler_has_stopped(alone, tmp_path):
+    alone.up()
+    job_id = alone.submit("true")
+    alone.until("DONE", job_id)
+    alone("db", "backup", str(tmp_path / "copy.db"))
+    later = alone.submit("true")
+    refused = alone("db", "restore", str(tmp_path / "copy.db"))
+    alone.down()
+    restored = alone("db", "restore", str(tmp_path / "copy.db"))
+    alone.up()
+
+    assert "penstock stop" in refused.stderr
+    assert (refused.returncode != DONE, restored.returncode) == (True, DONE), restored.stderr
+    assert "before-restore" in restored.stdout
+    assert alone("show", job_id).returncode == DONE
+    assert alone("show", later).returncode != DONE
+
+
 def test_stop_ends_the_daemon_and_what_ran_goes_back_to_the_queue(alone):
     alone.up()
     job_id = alone.submit("sleep", "300")

@@ -360,7 +360,7 @@ def test_processes_that_open_a_new_file_at_once_make_one_schema(path):
 def test_who_opens_a_new_file_while_another_makes_its_schema_waits_and_keeps_no_copy_of_the_half(
     path, monkeypatch
 ):
-    looked, version = Event(), sqlite_file._version
+    looked, version = Event(), sqlite_file.schema_version
 
     def looks(*args):
         found = version(*args)
@@ -374,7 +374,7 @@ def test_who_opens_a_new_file_while_another_makes_its_schema_waits_and_keeps_no_
     first.execute(f"PRAGMA user_version = 1; PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
     lock = sqlite_file.WriteLock(path)
     lock.__enter__()
-    monkeypatch.setattr(sqlite_file, "_version", looks)
+    monkeypatch.setattr(sqlite_file, "schema_version", looks)
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(SqliteStore, path, lambda: T0)
         assert looked.wait(20)

@@ -1,4 +1,4 @@
-"""The database file: check, back up, migrate. They work on the file itself, with or without a daemon."""
+"""The database file: check, back up, restore, migrate. They work on the file itself, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["db", "opened"]
 
 @click.group()
 def db() -> None:
-    """Check, back up, migrate and copy the database."""
+    """Check, back up, restore, migrate and copy the database."""
 
 
 def _place(given: str | None) -> str:
@@ -66,6 +66,28 @@ def backup(session: Session, target: str, path: str | None) -> None:
         copy(file, Path(target))
     if not session.tell({"path": str(file), "backup": target}):
         click.echo(f"{target}: {Path(target).stat().st_size:,} bytes")
+
+
+@db.command()
+@click.argument("source", metavar="BACKUP", type=click.Path(exists=True, dir_okay=False))
+@click.option("--path", help="The database; this user's own unless given.")
+@passes
+def restore(session: Session, source: str, path: str | None) -> None:
+    """Put BACKUP in the place of the database, while no scheduler runs. The file that was there is kept under another name."""
+    from penstock.stores.opening import is_address, shown
+    from penstock.stores.sqlite_restore import restore as put_back
+
+    place = _place(path)
+    if is_address(place):
+        fail(f"{shown(place)} is on a server: its own tools (pg_restore) restore it")
+    file = Path(place).absolute()
+    with session.aside.status(f"restoring {file}"):
+        kept = put_back(Path(source).absolute(), file)
+    if session.tell({"path": str(file), "backup": source, "kept": None if kept is None else str(kept)}):
+        return
+    click.echo(f"{file}: restored from {source}")
+    if kept is not None:
+        click.echo(f"the file that was there is {kept}")
 
 
 @db.command()

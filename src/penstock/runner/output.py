@@ -18,7 +18,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-__all__ = ["STREAMS", "Output", "Piece", "Recorder", "Room", "open_folder"]
+__all__ = ["STREAMS", "Output", "Piece", "Recorder", "Room", "fresh_folder", "open_folder"]
 
 #: By the number in the record. `log`: what the job told us to note, not what it printed.
 STREAMS: Final = ("stdout", "stderr", "log")
@@ -53,6 +53,21 @@ def open_folder(root: str, *parts: str) -> int:
             os.close(handle)
         handle = inner
     return handle
+
+
+def fresh_folder(root: str, *parts: str) -> int:
+    """
+    The same, and empty. A folder of that name is kept under another: it is from an attempt that the database no longer knows, because a
+    backup was restored, and fences begin again where the backup was taken.
+    """
+    *above, last = parts
+    parent = open_folder(root, *above)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(last, f"{last}.{time.time_ns()}", src_dir_fd=parent, dst_dir_fd=parent)
+    finally:
+        os.close(parent)
+    return open_folder(root, *parts)
 
 
 class Recorder:

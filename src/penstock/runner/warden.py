@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from penstock.runner.frames import BadFrame, Channel, Frame
-from penstock.runner.output import Recorder, Room, open_folder
+from penstock.runner.output import Recorder, Room, fresh_folder, open_folder
 from penstock.runner.page import Page
 from penstock.runner.trees import (
     become_subreaper,
@@ -281,7 +281,7 @@ class Warden:
             recorder.write(stream, data)
 
     def _recorder(self, call: int) -> Recorder:
-        return Recorder(open_folder(self._runs, *self._folders[call]), self._room)
+        return Recorder(fresh_folder(self._runs, *self._folders[call]), self._room)
 
     def _forget_before(self, first: int) -> None:
         for call in [call for call in self._folders if call < first]:

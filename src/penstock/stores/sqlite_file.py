@@ -22,7 +22,18 @@ from penstock.core.refusals import DispatcherHeld, SchemaNewer, StoreFailed
 from penstock.stores.statements import migrations
 from penstock.stores.statements import statements as by_name
 
-__all__ = ["DispatchLock", "WriteLock", "connect", "failures", "migrate", "one", "query", "statements"]
+__all__ = [
+    "DispatchLock",
+    "WriteLock",
+    "connect",
+    "failures",
+    "migrate",
+    "one",
+    "query",
+    "schema_version",
+    "statements",
+    "write_copy",
+]
 
 #: "PEN1": another program's database is not ours to migrate.
 APPLICATION_ID: Final = 0x50454E31
@@ -110,16 +121,16 @@ def migrate(con: apsw.Connection, path: Path) -> None:
     """Forward only, one transaction per step, after a backup. Many processes may open the file at once: one migrates, and the others wait for it."""
     steps = migrations("sqlite")
     with failures(path):
-        if _version(con, path) == len(steps):
+        if schema_version(con, path) == len(steps):
             return
         with closing(WriteLock(path)) as lock, lock:
             _climb(con, path, steps)
 
 
 def _climb(con: apsw.Connection, path: Path, steps: Sequence[str]) -> None:
-    version = _version(con, path)
+    version = schema_version(con, path)
     if 0 < version < len(steps):
-        _backup(con, path.with_name(f"{path.name}.v{version}.backup"))
+        write_copy(con, path.with_name(f"{path.name}.v{version}.backup"))
     for number, script in enumerate(steps[version:], start=version + 1):
         con.execute("BEGIN EXCLUSIVE")
         try:
@@ -144,12 +155,13 @@ def copy(path: Path, target: Path) -> None:
     with failures(path):
         con = connect(path, readonly=True)
         try:
-            _backup(con, target)
+            write_copy(con, target)
         finally:
             con.close()
 
 
-def _version(con: apsw.Connection, path: Path) -> int:
+def schema_version(con: apsw.Connection, path: Path) -> int:
+    """0 for an empty file. Another program's file and a newer schema are refused."""
     version = int(con.pragma("user_version"))
     tables = con.execute("SELECT count(*) FROM sqlite_schema").get
     if con.pragma("application_id") != APPLICATION_ID and (version or tables):
@@ -163,7 +175,7 @@ def _version(con: apsw.Connection, path: Path) -> int:
     return version
 
 
-def _backup(con: apsw.Connection, target: Path) -> None:
+def write_copy(con: apsw.Connection, target: Path) -> None:
     """Into a new name first: a half-written backup must not look like one."""
     partial = target.with_name(target.name + ".part")
     partial.unlink(missing_ok=True)
