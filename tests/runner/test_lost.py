@@ -11,7 +11,7 @@ import pytest
 from penstock.core.landing import End
 from penstock.core.tracker import Graces
 from penstock.core.words import SECOND
-from penstock.runner.tidy import tidy
+from penstock.runner.tidy import Tidy
 from tests.waiting import alive, until
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -107,7 +107,8 @@ def test_what_belongs_to_a_forgotten_job_is_removed_and_nothing_else(plant):
     runs = plant.data / "runs"
     (runs / old).rename(runs / "01a1e391-0000-7000-8000-000000000000")
 
-    assert tidy(plant.store, runs) == 1
+    Tidy(plant.store, runs).step()
+
     assert sorted(path.name for path in runs.iterdir()) == sorted([".lock", kept])
     assert plant.output(kept)["stdout"] == "kept\n"
 
