@@ -27,6 +27,7 @@ from penstock.engine.dispatcher import Kinds
 from penstock.engine.house import House
 from penstock.engine.rules import Rules
 from penstock.stores.postgres import PostgresStore
+from penstock.stores.protocol import Depth
 from penstock.stores.sqlite import SqliteStore
 
 __all__ = ["behind_a_backlog", "idle", "turn", "turn_on_postgres"]
@@ -64,7 +65,7 @@ def turn_on_postgres(server: str, queued: int, finished: int, count: int) -> dic
     with psycopg.connect(server, autocommit=True) as reader:
         reader.execute("DROP SCHEMA IF EXISTS penstock CASCADE")
         store = PostgresStore(server)
-        house = House(store, Rules(capacity=Capacity(fixed=100)))
+        house = House(store, Rules(capacity=Capacity(fixed=100), depth=Depth()))
         _fill(house, queued + count)
         if finished:
             _finish(reader, finished)
@@ -99,7 +100,7 @@ def _finish(con: psycopg.Connection[tuple[object, ...]], count: int) -> None:
 def _filled(where: Path, queued: int) -> tuple[SqliteStore, House]:
     clock = SteadyClock()
     store = SqliteStore(where / "jobs.db", clock)
-    house = House(store, Rules(capacity=Capacity(fixed=100)), clock=clock)
+    house = House(store, Rules(capacity=Capacity(fixed=100), depth=Depth()), clock=clock)
     _fill(house, queued)
     return store, house
 

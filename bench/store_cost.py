@@ -59,7 +59,7 @@ def measured(what: str, jobs: int) -> Iterator[None]:
 
 
 def claim_and_complete(store: SqliteStore, jobs: int) -> None:
-    desk = House(store, Rules(capacity=Capacity(fixed=100))).desk
+    desk = House(store, Rules(capacity=Capacity(fixed=100), depth=Depth())).desk
     with measured(f"claim and complete, {BATCH} at a time", jobs):
         left = jobs
         while left > 0:
@@ -69,7 +69,7 @@ def claim_and_complete(store: SqliteStore, jobs: int) -> None:
 
 
 def exchange(store: SqliteStore, jobs: int) -> None:
-    desk, done = House(store, Rules(capacity=Capacity(fixed=100))).desk, list[Report]()
+    desk, done = House(store, Rules(capacity=Capacity(fixed=100), depth=Depth())).desk, list[Report]()
     with measured(f"exchange, {BATCH} at a time", jobs):
         left = jobs
         while left > 0:

@@ -328,7 +328,7 @@ def test_only_health_is_open(place):
     from penstock.http.office import Office
 
     loop = asyncio.new_event_loop()
-    office = Office(place.house, place.server.tokens, threads=1, loop=loop)
+    office = Office(place.house, place.server.tokens, threads=1, per_owner=1, loop=loop)
     open_paths = [route.path for route in Api(office).routes if route.scope is OPEN]
     office.close()
     loop.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.planting import planter_for_one
 
 COST = "tests/http/test_loop_cost.py"
+FAIRNESS = "tests/http/test_fairness.py"
 CONNECTION = "tests/http/test_connection.py"
 RIGHTS = "tests/http/test_rights.py"
 TOKENS = "tests/http/test_tokens.py"
@@ -44,4 +45,6 @@ MUTANTS = [
     mutant("the place of a mistake is found by a regular expression", "body", '    message, _, place = str(error).rpartition(" - at ")\n', '    place = __import__("re").search(r"(?s)( - at (`key` in )?`\\$.*`)?$", str(error))[0][6:]\n    message = str(error)[: -len(place) - 6] if place else ""\n', COST, "no_body_costs_more_than_its_size"),
 
     mutant("trailers count as headers", "connection", "        if self._in_head:\n            super().on_header(name, value)\n", "        super().on_header(name, value)\n", CONNECTION, "trailers_are_no_headers"),
+    mutant("one addon may have all threads", "pool", " or self._running[o] < self._per_owner), None)", " or True), None)", FAIRNESS, "slow_reads_of_one_addon_delay_no_heartbeat_of_another"),
+    mutant("calls are made first come first served", "pool", "                self._queues.move_to_end(owner)\n", "                pass\n", FAIRNESS, "owners_take_turns_and_each_is_served_in_its_order"),
 ]  # fmt: skip

@@ -46,6 +46,26 @@ def test_with_a_key_or_a_limit_it_asks_first(store, trips):
     assert not again.created
 
 
+def test_far_from_its_limits_it_asks_now_and_then_only(store, trips, monkeypatch):
+    monkeypatch.setattr(postgres_submit, "FRESH_SEC", 1e9)
+    far = Depth(total=1_000_000, per_addon=500_000)
+    store.submit([JOB], far)
+    trips.clear()
+    store.submit([JOB], far)
+    assert trips == [1]
+
+    monkeypatch.setattr(postgres_submit, "FRESH_SEC", -1.0)
+    store.submit([JOB], far)
+    assert len(trips) >= 3
+
+
+def test_near_its_limit_it_asks_each_time(store, trips, monkeypatch):
+    monkeypatch.setattr(postgres_submit, "FRESH_SEC", 1e9)
+    for _ in range(2):
+        store.submit([JOB], Depth(per_addon=postgres_submit.FAR))
+    assert len(trips) >= 4
+
+
 def test_a_bulk_of_several_pieces_is_told_once_and_all_of_it(store):
     receipts = store.submit([replace(JOB, payload=str(n)) for n in range(700)], Depth())
     events = store.events(0, 1_000)

@@ -43,6 +43,14 @@ def test_without_any_source_the_rules_are_the_defaults_of_the_engine():
     assert Rules() == load(environ=HOME).rules()
 
 
+def test_no_queue_is_without_a_limit_unless_somebody_says_so():
+    depth = load(environ=HOME).rules().depth
+    assert (depth.total, depth.per_addon) == (1_000_000, 500_000)
+
+    depth = load(environ=HOME, flags={"depth.total": "none", "depth.per_addon": "none"}).rules().depth
+    assert (depth.total, depth.per_addon) == (None, None)
+
+
 def test_flags_beat_the_environment_which_beats_the_file(file):
     path = file('[leases]\nttl = "10s"\nstart_timeout = "11s"\ngrace = "22s"\n')
     environ = {**HOME, "PENSTOCK_LEASES_TTL": "20s", "PENSTOCK_LEASES_START_TIMEOUT": "21s"}

@@ -30,7 +30,8 @@ class Rules:
     ordering: Ordering = field(default_factory=Ordering)
     schedules: Schedules = field(default_factory=Schedules)
     preemption: Preemption = field(default_factory=Preemption)
-    depth: Depth = field(default_factory=Depth)
+    #: So that one addon with a loop in it neither fills the disk nor takes the queue from the others.
+    depth: Depth = field(default_factory=lambda: Depth(total=1_000_000, per_addon=500_000))
     lease_for: Span = 30 * SECOND
     reserve_for: Span = 30 * SECOND
     #: From the cancel signal to TERM, and from TERM to KILL: then a run that was told to stop is given up.

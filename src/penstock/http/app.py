@@ -218,7 +218,7 @@ class Api:
 
     async def _answer(self, request: _Request, route: Route, call: Call[Any, Any]) -> None:
         if route.in_pool:
-            answer = await self._office.run(route.handler, call)
+            answer = await call.run(route.handler, call)
         else:
             answer = await route.handler(call)
         if request.ended and not route.streams:

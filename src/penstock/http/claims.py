@@ -22,19 +22,19 @@ _MOST_KINDS: Final = 1_000
 
 
 class ClaimLine:
-    def __init__(self, desk: Desk, trail: Trail, run: Run) -> None:
-        self._desk, self._trail, self._run = desk, trail, run
+    def __init__(self, desk: Desk, trail: Trail) -> None:
+        self._desk, self._trail = desk, trail
         self._locks: dict[Kinds, asyncio.Lock] = {}
         self._empty: dict[Kinds, tuple[int, float]] = {}
 
-    async def take(self, kinds: Kinds, limit: int, worker: str) -> list[Claimed]:
+    async def take(self, run: Run, kinds: Kinds, limit: int, worker: str) -> list[Claimed]:
         clock = asyncio.get_running_loop().time
         async with self._lock(kinds):
             position, now = self._trail.position, clock()
             at, until = self._empty.get(kinds, (-1, 0.0))
             if at == position and now < until:
                 return []
-            claimed = await self._run(self._desk.claim, kinds, limit, worker)
+            claimed = await run(self._desk.claim, kinds, limit, worker)
             if len(claimed) < limit:
                 self._empty[kinds] = (position, now + _EMPTY_FOR)
             return claimed

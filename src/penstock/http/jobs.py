@@ -96,13 +96,13 @@ def _submitted(receipt: Receipt) -> wire.Submitted:
 async def get(call: Call[wire.WaitQuery, None]) -> wire.Job:
     office, job_id = call.office, call.job_id
     if not call.query.wait_sec:
-        return await office.run(_get, call)
+        return await call.run(_get, call)
     until = office.loop.time() + call.query.wait_sec
     gone = call.watch()
     async with office.trail as trail:
         while True:
             seen = trail.position
-            view = await office.run(_get, call)
+            view = await call.run(_get, call)
             left = until - office.loop.time()
             if view.state in SETTLED or left <= 0 or gone.done() or trail.closed:
                 return view

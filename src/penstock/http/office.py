@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from penstock.engine.house import House
 from penstock.http import wire
 from penstock.http.beats import Beats
 from penstock.http.claims import ClaimLine
+from penstock.http.pool import OURS, FairPool
 from penstock.http.problems import OverLimit
 from penstock.http.programs import Programs
 from penstock.http.sessions import CODE_LASTS, Sessions
@@ -56,14 +56,20 @@ def bearer(headers: Mapping[bytes, bytes]) -> str | None:
 
 class Office:
     def __init__(
-        self, house: House, tokens: TokenFile, *, threads: int, loop: asyncio.AbstractEventLoop
+        self,
+        house: House,
+        tokens: TokenFile,
+        *,
+        threads: int,
+        per_owner: int,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.house, self.tokens, self.loop = house, tokens, loop
         self.store, self.desk = house.store, house.desk
         self.started_at: Moment = house.store.now()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-http")
+        self._pool = FairPool(threads, per_owner, loop)
         self.trail = Trail(house.store, self.run, loop)
-        self.claims = ClaimLine(house.desk, self.trail, self.run)
+        self.claims = ClaimLine(house.desk, self.trail)
         self.owners = Owners(house.store)
         #: Of the runner beside the house, if there is one.
         self.output: Callable[[DispatchId], Output] | None = None
@@ -77,8 +83,12 @@ class Office:
         house.store.on_change(self.trail.ring)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """In one of a few threads: a store may wait for a disk or a lock, and the event loop for nobody."""
-        return self.loop.run_in_executor(self._pool, function, *args)
+        """In one of a few threads: a store may wait for a disk or a lock, and the event loop for nobody. On behalf of all clients."""
+        return self._pool.run(OURS, function, *args)
+
+    def run_for(self, principal: Principal, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """On behalf of one client, which shares the threads with the others. The tokens of an addon count as one."""
+        return self._pool.run(principal.addon_id or principal.name, function, *args)
 
     def run_of(self, headers: Mapping[bytes, bytes]) -> Principal | None:
         """Whoever shows the token of a run that goes on is that run, and nobody else."""
@@ -94,7 +104,7 @@ class Office:
 
     def close(self) -> None:
         self.trail.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
 
 class Owners:
@@ -142,6 +152,10 @@ class Call(Generic[Q, B]):
 
     def __post_init__(self) -> None:
         self.store = self.office.store
+
+    def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """Beside the event loop, in the caller's share of the threads."""
+        return self.office.run_for(self.principal, function, *args)
 
     @property
     def job_id(self) -> JobId:

@@ -77,7 +77,7 @@ async def logs(call: Call[wire.LogsQuery, None]) -> wire.Logs:
     until = office.loop.time() + asked.wait_sec
     gone = call.watch() if asked.wait_sec else None
     while True:
-        told = await office.run(_logs, call)
+        told = await call.run(_logs, call)
         left = until - office.loop.time()
         if told.pieces or told.over or left <= 0 or office.trail.closed or (gone is not None and gone.done()):
             return told

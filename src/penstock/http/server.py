@@ -57,7 +57,9 @@ class Config:
     #: Besides the loopback names.
     allowed_hosts: Collection[str] = ()
     allowed_origins: Collection[str] = ()
-    threads: int = 8
+    #: For calls that block, and how many of them one addon (or one token that is bound to none) may have at once.
+    threads: int = 12
+    threads_per_owner: int = 8
     limits: Limits = field(default_factory=Limits)
     doors: Doors = field(default_factory=Doors)
     #: How long a request that is being served may take to end when the server stops.
@@ -146,7 +148,13 @@ class Server:
 
     async def _serve(self) -> None:
         config = self._config
-        office = Office(self._house, self.tokens, threads=config.threads, loop=self._loop)
+        office = Office(
+            self._house,
+            self.tokens,
+            threads=config.threads,
+            per_owner=config.threads_per_owner,
+            loop=self._loop,
+        )
         self._office = office
         office.output, office.functions = config.output, config.functions
         exposure = Exposure(

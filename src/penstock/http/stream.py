@@ -111,24 +111,24 @@ class _Cursor:
 
     async def check(self) -> None:
         if self.job_id is not None:
-            await self._call.office.run(self._call.own_job, self.job_id)
+            await self._call.run(self._call.own_job, self.job_id)
 
     async def read(self, limit: int, *, direct: bool = False) -> list[Event]:
         """Moves on past what is not for this reader too: it need not be looked at twice."""
         office = self._call.office
         if self.job_id is not None:
-            found = await office.run(office.store.events, self.after, limit, self.job_id)
+            found = await self._call.run(office.store.events, self.after, limit, self.job_id)
             self.after = found[-1].n if found else self.after
             return found
         found = await (
-            office.run(office.store.events, self.after, limit)
+            self._call.run(office.store.events, self.after, limit)
             if direct
-            else office.trail.page(self.after, limit)
+            else office.trail.page(self.after, limit, self._call.run)
         )
         if found:
             self.after = found[-1].seq
             if self._addon_id is not None:
-                found = await office.run(office.owners.only, found, self._addon_id)
+                found = await self._call.run(office.owners.only, found, self._addon_id)
         return found
 
     def wants(self, event: Event) -> bool:

@@ -114,12 +114,12 @@ class Trail:
             self._events.clear()
             self._from = self.position = end
 
-    async def page(self, after: int, limit: int) -> list[Event]:
-        """As the store's `events`, from memory where that reaches back far enough."""
+    async def page(self, after: int, limit: int, run: Run | None = None) -> list[Event]:
+        """As the store's `events`, from memory where that reaches back far enough; else read by `run`."""
         if self._readers and self._from <= after:
             start = bisect_right(self._events, after, key=lambda event: event.seq)
             return list(islice(self._events, start, start + limit))
-        return await self._run(self._store.events, after, limit)
+        return await (run or self._run)(self._store.events, after, limit)
 
     async def wait(self, since: int, seconds: float, wants: Callable[[Event], bool] | None = None) -> bool:
         """

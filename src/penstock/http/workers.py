@@ -58,14 +58,14 @@ async def dispatchable(call: Call[wire.DispatchableQuery, None]) -> wire.Dispatc
     kinds = Kinds(addon_id, frozenset() if asked.job_type is UNSET else frozenset({str(asked.job_type)}))
 
     if not asked.wait_sec:
-        found = await office.run(office.desk.poll, kinds, asked.limit)
+        found = await call.run(office.desk.poll, kinds, asked.limit)
         return wire.Dispatchable([dispatchable_view(d) for d in found])
     until = office.loop.time() + asked.wait_sec
     gone = call.watch()
     async with office.trail as trail:
         while True:
             seen = trail.position
-            found = await office.run(office.desk.poll, kinds, asked.limit)
+            found = await call.run(office.desk.poll, kinds, asked.limit)
             left = until - office.loop.time()
             if found or left <= 0 or gone.done() or trail.closed:
                 return wire.Dispatchable([dispatchable_view(d) for d in found])
@@ -80,16 +80,16 @@ async def claim(call: Call[None, wire.Claim]) -> wire.Claimed:
     office, asked = call.office, call.body
     kinds = Kinds(call.addon(asked.addon_id), frozenset(asked.job_types))
     if not asked.wait_sec:
-        return _claimed(office, await office.run(office.desk.claim, kinds, asked.limit, asked.worker))
+        return _claimed(office, await call.run(office.desk.claim, kinds, asked.limit, asked.worker))
     until = office.loop.time() + asked.wait_sec
     gone = call.watch()
     async with office.trail as trail:
         while True:
             seen = trail.position
-            claimed = await office.claims.take(kinds, asked.limit, asked.worker)
+            claimed = await office.claims.take(call.run, kinds, asked.limit, asked.worker)
             if gone.done():
                 # Nobody will read the answer: what was just claimed for it goes back at once, not when its lease is over.
-                await office.run(_give_back, office, claimed)
+                await call.run(_give_back, office, claimed)
                 return _claimed(office, [])
             left = until - office.loop.time()
             if claimed or left <= 0 or trail.closed:

@@ -30,7 +30,8 @@ class Settings(TypedDict, total=False):
     keep_settled: Seconds
 
 
-DEFAULT: Final = Rules(capacity=Capacity(fixed=100))
+#: A program that submits to itself may queue as much as it likes, unless it sets `max_queued`.
+DEFAULT: Final = Rules(capacity=Capacity(fixed=100), depth=Depth())
 
 
 def make_rules(rules: Rules | None, given: Mapping[str, Any]) -> Rules:

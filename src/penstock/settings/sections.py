@@ -218,8 +218,8 @@ class Addon:
 class Depth:
     """How many may be queued. At the limit a submit is refused, or waits if it asked to."""
 
-    total: int | None = key(optional(_COUNT), None, "in all")
-    per_addon: int | None = key(optional(_COUNT), None, "of each addon")
+    total: int | None = key(optional(_COUNT), _RULES.depth.total, "in all")
+    per_addon: int | None = key(optional(_COUNT), _RULES.depth.per_addon, "of each addon")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
