@@ -86,7 +86,7 @@ async def _stream(
         yield b"retry: 1000\n\n"
         while not (gone.done() or trail.closed):
             if worker is not None and office.loop.time() >= offer_at:
-                await office.run(office.desk.offer_to, worker)
+                await call.run(office.desk.offer_to, worker)
                 offer_at = office.loop.time() + HEARTBEAT_SEC
             seen, before = trail.position, cursor.after
             found = await cursor.read(_PAGE)
