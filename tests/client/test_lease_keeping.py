@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 
 import pytest
@@ -25,11 +26,13 @@ class Scheduler:
 
     def __init__(self):
         self.now, self.delay, self.answers, self.beats = 1_000.0, 0.0, [], []
+        self.pids = []
 
     def clock(self):
         return self.now
 
-    def heartbeat(self, lease_id, *, progress=None, spent=None, checkpoint=None, timeout=None):
+    def heartbeat(self, lease_id, *, progress=None, spent=None, checkpoint=None, pid=None, timeout=None):
+        self.pids.append(pid)
         self.beats.append((self.now, lease_id, progress, spent, checkpoint))
         self.now += self.delay
         answer = self.answers.pop(0) if self.answers else {}
@@ -68,6 +71,17 @@ def live_until(heart, scheduler, moment):
 
 
 LOST = Unreachable("away", sent=True)
+
+
+def test_the_process_of_a_job_is_told_once_and_not_for_short_jobs(heart, holds, scheduler):
+    hold_of(heart, holds, scheduler)
+    live_until(heart, scheduler, 1_000.9)
+    early = list(scheduler.pids)
+    live_until(heart, scheduler, 1_060.0)
+
+    assert early == []
+    assert scheduler.pids[0] == os.getpid()
+    assert set(scheduler.pids[1:]) == {None}
 
 
 def test_a_lease_is_renewed_long_before_it_is_at_risk(heart, holds, scheduler):

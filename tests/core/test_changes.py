@@ -154,7 +154,11 @@ def test_the_second_reason_to_stop_changes_nothing():
     assert (late.dispatch, late.job.target) == (None, job().state)
 
 
-@pytest.mark.parametrize("state", [State.DONE, State.CANCELED, State.FAILED])
+def test_a_canceled_job_is_canceled_again_without_a_change():
+    assert cancel(job(State.CANCELED), None, NOW, grace=SECOND, **RULES) is None
+
+
+@pytest.mark.parametrize("state", [State.DONE, State.FAILED])
 def test_what_is_over_cannot_be_canceled(state):
     with pytest.raises(IllegalMove):
         cancel(job(state), None, NOW, grace=SECOND, **RULES)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from http_kit import SEED_BODY, Place
+from tests.waiting import until
 
 from penstock.core.quiet import Capacity, Reading
 from penstock.core.words import HOUR
@@ -43,7 +46,7 @@ def test_a_job_goes_from_submit_to_done_in_two_steps(caller):
 
     job = caller.job(job_id)
     assert (job["state"], job["result"], job["progress"]) == ("DONE", {"files": 3}, 0.5)
-    assert caller.kinds(job_id) == ["SUBMITTED", "DISPATCHING", "RUNNING", "CHECKPOINT", "DONE"]
+    assert caller.kinds(job_id) == ["SUBMITTED", "ADMITTED", "DISPATCHING", "RUNNING", "CHECKPOINT", "DONE"]
 
 
 def test_a_job_goes_from_submit_to_done_in_one_step(caller):
@@ -110,20 +113,62 @@ def test_a_running_job_is_told_to_stop_and_then_canceled(live):
     assert landed["state"] == "CANCELED"
 
 
-@pytest.mark.parametrize("state", ["DONE", "CANCELED"])
-def test_a_final_job_cannot_be_canceled_and_says_what_can_be_done(live, state):
+def test_a_canceled_job_can_be_canceled_again(live):
+    job_id = running(live.client)
+    lease = live.client.job(job_id)["lease_id"]
+    live.client.post(f"/queue/jobs/{job_id}/cancel")
+    live.client.post("/lease/release", {"lease_id": lease})
+    trail = live.client.kinds(job_id)
+    again = live.client.post(f"/queue/jobs/{job_id}/cancel")
+
+    assert (again.status, again.json["state"]) == (200, "CANCELED")
+    assert live.client.kinds(job_id) == trail
+
+
+def test_a_job_that_failed_by_its_deadline_says_so(place):
+    soon = datetime.now(UTC) + timedelta(milliseconds=200)
+    job_id = place.client.submit(deadline_at=soon.isoformat())
+    until(lambda: place.store.now() > place.store.job(job_id).intent.deadline_at)
+    place.house.keeper.step(place.store.now())
+    job = place.client.job(job_id)
+
+    assert (job["state"], job["end"]) == ("FAILED", "deadline_passed")
+    assert job["error"] == "its deadline passed while it waited in the queue"
+
+
+def test_an_admitted_job_says_so_before_it_is_dispatched(live):
+    job_id = dispatching(live.client)
+    page = live.client.get(f"/events?job_id={job_id}").json
+    submitted, admitted, dispatched = page["events"]
+
+    assert [e["kind"] for e in page["events"]] == ["SUBMITTED", "ADMITTED", "DISPATCHING"]
+    assert (admitted["state"], dispatched["state"]) == ("QUEUED", "DISPATCHING")
+    assert (admitted["n"], admitted["dispatch_id"]) == (dispatched["n"], dispatched["dispatch_id"])
+    assert page["next"] == dispatched["n"]
+
+
+@pytest.mark.parametrize("door", ["ack", "heartbeat", "report"])
+def test_a_worker_tells_which_process_runs_its_job(live, door):
+    job_id = running(live.client)
+    lease = live.client.job(job_id)["lease_id"]
+    path = f"/queue/jobs/{job_id}/ack" if door == "ack" else f"/lease/{door}"
+    before = live.client.job(job_id)["pid"]
+    assert live.client.post(path, {"lease_id": lease, "pid": 4711}).status == 200
+
+    assert (before, live.client.job(job_id)["pid"]) == (None, 4711)
+    assert [job["pid"] for job in live.client.get("/queue/jobs").json["jobs"]] == [4711]
+    assert [one["pid"] for one in live.client.get("/leases").json["leases"]] == [4711]
+
+
+def test_a_job_that_is_done_cannot_be_canceled_and_says_what_can_be_done(live):
     client = live.client
-    if state == "DONE":
-        job_id = running(client)
-        outcome = {"lease_id": client.job(job_id)["lease_id"], "state": "DONE"}
-        client.post(f"/queue/jobs/{job_id}/complete", outcome)
-    else:
-        job_id = queued(client)
-        client.post(f"/queue/jobs/{job_id}/cancel")
+    job_id = running(client)
+    outcome = {"lease_id": client.job(job_id)["lease_id"], "state": "DONE"}
+    client.post(f"/queue/jobs/{job_id}/complete", outcome)
 
     before = client.kinds(job_id)
     answer = client.post(f"/queue/jobs/{job_id}/cancel")
-    assert client.state(job_id) == state
+    assert client.state(job_id) == "DONE"
     assert client.kinds(job_id) == before
     assert (answer.status, answer.json["code"], answer.json["data"]["allowed"]) == (409, "illegal_move", [])
 

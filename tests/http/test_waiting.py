@@ -129,9 +129,23 @@ def test_a_claim_without_filters_hides_no_job_from_a_stream_of_its_addon(place):
     place.client.claim()
     job_id = place.client.submit()
     with Stream(place.client, "?addon_id=visuals&after=0") as stream:
-        told = stream.take(2)
+        told = stream.take(3)
 
-    assert [(event["job_id"], event["kind"]) for event in told][1] == (job_id, "DISPATCHING")
+    assert [event["kind"] for event in told] == ["SUBMITTED", "ADMITTED", "DISPATCHING"]
+    assert {event["job_id"] for event in told} == {job_id}
+
+
+def test_a_client_that_comes_back_after_admitted_sees_the_dispatch(place):
+    job_id = place.client.submit()
+    place.client.get("/queue/dispatchable?addon_id=visuals")
+    place.house.dispatcher.step(place.store.now())
+    with Stream(place.client, f"?job_id={job_id}") as stream:
+        stream.take(2)
+        seen = stream.last
+    with Stream(place.client, f"?job_id={job_id}", last=seen) as stream:
+        kinds = [event["kind"] for event in stream.take(2)]
+
+    assert kinds == ["ADMITTED", "DISPATCHING"]
 
 
 def test_a_job_can_be_waited_for(live):
@@ -245,7 +259,8 @@ def test_a_stream_of_one_job_counts_its_own_events(live):
                 break
 
     assert {event["job_id"] for event in events} == {job_id}
-    assert [event["n"] for event in events] == list(range(1, len(events) + 1))
+    entries = [event["n"] for event in events if event["kind"] != "ADMITTED"]  # one entry with DISPATCHING
+    assert entries == list(range(1, len(entries) + 1))
 
 
 def test_a_stream_of_an_addon_tells_of_no_other(place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -781,3 +782,22 @@ def test_a_cancel_while_a_scheduler_stops_is_the_end_of_the_job(make):
     scheduler.stop()
 
     assert job.state == "CANCELED"
+
+
+def test_a_job_shows_the_process_that_runs_it(real):
+    go = threading.Event()
+    job = real.job(name="wait")(lambda: go.wait(20) and None).enqueue()
+    with real:
+        until(lambda: job.job.pid is not None)
+        pid = job.job.pid
+        go.set()
+        job.result(20)
+
+    assert pid == os.getpid()
+    assert [str(event.kind) for event in job.events()] == [
+        "SUBMITTED",
+        "ADMITTED",
+        "DISPATCHING",
+        "RUNNING",
+        "DONE",
+    ]

@@ -344,3 +344,16 @@ def test_a_runner_fetches_after_every_commit_whatever_the_last_round_saw(plants,
         runner._turn()
 
     assert len(fetched) == 3
+
+
+def test_a_job_shows_the_process_that_runs_it(plant, tmp_path):
+    gate = tmp_path / "go"
+    wait = f"import os, time, pathlib\nprint(os.getpid(), flush=True)\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)"
+    job_id = plant.python(wait)
+    until(lambda: plant.store.job(job_id).pid is not None, 20, "the pid")
+    pid = plant.store.job(job_id).pid
+    gate.touch()
+    plant.settled(job_id)
+
+    assert plant.output(job_id)["stdout"].strip() == str(pid)
+    assert (plant.store.job(job_id).pid, plant.last(job_id).pid) == (None, pid)

@@ -117,6 +117,7 @@ def show(session: Session, job: str) -> None:
         "spent": f"{found.spent:g} {found.unit}" if found.spent else "",
         "limit": f"{found.cost_limit:g} {found.unit}" if found.cost_limit else "",
         "worker": found.worker,
+        "pid": found.pid,
         "tags": ", ".join(found.tags),
         "labels": ", ".join(found.labels),
         "key": found.idempotency_key,

@@ -175,8 +175,9 @@ class Client:
         body = wire.LeaseRequest(addon_id=addon_id, job_type=job_type, **fields)
         return self._post("lease/request", body, wire.LeaseGranted)
 
-    def ack(self, job_id: str, lease_id: str, *, worker: str = "") -> wire.Beaten:
-        body = wire.Ack(lease_id=lease_id, worker=worker)
+    def ack(self, job_id: str, lease_id: str, *, worker: str = "", pid: int | None = None) -> wire.Beaten:
+        """The worker has started. `pid`: of the process that runs the job."""
+        body = wire.Ack(lease_id=lease_id, worker=worker, pid=pid)
         return self._post(f"queue/jobs/{_part(job_id)}/ack", body, wire.Beaten, again=True)
 
     def heartbeat(
@@ -186,14 +187,16 @@ class Client:
         progress: float | None = None,
         spent: float | None = None,
         checkpoint: bytes | None = None,
+        pid: int | None = None,
         timeout: float | None = None,
     ) -> wire.Beaten:
-        """`spent`: the total of this lease so far. `checkpoint` is JSON. Sent again for as long as `timeout` allows, but no longer."""
+        """`spent`: the total of this lease so far. `checkpoint` is JSON. `pid`: of the process that runs the job. Sent again for as long as `timeout` allows, but no longer."""
         body = wire.Heartbeat(
             lease_id=lease_id,
             progress=progress,
             spent=spent,
             checkpoint=UNSET if checkpoint is None else Raw(checkpoint),
+            pid=pid,
         )
         return self._post("lease/heartbeat", body, wire.Beaten, timeout=timeout, again=timeout is None)
 

@@ -33,6 +33,7 @@ class Beats(Protocol):
         progress: float | None = None,
         spent: float | None = None,
         checkpoint: bytes | None = None,
+        pid: int | None = None,
         timeout: float | None = None,
     ) -> Beaten: ...
 
@@ -66,15 +67,20 @@ class Heart:
         return self._beat(hold)
 
     def _due_at(self, hold: Hold) -> float:
-        due = hold.tenure.beat_at
-        return min(due, self._told_at.get(hold.lease_id, 0.0) + NEWS_EVERY) if hold.has_news else due
+        due, told_at = hold.tenure.beat_at, self._told_at.get(hold.lease_id, 0.0)
+        if hold.has_news:
+            return min(due, told_at + NEWS_EVERY)
+        return due if hold.pid_told else min(due, max(told_at, hold.began_at) + NEWS_EVERY)
 
     def _beat(self, hold: Hold) -> bool:
         news, sent_at = hold.take_news(), self._clock()
         self._told_at[hold.lease_id] = sent_at
         try:
             answer = self._client.heartbeat(
-                hold.lease_id, **news._asdict(), timeout=max(0.2, hold.tenure.ttl * PATIENCE)
+                hold.lease_id,
+                **news._asdict(),
+                pid=None if hold.pid_told else hold.pid,
+                timeout=max(0.2, hold.tenure.ttl * PATIENCE),
             )
         except (StaleDispatch, NotFound) as error:
             log.warning("lease %s is no longer ours: %s", hold.lease_id, error)
@@ -90,6 +96,7 @@ class Heart:
             log.error("the scheduler did not take what job %s told: %s", hold.facts.job_id, error)  # noqa: TRY400  # a line, not a crash
         else:
             hold.heard(answer, sent_at)
+        hold.pid_told = True
         if self._silent:
             log.info("heartbeats are answered again")
         self._silent = False

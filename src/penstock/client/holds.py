@@ -4,6 +4,7 @@ The leases that a worker holds: each knows until when it is safe, why it must en
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import NamedTuple
@@ -36,6 +37,9 @@ class Hold:
         self.facts, self.tenure = facts, tenure
         #: Why this run must end, if it must. The first reason stays.
         self.stop: str | None = None
+        #: The process that runs the function, and whether a heartbeat told it. A job of less than a second ends before.
+        self.pid: int | None = os.getpid()
+        self.pid_told, self.began_at = False, monotonic()
         self._beat, self._yielding, self._news, self._lock = beat, False, NO_NEWS, Lock()
 
     @property

@@ -45,6 +45,7 @@ class Hand:
         except NotPicklable as error:
             return Failed(f"the function cannot be run in a process: {error}")
         while not running.done():
+            hold.pid = running.pid or hold.pid
             self._page.tell(yielding=hold.yielding, cancelled=hold.cancelled)
             self._pass_on(hold)
             if hold.cancelled:

@@ -17,6 +17,7 @@ from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind, Place, place
 from penstock.core.landing import End, Landed, Phase, land, replaces
 from penstock.core.order import Ordering
+from penstock.core.outcome import DEADLINE_PASSED
 from penstock.core.refusals import IllegalMove, StaleDispatch
 from penstock.core.retry import NONE_YET, Counters, Schedules
 from penstock.core.states import IN_FLIGHT, Move, State, step
@@ -103,13 +104,14 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A heartbeat. `spent` is the total of this dispatch, so that a beat told twice counts once."""
+    """A heartbeat. `spent` is the total of this dispatch, so that a beat told twice counts once. `pid`: of the process that runs it."""
 
     dispatch_id: DispatchId
     expires_at: Moment
     progress: float | None = None
     spent: Money | None = None
     checkpoint: str | None = None
+    pid: int | None = None
 
 
 _KINDS = {
@@ -335,8 +337,11 @@ def cancel(
 ) -> Change | None:
     """
     At once where no run has begun; else the run is told, and lands as CANCELED when it is gone. A run that is being stopped for a reason
-    that settles the job lands by that reason; the trail records the cancel. None: already canceled.
+    that settles the job lands by that reason; the trail records the cancel. None: already canceled. Canceling twice is no mistake: the first
+    answer may have been lost.
     """
+    if job.state is State.CANCELED:
+        return None
     because = {"by": by} if by else {}
     if job.state in IN_FLIGHT:
         if dispatch is None:
@@ -387,7 +392,7 @@ def _still_ahead(deadline: Moment | None, now: Moment) -> Moment | None:
 
 
 def miss_deadline(job: Job, now: Moment) -> Change:
-    return Change(at=now, notes=(Note(Kind.FAILED, "deadline_passed"),), job=_step(job, Move.FAIL))
+    return Change(at=now, notes=(Note(Kind.FAILED, DEADLINE_PASSED),), job=_step(job, Move.FAIL))
 
 
 def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering) -> Change:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.job import Dispatch, Job
 from penstock.core.landing import End, Phase
+from penstock.core.outcome import DEADLINE_PASSED, outcome_of
 from penstock.core.reasons import Reason, as_json, retry_after_sec, words
 from penstock.core.states import SETTLED, State, allowed
 from penstock.core.words import AddonId, JobId, Moment, seconds, spelled
@@ -116,11 +117,10 @@ def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
 def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]) -> Explanation:
     """How its last run ended, unless it was settled without one: by a deadline in the queue, or a cancel."""
     ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
-    code, error = "", ""
-    if last is not None and last.end is not None and last.ended_at == job.ended_at:
-        code, error = str(last.end), ((last.error or "").strip().splitlines() or [""])[-1]
-    elif job.state is State.FAILED:
-        code = "deadline_passed"
+    end, text = outcome_of(job, last)
+    code, error = end or "", ""
+    if text and code != DEADLINE_PASSED:  # whose text says no more than the code
+        error = (text.strip().splitlines() or [""])[-1]
     told = code not in ("", End.COMPLETED, End.CANCELED)  # those say no more than the state
     return Explanation(
         job_id=job.job_id,

@@ -5,7 +5,7 @@ What is known about a job, a dispatch, an event. Snapshots: nobody changes one, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -17,14 +17,16 @@ from penstock.core.retry import NONE_YET, Counters
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
-__all__ = ["Dispatch", "Event", "Job", "Kind", "Place", "dispatch_id_of", "place"]
+__all__ = ["Dispatch", "Event", "Job", "Kind", "Place", "dispatch_id_of", "place", "shown"]
 
 
 class Kind(StrEnum):
     """What an event tells."""
 
     SUBMITTED = "SUBMITTED"
-    ADMITTED = "ADMITTED"  # a lease without a job
+    ADMITTED = (
+        "ADMITTED"  # stored for a lease without a job; of a job it is a part of DISPATCHING, see `shown`
+    )
     DENIED = "DENIED"
     DISPATCHING = "DISPATCHING"
     RUNNING = "RUNNING"
@@ -121,6 +123,7 @@ class Job:
     denied_at: Moment | None = None
     passed_at: Moment | None = None
     ended_at: Moment | None = None
+    pid: int | None = None  # of the process that runs it, if its worker told
 
     @property
     def next_earliest_start_at(self) -> Moment | None:
@@ -151,6 +154,7 @@ class Dispatch:
     end: End | None = None
     result: str | None = None
     error: str | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,3 +170,13 @@ class Event:
     reason: str = ""
     dispatch_id: DispatchId | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shown(event: Event) -> tuple[Event, ...]:
+    """
+    An entry of the trail as readers see it. A job is admitted and dispatched in one decision, which is stored as one entry: a second one would
+    make every start dearer. Readers see both events, under the entry's one number.
+    """
+    if event.kind is not Kind.DISPATCHING:
+        return (event,)
+    return replace(event, kind=Kind.ADMITTED, state=State.QUEUED, reason=""), event

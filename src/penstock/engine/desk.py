@@ -306,11 +306,17 @@ class Desk:
         progress: float | None = None,
         spent: Money | None = None,
         checkpoint: str | None = None,
+        pid: int | None = None,
     ) -> Answer:
-        """`spent`: the total of this dispatch so far."""
+        """`spent`: the total of this dispatch so far. `pid`: of the process that runs the job."""
         until = self._store.now() + self._rules.lease_for
         beat = Beat(
-            dispatch_id=dispatch_id, expires_at=until, progress=progress, spent=spent, checkpoint=checkpoint
+            dispatch_id=dispatch_id,
+            expires_at=until,
+            progress=progress,
+            spent=spent,
+            checkpoint=checkpoint,
+            pid=pid,
         )
         [standing] = self._store.renew([beat], self._purse.tell)
         if standing is None:

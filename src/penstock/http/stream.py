@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.job import Event
+from penstock.core.job import Event, Kind, shown
 from penstock.core.words import AddonId, JobId
 from penstock.engine.fetchers import Kinds
 from penstock.http import wire
@@ -50,7 +50,7 @@ async def events(call: Call[wire.EventsQuery, None]) -> wire.Events:
 async def _page(cursor: _Cursor, limit: int) -> wire.Events:
     """From the store itself: who has just been told of a submit must find it in the trail."""
     found = await cursor.read(limit, direct=True)
-    return wire.Events([event_view(event) for event in found], cursor.after)
+    return wire.Events([event_view(event) for entry in found for event in shown(entry)], cursor.after)
 
 
 async def stream(call: Call[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
@@ -91,7 +91,7 @@ async def _stream(
             seen, before = trail.position, cursor.after
             found = await cursor.read(_PAGE)
             if found:
-                yield b"".join(map(cursor.line, found))
+                yield b"".join(cursor.line(event) for entry in found for event in shown(entry))
             elif cursor.after == before:
                 told = asyncio.ensure_future(trail.wait(seen, HEARTBEAT_SEC, cursor.wants))
                 await asyncio.wait((told, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -136,5 +136,7 @@ class _Cursor:
 
     def line(self, event: Event) -> bytes:
         number = event.seq if self.job_id is None else event.n
+        if event.kind is Kind.ADMITTED and event.job_id is not None:
+            number -= 1  # a client that comes back after it has not seen the other event of its entry
         data = msgspec.json.encode(event_view(event))
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, event.kind.encode(), data)

@@ -12,6 +12,7 @@ from penstock.core import job as core
 from penstock.core.explain import Explanation
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
+from penstock.core.outcome import outcome_of
 from penstock.core.spend import Use
 from penstock.core.states import State, allowed
 from penstock.core.words import AddonId, Constraint, Moment, Money, priority_of, seconds
@@ -172,6 +173,7 @@ def _summary(job: core.Job) -> dict[str, object]:
         "fence": job.fence,
         "dispatch_id": job.dispatch_id,
         "lease_id": job.dispatch_id if job.state is State.RUNNING else None,
+        "pid": job.pid,
         "progress": job.progress,
         "spent": _amount(job.spent),
         "created_at": when(job.created_at),
@@ -187,13 +189,14 @@ def summary_view(job: core.Job) -> wire.JobSummary:
 
 
 def job_view(job: core.Job, last: core.Dispatch | None, checkpoint: str | None) -> wire.Job:
+    end, error = outcome_of(job, last)
     return wire.Job(
         **_summary(job),  # type: ignore[arg-type]  # as above
         payload=_json(job.intent.payload),
         checkpoint=_json(checkpoint),
         result=_json(None if last is None else last.result),
-        error=None if last is None else last.error,
-        end=None if last is None else last.end,
+        error=error,
+        end=end,
         worker="" if last is None else last.worker,
     )
 
@@ -268,6 +271,7 @@ def lease_view(dispatch: core.Dispatch) -> wire.Lease:
         phase=dispatch.phase,
         fence=dispatch.fence,
         worker=dispatch.worker,
+        pid=dispatch.pid,
         admitted_at=when(dispatch.admitted_at),
         started_at=_maybe_when(dispatch.started_at),
         expires_at=when(dispatch.expires_at),

@@ -185,7 +185,7 @@ def ack(call: Call[None, wire.Ack]) -> wire.Beaten:
     lease = call.own_lease(call.body.lease_id)
     if lease.phase is Phase.RESERVED:
         call.office.desk.lease(call.job_id, call.body.worker)
-    return _beat(call, wire.Heartbeat(lease_id=call.body.lease_id))
+    return _beat(call, wire.Heartbeat(lease_id=call.body.lease_id, pid=call.body.pid))
 
 
 def _check_pair(call: Call[Any, Any], lease_id: str) -> None:
@@ -217,6 +217,7 @@ def _beat(call: Call[Any, Any], beat: wire.Heartbeat) -> wire.Beaten:
         progress=beat.progress,
         spent=None if beat.spent is None else money(beat.spent),
         checkpoint=None if isinstance(beat.checkpoint, UnsetType) else text_of(beat.checkpoint),
+        pid=beat.pid,
     )
     return beaten_view(beat.lease_id, answer, call.office.house.rules.lease_for)
 
@@ -311,7 +312,11 @@ def report(call: Call[None, wire.Report]) -> wire.Reported:
     told = wire.Reported(asked.lease_id, when(lease.expires_at), 0.0)
     if asked.state is None or lease.phase is not Phase.ENDED:
         beat = wire.Heartbeat(
-            lease_id=asked.lease_id, progress=asked.progress, spent=asked.spent, checkpoint=asked.checkpoint
+            lease_id=asked.lease_id,
+            progress=asked.progress,
+            spent=asked.spent,
+            checkpoint=asked.checkpoint,
+            pid=asked.pid,
         )
         told = wire.Reported(**structs.asdict(_beat(call, beat)))
     if asked.state is not None:

@@ -7,6 +7,7 @@ The flags are written by the heartbeat's thread and read by the function's: one 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -20,6 +21,7 @@ from penstock.engine.desk import Answer, Claimed
 from penstock.jobs.carried import text_of
 from penstock.jobs.context import Facts, JobContext, Ties, facts_of, here
 from penstock.jobs.outcomes import Outcome, failure
+from penstock.local.call import Call
 
 if TYPE_CHECKING:
     from penstock.jobs.function import JobFunction
@@ -39,6 +41,7 @@ class Reports(Protocol):
         progress: float | None = None,
         spent: Money | None = None,
         checkpoint: str | None = None,
+        pid: int | None = None,
     ) -> Answer: ...
 
 
@@ -58,6 +61,7 @@ class Attempt:
         "given_up",
         "lent",
         "lost",
+        "pid_told",
         "spent",
         "stop",
         "yielding",
@@ -80,6 +84,7 @@ class Attempt:
         self.fresh_progress: float | None = None
         self.spent: Money | None = None
         self.ended_by: Any = None  # how the hands can end it: their own business
+        self.pid_told = False  # by a heartbeat
 
     @property
     def cancelled(self) -> bool:
@@ -102,14 +107,24 @@ class Attempt:
         progress, self.fresh_progress = self.fresh_progress, None
         try:
             answer = self._desk.heartbeat(
-                self.facts.dispatch_id, progress=progress, spent=self.spent, checkpoint=checkpoint
+                self.facts.dispatch_id,
+                progress=progress,
+                spent=self.spent,
+                checkpoint=checkpoint,
+                pid=self.pid,
             )
         except (StaleDispatch, NotFound):
             self.lost = True
             return False
+        self.pid_told = True
         self.expires_at = answer.expires_at
         self.stop = answer.stop
         return True
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs the function: this one, or the worker that has its call."""
+        return self.ended_by.pid if isinstance(self.ended_by, Call) else os.getpid()
 
 
 def perform(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> Outcome:

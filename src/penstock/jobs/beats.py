@@ -83,7 +83,8 @@ class Beats:
     def _renew(self, attempt: Attempt) -> None:
         left = attempt.expires_at - self._store.now()
         due = left < self._lease_for * 2 // 3
-        fresh = attempt.fresh_progress is not None and left <= self._lease_for - PROGRESS_SEC * SECOND
+        news = attempt.fresh_progress is not None or not attempt.pid_told
+        fresh = news and left <= self._lease_for - PROGRESS_SEC * SECOND
         # One that was told to stop is not prolonged: it is asked about only when its time is over.
         if not attempt.lost and not (left <= 0 if attempt.stop is not None else due or fresh):
             return

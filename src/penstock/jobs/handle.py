@@ -6,7 +6,8 @@ from concurrent.futures import TimeoutError as WaitTimeout
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.explain import Explanation
-from penstock.core.job import Dispatch, Event, Job
+from penstock.core.job import Dispatch, Event, Job, shown
+from penstock.core.outcome import outcome_of
 from penstock.core.refusals import NotFound
 from penstock.core.states import SETTLED, State
 from penstock.core.words import JobId
@@ -75,7 +76,7 @@ class JobHandle(Generic[R]):
         found: list[Event] = []
         while page := self._scheduler._store.events(found[-1].n if found else 0, 1_000, self.id):
             found += page
-        return found
+        return [event for entry in found for event in shown(entry)]
 
     def attempts(self) -> list[Dispatch]:
         return self._scheduler._store.attempts(self.id)
@@ -118,8 +119,8 @@ class JobHandle(Generic[R]):
             return None if text is None else plain(text)  # type: ignore[return-value]  # whose function is not known here
         if job.state is State.CANCELED:
             raise JobCanceled(f"job {self.id} was canceled", job_id=self.id)
-        reason = "deadline_passed" if last is None or last.end is None else str(last.end)
-        text = (last.error if last is not None else None) or ""
+        end, error = outcome_of(job, last)
+        reason, text = str(end), error or ""
         first = text.partition("\n")[0] or reason.replace("_", " ")
         failed = JobFailed(
             f"job {self.id} is {job.state}: {first}",

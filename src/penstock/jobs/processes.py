@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -158,7 +159,7 @@ class _FarTies:
     def _beat(self, **told: Any) -> None:
         try:
             desk = self._function.scheduler._desk
-            answer = desk.heartbeat(self._facts.dispatch_id, spent=self._spent, **told)
+            answer = desk.heartbeat(self._facts.dispatch_id, spent=self._spent, pid=os.getpid(), **told)
             self._lost = answer.stop is not None
         except (StaleDispatch, NotFound):
             self._lost = True

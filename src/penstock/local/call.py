@@ -117,6 +117,11 @@ class Call(Ticket, Future[R], Generic[R]):
         self.home: Any = None  # the worker that has it
         self.ran_for = 0.0
 
+    @property
+    def pid(self) -> int | None:
+        """Of the worker process that has it. None: no worker has it, or it runs in a thread or on another machine."""
+        return getattr(self.home, "pid", None)
+
     # What the holder of the Future sees
 
     def cancel(self, reason: str | None = None) -> bool:

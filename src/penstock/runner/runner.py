@@ -54,7 +54,7 @@ _AFTER_FAILURE: Final = 1.0
 _AFTER_STOP: Final = 0.8
 #: The longest that something that has ended waits for the other half of its batch.
 _SOON: Final = 0.005
-#: Progress is told at least so often.
+#: Progress is told at least so often, and which process runs a job, if it runs for so long.
 _TOLD_WITHIN: Final = 1.0
 
 
@@ -275,6 +275,7 @@ class Runner:
             return
         self._runs[run.dispatch_id] = run
         run.until = boot_time() + self._unheard
+        self._beat_at = min(self._beat_at, boot_time() + _TOLD_WITHIN)  # which tells its pid
         if isinstance(work, Command):
             self._tracker.register(run.dispatch_id, listens=work.listens)
             run.token = token_urlsafe(32)
@@ -343,7 +344,10 @@ class Runner:
         now = self._store.now()
         until = now + self._rules.lease_for
         runs = list(self._runs.values())
-        beats = [Beat(dispatch_id=run.dispatch_id, expires_at=until, progress=run.progress) for run in runs]
+        beats = [
+            Beat(dispatch_id=run.dispatch_id, expires_at=until, progress=run.progress, pid=run.pid)
+            for run in runs
+        ]
         beats += [Beat(dispatch_id=held, expires_at=until) for held in self._lost.values()]
         standings = self._store.renew(beats) if beats else []
         for run, standing in zip(runs, standings, strict=False):

@@ -47,6 +47,11 @@ class Run:
         return self.dispatch.dispatch_id
 
     @property
+    def pid(self) -> int | None:
+        """Of the command, or of the worker that has the function; None: neither has begun."""
+        return (self.warden.root or None) if self.warden is not None else None
+
+    @property
     def folder(self) -> list[str]:
         """Where its output is, below the folder of all runs."""
         return [self.job.job_id, str(self.dispatch.fence)]

@@ -128,7 +128,7 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
         "dispatch",
         (
             "d.dispatch_id, d.job_no, d.demand, host, d.fence, phase, admitted_at, expires_at, started_at, ends_at, stop_at, stop_for, reason, worker, "
-            "d.spent, d.progress, d.ended_at, how, result, failure"
+            "d.spent, d.progress, d.ended_at, how, result, failure, d.pid"
         ),
         {"events": "coalesce(j.events, 0)", "started_in": "0"},
         "dispatch d LEFT JOIN whole j ON j.no = d.job_no",

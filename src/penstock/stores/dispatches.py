@@ -48,5 +48,5 @@ def new_dispatch(
     )
 
 
-#: Spent, progress, and how it ended.
-_NOTHING_YET: Final = (0, None, None, None, None, None)
+#: Spent, progress, how it ended, and the pid.
+_NOTHING_YET: Final = (0, None, None, None, None, None, None)

@@ -306,6 +306,7 @@ class MemoryStore(MemoryUpkeep):
             active=0 if step.fresh else before.active + active,
             spent_before=before.spent if step.fresh else before.spent_before,
             dispatch_id=before.dispatch_id if step.target in IN_FLIGHT else None,
+            pid=before.pid if step.target in IN_FLIGHT else None,
             ended_at=now if step.target in SETTLED else None,
         )
         if step.place is not None:
@@ -353,6 +354,7 @@ class MemoryStore(MemoryUpkeep):
             expires_at=beat.expires_at if dispatch.phase is Phase.LEASED else dispatch.expires_at,
             progress=dispatch.progress if beat.progress is None else beat.progress,
             spent=dispatch.spent + more,
+            pid=dispatch.pid if beat.pid is None else beat.pid,
         )
         self._dispatches[beat.dispatch_id] = self._live[beat.dispatch_id] = dispatch
         for window in windows(now) if more else ():
@@ -361,7 +363,7 @@ class MemoryStore(MemoryUpkeep):
         before = 0 if job is None else job.spent - job.spent_before
         if job is not None:
             progress = job.progress if beat.progress is None else beat.progress
-            self._jobs[job.job_id] = replace(job, progress=progress, spent=job.spent + more)
+            self._jobs[job.job_id] = replace(job, progress=progress, spent=job.spent + more, pid=dispatch.pid)
             if beat.checkpoint is not None:
                 self._checkpoints[job.job_id] = beat.checkpoint
                 self._note(now, Note(Kind.CHECKPOINT), job, beat.dispatch_id)

@@ -44,6 +44,7 @@ class _Run:
     flight: int
     job_progress: float | None
     cost_limit: int | None
+    pid: int | None
     renewed: bool = False
     hastened: bool = False
     told: bool = False  # its job's row changes too
@@ -104,6 +105,8 @@ class _Beating:
         run.spent += more
         if beat.progress is not None:
             run.progress = beat.progress
+        if beat.pid is not None:
+            run.pid = beat.pid
         before = 0 if run.no is None else run.job_spent - run.spent_before
         if run.no is not None and (more or beat.progress is not None or beat.checkpoint is not None):
             self._tell(run, run.no, beat, more)
@@ -161,7 +164,10 @@ class _Beating:
     def leave(self, session: Session) -> None:
         renewed = [run for run in self._runs.values() if run.renewed]
         if renewed:
-            rows = [(run.dispatch_id, run.expires_at, run.progress, run.spent, run.events) for run in renewed]
+            rows = [
+                (run.dispatch_id, run.expires_at, run.progress, run.spent, run.events, run.pid)
+                for run in renewed
+            ]
             session.leave("renew", columns(rows))
         if sooner := [(run.flight, run.expires_at, None) for run in renewed if run.hastened]:
             session.leave("due_sooner", columns(sorted(sooner)))

@@ -148,12 +148,13 @@ DEMAND: Final = 27
 
 
 def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
+    """`said`: as `intent_from` takes it, and the pid of the process that runs the job."""
     (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
     (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
     return make_job(
         no,
         job_id,
-        intent_from(demand, row[20:DEMAND], said),
+        intent_from(demand, row[20:DEMAND], said[:-1]),
         _STATES[state],
         created_at,
         ready_at,
@@ -170,6 +171,7 @@ def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
         denied_at,
         passed_at,
         ended_at,
+        said[-1],
     )
 
 
@@ -205,7 +207,7 @@ def dispatch_from(row: Sequence[Any], demand: Demand) -> Dispatch:
     (dispatch_id, job_id, addon_id, host, fence, phase, admitted_at, expires_at, started_at, ends_at) = row[
         :10
     ]
-    (stop_at, stop_for, reason, worker, spent, progress, ended_at, how, result, failure, _) = row[10:]
+    (stop_at, stop_for, reason, worker, spent, progress, ended_at, how, result, failure, pid, _) = row[10:]
     return make_dispatch(
         dispatch_id,
         job_id,
@@ -228,6 +230,7 @@ def dispatch_from(row: Sequence[Any], demand: Demand) -> Dispatch:
         None if how is None else End(how),
         result,
         failure,
+        pid,
     )
 
 

@@ -79,7 +79,7 @@ def _reserve(
         made.append(
             make_dispatch(
                 dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, None, ends_at,
-                None, None, None, "", 0, None, None, None, None, None
+                None, None, None, "", 0, None, None, None, None, None, None
             )
         )  # fmt: skip
     pages.add_live(rows)
@@ -126,7 +126,7 @@ def _lease(
         made.append(
             make_dispatch(
                 dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, now, ends_at,
-                stop_at, stop_for, None, worker, 0, None, None, None, None, None
+                stop_at, stop_for, None, worker, 0, None, None, None, None, None, None
             )
         )  # fmt: skip
         leases[dispatch_id] = (no, n + 2, kind)

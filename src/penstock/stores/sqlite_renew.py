@@ -56,7 +56,7 @@ def renew(con: apsw.Connection, pages: Pages, beat: Beat, tell: Tell, now: Momen
             n += 1
             whose = (no, JobId(job_id), n, State.RUNNING)
         pages.note(now, note, whose, beat.dispatch_id)
-    con.execute(statements()["renew"], (until, beat.progress, spent + more, n, in_flight))
+    con.execute(statements()["renew"], (until, beat.progress, spent + more, n, beat.pid, in_flight))
     return standing
 
 

@@ -46,7 +46,7 @@ class Started:
             since = turn + priority * self.per_point
             return make_job(
                 no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
-                None, None, None
+                None, None, None, None
             )  # fmt: skip
         _, payload, unit, created_at, ready_at, rest = self._said[no]
         like = (priority, expected, max_runtime, max_active, unit, rest)
@@ -56,7 +56,7 @@ class Started:
         not_before, failed, active, spent, spent_before, progress = self._life
         return make_job(
             no, job_id, self._make(payload), State.RUNNING, created_at, ready_at, not_before, fence, dispatch_id, failed,
-            active, spent, spent_before, progress, "", "{}", None, None, None
+            active, spent, spent_before, progress, "", "{}", None, None, None, None
         )  # fmt: skip
 
     def _read(self, like: tuple[Any, ...]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from penstock.core.landing import End
+from penstock.core.outcome import DEADLINE_PASSED
 from penstock.core.states import State
 from penstock.core.words import RunWhen
 from penstock.http.wire.words import (
@@ -62,6 +63,9 @@ __all__ = [
 ]
 
 
+JobEnd: TypeAlias = Annotated[str, Meta(pattern="^({})$".format("|".join([*End, DEADLINE_PASSED])))]
+
+
 class Constraints(Struct, frozen=True, forbid_unknown_fields=True):
     """What the job leans on."""
 
@@ -85,7 +89,7 @@ class Submit(Asked):
     run_when: RunWhen = RunWhen.NORMAL
     quiet_for_sec: Delay = 0
     expected_duration_sec: Duration | None = None
-    payload: Raw | UnsetType = UNSET
+    payload: Annotated[Raw, Meta(description="At most 1,000,000 characters of JSON.")] | UnsetType = UNSET
     tags: Annotated[tuple[Tag, ...], Meta(max_length=32)] = ()
     #: It starts only on a host that has all of them.
     labels: Annotated[tuple[Label, ...], Meta(max_length=16)] = ()
@@ -155,6 +159,8 @@ class JobSummary(Told):
     dispatch_id: str | None
     #: The same as `dispatch_id`, once the job is RUNNING.
     lease_id: str | None
+    #: Of the process that runs it, on the machine of its worker; null until a worker told it, and when nothing runs.
+    pid: int | None
     progress: float | None
     spent: float
     created_at: datetime
@@ -167,13 +173,13 @@ class JobSummary(Told):
 
 
 class Job(JobSummary):
-    """Besides: what was given and what came out. `result`, `error` and `end` are those of the last attempt."""
+    """Besides: what was given and what came out. `result`, `error` and `end` are those of the last attempt, or of the job if it ended in the queue."""
 
     payload: Raw
     checkpoint: Raw
     result: Raw
     error: str | None
-    end: End | None
+    end: JobEnd | None
     worker: str
 
 

@@ -54,7 +54,7 @@ __all__ = [
 
 
 class Event(Told):
-    """`seq` orders everything; `n` counts within a job, without gaps."""
+    """`seq` orders everything; `n` counts within a job, without gaps. ADMITTED of a job is one entry with its DISPATCHING and has the same numbers."""
 
     seq: int
     at: datetime
@@ -109,6 +109,7 @@ class Lease(Told):
     phase: Phase
     fence: int
     worker: str
+    pid: int | None
     admitted_at: datetime
     started_at: datetime | None
     expires_at: datetime

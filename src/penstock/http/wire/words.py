@@ -31,6 +31,7 @@ __all__ = [
     "MoneyIn",
     "Nothing",
     "PageSize",
+    "Pid",
     "PriorityWord",
     "Seconds",
     "SignalName",
@@ -81,6 +82,9 @@ Label: TypeAlias = Annotated[str, Meta(pattern=f"^{LABEL.pattern}$(?!\\n)", desc
 Tag: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\u0000]*$")]
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
 SignalName: TypeAlias = Annotated[str, Meta(pattern="^({})$(?!\\n)".format("|".join(TOLD)))]
+Pid: TypeAlias = Annotated[
+    int, Meta(ge=1, le=2**31 - 1, description="Of the process that runs the job, on its own machine.")
+]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 MAX_NUMBER: Final = 2**62
 _STATES: Final = "^({0})(,({0}))*$(?!\\n)".format("|".join(State))

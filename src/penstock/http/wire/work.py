@@ -25,6 +25,7 @@ from penstock.http.wire.words import (
     Ident,
     Line,
     PageSize,
+    Pid,
     PriorityWord,
     Spent,
     Told,
@@ -122,6 +123,7 @@ class Ack(Asked):
 
     lease_id: Ident
     worker: Line = ""
+    pid: Pid | None = None
 
 
 class Heartbeat(Asked):
@@ -131,6 +133,7 @@ class Heartbeat(Asked):
     progress: Fraction | None = None
     spent: Spent | None = None
     checkpoint: Raw | UnsetType = UNSET
+    pid: Pid | None = None
 
 
 class Beaten(Told):
@@ -201,6 +204,7 @@ class Report(Asked):
     progress: Fraction | None = None
     spent: Spent | None = None
     checkpoint: Raw | UnsetType = UNSET
+    pid: Pid | None = None
     state: Literal["DONE", "FAILED"] | None = None
     result: Raw | UnsetType = UNSET
     error: Words = ""

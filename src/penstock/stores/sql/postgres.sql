@@ -196,7 +196,7 @@ made AS (
 SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, mine.fence, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
        j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
-       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, NULL::integer
 FROM mine JOIN penstock.job j ON j.no = mine.no WHERE mine.leased;
 
 -- name: take_off
@@ -328,13 +328,14 @@ ORDER BY no FOR UPDATE;
 
 -- name: dispatches_for_beats
 SELECT d.dispatch_id, d.phase, d.expires_at, d.reason, m.addon_id, d.spent, d.progress, d.fence, d.job_no, j.job_id, j.spent, j.spent_before,
-       d.events, d.started_in, j.progress, j.cost_limit
+       d.events, d.started_in, j.progress, j.cost_limit, d.pid
 FROM penstock.dispatch d JOIN penstock.demand m ON m.no = d.demand LEFT JOIN penstock.job j ON j.no = d.job_no
 WHERE d.dispatch_id = ANY(%(ids)s::text[]) ORDER BY d.dispatch_id FOR UPDATE OF d;
 
 -- name: renew
-UPDATE penstock.dispatch SET expires_at = new.expires_at, progress = new.progress, spent = new.spent, events = new.events
-FROM unnest(%s::text[], %s::bigint[], %s::double precision[], %s::bigint[], %s::integer[]) AS new (dispatch_id, expires_at, progress, spent, events)
+UPDATE penstock.dispatch SET expires_at = new.expires_at, progress = new.progress, spent = new.spent, events = new.events, pid = new.pid
+FROM unnest(%s::text[], %s::bigint[], %s::double precision[], %s::bigint[], %s::integer[], %s::integer[])
+     AS new (dispatch_id, expires_at, progress, spent, events, pid)
 WHERE dispatch.dispatch_id = new.dispatch_id;
 
 -- name: beat_jobs
@@ -445,12 +446,12 @@ SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NUL
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
-       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.pid
 FROM penstock.whole j
 
 -- name: dispatch_columns
 SELECT d.dispatch_id, j.job_id, m.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
-       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.demand
+       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.demand
 FROM penstock.dispatch d JOIN penstock.demand m ON m.no = d.demand LEFT JOIN penstock.job j ON j.no = d.job_no
 
 -- name: checkpoint

@@ -115,16 +115,16 @@ WHERE l.phase = 'leased' AND l.expires_at > :now;
 
 -- name: complete
 INSERT INTO attempt (job_no, fence, demand, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
-                     spent, progress, ended_at, how)
-SELECT no, fence, demand, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, ?2,
+                     spent, progress, pid, ended_at, how)
+SELECT no, fence, demand, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
        'completed'
 FROM json_each(?3) AS asked CROSS JOIN live ON live.no = asked.value WHERE phase = 'leased';
 
 -- name: complete_with
 -- The same of those that came to something: number and result.
 INSERT INTO attempt (job_no, fence, demand, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
-                     spent, progress, ended_at, how, result)
-SELECT no, fence, demand, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, ?2,
+                     spent, progress, pid, ended_at, how, result)
+SELECT no, fence, demand, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
        'completed', asked.value ->> 1
 FROM json_each(?3) AS asked CROSS JOIN live ON live.no = asked.value ->> 0 WHERE phase = 'leased';
 
@@ -136,9 +136,9 @@ INSERT INTO done (at, jobs) VALUES (?, ?);
 
 -- name: end_attempt
 INSERT INTO attempt (job_no, fence, loan, demand, host, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, reason, worker,
-                     spent, progress, ended_at, how, result, failure)
+                     spent, progress, pid, ended_at, how, result, failure)
 SELECT no, fence, loan, demand, host, ?, started_in, admitted_at, started_at, coalesce(?, expires_at), ends_at, coalesce(?, stop_at), coalesce(?, stop_for),
-       coalesce(?, reason), coalesce(?, worker), spent, progress, ?, ?, ?, ?
+       coalesce(?, reason), coalesce(?, worker), spent, progress, pid, ?, ?, ?, ?
 FROM live WHERE phase = ? AND no = ?;
 
 -- name: settle_job
@@ -202,7 +202,7 @@ FROM live l JOIN demand m ON m.no = l.demand LEFT JOIN job j ON j.no = l.no LEFT
 WHERE l.no = coalesce((SELECT no FROM job WHERE job_id = :job_id), (SELECT no FROM live WHERE loan = :dispatch_id)) AND l.fence = :fence;
 
 -- name: renew
-UPDATE live SET expires_at = ?, progress = coalesce(?, progress), spent = ?, events = ? WHERE no = ?;
+UPDATE live SET expires_at = ?, progress = coalesce(?, progress), spent = ?, events = ?, pid = coalesce(?, pid) WHERE no = ?;
 
 -- name: beat_job
 UPDATE job SET progress = coalesce(?, progress), spent = spent + ? WHERE no = ?;
@@ -335,7 +335,7 @@ SELECT batch - 1, events FROM trail WHERE batch IN (
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
-       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays
+       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, j.pid
 
 -- name: asked_jobs
 -- CROSS: in the order asked for, and by look-ups, whatever the planner thinks of the sizes.
@@ -359,7 +359,7 @@ SELECT job.no FROM attempt AS place CROSS JOIN job ON job.no = place.job_no WHER
 
 -- name: dispatch_columns
 SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
-       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.demand
+       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.demand
 FROM dispatch d
 
 -- name: greet

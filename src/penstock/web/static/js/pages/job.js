@@ -81,7 +81,7 @@ export function Job({ id }) {
           <${Fact} name="Created" value=${moment(job.created_at)} /><${Fact} name="Not before" value=${job.next_earliest_start_at && moment(job.next_earliest_start_at)} /><${Fact} name="Deadline" value=${job.deadline_at && moment(job.deadline_at)} />
           <${Fact} name="Runtime limit" value=${job.max_runtime_sec && span(job.max_runtime_sec)} /><${Fact} name="Hard cap" value=${job.max_active_sec && span(job.max_active_sec)} />
           <${Fact} name="Spending limit" value=${job.cost_limit && money(job.cost_limit, job.unit)} /><${Fact} name="Spent" value=${job.spent ? money(job.spent, job.unit) : null} />
-          <${Fact} name="Tags" value=${job.tags.join(", ")} /><${Fact} name="Key" value=${job.idempotency_key} /><${Fact} name="Worker" value=${job.worker} />
+          <${Fact} name="Tags" value=${job.tags.join(", ")} /><${Fact} name="Key" value=${job.idempotency_key} /><${Fact} name="Worker" value=${job.worker} /><${Fact} name="Process" value=${job.pid} />
         </dl>
         <h3>Payload</h3><${Json} value=${job.payload} /><//>
       ${
@@ -93,7 +93,7 @@ export function Job({ id }) {
       }
       ${job.job_type.startsWith("penstock.") && html`<${Output} job=${job} />`}
       <${Card} title=${`Attempts (${job.attempts})`}><${Attempts} events=${events} /><//>
-      <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${e.n}><time title=${e.at}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`)}</ol><//>
+      <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${`${e.n} ${e.kind}`}><time title=${e.at}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`)}</ol><//>
     </div>`;
 }
 
