@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from penstock.core.job import Dispatch, Job
 from penstock.core.landing import End, Phase
 from penstock.core.outcome import DEADLINE_PASSED, outcome_of
-from penstock.core.reasons import Reason, as_json, retry_after_sec, words
+from penstock.core.reasons import Reason, as_json, named, retry_after_sec, words
 from penstock.core.states import SETTLED, State, allowed
+from penstock.core.viewer import Viewer
 from penstock.core.words import AddonId, JobId, Moment, seconds, spelled
 
 __all__ = ["Ahead", "Explanation", "explain"]
@@ -24,8 +25,8 @@ __all__ = ["Ahead", "Explanation", "explain"]
 class Ahead(NamedTuple):
     """A head that would be weighed first. `why`: band, urgent, share or turn, whichever decided."""
 
-    job_id: JobId
-    addon_id: AddonId
+    job_id: JobId | None  # None: a job that the reader may not know
+    addon_id: AddonId | None
     why: str
 
 
@@ -63,8 +64,12 @@ def explain(
     line_ahead: int = 0,
     likely_start_at: Moment | None = None,
     next_when_ends: JobId | None = None,
+    viewer: Viewer | None = None,
 ) -> Explanation:
-    """`dispatch`: the last one. `reason`: what holds a queued job. None: nothing does, and it starts with the next tick."""
+    """
+    `dispatch`: the last one. `reason`: what holds a queued job. None: nothing does, and it starts with the next tick. `viewer`: an addon that
+    must not learn the names of others' jobs; they are taken out before anything is put into words.
+    """
     ways = tuple(str(move) for move in allowed(job.state))
     if job.state in SETTLED:
         return _settled(job, dispatch, now, ways)
@@ -72,10 +77,15 @@ def explain(
         text = _beyond_the_queue(job, dispatch, now)
         return Explanation(job_id=job.job_id, state=job.state, text=text, allowed=ways)
     waiting = max(0, now - job.ready_at)
+    some_end = next_when_ends is not None
+    if viewer is not None:
+        reason = None if reason is None else viewer.reason(reason)
+        ahead = [head if viewer.job(head.job_id) else Ahead(None, None, head.why) for head in ahead]
+        next_when_ends = viewer.job(next_when_ends)
     parts = [words(reason, now)] if reason is not None else []
     parts += _line_words(ahead, line_ahead)
     if likely_start_at is not None and likely_start_at > now:
-        when = "" if next_when_ends is None else f", when job {next_when_ends[-8:]} ends"
+        when = f", when {named(next_when_ends)} ends" if some_end else ""
         parts.append(f"likely to start in {spelled(likely_start_at - now)}{when}")
     lead = f"waiting {spelled(waiting)}" if job.ready_at <= now else "not in line yet"
     return Explanation(
@@ -110,7 +120,8 @@ def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
     if ahead:
         first = ahead[0]
         rest = f" and {len(ahead) - 1} more are next" if len(ahead) > 1 else " is next"
-        parts.append(f"job {first.job_id[-8:]} of {first.addon_id}, {_WHY[first.why]},{rest}")
+        whose = "" if first.addon_id is None else f" of {first.addon_id}"
+        parts.append(f"{named(first.job_id)}{whose}, {_WHY[first.why]},{rest}")
     return parts
 
 

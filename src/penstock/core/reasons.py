@@ -30,6 +30,7 @@ __all__ = [
     "RoomKept",
     "as_json",
     "from_json",
+    "named",
     "retry_after_sec",
     "words",
 ]
@@ -113,7 +114,7 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class RoomKept:
-    kept_for: JobId
+    kept_for: JobId | None  # None: a job that the reader may not know
     needs: int
     until: Moment | None = None
 
@@ -124,7 +125,7 @@ class RoomKept:
 class QueuedAhead:
     """Somebody stands in line for the same room, and goes first."""
 
-    job_id: JobId
+    job_id: JobId | None  # None: a job that the reader may not know
     priority: int
 
     code: ClassVar = "queued_ahead"
@@ -206,9 +207,9 @@ def words(reason: Reason, now: Moment) -> str:
         case NoRoom(needs, free, capacity, until):
             text = f"needs {needs} units, {free} free of {capacity}{_when(', expected', until, now)}"
         case RoomKept(kept_for, needs, until):
-            text = f"{needs} units are being kept for job {kept_for[-8:]}{_when(', to start', until, now)}"
+            text = f"{needs} units are being kept for {named(kept_for)}{_when(', to start', until, now)}"
         case QueuedAhead(job_id, priority):
-            text = f"job {job_id[-8:]} of priority {priority} is in line for the same room"
+            text = f"{named(job_id)} of priority {priority} is in line for the same room"
         case AwaitsWorker(last_came_at):
             text = f"waits for a worker to claim it; the last one that may asked {spelled(now - last_came_at)} ago"
         case _:
@@ -234,6 +235,10 @@ def _shut(reason: Draining | LabelMissing | Paused | CapReached) -> str:
             return f"{scope} {name} has its {limit} in flight already"
         case _:
             assert_never(reason)
+
+
+def named(job_id: JobId | None) -> str:
+    return "another job" if job_id is None else f"job {job_id[-8:]}"
 
 
 def as_json(reason: Reason) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from penstock.core.order import Floor, Verdict
 from penstock.core.quick import quick_tuple
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
 from penstock.core.states import State
+from penstock.core.viewer import Viewer
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
 from penstock.engine.dispatcher import Dispatcher, Kinds, leased
 from penstock.engine.foresight import Foresight
@@ -170,8 +171,9 @@ class Desk:
 
         return self._settle(job_id, decide)
 
-    def explain(self, job_id: JobId) -> Explanation:
-        return self._foresight.explain(job_id)
+    def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
+        """`viewer`: an addon that must not learn the names of others' jobs."""
+        return self._foresight.explain(job_id, viewer)
 
     def pause(self, addon_id: AddonId = EVERYTHING) -> None:
         """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""

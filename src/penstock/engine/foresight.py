@@ -13,6 +13,7 @@ from penstock.core.outlook import likely_starts, outlook, reachable
 from penstock.core.reasons import AwaitsWorker, LabelMissing, NoRoom
 from penstock.core.refusals import NotFound
 from penstock.core.states import State
+from penstock.core.viewer import Viewer
 from penstock.core.words import JobId, Moment
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.rules import Rules
@@ -25,7 +26,7 @@ class Foresight:
     def __init__(self, store: Store, rules: Rules, dispatcher: Dispatcher) -> None:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
 
-    def explain(self, job_id: JobId) -> Explanation:
+    def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
         """From the recorded decision where a round has made one; else the same decision, made now."""
         job = self._store.job(job_id)
         if job is None:
@@ -54,6 +55,7 @@ class Foresight:
             recorded=seen.head and reason is not None and reason.code == job.denied,
             ahead=seen.ahead,
             line_ahead=seen.line_ahead,
+            viewer=viewer,
             likely_start_at=None if isinstance(reason, AwaitsWorker) else seen.likely_start_at,
             next_when_ends=self._who_ends_at(seen.likely_start_at) if isinstance(reason, NoRoom) else None,
         )

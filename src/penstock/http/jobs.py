@@ -16,7 +16,6 @@ from penstock.core.words import priority_of
 from penstock.http import wire
 from penstock.http.office import Call
 from penstock.http.problems import OverLimit, TooSlow
-from penstock.http.redact import redacted
 from penstock.http.runs import check_runner
 from penstock.http.views import explained_view, intent_from, job_view, moment, said, summary_view, when
 from penstock.stores.protocol import Query, Receipt
@@ -175,4 +174,4 @@ def edit(call: Call[None, wire.Edit]) -> wire.Job:
 
 def explain(call: Call[None, None]) -> wire.Explained:
     call.own_job(call.job_id)
-    return redacted(call, explained_view(call.office.desk.explain(call.job_id)))
+    return explained_view(call.office.desk.explain(call.job_id, call.viewer))

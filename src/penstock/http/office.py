@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.job import Dispatch, Event, Job
 from penstock.core.refusals import NotFound
+from penstock.core.viewer import Viewer
 from penstock.core.words import AddonId, DispatchId, JobId, Moment
 from penstock.engine.house import House
 from penstock.http import wire
@@ -127,6 +128,12 @@ class Owners:
         while len(self._addons) > self._KEPT:
             self._addons.popitem(last=False)
 
+    def of_job(self, job_id: JobId) -> AddonId | None:
+        addon_id = self._addons.get(job_id)
+        if addon_id is None and (job := self._store.job(job_id)) is not None:
+            addon_id = self._addons[job_id] = job.intent.addon_id
+        return addon_id
+
     def _of(self, event: Event) -> str | None:
         if event.job_id is not None:
             return self._addons.get(event.job_id)
@@ -149,9 +156,14 @@ class Call(Generic[Q, B]):
     #: Completes when the client has gone away, or its token has ended. Made on demand: only who waits needs to know.
     watch: Callable[[], asyncio.Future[Any]]
     store: Store = field(init=False)
+    #: Takes the names of other addons out of what a token may see that is bound to one. None: it may see all.
+    viewer: Viewer | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.store = self.office.store
+        self.store, self.viewer = self.office.store, None
+        if (addon_id := self.principal.addon_id) is not None:
+            owners = self.office.owners
+            self.viewer = Viewer(AddonId(addon_id), lambda job_id: owners.of_job(job_id) == addon_id)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """Beside the event loop, in the caller's share of the threads."""

@@ -97,16 +97,11 @@ def capacity(call: Call[None, None]) -> wire.Capacity:
         quiet=conditions.quiet,
         quiet_sec=None if rules.capacity.fixed is not None else seconds(conditions.streak),
         busy=conditions.busy.score,
-        busy_by=_by(call, conditions.busy.by),
+        busy_by=conditions.busy.by if call.viewer is None else call.viewer.signal(conditions.busy.by),
         draining=conditions.draining,
         readings=readings,
         hosts=_hosts(call),
     )
-
-
-def _by(call: Call[Any, Any], by: str) -> str:
-    name, of, source = by.partition(" of ")
-    return f"{name} of another addon" if of and not call.owns(source) else by
 
 
 def signals(call: Call[None, wire.Signals]) -> wire.Done:

@@ -119,7 +119,7 @@ class _Cursor:
         if self.job_id is not None:
             found = await self._call.run(office.store.events, self.after, limit, self.job_id)
             self.after = found[-1].n if found else self.after
-            return found
+            return await self._seen(found)
         found = await (
             self._call.run(office.store.events, self.after, limit)
             if direct
@@ -129,7 +129,14 @@ class _Cursor:
             self.after = found[-1].seq
             if self._addon_id is not None:
                 found = await self._call.run(office.owners.only, found, self._addon_id)
-        return found
+        return await self._seen(found)
+
+    async def _seen(self, events: list[Event]) -> list[Event]:
+        """As this token may see them. Beside the loop: whose job one names may have to be looked up."""
+        viewer = self._call.viewer
+        if viewer is None or not events:
+            return events
+        return await self._call.run(lambda: [viewer.event(event) for event in events])
 
     def wants(self, event: Event) -> bool:
         return self.job_id is None or event.job_id == self.job_id

@@ -21,7 +21,6 @@ from penstock.engine.dispatcher import Kinds
 from penstock.http import wire
 from penstock.http.office import Call, Office
 from penstock.http.problems import problem_of
-from penstock.http.redact import redacted
 from penstock.http.trail import STARTABLE
 from penstock.http.views import (
     beaten_view,
@@ -124,18 +123,15 @@ def _lease_of_job(call: Call[None, wire.LeaseRequest], job_id: JobId) -> wire.Le
     desk = call.office.desk
     job = call.own_job(job_id)
     if job.state is State.QUEUED:
-        told = desk.explain(job_id)
+        told = desk.explain(job_id, call.viewer)
         if told.state is State.QUEUED:
-            return redacted(
-                call,
-                wire.LeaseGranted(
-                    approved=False,
-                    job_id=job_id,
-                    reason=told.reason or "not_dispatched",
-                    reason_data=told.reason_data,
-                    message=told.text,
-                    retry_after_sec=told.retry_after_sec or 1.0,
-                ),
+            return wire.LeaseGranted(
+                approved=False,
+                job_id=job_id,
+                reason=told.reason or "not_dispatched",
+                reason_data=told.reason_data,
+                message=told.text,
+                retry_after_sec=told.retry_after_sec or 1.0,
             )
     return _granted(call, desk.lease(job_id, call.body.worker))
 
@@ -156,15 +152,13 @@ def _loan(call: Call[None, wire.LeaseRequest]) -> wire.LeaseGranted:
         return _granted(call, lease)
     if not isinstance(decision, Denied):
         raise StaleDispatch("the room was taken in between; ask again")
-    return redacted(
-        call,
-        wire.LeaseGranted(
-            approved=False,
-            reason=decision.reason.code,
-            reason_data=as_json(decision.reason),
-            message=words(decision.reason, call.store.now()),
-            retry_after_sec=decision.retry_after_sec,
-        ),
+    reason = decision.reason if call.viewer is None else call.viewer.reason(decision.reason)
+    return wire.LeaseGranted(
+        approved=False,
+        reason=reason.code,
+        reason_data=as_json(reason),
+        message=words(reason, call.store.now()),
+        retry_after_sec=decision.retry_after_sec,
     )
 
 
