@@ -69,7 +69,7 @@ def test_the_ear_hears_again_after_the_server_cut_it_off(opened, postgres_server
 
 def test_a_notice_that_fails_takes_nothing_back(opened):
     store = opened()
-    store._link.behind = lambda: ("fate", {"xid": "not a number"})
+    store._link.behind = lambda: ("settle_commit", {"token": "not a token"})
     receipts = store.submit([JOB], Depth())
 
     assert [receipt.job_id for receipt in receipts] == [job.job_id for job in store.find(Query())]

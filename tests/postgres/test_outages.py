@@ -12,11 +12,13 @@ from time import monotonic, sleep
 import psycopg
 import pytest
 from tests.postgres.conftest import JOB, tick, until_there_is
+from tests.waiting import until
 
 from penstock.core import changes
 from penstock.core.intent import Intent
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import SECOND
+from penstock.stores import postgres_link
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.postgres_link import Connection, Manners, Session
 from penstock.stores.protocol import Depth, Query
@@ -156,6 +158,72 @@ def test_a_submit_that_is_still_under_way_when_its_connection_breaks_is_there_on
         [receipt] = submitting.result()
 
     assert [receipt.job_id] == [job.job_id for job in store.find(Query())][1:]
+
+
+def test_a_transaction_that_is_still_under_way_when_its_connection_breaks_is_there_once(server, store):
+    """It is made again at once, and the first one, when it gets that far, finds that it must not be committed any more."""
+    store.submit([JOB], Depth(total=100))
+    [con] = store._link._idle
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(server.dsn) as other:
+        other.execute("LOCK TABLE penstock.job IN SHARE MODE")
+        submitting = pool.submit(store.submit, [JOB], Depth(total=100))
+        until_there_is(server, "pg_stat_activity WHERE wait_event_type = 'Lock'")
+        with socket.socket(fileno=os.dup(con.fileno())) as cut:
+            cut.shutdown(socket.SHUT_RD)
+        until_there_is(
+            server, "(SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' OFFSET 1) AS two"
+        )
+        other.rollback()
+        [receipt] = submitting.result()
+
+    until(
+        lambda: (
+            "0"
+            == server.run(
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
+            )
+        )
+    )
+    assert [receipt.job_id] == [job.job_id for job in store.find(Query())][1:]
+
+
+def test_proofs_of_commits_do_not_pile_up(server, store):
+    for _ in range(20):
+        store.submit([JOB], Depth(total=100))
+
+    assert "1" == server.run("SELECT count(*) FROM penstock.commit_marker", "penstock")
+
+
+def test_proofs_that_a_process_left_behind_are_forgotten(server, store):
+    store.submit([JOB], Depth(total=100))
+    server.run("UPDATE penstock.commit_marker SET at = 0", "penstock")
+    store._link._answered.clear()  # as if that process were gone
+    store.prune(0, 10)
+
+    assert "0" == server.run("SELECT count(*) FROM penstock.commit_marker WHERE at = 0", "penstock")
+
+
+def test_an_outcome_that_cannot_be_found_out_is_called_unknown(server, store, monkeypatch):
+    """The server goes away with the COMMIT, and does not come back in time."""
+    store.submit([JOB], Depth(total=100))
+    monkeypatch.setattr(postgres_link, "FIND_OUT_SEC", 0.1)
+    exchange = Connection.exchange
+
+    def lose(con, calls, behind=()):
+        if b"COMMIT" != calls[-1][0].text:
+            return exchange(con, calls, behind)
+        monkeypatch.setattr(Connection, "exchange", exchange)
+        server.stop(signal.SIGQUIT)
+        con.close()
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(Connection, "exchange", lose)
+    try:
+        with pytest.raises(StoreFailed, match="may or may not have been written") as refusal:
+            store.submit([JOB], Depth(total=100))
+    finally:
+        server.start()
+    assert "unknown" == refusal.value.data["kind"]
 
 
 def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_is_made_again(

@@ -244,6 +244,7 @@ class PostgresStore(PostgresReads):
             seen += len(sheets)
             sheets = session.ask("ended_before", {"before": before, "most": limit, "seen": seen})
         session.leave("forget_ends", {"batches": array(sorted(done_with))})
+        session.leave("forget_commits", None)
         if not old:
             return 0
         nos, ids = array([no for no, *_ in old]), {job_id for _, job_id, *_ in old}

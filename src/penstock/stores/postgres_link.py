@@ -3,8 +3,12 @@ The way to the server: connections, transactions, and what becomes of them when 
 
 A transaction is a function that is handed a `Session`. It may be called again: after a deadlock, after a conflict of two that
 came at once, after a connection that turned out to be dead. What it wants written it leaves with the session, and that goes out
-with the COMMIT in one round trip. When the answer to a COMMIT is lost, the server is asked what became of it; only if that
-cannot be found out is the caller told so. What can be said in one statement, and only once, needs no more than that (`once`).
+with the COMMIT in one round trip. What can be said in one statement, and only once, needs no more than that (`once`).
+
+Only a row of our own proves that a transaction was committed: a crashed server gives transaction ids out again that never reached its
+log. So each transaction that must not run twice inserts a row with a token of its own (`commit_marker`). When the answer to its COMMIT is
+lost, the link inserts the same token as void: if that fails the transaction was committed, else it never will be, and runs again. Only
+if the server cannot be asked in time is the caller told that the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from psycopg.rows import tuple_row
 
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import Moment
-from penstock.stores.postgres_wire import Connection, Exchange, Heard, Statement, Values, statement
+from penstock.stores.ids import uuid7
+from penstock.stores.postgres_wire import Connection, Exchange, Heard, Statement, Values, array, statement
 from penstock.stores.protocol import Clock
 from penstock.stores.statements import statements
 
@@ -35,7 +40,7 @@ T = TypeVar("T")
 
 #: How often a transaction is tried that others keep getting in the way of.
 TRIES: Final = 12
-#: How long the fate of a COMMIT is asked for while the server is away.
+#: How long the outcome of a COMMIT is asked for while the server is away.
 FIND_OUT_SEC: Final = 5.0
 BEGIN: Final = statement("BEGIN")
 SNAPSHOT: Final = statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -96,7 +101,10 @@ class Session:
         self._con, self._sql, self._opening, self._behind = con, sql, opening, behind
         self._left: list[tuple[str, Values]] = []
         self._after: list[Callable[[], None]] = []
-        self.xid: str | None = None
+        #: Marks the transaction in the database, to prove its COMMIT. None: a second time does no harm.
+        self.token: str | None = None
+        #: Something was left with it to be written.
+        self.writes = False
         #: Under which its events are told, and whether there are any.
         self.batch, self.tells = 0, False
         self.finishing = False
@@ -113,6 +121,7 @@ class Session:
         return self._run([(statement(sql, prepared=False), values)])[0]
 
     def leave(self, name: str, values: Values) -> None:
+        self.writes = True
         self._left.append((name, values))
 
     def leave_for(
@@ -125,6 +134,7 @@ class Session:
         `prepare` is given its rows while the server still writes and commits what stands behind it, and must do nothing that counts;
         what it returns is called when all of it is committed.
         """
+        self.writes = True
         self._left.append((name, Heard(values, lambda rows: self._after.append(prepare(rows)))))
 
     def flush(self) -> None:
@@ -163,6 +173,8 @@ class Link:
         self._room = BoundedSemaphore(manners.connections)
         self._offset, self._asked, self._latest = 0, float("-inf"), 0
         self._closed = False
+        #: Tokens of transactions whose outcome is known: their rows can go.
+        self._answered: list[str] = []
         #: What goes out behind each COMMIT of something that is to be told.
         self.behind: Callable[[], tuple[str, Values] | None] = lambda: None
 
@@ -200,7 +212,8 @@ class Link:
 
     def opening(self, session: Session, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
         """What locks, then the moment: it must not be older than a lock that was waited for."""
-        *answers, [(now, session.xid, session.batch)] = session.together(*calls, ("opening", None))
+        *answers, [(now, session.batch)] = session.together(*calls, ("opening", None))
+        session.token = uuid7()
         return now if self._clock is None else self._clock(), answers
 
     # transactions
@@ -296,31 +309,36 @@ class Link:
             with self.connection() as con:
                 session = Session(con, self.sql, self._begin((BEGIN,)), self.behind)
                 result = work(session)
+                token = session.token if session.writes else None
+                if token is not None:
+                    session.leave("mark_commit", {"token": token, "answered": array(self._take_answered())})
                 session.finish()
-                return result
         except psycopg.OperationalError as error:
             if session is None or not session.finishing or error.sqlstate not in _GONE:
                 raise
-            if not self._was_committed(session.xid):
+            self._drop_idle()
+            if token is None or not self._was_committed(token):
                 raise
-            return result
+        if token is not None:
+            self._answered.append(token)
+        return result
 
-    def _was_committed(self, xid: str | None) -> bool:
-        """Without an id: what a second time does no harm, so it may as well not have been."""
-        self._drop_idle()
-        if xid is None:
-            return False
+    def _take_answered(self) -> list[str]:
+        """Two threads may take at once and lose a token between them: then its row stays until `forget_commits`."""
+        answered, self._answered = self._answered, []
+        return answered
+
+    def _was_committed(self, token: str) -> bool:
+        """If not, it cannot be committed any more, even where the server is still at work on it."""
         until = monotonic() + FIND_OUT_SEC
         while monotonic() < until:
             try:
                 with self.connection() as con:
-                    [[(fate,)]] = con.exchange([(self.sql["fate"], {"xid": xid})])
+                    [[(void,)]] = con.exchange([(self.sql["settle_commit"], {"token": token})])
             except (psycopg.OperationalError, StoreFailed):
                 sleep(0.2)
-                continue
-            if fate in ("committed", "aborted"):
-                return bool(fate == "committed")
-            sleep(0.05)  # its backend has not noticed yet
+            else:
+                return not void
         raise _unknown()
 
     # connections

@@ -6,12 +6,23 @@
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
 -- name: opening
--- Asked for after the locks: the moment that the transaction judges by, its id, by which a lost answer to COMMIT can be found out, and the
--- batch that it tells its events in.
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xact_id()::text, nextval('penstock.batch');
+-- Asked for after the locks: the moment that the transaction judges by, and the batch that it tells its events in.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, nextval('penstock.batch');
 
--- name: fate
-SELECT pg_xact_status(%(xid)s::xid8);
+-- name: mark_commit
+-- The proof that this transaction was committed. The proofs of earlier ones go, whose answers have come.
+WITH answered AS (DELETE FROM penstock.commit_marker WHERE token = ANY(%(answered)s::uuid[]))
+INSERT INTO penstock.commit_marker (token) VALUES (%(token)s::uuid);
+
+-- name: settle_commit
+-- False: the transaction with this token was committed. True: it was not, and now cannot be. The unique token makes this statement wait for a
+-- transaction that is still under way, and makes one fail that comes later. The answer is the same however often the question is asked.
+INSERT INTO penstock.commit_marker AS marker (token, void) VALUES (%(token)s::uuid, true)
+ON CONFLICT (token) DO UPDATE SET void = marker.void RETURNING void;
+
+-- name: forget_commits
+-- Of processes that ended before their next transaction.
+DELETE FROM penstock.commit_marker WHERE at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - 86400000000;
 
 -- name: ring
 SELECT pg_notify(%(channel)s, %(by)s);
