@@ -74,6 +74,37 @@ def die_until(path, times):
     return penstock.current_call().attempt
 
 
+def fork(path, then="return"):
+    """Fork, and come back from this function in the copy too, or leave it by an error. The copy's pid is put into the file."""
+    pid = os.fork()
+    if pid:
+        Path(path).write_text(str(pid))
+        return "original"
+    if then == "raise":
+        raise ValueError("in the copy")
+    if then == "exit":
+        sys.exit(3)
+    if then == "look":
+        return penstock.current_call().cancelled
+    return "copy"
+
+
+def fork_and_wait(path, then):
+    """What the copy exits with."""
+    result = fork(path, then)
+    return (
+        result
+        if result != "original"
+        else os.waitstatus_to_exitcode(os.waitpid(int(Path(path).read_text()), 0)[1])
+    )
+
+
+def large(path, size):
+    """A result that travels in shared memory, after this mark."""
+    mark(path, "made")
+    return b"x" * size
+
+
 def leave(code):
     os._exit(code)
 

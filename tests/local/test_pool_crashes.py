@@ -19,8 +19,8 @@ import pytest
 import penstock
 from tests.local.conftest import children, descriptors
 from tests.local.test_pool_calls import gate  # noqa: F401  # a fixture
-from tests.local.test_pool_ending import alive, lines
-from tests.waiting import until
+from tests.local.test_pool_ending import lines
+from tests.waiting import alive, until
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 QUICK = {"restart_delay": 0.001}
@@ -341,3 +341,61 @@ def test_a_forked_child_cannot_use_its_parents_pool_and_does_not_hurt_it():
 
         assert 42 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert 3 == pool.submit(calls.echo, 3).result(30)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_function_that_forks_and_returns_in_the_copy_takes_no_calls_there(kind, tmp_path):
+    copies, log = tmp_path / "copy", tmp_path / "log"
+    with penstock.WorkerPool(1, kind=kind, max_in_flight=8, max_queue_depth=200) as pool:
+        assert "original" == pool.submit(calls.fork, str(copies)).result(60)
+        copy = int(copies.read_text())
+        for number in range(100):
+            pool.submit(calls.mark, str(log), number)
+        if kind == "thread":
+            os.waitpid(copy, 0)
+        else:
+            until(lambda: not alive(copy))
+
+    assert [str(number) for number in range(100)] == lines(log)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize(("then", "code"), [("return", 0), ("look", 0), ("raise", 1), ("exit", 3)])
+def test_a_copy_exits_as_a_program_that_returned_or_raised(kind, then, code, tmp_path):
+    with penstock.WorkerPool(1, kind=kind) as pool:
+        assert code == pool.submit(calls.fork_and_wait, str(tmp_path / "copy"), then).result(60)
+        assert 1 == pool.submit(calls.echo, 1).result(60)
+
+
+@pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
+def test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call(policy, gate, tmp_path):
+    log, held, read_on = tmp_path / "log", threading.Event(), threading.Event()
+
+    def hold(_):
+        held.set()
+        read_on.wait(60)
+
+    with penstock.WorkerPool(2, crash_policy=policy, start="eager", **QUICK) as pool:
+        pool.submit(calls.wait_for, str(gate)).add_done_callback(hold)
+        gate.touch()
+        try:
+            assert held.wait(60)  # from here on nobody reads answers
+            lost = pool.submit(calls.large, str(log), 1_000_000)
+            until(lambda: lines(log) == ["made"])
+            worker = lost.home
+            until(lambda: worker.running == 0)
+            os.kill(worker.pid, signal.SIGKILL)
+            until(lambda: not alive(worker.pid))
+        finally:
+            read_on.set()
+
+        if policy == "restart-requeue-in-flight":
+            assert 1_000_000 == len(lost.result(60))
+            assert 2 == lost.attempt
+            assert 1 == lost.crashes
+        else:
+            with pytest.raises(
+                penstock.WorkerCrashedError, match="before the result of this call was read"
+            ) as crashed:
+                lost.result(60)
+            assert crashed.value.started

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -12,18 +16,11 @@ import pytest
 
 import penstock
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
-from tests.waiting import until
+from tests.waiting import alive, until
 
 
 def lines(path):
     return path.read_text().split("\n")[:-1] if path.exists() else []
-
-
-def alive(pid):
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
-    except FileNotFoundError:
-        return False
 
 
 # Three phases
@@ -299,8 +296,6 @@ async def test_cancelling_a_waiting_coroutine_removes_the_waiter(gate):
 
 
 def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(gate):
-    import signal
-
     with full_pool(gate) as (pool, *_):
         main = threading.main_thread().ident
 
@@ -316,3 +311,83 @@ def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(gate):
 
         assert 0 == pool.state.waiting
         gate.touch()
+
+
+SYNC = """
+    with penstock.WorkerPool(1, kind=sys.argv[1]) as pool:
+        future = pool.submit(calls.mark_and_wait, *sys.argv[2:])
+        {last}
+"""
+AT_THE_END = """
+    pool = penstock.WorkerPool(1, kind=sys.argv[1])
+    pool.submit(calls.mark_and_wait, *sys.argv[2:]).result()
+"""
+ASYNC = """
+    async def main():
+        async with penstock.WorkerPool(1, kind=sys.argv[1]) as pool:
+            future = pool.submit(calls.mark_and_wait, *sys.argv[2:])
+            {last}
+    asyncio.run(main())
+"""
+INTERRUPTED = {
+    "in the block": SYNC.format(last="future.result()"),
+    "at the end of the block": SYNC.format(last="pass"),
+    "without a block": AT_THE_END,
+    "in the async block": ASYNC.format(last="await asyncio.wrap_future(future)"),
+    "in the async block, in other code": ASYNC.format(last="await asyncio.Event().wait()"),
+    "at the end of the async block": ASYNC.format(last="pass"),
+}
+
+
+def until_its_main_thread_sleeps(pid):
+    """CPython can miss a signal that comes just before a thread begins to wait for a lock. So look until it is not switched any more."""
+    seen = []
+
+    def unchanged():
+        seen.append(Path(f"/proc/{pid}/status").read_text().partition("\nvoluntary_ctxt_switches")[2])
+        return len(seen) > 20 and len(set(seen[-20:])) == 1
+
+    until(unchanged)
+
+
+@pytest.mark.parametrize("where", INTERRUPTED)
+def test_ctrl_c_does_not_wait_for_the_running_call(kind, where, tmp_path):
+    """The call would run for ever, and so would the program if it waited."""
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text(
+        "import asyncio, sys\nimport penstock\nimport calls\n"
+        f'if __name__ == "__main__":\n{INTERRUPTED[where]}'
+    )
+    args = [sys.executable, script, kind, log, "began", tmp_path / "never"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(args, env=environment, stderr=subprocess.PIPE, text=True) as program:
+        until(lambda: lines(log) == ["began"])
+        tasks = Path(f"/proc/{program.pid}/task").glob("*/children")
+        workers = [child for task in tasks for child in task.read_text().split()]
+        until_its_main_thread_sleeps(program.pid)
+        program.send_signal(signal.SIGINT)
+        _, said = program.communicate(timeout=60)
+
+    assert program.returncode == -signal.SIGINT, said
+    assert said.rstrip().endswith("KeyboardInterrupt"), said
+    assert not any(alive(worker) for worker in workers)
+
+
+async def test_a_task_that_is_canceled_in_a_pools_block_ends_its_calls(kind, tmp_path):
+    log, never = tmp_path / "log", tmp_path / "never"
+
+    async def work():
+        async with penstock.WorkerPool(1, kind=kind) as pool:
+            calls_made.append(pool.submit(calls.mark_and_wait, str(log), "began", str(never)))
+            await asyncio.Event().wait()
+
+    calls_made = []
+    task = asyncio.create_task(work())
+    while not lines(log):
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert isinstance(calls_made[0].exception(), penstock.PoolClosedError)
+    never.touch()  # lets the thread go

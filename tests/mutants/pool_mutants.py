@@ -43,8 +43,8 @@ MUTANTS = [
     (
         "pool: everything in the pipe of a dead worker is blamed",
         "penstock/local/mortal.py",
-        "            begun = worker.calls.get(worker.running)\n",
-        "            begun = next(reversed(worker.calls.values()), None)\n",
+        "            begun = [call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread]\n",
+        "            begun = list(lost)\n",
         (f"{CRASHES}::test_calls_that_the_dead_worker_had_not_begun_are_not_failed",),
     ),
     (
@@ -242,5 +242,26 @@ MUTANTS = [
         "raise self.refusal.copy()",
         "raise self.refusal",
         (CRASHES,),
+    ),
+    (
+        "pool: Ctrl-C waits for the running call",
+        "penstock/local/pool.py",
+        "        interrupted = isinstance(error, KeyboardInterrupt)\n",
+        "        interrupted = False\n",
+        (f"{ENDING}::test_ctrl_c_does_not_wait_for_the_running_call",),
+    ),
+    (
+        "pool: a copy takes the worker's calls",
+        "penstock/local/child.py",
+        "            self._is_copy = True\n",
+        "            return\n",
+        (f"{CRASHES}::test_a_function_that_forks_and_returns_in_the_copy_takes_no_calls_there",),
+    ),
+    (
+        "pool: a lost result counts as one that was never made",
+        "penstock/local/process.py",
+        "            self.unread.add(dispatch)\n",
+        "            self.unread.discard(dispatch)\n",
+        (f"{CRASHES}::test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call",),
     ),
 ]

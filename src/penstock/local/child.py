@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from penstock.local import context, wire
 from penstock.local.context import CallContext, in_process
+from penstock.local.forks import end_copy, watch_forks
 from penstock.local.remote import pack_error
 from penstock.local.segments import AVAILABLE as SHARED_MEMORY
 from penstock.local.segments import Arena, Borrower, Parcel, load
@@ -98,6 +99,16 @@ class Worker:
         self._arena = Arena()
         self._lent: dict[int, Parcel] = {}
         self._running: tuple[Any, ...] = ()
+        self._is_copy = False
+        watch_forks(self)
+
+    def abandon(self) -> None:
+        """The function forked, and this is the copy. The calls in the pipe and the answers belong to the worker."""
+        if not self._is_copy:  # or else the descriptors are somebody else's by now
+            self._is_copy = True
+            self._peek = select.poll()
+            os.close(self._inlet)
+            os.close(self._outlet)
 
     def run(self) -> None:
         in_process.append(self._context)
@@ -191,8 +202,12 @@ class Worker:
             else:
                 value = self._call_fully(function, body, extra)
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
+            if self._is_copy:
+                end_copy(error)
             kind, payload = wire.ERROR, pack_error(error)
         else:
+            if self._is_copy:
+                end_copy(None)
             # The commonest results, without asking `_pack`.
             kind, payload = (PLAIN, value) if type(value) in PLAIN_TYPES else self._pack(value)
             value = None

@@ -207,6 +207,9 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
                     self._hear(worker, message)
                     continue
                 dispatch, kind, value, ran_for = message
+                if kind == SHARED and not worker.can_reach(dispatch, value[1]):
+                    calls[dispatch] = call  # what becomes of it is decided when the worker is buried
+                    continue
                 settled += 1
                 if not queue.settle(call, dispatch, now):
                     if kind == SHARED:

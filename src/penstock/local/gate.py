@@ -394,6 +394,13 @@ class Gate:
             sleeper.release()
         self.report((), ())
 
+    def abandon(self) -> None:
+        """In a copy of this process, made by a fork: the workers are not ours, and whoever held the lock is not here."""
+        self.lock = threading.Lock()
+        self.refusal = PenstockError(
+            f"{self.name} belongs to the process that was forked; make a pool of your own in the child"
+        )
+
     def reopen(self) -> None:
         with self.lock:
             self.refusal, self.dead = None, False

@@ -36,6 +36,7 @@ class Member:
         # What it said before it went: a reason and a traceback.
         self.last_words: tuple[str, str] | None = None
         self.ending: str | None = None  # why we ended it ourselves; None if it dies on its own
+        self.unread: set[int] = set()  # dispatches that it ran, and whose results are lost with it
         self.opened = False
 
     def open(self) -> None:
@@ -43,6 +44,7 @@ class Member:
         self.condition = Condition.LIVE
         self.opened = True
         self.handed = 0
+        self.unread = set()
         self.ending = self.last_words = None
 
     @property
@@ -69,8 +71,10 @@ class Member:
         raise NotImplementedError
 
     def crashed(self, call: Call[Any] | None, cause: str, words: str = "") -> WorkerCrashedError:
+        unread = call is not None and call.dispatch in self.unread
+        when = "before the result of this call was read" if unread else "while it ran this call"
         error = WorkerCrashedError(
-            words or f"worker {self.place} died while it ran this call: {cause}",
+            words or f"worker {self.place} died {when}: {cause}",
             worker=self.place,
             attempt=call.attempt if call is not None else 0,
             cause=cause,

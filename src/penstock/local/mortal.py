@@ -7,9 +7,7 @@ their answers and their deaths are heard is the business of each kind.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,6 +16,7 @@ from penstock.core.errors import PenstockError, WorkerCrashedError
 from penstock.core.ticket import ENDING, IN_FLIGHT
 from penstock.local.call import Call
 from penstock.local.crash import CrashPolicy
+from penstock.local.forks import watch_forks
 from penstock.local.gate import Gate
 from penstock.local.member import Condition, Member
 from penstock.local.timers import Timer, call_at, clock
@@ -31,6 +30,8 @@ Failed = list[tuple[Call[Any], PenstockError]]
 
 
 class MortalCrew(Generic[M]):
+    mortal = True
+
     def __init__(self, gate: Gate, options: WorkerOptions, workers: list[M]) -> None:
         self._gate = gate
         self._options = options
@@ -43,7 +44,7 @@ class MortalCrew(Generic[M]):
         self.crashes = 0  # in a row
         self.halted: WorkerCrashedError | None = None
         self.last_crash: str | None = None
-        _crews.add(self)
+        watch_forks(self)
 
     # What each kind does in its own way (with the gate's lock held)
 
@@ -143,7 +144,9 @@ class MortalCrew(Generic[M]):
             now = clock()
             cause = worker.reap()
             lost = list(worker.calls.values())
-            begun = worker.calls.get(worker.running)
+            begun = [
+                call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread
+            ]
             worker.calls = {}
             planned = worker.ending is not None
             if worker.condition is not Condition.STOPPED:
@@ -166,7 +169,7 @@ class MortalCrew(Generic[M]):
             self._halt(self.halted)
 
     def _crash(
-        self, worker: M, lost: list[Call[Any]], begun: Call[Any] | None, cause: str, now: float
+        self, worker: M, lost: list[Call[Any]], begun: list[Call[Any]], cause: str, now: float
     ) -> Failed:
         gate, options = self._gate, self._options
         gate.totals.crashed += 1
@@ -174,10 +177,12 @@ class MortalCrew(Generic[M]):
         self.last_crash = f"worker {worker.place}: {cause}"
         failed: Failed = []
         fail = options.crash_policy is not CrashPolicy.RESTART_REQUEUE
-        if fail and begun is not None and gate.queue.settle(begun, begun.dispatch, now):
-            failed.append((begun, worker.crashed(begun, cause)))
+        if fail:
+            for call in begun:
+                if gate.queue.settle(call, call.dispatch, now):
+                    failed.append((call, worker.crashed(call, cause)))
         rest = [call for call in lost if call.stage is IN_FLIGHT or call.stage is ENDING]
-        for call in self._requeue(rest, [begun] if begun is not None and not fail else [], now):
+        for call in self._requeue(rest, [] if fail else begun, now):
             failed.append((call, worker.crashed(call, f"{cause}; it has now crashed {call.crashes} workers")))
         gate.totals.failed += len(failed)
         if options.crash_policy is CrashPolicy.FAIL_TASK or self.crashes > options.crash_max_retries:
@@ -284,21 +289,5 @@ class MortalCrew(Generic[M]):
 
     def abandon(self) -> None:
         """In a forked child: these workers are not ours."""
-        self._gate.lock = threading.Lock()
-        why = (
-            f"{self._gate.name} belongs to the process that was forked; make a pool of your own in the child"
-        )
-        self._gate.refusal = PenstockError(why)
+        self._gate.abandon()
         self.gone.set()
-
-
-_crews: weakref.WeakSet[MortalCrew[Any]] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for crew in list(_crews):
-        crew.abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)

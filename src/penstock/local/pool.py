@@ -7,6 +7,7 @@ This file is what people hold in their hands; who may enter is the gate's busine
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 from penstock.core.errors import PoolClosedError
 from penstock.core.ticket import WAIT, QueueState
 from penstock.local import registry
-from penstock.local.awaiting import awaited
+from penstock.local.awaiting import awaited, in_daemon
 from penstock.local.call import Call, CancelSignal
 from penstock.local.crew import ProcessCrew
 from penstock.local.gate import Gate
@@ -49,7 +50,8 @@ class WorkerPool(Executor):
 
     Code written for ProcessPoolExecutor works with it. It differs where bounds make it better: `submit` waits when the
     queue is full, `map` pulls its items as results are taken, a running call can be cancelled, and a dying worker
-    takes nobody else along.
+    takes nobody else along. Ctrl-C in a `with` block ends the running calls too: a worker process is killed, and the
+    program does not wait for a thread.
     """
 
     def __init__(
@@ -293,17 +295,40 @@ class WorkerPool(Executor):
 
     def dispose(self, *, timeout: float | None = 5.0) -> None:
         """End everything now: each waiting, pending and running call fails with PoolClosedError; workers are killed."""
+        self._end_all()
+        self._crew.gone.wait(timeout)
+
+    def _end_all(self) -> None:
         self._closed = True
         why = PoolClosedError(f"{self.name} was closed", pool=self.name)
         self._gate.fail_all(why, lambda _: why.copy(), dispose=True)
         self._crew.close(kill=True)
-        self._crew.gone.wait(timeout)
+
+    def _abort(self) -> None:
+        """
+        Ctrl-C: end everything, and wait for no function. Workers that can be killed are gone after that. A thread cannot be;
+        its function sees the cancel, and the program ends without it.
+        """
+        self.dispose(timeout=5.0 if self._crew.mortal else 0.0)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """`shutdown`; on Ctrl-C, which our workers do not get from the terminal, they are ended instead."""
+        interrupted = isinstance(error, KeyboardInterrupt)
+        try:
+            if not interrupted:
+                self.shutdown()
+        except KeyboardInterrupt:
+            interrupted = True
+            raise
+        finally:
+            if interrupted:
+                self._abort()
 
     async def aclose(self) -> None:
         """`shutdown` without blocking the event loop."""
-        import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
-
-        await asyncio.get_running_loop().run_in_executor(None, self.shutdown)
+        await in_daemon(self.shutdown)
 
     async def __aenter__(self) -> Self:
         return self
@@ -311,7 +336,19 @@ class WorkerPool(Executor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        """`aclose`; if the task is canceled, as `asyncio.run` does on Ctrl-C, all calls are ended instead."""
+        from asyncio import CancelledError  # noqa: PLC0415  # slow to import for those who do not use it
+
+        interrupted = isinstance(error, (KeyboardInterrupt, CancelledError))
+        try:
+            if not interrupted:
+                await self.aclose()
+        except (KeyboardInterrupt, CancelledError):
+            interrupted = True
+            raise
+        finally:
+            if interrupted:
+                await in_daemon(self._abort)
 
     def __del__(self) -> None:
         # Like the standard executors: a pool that nobody holds lets its workers go once they are done.
@@ -351,10 +388,11 @@ _open: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 def _finish_all() -> None:
-    """The program ends: as with the standard executors, what was submitted is run first."""
+    """The program ends: as with the standard executors, what was submitted is run first, except after Ctrl-C."""
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) and not hasattr(sys, "ps1")
     for pool in list(_open):
         if not pool._closed:
-            pool.shutdown()
+            pool._abort() if interrupted else pool.shutdown()
 
 
 # Before the interpreter waits for threads, as concurrent.futures does it; `atexit` would come too late for our own.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.local import wire
 from penstock.local.child import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
 from penstock.local.member import Member
-from penstock.local.segments import Borrower, Parcel
+from penstock.local.segments import Borrower, Parcel, Ref
 
 if TYPE_CHECKING:
     from penstock.local.packing import Function
@@ -140,6 +140,18 @@ class WorkerProcess(Member):
             return None
         return self.frames.feed(data) if data else None
 
+    def can_reach(self, dispatch: int, ref: tuple[Any, ...]) -> bool:
+        """Open the shared memory of a result. False if it went with the worker; then the call counts as one that it ran."""
+        try:
+            self.borrower.reach(Ref(*ref))
+        except (FileNotFoundError, ProcessLookupError):
+            self.unread.add(dispatch)
+            self._end()  # it may live, if the function closed what was not its own
+            return False
+        except OSError:
+            return True  # our own trouble, such as too many open files: whoever maps it will say so
+        return True
+
     def ring_cancel(self) -> None:
         self.page[PAGE_CANCELS] += 1
 
@@ -152,6 +164,9 @@ class WorkerProcess(Member):
     def kill(self, why: str) -> None:
         """Its whole process group: what the function started ends with it. Call it before the process is reaped."""
         super().kill(why)
+        self._end()
+
+    def _end(self) -> None:
         if self.process is not None and self.process.returncode is None:
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -136,10 +136,15 @@ class Borrower:
         self._fds: dict[int, int] = {}
         self.done: deque[int] = deque()
 
-    def views(self, ref: Ref) -> list[memoryview]:
+    def reach(self, ref: Ref) -> int:
+        """Its descriptor here, which outlives its owner. FileNotFoundError if the owner is gone already."""
         fd = self._fds.get(ref.segment)
         if fd is None:
             fd = self._fds[ref.segment] = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
+        return fd
+
+    def views(self, ref: Ref) -> list[memoryview]:
+        fd = self.reach(ref)
         # Not with MAP_POPULATE, which would copy every page of a private mapping at once.
         flags = mmap.MAP_PRIVATE
         shared = mmap.mmap(

@@ -34,6 +34,7 @@ from penstock.local.blocking import never_block_here
 from penstock.local.call import Call
 from penstock.local.context import CallContext, here
 from penstock.local.crews import Unled
+from penstock.local.forks import end_copy, watch_forks
 from penstock.local.gate import Gate
 from penstock.local.lookout import LOOK, Lookout
 from penstock.local.timers import clock
@@ -79,6 +80,7 @@ class ThreadWorker:
 
 class ThreadCrew(Unled):
     kind = "thread"
+    mortal = False  # nothing ends a thread but its function
 
     def __init__(self, gate: Gate, options: WorkerOptions) -> None:
         self._gate = gate
@@ -94,13 +96,14 @@ class ThreadCrew(Unled):
         self._brief = 0  # brief calls in a row
         self._object: Any = None
         self._building = threading.Lock()
-        self._closing = self.stopped = False
+        self._closing = self.stopped = self._is_copy = False
         self.workers = [ThreadWorker(place) for place in range(options.workers)]
         self._at_work = self.workers[0]  # the one that took a call last
         self.gone = threading.Event()
         self.halted: WorkerCrashedError | None = None
         self.last_crash: str | None = None
         self.crashes = 0
+        watch_forks(self)
 
     # With the gate's lock held
 
@@ -280,6 +283,8 @@ class ThreadCrew(Unled):
                         result = self._invoke(call)
                 except BaseException as raised:  # noqa: BLE001  # whatever it is, it is the caller's to see
                     error = raised
+                if self._is_copy:
+                    end_copy(error)
                 worker.running = None
             ended = clock()
             worker.settled += 1
@@ -401,3 +406,9 @@ class ThreadCrew(Unled):
             self._lookout.close()
             while self._asleep:
                 self._wake(self._asleep.pop())
+
+    def abandon(self) -> None:
+        """In a forked copy of this process, which has none of these threads but the one that forked."""
+        self._gate.abandon()
+        self._is_copy = True
+        self.gone.set()
