@@ -43,8 +43,8 @@ MUTANTS = [
     (
         "pool: everything in the pipe of a dead worker is blamed",
         "penstock/local/mortal.py",
-        "            begun = [call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread]\n",
-        "            begun = list(lost)\n",
+        "call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread",
+        "call for call in lost",
         (f"{CRASHES}::test_calls_that_the_dead_worker_had_not_begun_are_not_failed",),
     ),
     (
