@@ -21,6 +21,10 @@ def pid():
     return os.getpid()
 
 
+def user_and_pid():
+    return os.getuid(), os.getpid()
+
+
 def shout(words):
     sys.stdout.write(f"{words}\n")
     sys.stderr.write("aside\n")

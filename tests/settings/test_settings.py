@@ -269,6 +269,7 @@ WRONG = {
     "runner.functions": ["module.name", "a b:c"],
     "runner.path": ["relative"],
     "runner.pass_on": ["A-B"],
+    "runner.users": ["photos", {"photos": ""}, {"photos": "a b"}, {"a b": "nobody"}],
     "alerts.log": ["perhaps"],
     "alerts.command": [[3], [""], [["sh"]]],
     "alerts.webhook": [

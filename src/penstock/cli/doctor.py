@@ -184,8 +184,16 @@ def _exposure(settings: Settings) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"reachable on {address} and a Unix socket, from this machine alone")
-    if os.geteuid() == 0:
-        yield Finding("note", "you are root: jobs that it runs would be too", "run it as a user of its own")
+    users = settings.runner.users
+    if os.geteuid() == 0 and "*" not in users:
+        yield Finding(
+            "note",
+            "you are root: jobs that it runs would be too",
+            "run it as a user of its own, or name users for jobs with runner.users",
+        )
+    for addon, user in users.items():
+        whose = "all other addons" if addon == "*" else f"addon {addon}"
+        yield Finding("ok", f"commands and functions of {whose} run as the user {user}")
 
 
 _LOOKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (

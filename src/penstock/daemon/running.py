@@ -34,6 +34,7 @@ from penstock.engine.fetchers import FOR_EVER, Kinds
 from penstock.engine.house import House
 from penstock.engine.private import private_directory
 from penstock.engine.roll import Introduction
+from penstock.engine.users import account
 from penstock.http.server import Config, Server, serve
 from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
 from penstock.settings import Settings
@@ -57,8 +58,11 @@ _REQUESTS: Final = 0.2
 def run(settings: Settings, *, on_ready: Callable[[Server], None] | None = None) -> int:
     """Until SIGTERM or SIGINT; a second one does not wait. The exit code is the answer."""
     configure(settings.log.format, settings.log.level)
-    if os.geteuid() == 0:
-        log.warning("running as root: whoever may submit a command may do everything on this machine")
+    if os.geteuid() == 0 and "*" not in settings.runner.users:
+        log.warning(
+            "running as root: an addon that may submit commands may do everything on this machine; "
+            'runner.users = {"*" = "USER"} runs them as another user'
+        )
     stop = _Stop(seconds(settings.server.shutdown_timeout))
     with heard(stop.hear):
         try:
@@ -206,6 +210,7 @@ def _runner_settings(settings: Settings, server: Server) -> RunnerSettings:
         functions=_functions(settings),
         path=tuple(str(path) for path in told.path),
         passed_on=told.pass_on,
+        users={addon: account(user) for addon, user in told.users.items()},
         url=server.url if settings.server.listen is not None else None,
     )
 

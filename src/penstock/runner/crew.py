@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.core.landing import End
 from penstock.core.tracker import end_of_exit
+from penstock.engine.users import Account
 from penstock.runner.frames import Frame
 from penstock.runner.links import LauncherLink, WardenLink, WorkerLink, python_code
 from penstock.runner.options import RunnerSettings
@@ -54,7 +55,7 @@ class Crew:
     ) -> None:
         self._runs, self._mark, self._settings, self._watch = str(runs.path), runs.mark, settings, watch
         self._over = over
-        self._environment = settings.environment() | {RUNNER_MARK: runs.mark}
+        self._environments: dict[Account | None, dict[str, str]] = {}
         self._commands: dict[WardenLink, Run] = {}
         self._spare: list[
             WardenLink
@@ -97,21 +98,23 @@ class Crew:
             self._most_commands, self._most_until = self.commands, time.monotonic() + _SHORT_SEC
             raise
         try:
-            self._order_command(warden, run, command, self._environment | dict(command.env) | marks)
+            self._order_command(warden, run, command, marks)
         except BaseException:  # it cannot be put into a frame: the warden has heard nothing, and goes
             self._forget(warden)
             raise
         run.warden = warden
         self._commands[warden] = run
 
-    def _order_command(
-        self, warden: WardenLink, run: Run, command: Command, environment: Mapping[str, str]
-    ) -> None:
+    def _order_command(self, warden: WardenLink, run: Run, command: Command, marks: dict[str, str]) -> None:
+        user = self._settings.user_of(run.job.intent.addon_id)
+        # Another user could not enter the folder that a job has below ours.
+        home = None if user is None else user.home
         self._order(
             warden,
             argv=command.argv,
-            cwd=command.cwd,
-            env=environment,
+            cwd=command.cwd or home,
+            env=self._environment(user) | dict(command.env) | marks,
+            user=_ids(user),
             stdin=command.stdin,
             limits=dict(command.limits),
             nice=command.nice,
@@ -137,14 +140,20 @@ class Crew:
         self._watch.add(warden, partial(self._warden_said, warden))
         return warden
 
-    def _hire(self, limits: Mapping[str, int]) -> WorkerLink:
+    def _environment(self, user: Account | None) -> dict[str, str]:
+        if user not in self._environments:
+            self._environments[user] = self._settings.environment(user) | {RUNNER_MARK: self._mark}
+        return self._environments[user]
+
+    def _hire(self, limits: Mapping[str, int], user: Account | None) -> WorkerLink:
         settings, mark = self._settings, f"worker-{token_hex(8)}"
         worker = WorkerLink(mark, self._launching)
         self._order(
             self._heard(worker.warden),
             argv=[settings.python, "-c", python_code(settings.path, "penstock.runner.worker", "")],
             cwd=settings.cwd,
-            env=self._environment | {DISPATCH_MARK: mark},
+            env=self._environment(user) | {DISPATCH_MARK: mark},
+            user=_ids(user),
             stdin=None,
             limits=dict(limits),
             nice=0,
@@ -282,6 +291,10 @@ class Crew:
             if warden.fileno() >= 0:
                 self._forget(warden)
         self._close_launcher(wait_sec)
+
+
+def _ids(user: Account | None) -> list[Any] | None:
+    return None if user is None else [user.uid, user.gid, list(user.groups)]
 
 
 def _judge(run: Run, warden: WardenLink) -> Outcome:

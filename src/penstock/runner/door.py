@@ -4,7 +4,7 @@ Where a running command says and asks things: a Unix socket, one JSON object a l
     {"token": "...", "op": "progress", "progress": 0.5}
     {}
 
-The name is in the abstract namespace, so there is no path to grow too long and no file to leave behind. Only processes of our own user get an answer, and
+The name is in the abstract namespace, so there is no path to grow too long and no file to leave behind. Only processes of our own user and of those in `runner.users` get an answer, and
 only with the token of a run that is still running.
 """
 
@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
 
@@ -28,8 +28,11 @@ _MOST_VISITORS: Final = 256
 
 
 class Door:
-    def __init__(self, name: str, watch: Watch, answer: Callable[[str, Frame], Frame]) -> None:
-        """`answer`: to a token and what was said with it."""
+    def __init__(
+        self, name: str, watch: Watch, answer: Callable[[str, Frame], Frame], users: Collection[int] = ()
+    ) -> None:
+        """`answer`: to a token and what was said with it. `users`: further ones whose processes get an answer."""
+        self._users = {os.getuid(), 0, *users}
         self.address = f"@{name}"
         self._watch, self._answer = watch, answer
         self._visitors: dict[socket.socket, bytearray] = {}
@@ -44,7 +47,7 @@ class Door:
             visitor, _ = self._socket.accept()
         except OSError:
             return  # gone again, or no descriptor left: it stays in line
-        if len(self._visitors) >= _MOST_VISITORS or _user(visitor) not in {os.getuid(), 0}:
+        if len(self._visitors) >= _MOST_VISITORS or _user(visitor) not in self._users:
             visitor.close()
             return
         visitor.setblocking(False)

@@ -18,6 +18,7 @@ from penstock.runner.payload import Function
 from penstock.runner.trees import RUNNER_MARK, children, look, send
 
 if TYPE_CHECKING:
+    from penstock.engine.users import Account
     from penstock.runner.runs import Run
 
 __all__ = ["LauncherLink", "WardenLink", "WorkerLink", "python_code"]
@@ -175,6 +176,7 @@ class WorkerLink(_Spoken):
             theirs.close()
             undo.pop_all()
         self._channel = Channel(talk)
+        self.user: Account | None = None  # as whom it runs; None: as we do
         #: By number, in their order: the first may run, the others have not begun.
         self.calls: dict[int, Run] = {}
         #: They have ended; what they leave is being ended or written.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.core.tracker import Graces
+from penstock.engine.users import Account
 from penstock.runner.output import Room
 from penstock.runner.payload import Functions
 
@@ -39,11 +41,23 @@ class RunnerSettings:
     jobs_per_worker: int = 10_000
     #: Further names of variables that jobs may see; a trailing * stands for any ending.
     passed_on: tuple[str, ...] = ("LC_*",)
+    #: As whom the jobs of an addon run, "*" for all others; an addon that is not found runs as we do.
+    users: Mapping[str, Account] = field(default_factory=dict)
     #: Where the HTTP API is, for jobs that would rather use it.
     url: str | None = None
 
-    def environment(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if self._passes(name)}
+    def user_of(self, addon_id: str) -> Account | None:
+        """None: our own."""
+        user = self.users.get(addon_id) or self.users.get("*")
+        return None if user is None or user.uid == os.getuid() else user
+
+    def environment(self, user: Account | None = None) -> dict[str, str]:
+        """Of a job of this user. Our TMPDIR may be a place that only we can enter."""
+        ours = {name: value for name, value in os.environ.items() if self._passes(name)}
+        if user is None:
+            return ours
+        ours.pop("TMPDIR", None)
+        return ours | user.environment
 
     def _passes(self, name: str) -> bool:
         if name in PASSED_ON or name in self.passed_on:

@@ -25,6 +25,7 @@ __all__ = [
     "children",
     "descendants",
     "die_with_the_parent",
+    "drop_ambient_capabilities",
     "marked",
     "no_new_privileges",
     "send",
@@ -35,6 +36,7 @@ DISPATCH_MARK: Final = "PENSTOCK_DISPATCH"
 RUNNER_MARK: Final = "PENSTOCK_RUNNER"
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,6 +63,11 @@ def die_with_the_parent(parent: int) -> None:
 
 def no_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_ambient_capabilities() -> None:
+    """Called in the child. What the service may do, to run jobs as other users, is not for the jobs."""
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -27,6 +27,7 @@ from penstock.runner.trees import (
     become_subreaper,
     descendants,
     die_with_the_parent,
+    drop_ambient_capabilities,
     no_new_privileges,
     send,
 )
@@ -185,6 +186,7 @@ class Warden:
 
     def _spawn(self, order: Frame) -> subprocess.Popen[bytes]:
         cwd = order["cwd"] or self._own_folder(order["folder"][0])
+        uid, gid, groups = order["user"] or (None, None, None)
         stdin = self._stdin(order["stdin"])
         env = dict(order["env"])
         if self._worker:
@@ -202,6 +204,9 @@ class Warden:
                 pass_fds=self._worker,
                 start_new_session=True,
                 umask=0o077,
+                user=uid,
+                group=gid,
+                extra_groups=groups,
                 preexec_fn=_prepare(os.getpid(), order["limits"], order["nice"]),  # noqa: PLW1509  # we have no thread
             )
         finally:
@@ -389,7 +394,9 @@ def _prepare(warden: int, limits: dict[str, int], nice: int) -> Callable[[], Non
         wanted.append((which, value * unit if most == resource.RLIM_INFINITY else min(value * unit, most)))
 
     def prepare() -> None:
+        # The user has been switched by now, which makes the kernel forget what a death of the parent means.
         die_with_the_parent(warden)
+        drop_ambient_capabilities()
         no_new_privileges()
         if nice:
             os.nice(nice)

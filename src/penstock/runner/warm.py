@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from penstock.core.intent import MAX_PAYLOAD
 from penstock.core.landing import End
+from penstock.engine.users import Account
 from penstock.runner.frames import Frame
 from penstock.runner.links import WardenLink, WorkerLink
 from penstock.runner.options import RunnerSettings
@@ -42,7 +43,7 @@ _MOST_KNOWN: Final = 10_000
 
 class Warm:
     """
-    `hire`: starts a worker with these limits. `asked`: a function says or asks something. `over`: a run has ended and nothing of it is left.
+    `hire`: starts a worker with these limits, as this user. `asked`: a function says or asks something. `over`: a run has ended and nothing of it is left.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Warm:
         settings: RunnerSettings,
         watch: Watch,
         *,
-        hire: Callable[[Mapping[str, int]], WorkerLink],
+        hire: Callable[[Mapping[str, int], Account | None], WorkerLink],
         asked: Callable[[Run, Frame], Frame],
         over: Callable[[Run, Outcome], None],
     ) -> None:
@@ -99,15 +100,15 @@ class Warm:
 
     def _next_worker(self) -> WorkerLink | None:
         """The one with the least to do, if that is little; a new one rather than one that is busy."""
-        limits = _limits(self._waiting[0])
-        open_ = [] if limits else [worker for worker in self._workers.values() if not worker.last]
+        limits, user = _limits(self._waiting[0]), self._user(self._waiting[0])
+        open_ = [] if limits else [w for w in self._workers.values() if not w.last and w.user == user]
         least = min(open_, key=lambda worker: len(worker.calls), default=None)
         if least is not None and not least.calls:
             return least
         busy = sum(bool(worker.calls) for worker in self._workers.values())
         if busy < self._settings.workers and time.monotonic() >= self._hire_at:
             try:
-                return self._new(limits)
+                return self._new(limits, user)
             except OSError as error:
                 log.warning("no further worker can be started for functions: %s", error)
                 self._hire_at = time.monotonic() + _SHORT_SEC
@@ -115,8 +116,12 @@ class Warm:
             return None
         return least
 
-    def _new(self, limits: Mapping[str, int]) -> WorkerLink:
-        worker = self._hire(limits)
+    def _user(self, run: Run) -> Account | None:
+        return self._settings.user_of(run.job.intent.addon_id) if self._settings.users else None
+
+    def _new(self, limits: Mapping[str, int], user: Account | None) -> WorkerLink:
+        worker = self._hire(limits, user)
+        worker.user = user
         worker.last = bool(limits)  # what it may use cannot be raised
         self._workers[worker.warden] = worker
         self._watch.add(worker, partial(self._said, worker))
@@ -130,6 +135,8 @@ class Warm:
         while self._waiting and len(runs) < most and not worker.last:
             load += self._expected(self._waiting[0])
             if load > self._handful_sec or _limits(self._waiting[0]):
+                break
+            if self._user(self._waiting[0]) != worker.user:
                 break
             runs.append(self._waiting.popleft())
         worker.heard_at = time.monotonic()

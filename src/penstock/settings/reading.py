@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from penstock.client.home import config_file, data_dir
 from penstock.core.errors import PenstockError
 from penstock.core.outbound import refusal
+from penstock.engine.users import account, missing_capabilities
 from penstock.settings.kinds import Kind
 from penstock.settings.sections import Addon
 from penstock.settings.sources import PREFIX, Given, KeyPath, from_environ, from_file, from_flags
@@ -233,6 +234,21 @@ def _brief(value: object, most: int = 80) -> str:
     return words if len(words) <= most else words[: most - 3] + "..."
 
 
+def _users(users: Mapping[str, str]) -> Iterator[tuple[tuple[KeyPath, ...], str, str]]:
+    """Refused before anything runs: a job that ran as the wrong user could not be undone."""
+    others = False
+    for addon, name in users.items():
+        try:
+            others |= account(name).uid != os.geteuid()
+        except KeyError:
+            message = f"names the user {name!r} for addon {addon!r}, which this machine does not have"
+            yield (("runner", "users"),), message, f"create it (`useradd --system {name}`) or name another"
+    if others and (missing := missing_capabilities()):
+        message = f"needs to switch users, which this process may not: it lacks {', '.join(missing)}"
+        fix = "run the daemon as root, or by the systemd unit with the drop-in for runner.users (ops/)"
+        yield (("runner", "users"),), message, fix
+
+
 def contradictions(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, str]]:
     """What no value shows alone: (keys, message, fix)."""
     capacity, quiet, server = settings.capacity, settings.quiet, settings.server
@@ -253,6 +269,7 @@ def contradictions(settings: Tree) -> Iterator[tuple[tuple[KeyPath, ...], str, s
             "gives a run up, and its job to others, before it would be killed",
             "let leases.grace be at least runner.cancel_grace and runner.term_grace together",
         )
+    yield from _users(runner.users if runner.enabled else {})
     if (server.tls_cert is None) != (server.tls_key is None):
         keys = (("server", "tls_cert"), ("server", "tls_key"))
         yield keys, "is given without the other", "give server.tls_cert and server.tls_key, or neither"

@@ -331,6 +331,13 @@ class Runner:
         ("LC_*",),
         "variables of the scheduler's environment that jobs may see, besides PATH, HOME and the like",
     )
+    users: Mapping[str, str] = keys(
+        named(
+            text("the name of an operating system user", r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"),
+            text('the name of an addon, or "*" for all others', r"\*|[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}"),
+        ),
+        "the operating system user that an addon's commands and functions run as; needs root or the capabilities that SECURITY.md names",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
