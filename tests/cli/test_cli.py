@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -351,6 +352,8 @@ def test_a_backup_is_restored_when_the_scheduler_has_stopped(alone, tmp_path):
     assert "before-restore" in restored.stdout
     assert alone("show", job_id).returncode == DONE
     assert alone("show", later).returncode != DONE
+    assert " restored " in (trail := alone("events").stdout)
+    assert f" by user {getpass.getuser()}" in trail
 
 
 def test_stop_ends_the_daemon_and_what_ran_goes_back_to_the_queue(alone):

@@ -83,11 +83,27 @@ def restore(session: Session, source: str, path: str | None) -> None:
     file = Path(place).absolute()
     with session.aside.status(f"restoring {file}"):
         kept = put_back(Path(source).absolute(), file)
+        _record_restore(file, source)
     if session.tell({"path": str(file), "backup": source, "kept": None if kept is None else str(kept)}):
         return
     click.echo(f"{file}: restored from {source}")
     if kept is not None:
         click.echo(f"the file that was there is {kept}")
+
+
+def _record_restore(file: Path, source: str) -> None:
+    """The restored trail says so, and who did it."""
+    import getpass
+
+    from penstock.core.changes import admin_event
+    from penstock.core.job import Kind
+
+    store = opened(str(file))
+    try:
+        by, told = f"user {getpass.getuser()}", {"backup": str(Path(source).absolute())}
+        store.apply([admin_event(store.now(), Kind.RESTORED, "", by, told)])
+    finally:
+        store.close()
 
 
 @db.command()

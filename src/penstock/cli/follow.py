@@ -236,4 +236,5 @@ def _event(session: Session, event: wire.Event) -> None:
         return
     at = f"{event.at.astimezone():%H:%M:%S.%f}"[:-3]
     job = short(event.job_id) if event.job_id else "-"
-    click.echo(f"{at}  {event.kind.lower():<16} {job:<9} {event.reason.replace('_', ' ')}")
+    by = f" by {event.data['by']}" if event.kind != "DENIED" and "by" in event.data else ""
+    click.echo(f"{at}  {event.kind.lower():<16} {job:<9} {event.reason.replace('_', ' ')}{by}")

@@ -21,7 +21,7 @@ from penstock.core.outcome import DEADLINE_PASSED
 from penstock.core.refusals import IllegalMove, StaleDispatch
 from penstock.core.retry import NONE_YET, Counters, Schedules
 from penstock.core.states import IN_FLIGHT, Move, State, step
-from penstock.core.words import SECOND, DispatchId, JobId, Moment, Money, Span
+from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Moment, Money, Span
 
 __all__ = [
     "Beat",
@@ -29,12 +29,15 @@ __all__ = [
     "DispatchStep",
     "JobStep",
     "Note",
+    "addon_note",
+    "admin_event",
     "alert_note",
     "cancel",
     "completed",
     "edit",
     "end",
     "miss_deadline",
+    "principal_data",
     "prolong",
     "release",
     "remark",
@@ -89,6 +92,21 @@ class Note:
     reason: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
     of_job: bool = True
+
+
+def principal_data(by: str) -> dict[str, str]:
+    """Who did it: a token's id, `local` for the daemon's user, `process 123` for a program. Nothing, where that is not known."""
+    return {"by": by} if by else {}
+
+
+def addon_note(addon_id: AddonId, weight: int, paused: bool, by: str) -> Note:
+    data = {"addon_id": addon_id, "weight": weight, "paused": paused, **principal_data(by)}
+    return Note(Kind.ADDON_SET, data=data)
+
+
+def admin_event(now: Moment, kind: Kind, reason: str, by: str, data: Mapping[str, Any]) -> Change:
+    """An act of administration that changes nothing in the store."""
+    return Change(at=now, notes=(Note(kind, reason, {**data, **principal_data(by)}),))
 
 
 def alert_note(alert: Alert) -> Note:
@@ -342,14 +360,16 @@ def cancel(
     """
     if job.state is State.CANCELED:
         return None
-    because = {"by": by} if by else {}
+    because = principal_data(by)
     if job.state in IN_FLIGHT:
         if dispatch is None:
             raise StaleDispatch(
                 "the job's dispatch ended while it was being canceled; ask again", job_id=job.job_id
             )
         if dispatch.phase is Phase.RESERVED:
-            return end(job, dispatch, End.CANCELED, now, schedules=schedules, ordering=ordering)
+            ended = end(job, dispatch, End.CANCELED, now, schedules=schedules, ordering=ordering)
+            first, *rest = ended.notes
+            return ended._replace(notes=(replace(first, data={**first.data, **because}), *rest))
         told = stop(dispatch, job, End.CANCELED, now, grace=grace, because=because)
         if told is None and dispatch.reason is not End.CANCELED:
             late = Note(
@@ -376,12 +396,12 @@ def release(dispatch: Dispatch, now: Moment, how: End) -> Change:
     )
 
 
-def retry(job: Job, now: Moment, ordering: Ordering) -> Change:
+def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
     """By a person, who thereby grants it the hard cap and the spending limit once more. The total spent stays on record."""
     fresh = replace(job.intent, deadline_at=_still_ahead(job.intent.deadline_at, now))
     return Change(
         at=now,
-        notes=(Note(Kind.RETRIED),),
+        notes=(Note(Kind.RETRIED, data=principal_data(by)),),
         job=_step(job, Move.RETRY, counters=NONE_YET, place=place(fresh, now, None, ordering), fresh=True),
     )
 
@@ -395,16 +415,21 @@ def miss_deadline(job: Job, now: Moment) -> Change:
     return Change(at=now, notes=(Note(Kind.FAILED, DEADLINE_PASSED),), job=_step(job, Move.FAIL))
 
 
-def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering) -> Change:
+def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = "") -> Change:
     """Priority and times of a queued job. Its age stays: an edit is not a way to the back of the line."""
     if job.state is not State.QUEUED:
         raise IllegalMove(
             f"a {job.state} job cannot be edited, only a QUEUED one", state=str(job.state), move="edit"
         )
     since = min(job.ready_at, now)
+    times = {
+        name: getattr(intent, name)
+        for name in ("earliest_start_at", "deadline_at")
+        if getattr(intent, name) != getattr(job.intent, name)
+    }
     return Change(
         at=now,
-        notes=(Note(Kind.EDITED, data={"priority": intent.priority}),),
+        notes=(Note(Kind.EDITED, data={"priority": intent.priority, **times, **principal_data(by)}),),
         job=JobStep(
             job_id=job.job_id,
             source=job.state,

@@ -49,6 +49,10 @@ class Kind(StrEnum):
     CLOCK_SHIFTED = "CLOCK_SHIFTED"
     SCHEDULER_STARTED = "SCHEDULER_STARTED"  # and what it did with what the one before it had left in flight
     PRUNED = "PRUNED"
+    TOKEN_MADE = "TOKEN_MADE"  # noqa: S105 - no password
+    TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 - no password
+    RESTORED = "RESTORED"  # a backup has taken the place of the database
+    LOGIN = "LOGIN"  # a login link was made, or opened; the reason says which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

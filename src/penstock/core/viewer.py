@@ -37,9 +37,9 @@ __all__ = ["Viewer"]
 #: Fields of an event's data that tell of the event's own job or addon, whatever its kind.
 _OWN: Final = frozenset(
     {
-        "addon_id", "after", "asked", "budget", "by", "deadline_at", "dispatch_id", "earliest_start_at", "error", "expires_at",
-        "fence", "held_by", "instead_of", "key", "kind", "limit", "name", "not_before", "overshoot", "parent_id", "paused", "pid",
-        "priority", "scopes", "spent", "text", "token_id", "too_late_for", "until", "waited", "weight", "worker",
+        "addon_id", "after", "asked", "budget", "by", "deadline_at", "dispatch_id", "earliest_start_at", "error",
+        "fence", "held_by", "instead_of", "key", "kind", "limit", "not_before", "overshoot", "paused", "pid",
+        "priority", "spent", "text", "too_late_for", "until", "waited", "weight", "worker",
     }
 )  # fmt: skip
 

@@ -114,7 +114,7 @@ def _up(settings: Settings, down: ExitStack) -> Server:
         ):  # told of each reservation, so it is a two-step worker that is always present
             house.fetchers.polled(Kinds(AddonId(name)), until=FOR_EVER)
         if addon.weight is not None:
-            store.set_addon(AddonId(name), weight=addon.weight)
+            store.set_addon(AddonId(name), weight=addon.weight, by="settings")
     config = _config(settings)
     server = serve(house, config)
     down.callback(server.stop)

@@ -157,15 +157,17 @@ class Desk:
 
         return self._settle(job_id, decide)
 
-    def retry(self, job_id: JobId) -> Job:
-        return self._settle(job_id, lambda job: changes.retry(job, self._store.now(), self._rules.ordering))
+    def retry(self, job_id: JobId, by: str = "") -> Job:
+        return self._settle(
+            job_id, lambda job: changes.retry(job, self._store.now(), self._rules.ordering, by)
+        )
 
-    def edit(self, job_id: JobId, **fields: Any) -> Job:
+    def edit(self, job_id: JobId, by: str = "", **fields: Any) -> Job:
         """`priority`, `earliest_start_at`, `deadline_at` of a queued job."""
 
         def decide(job: Job) -> Change:
             now, intent = self._store.now(), replace(job.intent, **fields)
-            change = changes.edit(job, intent, now, self._rules.ordering)
+            change = changes.edit(job, intent, now, self._rules.ordering, by)
             check(intent, now, most_units=self._rules.capacity.most)
             return change
 
@@ -175,13 +177,13 @@ class Desk:
         """`viewer`: an addon that must not learn the names of others' jobs."""
         return self._foresight.explain(job_id, viewer)
 
-    def pause(self, addon_id: AddonId = EVERYTHING) -> None:
+    def pause(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
         """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""
-        self._store.set_addon(addon_id, paused=True)
+        self._store.set_addon(addon_id, paused=True, by=by)
 
-    def resume(self, addon_id: AddonId = EVERYTHING) -> None:
+    def resume(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
         """Who was paused under its own name stays so when everything is resumed."""
-        self._store.set_addon(addon_id, paused=False)
+        self._store.set_addon(addon_id, paused=False, by=by)
 
     def hear(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.job import Kind
 from penstock.core.refusals import NotFound
 from penstock.http import wire
 from penstock.http.office import Call
@@ -14,7 +15,9 @@ __all__ = ["login", "token_list", "token_make", "token_revoke"]
 
 def login(call: Call[None, None]) -> wire.Login:
     """Whoever opens it can do there what the asker can."""
-    return call.office.login(call.principal)
+    link = call.office.login(call.principal)
+    call.office.record(Kind.LOGIN, "link_made", call.principal, {})
+    return link
 
 
 def token_list(call: Call[None, None]) -> wire.Tokens:
@@ -46,12 +49,38 @@ def token_make(call: Call[None, wire.NewToken]) -> wire.TokenMade:
     if problems:
         raise OverLimit(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
     token, secret = call.office.tokens.make(asked, own)
+    try:
+        call.office.record(Kind.TOKEN_MADE, "", own, _facts(token))
+    except (
+        BaseException
+    ):  # a token that is in no trail must not be: it is taken back before anybody has its secret
+        call.office.tokens.revoke(token.token_id)
+        raise
     return wire.TokenMade(token, secret)
+
+
+def _facts(token: wire.Token) -> dict[str, Any]:
+    expires_at = None if token.expires_at is None else token.expires_at.isoformat()
+    return {
+        "token_id": token.token_id,
+        "name": token.name,
+        "scopes": [str(scope) for scope in token.scopes],
+        "bound_to": token.addon_id,
+        "expires_at": expires_at,
+        "parent_id": token.parent_id,
+    }
 
 
 def token_revoke(call: Call[None, None]) -> wire.Done:
     tokens = call.office.tokens
-    known = {token.token_id for token in tokens.all() if _visible(call, token)}
+    known = {token.token_id: token for token in tokens.all() if _visible(call, token)}
     if call.path not in known or not tokens.revoke(call.path):
         raise NotFound(f"there is no token {call.path}", token_id=call.path)
+    facts = _facts(known[call.path])
+    call.office.record(
+        Kind.TOKEN_REVOKED,
+        "",
+        call.principal,
+        {name: facts[name] for name in ("token_id", "name", "bound_to")},
+    )
     return wire.Done()

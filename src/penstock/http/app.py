@@ -167,6 +167,7 @@ class Api:
         name = call.principal.name
         _enter(self._waiting, name, self._limits.waiting)
         try:
+            request.waits = True
             with self._token_watch.watching(call.principal, request.end):
                 await self._answer(request, route, call)
         finally:
@@ -221,10 +222,10 @@ class Api:
             answer = await call.run(route.handler, call)
         else:
             answer = await route.handler(call)
-        if request.ended and not route.streams:
+        if request.waits and not self._office.tokens.alive(call.principal):
             raise BadToken("the token has ended while the request waited")
         if route.streams:
-            await self._stream(request, answer)
+            await self._stream(request, answer, call.principal)
         else:
             if route.plain:
                 await request.answer(200, answer, (b"content-type", route.plain))
@@ -232,11 +233,13 @@ class Api:
             status = 503 if isinstance(answer, wire.Health) and answer.status != "ok" else 200
             await request.answer(status, msgspec.json.encode(answer), _JSON)
 
-    async def _stream(self, request: _Request, chunks: AsyncIterator[bytes]) -> None:
+    async def _stream(self, request: _Request, chunks: AsyncIterator[bytes], who: Principal) -> None:
         headers = [(b"content-type", b"text/event-stream"), *_ALWAYS]
         await request.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async for chunk in chunks:
+                if not self._office.tokens.alive(who):
+                    break
                 async with asyncio.timeout(self._limits.unread_sec):
                     await request.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await request.send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -291,8 +294,8 @@ class _Request:
     send: Send
     headers: dict[bytes, bytes] = field(init=False)
     _gone: asyncio.Future[Any] | None = None
-    #: Its token has ended while it waited.
-    ended: bool = False
+    #: It may take long, so its token may have ended by its end.
+    waits: bool = False
 
     def __post_init__(self) -> None:
         pairs = self.scope["headers"]
@@ -307,7 +310,6 @@ class _Request:
 
     def end(self) -> None:
         """As if the client had gone: what waits for it stops waiting, and gives back what it has claimed."""
-        self.ended = True
         self.watch().cancel()
 
     async def _until_gone(self) -> None:

@@ -152,7 +152,7 @@ def cancel(call: Call[None, wire.Cancel]) -> wire.Job:
 
 def retry(call: Call[None, None]) -> wire.Job:
     check_runner(call, call.own_job(call.job_id).intent)
-    return _view(call, call.office.desk.retry(call.job_id))
+    return _view(call, call.office.desk.retry(call.job_id, by=call.principal.name))
 
 
 def edit(call: Call[None, wire.Edit]) -> wire.Job:
@@ -169,7 +169,7 @@ def edit(call: Call[None, wire.Edit]) -> wire.Job:
         names = "priority, earliest_start_at, deadline_at"
         problem = {"field": "body", "message": f"must have one of {names}"}
         raise BadIntent(f"body {problem['message']}", problems=[problem])
-    return _view(call, call.office.desk.edit(call.job_id, **fields))
+    return _view(call, call.office.desk.edit(call.job_id, by=call.principal.name, **fields))
 
 
 def explain(call: Call[None, None]) -> wire.Explained:

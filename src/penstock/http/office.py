@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from penstock.core.job import Dispatch, Event, Job
+from penstock.core.changes import admin_event
+from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.refusals import NotFound
 from penstock.core.viewer import Viewer
 from penstock.core.words import AddonId, DispatchId, JobId, Moment
@@ -24,7 +25,7 @@ from penstock.http.claims import ClaimLine
 from penstock.http.pool import OURS, FairPool
 from penstock.http.problems import OverLimit
 from penstock.http.programs import Programs
-from penstock.http.sessions import CODE_LASTS, Sessions
+from penstock.http.sessions import CODE_LASTS, Opened, Sessions
 from penstock.http.tokens import Principal, TokenFile
 from penstock.http.trail import Trail
 from penstock.http.views import when
@@ -96,6 +97,15 @@ class Office:
         token = bearer(headers)
         dispatch_id = None if self.runs is None or token is None else self.runs.dispatch_of(token)
         return None if dispatch_id is None else Principal(f"run {dispatch_id}", frozenset({Scope.RUN_SELF}))
+
+    def record(self, kind: Kind, reason: str, who: Principal, data: Mapping[str, Any]) -> None:
+        """An act of administration, for the trail, with its principal. It is no addon's event: no bound token sees it. It blocks."""
+        self.store.apply([admin_event(self.store.now(), kind, reason, who.name, data)])
+
+    async def opened(self, session: Opened) -> None:
+        """A login link was opened."""
+        told = {"token_id": session.token_id}
+        await self.run(self.record, Kind.LOGIN, "session_opened", session.who, told)
 
     def login(self, who: Principal) -> wire.Login:
         if self.sessions is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ import msgspec
 from penstock.http.body import Receive, read_body
 from penstock.http.guard import Exposure, check_request
 from penstock.http.problems import BadFields, NoRoute, WrongVerb
-from penstock.http.sessions import Sessions
+from penstock.http.sessions import Opened, Sessions
 from penstock.stores.protocol import Clock
 
 __all__ = ["Page"]
@@ -35,7 +36,7 @@ _ALWAYS: Final = (
 _MAX_CODE: Final = 4_096
 
 
-class Opened(msgspec.Struct):
+class Session(msgspec.Struct):
     session: str
 
 
@@ -48,8 +49,15 @@ class Page:
 
     LEADS: Final = ("/", "/assets/", "/session")
 
-    def __init__(self, static: Path, sessions: Sessions, exposure: Exposure, clock: Clock) -> None:
-        self._sessions, self._exposure, self._clock = sessions, exposure, clock
+    def __init__(
+        self,
+        static: Path,
+        sessions: Sessions,
+        exposure: Exposure,
+        clock: Clock,
+        record: Callable[[Opened], Awaitable[None]],
+    ) -> None:
+        self._sessions, self._exposure, self._clock, self._record = sessions, exposure, clock, record
         self._files = {path: _read(file) for path, file in _listed(static)}
 
     def owns(self, path: str) -> bool:
@@ -87,10 +95,11 @@ class Page:
         except msgspec.MsgspecError:
             problem = {"field": "code", "message": "must be the code of a login link"}
             raise BadFields(f"code {problem['message']}", problems=[problem]) from None
-        secret, half = self._sessions.open(asked.code, self._clock())
-        body = msgspec.json.encode(Opened(half))
+        opened = self._sessions.open(asked.code, self._clock())
+        await self._record(opened)
+        body = msgspec.json.encode(Session(opened.half))
         extra = [
-            (b"set-cookie", self._sessions.set_cookie(secret).encode()),
+            (b"set-cookie", self._sessions.set_cookie(opened.cookie).encode()),
             (b"content-type", b"application/json"),
             (b"cache-control", b"no-store"),
             (b"content-length", b"%d" % len(body)),

@@ -183,7 +183,7 @@ class Server:
         secure = self._config.tls_cert is not None or bool(self._config.trusted_proxies)
         office.sessions = Sessions(self.tokens, secure=secure, port=self.port)
         office.page_url = self.url
-        return Page(self._config.page, office.sessions, exposure, self._house.store.now)
+        return Page(self._config.page, office.sessions, exposure, self._house.store.now, office.opened)
 
     async def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> asyncio.AbstractServer:
         settings = uvicorn.Config(

@@ -14,20 +14,29 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.core.words import MINUTE, SECOND, Moment
 from penstock.http.problems import BadToken
 from penstock.http.tokens import Principal, TokenFile, new_token_id
 from penstock.http.wire import NewToken, Scope
 
-__all__ = ["CODE_LASTS", "HEADER", "LASTS", "Sessions"]
+__all__ = ["CODE_LASTS", "HEADER", "LASTS", "Opened", "Sessions"]
 
 HEADER: Final = b"x-penstock-session"
 LASTS: Final = timedelta(hours=12)
 CODE_LASTS: Final = 10 * MINUTE
 _MOST_CODES: Final = 100
 _NAME: Final = "page"
+
+
+class Opened(NamedTuple):
+    """`cookie` and `half` are the two halves of the session; `who` asked for the link."""
+
+    cookie: str
+    half: str
+    token_id: str
+    who: Principal
 
 
 class Sessions:
@@ -50,8 +59,8 @@ class Sessions:
             self._codes = {**alive, _digest(code): (now + CODE_LASTS, who)}
         return code
 
-    def open(self, code: str, now: Moment) -> tuple[str, str]:
-        """The cookie's value and the page's half. A code ends with the token that it was made with."""
+    def open(self, code: str, now: Moment) -> Opened:
+        """A code ends with the token that it was made with."""
         with self._lock:
             until, who = self._codes.pop(_digest(code), (0, _NOBODY))
         if until <= now:
@@ -74,7 +83,7 @@ class Sessions:
         token_id = new_token_id()
         cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
         self._tokens.add(token_id, self._proof(cookie, half), asked, who)
-        return cookie, half
+        return Opened(cookie, half, token_id, who)
 
     def set_cookie(self, value: str) -> str:
         secure = "; Secure" if self._secure else ""

@@ -130,7 +130,8 @@ def addon_edit(call: Call[None, wire.AddonEdit]) -> wire.Addon:
     if isinstance(asked.weight, UnsetType) and isinstance(asked.paused, UnsetType):
         problem = {"field": "body", "message": "must have weight, paused or both"}
         raise BadIntent(f"body {problem['message']}", problems=[problem])
-    call.store.set_addon(addon_id, weight=said(asked.weight), paused=said(asked.paused))
+    by = call.principal.name
+    call.store.set_addon(addon_id, weight=said(asked.weight), paused=said(asked.paused), by=by)
     [edited] = _views(call, [a for a in call.store.addons() if a.addon_id == addon_id])
     return edited
 
@@ -147,7 +148,8 @@ def _set_paused(call: Call[None, wire.Scoped], *, paused: bool) -> wire.Done:
     if call.body.addon_id is None and call.principal.addon_id is not None:
         raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: name that one")
     desk, addon_id = call.office.desk, call.addon(call.body.addon_id) or EVERYTHING
-    desk.pause(addon_id) if paused else desk.resume(addon_id)
+    by = call.principal.name
+    desk.pause(addon_id, by) if paused else desk.resume(addon_id, by)
     return wire.Done()
 
 
@@ -184,7 +186,7 @@ def _set_draining(call: Call[None, wire.HostNamed], *, draining: bool) -> wire.D
     if call.principal.addon_id is not None:
         raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: a host is everybody's")
     name = call.body.host
-    if not call.store.drain(HostId(name), draining):
+    if not call.store.drain(HostId(name), draining, call.principal.name):
         known = ", ".join(host.host for host in call.store.hosts())
         raise NotFound(f"there is no host {name}; there is {known}", host=name)
     return wire.Done()

@@ -34,7 +34,9 @@ class Run(Protocol):
 _KEPT: Final = 5_000
 _PAGE: Final = 500
 #: After these something may be startable that was not: there is a new job, or room, or leave.
-STARTABLE: Final = frozenset(Kind) - {Kind.DENIED, Kind.RUNNING, Kind.CHECKPOINT, Kind.ADMITTED, Kind.ALERT}
+STARTABLE: Final = frozenset(Kind) - {
+    Kind.DENIED, Kind.RUNNING, Kind.CHECKPOINT, Kind.ADMITTED, Kind.ALERT, Kind.TOKEN_MADE, Kind.TOKEN_REVOKED, Kind.LOGIN, Kind.RESTORED
+}  # fmt: skip
 
 
 class _Waiter:

@@ -137,11 +137,11 @@ class JobHandle(Generic[R]):
 
     def cancel(self) -> State:
         """Queued: at once. Running: the run is told, and lands as CANCELED when it is gone."""
-        return self._scheduler._desk.cancel(self.id).state
+        return self._scheduler._desk.cancel(self.id, by=self._scheduler._principal).state
 
     def retry(self) -> State:
         """FAILED or BLOCKED: back to the queue, with fresh counters."""
-        return self._scheduler._desk.retry(self.id).state
+        return self._scheduler._desk.retry(self.id, by=self._scheduler._principal).state
 
     def edit(self, **fields: Any) -> State:
         """`priority`, `not_before`, `deadline` of a queued job."""

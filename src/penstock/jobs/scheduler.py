@@ -208,6 +208,11 @@ class Scheduler:
             return told
         return dataclasses.replace(told, text=text, reason=reason, reason_data=None, likely_start_at=None)
 
+    @property
+    def _principal(self) -> str:
+        """Under which name the trail has what this program cancels, retries and edits."""
+        return f"process {os.getpid()}"
+
     def _dispatched(self) -> bool:
         if self._work is not None:
             return True
@@ -226,7 +231,7 @@ class Scheduler:
         fields: dict[str, Any] = {"priority": options.like.priority} if "priority" in given else {}
         for name in given.keys() - {"priority"}:
             fields[known[name]] = None if given[name] is None else moment(name, given[name], now)
-        return self._desk.edit(job_id, **fields).state
+        return self._desk.edit(job_id, by=self._principal, **fields).state
 
     # submitting
 

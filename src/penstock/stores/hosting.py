@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.changes import Note
+from penstock.core.changes import Note, principal_data
 from penstock.core.hosts import Host
 from penstock.core.job import Kind
 from penstock.core.refusals import DispatcherHeld
@@ -18,5 +18,5 @@ def name_taken(host: Host) -> DispatcherHeld:
     )
 
 
-def drain_note(host: HostId, draining: bool) -> Note:
-    return Note(Kind.HOST_SET, data={"host": host, "draining": draining})
+def drain_note(host: HostId, draining: bool, by: str) -> Note:
+    return Note(Kind.HOST_SET, data={"host": host, "draining": draining, **principal_data(by)})

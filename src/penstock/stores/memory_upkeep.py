@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.core.changes import Note
+from penstock.core.changes import Note, addon_note
 from penstock.core.hosts import Host
 from penstock.core.job import Event, Job, Kind
 from penstock.core.order import Aging, turn
@@ -24,13 +24,14 @@ __all__ = ["MemoryUpkeep"]
 
 
 class MemoryUpkeep(MemoryTables):
-    def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
+    def set_addon(
+        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None, by: str = ""
+    ) -> None:
         with self._lock:
             account = self._accounts.setdefault(addon_id, Account())
             account.weight = account.weight if weight is None else weight
             account.paused = account.paused if paused is None else paused
-            data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
-            self._note(self._clock(), Note(Kind.ADDON_SET, data=data), None)
+            self._note(self._clock(), addon_note(addon_id, account.weight, account.paused, by), None)
         self._ring()
 
     def prune(self, before: Moment, limit: int) -> int:
@@ -101,13 +102,13 @@ class MemoryUpkeep(MemoryTables):
         with self._lock:
             return [replace(h, units=self.books(name).units) for name, h in sorted(self._hosts.items())]
 
-    def drain(self, host: HostId, draining: bool) -> bool:
+    def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
         with self._lock:
             known = self._hosts.get(host)
             if known is None:
                 return False
             self._hosts[host] = replace(known, draining=draining)
-            self._note(self._clock(), drain_note(host, draining), None)
+            self._note(self._clock(), drain_note(host, draining, by), None)
         self._ring()
         return True
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from penstock.core.changes import Beat, Change, Note
+from penstock.core.changes import Beat, Change, Note, addon_note
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job, Kind
@@ -194,7 +194,9 @@ class PostgresStore(PostgresReads):
         self._committed(told)
         return answers
 
-    def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
+    def set_addon(
+        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None, by: str = ""
+    ) -> None:
         key = ("addon", addon_id)
         self._link.transact(lambda session: session.ask("add_ledger", columns([key])))
 
@@ -207,8 +209,7 @@ class PostgresStore(PostgresReads):
             account = pages.account(addon_id)
             account.weight = account.weight if weight is None else weight
             account.paused = account.paused if paused is None else paused
-            data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
-            pages.note(now, Note(Kind.ADDON_SET, data=data), NO_JOB)
+            pages.note(now, addon_note(addon_id, account.weight, account.paused, by), NO_JOB)
             pages.leave(session)
 
         self._link.transact(write)
@@ -293,14 +294,14 @@ class PostgresStore(PostgresReads):
 
         self._link.transact(write)
 
-    def drain(self, host: HostId, draining: bool) -> bool:
+    def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
         def write(session: Session) -> bool:
             now, [found] = self._link.opening(
                 session, ("drain_host", {"host": host, "draining": int(draining)})
             )
             if found:
                 pages = Pages()
-                pages.note(now, drain_note(host, draining), NO_JOB)
+                pages.note(now, drain_note(host, draining, by), NO_JOB)
                 pages.leave(session)
             return bool(found)
 

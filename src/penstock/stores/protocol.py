@@ -296,8 +296,10 @@ class Store(Protocol):
     def addons(self) -> list[Addon]: ...
 
     def set_addon(
-        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None
-    ) -> None: ...
+        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None, by: str = ""
+    ) -> None:
+        """`by`: the principal, for the trail."""
+        ...
 
     def prune(self, before: Moment, limit: int) -> int:
         """Forget at most so many settled jobs that ended before then. BLOCKED ones stay."""
@@ -333,8 +335,8 @@ class Store(Protocol):
         """By name: those that live, those that were lost of late, and those that somebody wants drained."""
         ...
 
-    def drain(self, host: HostId, draining: bool) -> bool:
-        """It starts nothing more, until the opposite is said. False: there is no such host."""
+    def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
+        """It starts nothing more, until the opposite is said. `by`: the principal, for the trail. False: there is no such host."""
         ...
 
     def hold_dispatch(self, holder: str) -> None:

@@ -170,8 +170,10 @@ class SqliteStore(SqliteReads):
     def renew_soon(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
         return self._writer.soon(lambda tx: tx.renew(beats, tell)) if beats else _nothing()
 
-    def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
-        self._write(lambda tx: tx.set_addon(addon_id, weight, paused))
+    def set_addon(
+        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None, by: str = ""
+    ) -> None:
+        self._write(lambda tx: tx.set_addon(addon_id, weight, paused, by))
 
     def prune(self, before: Moment, limit: int) -> int:
         return self._write(lambda tx: tx.prune(before, limit))
@@ -233,8 +235,8 @@ class SqliteStore(SqliteReads):
     def leave(self, host: HostId, instance: str) -> None:
         self._write(lambda tx: tx.leave(host, instance))
 
-    def drain(self, host: HostId, draining: bool) -> bool:
-        return self._write(lambda tx: tx.drain(host, draining))
+    def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
+        return self._write(lambda tx: tx.drain(host, draining, by))
 
     # the dispatcher
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from penstock.core.changes import Note
+from penstock.core.changes import Note, addon_note
 from penstock.core.hosts import Host
 from penstock.core.job import Kind
 from penstock.core.order import Aging
@@ -34,13 +34,12 @@ class Upkeep:
     _pages: Pages
     _now: Moment
 
-    def set_addon(self, addon_id: AddonId, weight: int | None, paused: bool | None) -> None:
+    def set_addon(self, addon_id: AddonId, weight: int | None, paused: bool | None, by: str) -> None:
         account = self._pages.accounts.setdefault(addon_id, Account())
         account.weight = account.weight if weight is None else weight
         account.paused = account.paused if paused is None else paused
         self._pages.touched.add(addon_id)
-        data = {"addon_id": addon_id, "weight": account.weight, "paused": account.paused}
-        self._pages.note(self._now, Note(Kind.ADDON_SET, data=data), NO_JOB)
+        self._pages.note(self._now, addon_note(addon_id, account.weight, account.paused, by), NO_JOB)
 
     def greet(self, host: Host) -> Host:
         row = one(self._con, "greet", host_values(host))
@@ -53,10 +52,10 @@ class Upkeep:
         for name in ("leave_host", "lose_host"):
             self._con.execute(self._sql[name], {"host": host, "instance": instance})
 
-    def drain(self, host: HostId, draining: bool) -> bool:
+    def drain(self, host: HostId, draining: bool, by: str) -> bool:
         if one(self._con, "drain_host", {"host": host, "draining": int(draining)}) is None:
             return False
-        self._pages.note(self._now, drain_note(host, draining), NO_JOB)
+        self._pages.note(self._now, drain_note(host, draining, by), NO_JOB)
         return True
 
     def prune(self, before: Moment, limit: int) -> int:

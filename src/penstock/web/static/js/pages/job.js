@@ -93,7 +93,7 @@ export function Job({ id }) {
       }
       ${job.job_type.startsWith("penstock.") && html`<${Output} job=${job} />`}
       <${Card} title=${`Attempts (${job.attempts})`}><${Attempts} events=${events} /><//>
-      <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${`${e.n} ${e.kind}`}><time title=${e.at}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`)}</ol><//>
+      <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${`${e.n} ${e.kind}`}><time title=${e.at}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}${e.data.by && e.kind !== "DENIED" ? ` by ${e.data.by}` : ""}</span></li>`)}</ol><//>
     </div>`;
 }
 
