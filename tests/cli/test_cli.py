@@ -14,6 +14,7 @@ from datetime import datetime
 
 import pytest
 from tests import ROOT
+from tests.waiting import until
 
 from penstock.cli import main as cli_main
 from penstock.cli.main import VERBS
@@ -87,6 +88,26 @@ def test_cancel_and_wait_tell_how_a_job_ended(shell):
 
     assert canceled.returncode == DONE
     assert shell("wait", job_id).returncode == CANCELED
+
+
+def test_a_canceled_job_can_be_canceled_again(shell):
+    job_id = shell("submit", "--not-before", "+3h", "--", "true").stdout.strip()
+    shell("cancel", job_id)
+    again = shell("cancel", job_id)
+
+    assert (again.returncode, again.stderr) == (DONE, "")
+    assert shell.told("show", job_id)["end"] == "canceled"
+
+
+def test_show_names_the_process_that_runs_a_job(shell):
+    job_id = shell.submit("sh", "-c", "echo $$; exec sleep 60")
+    until(lambda: shell.told("show", job_id)["pid"] is not None)
+    pid, shown = shell.told("show", job_id)["pid"], shell("show", job_id).stdout
+    printed = shell("logs", job_id).stdout.strip()
+    shell("cancel", job_id)
+
+    assert str(pid) == printed
+    assert f"pid  {pid}" in shown
 
 
 def test_wait_gives_up_with_a_code_of_its_own(shell):

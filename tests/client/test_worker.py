@@ -172,6 +172,7 @@ def test_progress_spending_and_checkpoints_are_seen_while_it_runs(client, crew):
     go.set()
 
     assert (0.5, b'{"page":3}') == (job.progress, bytes(job.checkpoint))
+    assert os.getpid() == job.pid
 
 
 def test_a_cancel_is_seen_by_the_function_and_the_job_is_canceled_whatever_it_returns(client, crew):

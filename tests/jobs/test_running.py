@@ -100,6 +100,7 @@ def test_a_canceled_job_raises_for_whoever_waits(real):
         until(lambda: real._waits._waiting)
 
         assert "CANCELED" == job.cancel()
+        assert "CANCELED" == job.cancel()  # again: it changes nothing
 
         assert isinstance(waiting.exception(20), penstock.JobCanceled)
     with pytest.raises(penstock.JobCanceled):
