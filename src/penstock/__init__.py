@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.core.refusals import IllegalMove as IllegalMove
     from penstock.core.refusals import KeyConflict as KeyConflict
     from penstock.core.refusals import NotFound as NotFound
+    from penstock.core.refusals import OutcomeUnknown as OutcomeUnknown
     from penstock.core.refusals import QueueFull as QueueFull
     from penstock.core.refusals import Refused as Refused
     from penstock.core.refusals import StoreFailed as StoreFailed
@@ -103,6 +104,7 @@ _HOMES = {
         "IllegalMove",
         "KeyConflict",
         "NotFound",
+        "OutcomeUnknown",
         "QueueFull",
         "Refused",
         "StoreFailed",

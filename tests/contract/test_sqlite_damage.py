@@ -130,7 +130,7 @@ def test_damage_that_came_with_a_crash_is_found_at_the_next_start_and_the_file_i
 
 def test_a_file_that_was_closed_is_not_examined_and_one_that_was_not_is_once(path, monkeypatch):
     examined = []
-    monkeypatch.setattr(sqlite_care, "_first_problem", lambda con: examined.append(con))
+    monkeypatch.setattr(sqlite_care, "first_problem", lambda con: examined.append(con))
     filled(path)
     opened(path).close()
     assert examined == []

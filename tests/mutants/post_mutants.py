@@ -106,7 +106,7 @@ MUTANTS = [
     ),
     planted(
         "zeros over the end of the log",
-        "stores/sqlite_care",
+        "stores/sqlite_guard",
         "os.pwrite(file, bytes(more), size)",
         "os.pwrite(file, bytes(more), size - 4_096)",
         ("tests/contract/test_sqlite_damage.py",),

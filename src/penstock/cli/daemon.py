@@ -35,9 +35,19 @@ def _config(command: Any) -> Any:
 @_config
 @click.option("--data-dir", help="Where database, token and socket lie.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="On loopback; 0 takes any free one.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Start although the database file has lost acknowledged work; the trail records it.",
+)
 @passes
 def up(
-    _: Session, config: str | None, flags: tuple[str, ...], data_dir: str | None, port: int | None
+    _: Session,
+    config: str | None,
+    flags: tuple[str, ...],
+    data_dir: str | None,
+    port: int | None,
+    accept_loss: bool,
 ) -> None:
     """Start the scheduler here: daemon, HTTP API and page. Ctrl-C stops it; a second one at once."""
     from penstock.daemon import run
@@ -47,7 +57,7 @@ def up(
         given["data_dir"] = data_dir
     if port is not None:
         given["server.listen"] = f"127.0.0.1:{port}"
-    raise click.exceptions.Exit(run(load_settings(config, given), on_ready=_greet))
+    raise click.exceptions.Exit(run(load_settings(config, given), on_ready=_greet, accept_loss=accept_loss))
 
 
 def _greet(server: Any) -> None:

@@ -28,15 +28,23 @@ def _place(given: str | None) -> str:
 
 @db.command()
 @click.argument("path", required=False)
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Go on with a file that has lost acknowledged work; the trail records it.",
+)
 @passes
-def check(session: Session, path: str | None) -> None:
+def check(session: Session, path: str | None, accept_loss: bool) -> None:
     """Every page, every sum and every trail. Exits with 1 when something is wrong."""
     from penstock.stores.opening import is_address, shown
     from penstock.stores.sqlite_file import integrity
+    from penstock.stores.sqlite_guard import refuse_lost
 
     place = _place(path)
     name = shown(place)
     with session.aside.status(f"checking {name}"):
+        if not is_address(place):
+            opened(place, accept_loss=accept_loss).close() if accept_loss else refuse_lost(Path(place))
         problems = [] if is_address(place) else integrity(_existing(path))
         if not problems:
             store = opened(place)
@@ -146,12 +154,12 @@ def copy(session: Session, source: str, target: str) -> None:
     )
 
 
-def opened(place: str) -> Store:
+def opened(place: str, *, accept_loss: bool = False) -> Store:
     from penstock.core.order import Ordering
     from penstock.settings import load
     from penstock.stores.opening import open_store
 
-    return open_store(place, _now, Ordering(), load().sharing)
+    return open_store(place, _now, Ordering(), load().sharing, accept_loss=accept_loss)
 
 
 def _existing(path: str | None) -> Path:

@@ -115,17 +115,19 @@ def _directory(settings: Settings) -> Iterator[Finding]:
 def _database(settings: Settings) -> Iterator[Finding]:
     from penstock.core.errors import PenstockError
     from penstock.stores.sqlite_file import integrity
+    from penstock.stores.sqlite_guard import refuse_lost
 
     if settings.shared:
         yield from _server(settings)
         return
     file = Path(settings.jobs_at)
-    if not file.exists():
-        return
     try:
+        refuse_lost(file)
+        if not file.exists():
+            return
         problems = integrity(file, quick=True)
     except PenstockError as error:
-        yield Finding("bad", f"{file}: {error}", "restore a backup: `penstock db backup` makes them")
+        yield Finding("bad", str(error), "restore a backup: `penstock db backup` makes them")
         return
     if problems:
         yield Finding(

@@ -53,6 +53,7 @@ class Kind(StrEnum):
     TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 - no password
     RESTORED = "RESTORED"  # a backup has taken the place of the database
     LOGIN = "LOGIN"  # a login link was made, or opened; the reason says which
+    LOSS_ACCEPTED = "LOSS_ACCEPTED"  # started on a file that had lost events, because the operator said so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

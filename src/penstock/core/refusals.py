@@ -11,6 +11,7 @@ What the durable scheduler raises, under the same root as everything else. The f
     │   └── QueueFull      the depth limit; `retry_after_sec`                              429
     └── Unavailable        something outside the caller is in the way; try again later     503
         ├── StoreFailed    disk full, read-only, damaged, locked; nothing was acknowledged
+        │   └── OutcomeUnknown the commit failed half-way: it may be written; `job_ids` says what to ask for
         ├── SchemaNewer    the file belongs to a newer Penstock
         └── DispatcherHeld another process dispatches from this file; `holder` says which
 
@@ -29,6 +30,7 @@ __all__ = [
     "IllegalMove",
     "KeyConflict",
     "NotFound",
+    "OutcomeUnknown",
     "QueueFull",
     "Refused",
     "SchemaNewer",
@@ -84,6 +86,15 @@ class Unavailable(PenstockError):
 
 class StoreFailed(Unavailable):
     code = "store_failed"
+
+
+class OutcomeUnknown(StoreFailed):
+    """
+    The database may or may not have written this. `job_ids`: of a submit, the jobs that exist if it has. Ask for them, or submit again with
+    the same idempotency key; a second submit without a key may make a second job.
+    """
+
+    code = "outcome_unknown"
 
 
 class SchemaNewer(Unavailable):

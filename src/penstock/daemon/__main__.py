@@ -19,7 +19,7 @@ def main() -> int:
     if options.settings:
         _list(settings)
         return 0
-    return run(settings)
+    return run(settings, accept_loss=options.accept_loss)
 
 
 def _options() -> argparse.Namespace:
@@ -35,6 +35,11 @@ def _options() -> argparse.Namespace:
         type=_pair,
         action="append",
         help="one setting, as leases.ttl=20s; may be repeated",
+    )
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="start on a database file that has lost acknowledged work; the trail records it",
     )
     parser.add_argument(
         "--settings", action="store_true", help="list every setting with where it came from, and leave"

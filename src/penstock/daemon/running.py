@@ -25,14 +25,14 @@ from penstock import web
 from penstock.alerts import Alerting, Ways
 from penstock.client.signals import heard
 from penstock.core.errors import PenstockError
-from penstock.core.refusals import DispatcherHeld
+from penstock.core.refusals import DispatcherHeld, Unavailable
 from penstock.core.tracker import Graces
 from penstock.core.words import AddonId, seconds
 from penstock.daemon.logs import configure
 from penstock.engine.clock import SteadyClock
 from penstock.engine.fetchers import FOR_EVER, Kinds
 from penstock.engine.house import House
-from penstock.engine.private import private_directory
+from penstock.engine.private import private_directory, replace_file
 from penstock.engine.roll import Introduction
 from penstock.engine.users import account
 from penstock.http.server import Config, Server, serve
@@ -55,8 +55,13 @@ _RUNS: Final = 0.75
 _REQUESTS: Final = 0.2
 
 
-def run(settings: Settings, *, on_ready: Callable[[Server], None] | None = None) -> int:
-    """Until SIGTERM or SIGINT; a second one does not wait. The exit code is the answer."""
+def run(
+    settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
+) -> int:
+    """
+    Until SIGTERM or SIGINT; a second one does not wait. The exit code is the answer. `accept_loss`: start on a database file that has lost
+    acknowledged work.
+    """
     configure(settings.log.format, settings.log.level)
     if os.geteuid() == 0 and "*" not in settings.runner.users:
         log.warning(
@@ -67,7 +72,10 @@ def run(settings: Settings, *, on_ready: Callable[[Server], None] | None = None)
     with heard(stop.hear):
         try:
             with ExitStack() as down:
-                server = _up(settings, down)
+                try:
+                    server = _up(settings, down, accept_loss)
+                except OSError as error:  # a full disk, a right that is missing: the operator can mend it
+                    raise Unavailable(f"{error.filename or settings.data_dir}: {error.strerror}") from error
                 if on_ready is not None:
                     on_ready(server)
                 stop.wait()
@@ -86,11 +94,11 @@ def run(settings: Settings, *, on_ready: Callable[[Server], None] | None = None)
     return 0
 
 
-def _up(settings: Settings, down: ExitStack) -> Server:
+def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     """In this order: what is put on `down` last is taken down first."""
     private_directory(settings.data_dir)
     rules, clock = settings.rules(), SteadyClock()
-    store = open_store(settings.jobs_at, clock, rules.ordering, settings.sharing)
+    store = open_store(settings.jobs_at, clock, rules.ordering, settings.sharing, accept_loss=accept_loss)
     down.callback(store.close)
     runs, runner = RunsFolder(settings.data_dir), list[Runner]()
     if settings.shared:
@@ -135,9 +143,8 @@ def _up(settings: Settings, down: ExitStack) -> Server:
 def _instance(settings: Settings) -> str:
     """Of this data directory, for good: after a crash it takes its own name up again, and nobody else with the same name can."""
     file = settings.data_dir / "instance"
-    with suppress(FileExistsError), file.open("x") as new:
-        file.chmod(0o600)
-        new.write(secrets.token_hex(16))
+    if not file.exists():
+        replace_file(file, secrets.token_hex(16).encode())
     return file.read_text().strip()
 
 
@@ -240,7 +247,7 @@ def _tell(settings: Settings, server: Server, socket: Path | None, down: ExitSta
         "version": penstock.__version__,
         "started_at": datetime.now(UTC).isoformat(),
     }
-    _whoami(settings).write_text(json.dumps(told, indent=2) + "\n")
+    replace_file(_whoami(settings), f"{json.dumps(told, indent=2)}\n".encode())
     down.callback(_whoami(settings).unlink, missing_ok=True)
     places = [place for place in (url, told["socket"]) if place]
     log.info("listening on %s; token in %s", " and ".join(map(str, places)), server.token_file)

@@ -117,6 +117,7 @@ HINTS: Final[dict[str, tuple[str, str]]] = {
     "not_json": ("Only JSON is understood", "Send `Content-Type: application/json` and a JSON body."),
     "too_many": ("Too many at once with this token", "Finish some of what is open, then try again."),
     "store_failed": ("The database cannot be used now", "Nothing was accepted. Try again; the operator sees the cause in the log."),
+    "outcome_unknown": ("It may or may not have been written", "Ask for the jobs in `data.job_ids`, or submit again with the same idempotency key."),
     "schema_newer": ("The database is newer than this program", "The operator must start the newer version."),
     "dispatcher_held": ("Another process dispatches", "Ask that one."),
     "stopping": ("The scheduler is stopping", "Try again when it is back."),

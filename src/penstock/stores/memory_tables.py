@@ -171,6 +171,9 @@ class MemoryTables:
             deadlines = (self._jobs[job_id].intent.deadline_at for job_id in self._lines.queued())
             return min([*moments, *(d for d in deadlines if d is not None)], default=None)
 
+    def trouble(self) -> str | None:
+        return None
+
     def audit(self) -> list[str]:
         with self._lock:
             return list(self._problems())

@@ -43,13 +43,23 @@ def shown(where: str) -> str:
     return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", where))
 
 
-def open_store(where: str, clock: Clock, ordering: Ordering, sharing: Sharing | None = None) -> Store:
-    """`clock` is for a file; a database that is shared has the time of its server."""
+def open_store(
+    where: str,
+    clock: Clock,
+    ordering: Ordering,
+    sharing: Sharing | None = None,
+    *,
+    accept_loss: bool = False,
+) -> Store:
+    """
+    `clock` is for a file; a database that is shared has the time of its server. `accept_loss`: open a file that has lost acknowledged work, and
+    record that in its trail.
+    """
     if is_address(where):
         return open_postgres(where, ordering, sharing)
     from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415  # only the store that is used
 
-    return SqliteStore(where, clock, ordering=ordering)
+    return SqliteStore(where, clock, ordering=ordering, accept_loss=accept_loss)
 
 
 def open_postgres(

@@ -27,7 +27,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
 
-from penstock.core.refusals import StoreFailed
+from penstock.core.refusals import OutcomeUnknown, StoreFailed
 from penstock.core.words import Moment
 from penstock.stores.ids import uuid7
 from penstock.stores.postgres_wire import Connection, Exchange, Heard, Statement, Values, array, statement
@@ -405,7 +405,7 @@ class Link:
 
 
 def _unknown() -> StoreFailed:
-    return StoreFailed(
+    return OutcomeUnknown(
         "the connection broke while the database was writing: it may or may not have been written",
         kind="unknown",
     )

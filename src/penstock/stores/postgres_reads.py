@@ -223,6 +223,9 @@ class PostgresReads:
         [(moment,)] = self._link.glance("alarm", {"now": self._link.handed()})
         return None if moment is None else int(moment)
 
+    def trouble(self) -> str | None:
+        return None  # a server says so at the next write
+
     def audit(self) -> list[str]:
         def check(session: Session) -> list[str]:
             return list(audit(session.ask, lambda no: self._demands.of(session, [no])[no]))

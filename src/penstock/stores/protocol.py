@@ -259,6 +259,10 @@ class Store(Protocol):
         """The next moment at which something becomes ready, urgent or overdue."""
         ...
 
+    def trouble(self) -> str | None:
+        """Why writes fail at the moment, as far as that is known without a write. None: a write will tell."""
+        ...
+
     def job(self, job_id: JobId) -> Job | None: ...
 
     def jobs(self, job_ids: Sequence[JobId]) -> list[Job]:

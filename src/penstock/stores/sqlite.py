@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, TypeVar
 
+import apsw
+
 from penstock.core.changes import Beat, Change
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
@@ -22,7 +24,9 @@ from penstock.core.job import Dispatch, Job
 from penstock.core.order import Aging, Floor, Ordering, Verdict
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
+from penstock.stores import high_water
 from penstock.stores.bell import Bell, Ear, address_of, ring
+from penstock.stores.high_water import HighWaterMark
 from penstock.stores.ids import uuid7
 from penstock.stores.post import Courier, Letter, Post, Reply, post_names
 from penstock.stores.protocol import (
@@ -38,8 +42,9 @@ from penstock.stores.protocol import (
     not_waited_for,
     say_nothing,
 )
-from penstock.stores.sqlite_care import Presence, refuse_network_file_system
+from penstock.stores.sqlite_care import Presence, free_bytes, refuse_network_file_system
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
+from penstock.stores.sqlite_guard import FileGuard, Loss, refuse_behind, refuse_missing
 from penstock.stores.sqlite_reads import SqliteReads
 from penstock.stores.sqlite_started import Drafts, made
 from penstock.stores.sqlite_tx import Ties, Transaction
@@ -48,6 +53,8 @@ from penstock.stores.writer import Passage, Writer
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
+#: With less room than this, some submits fail and others do not.
+LEAST_FREE: Final = 1 << 20
 #: Of jobs that were leased and not asked for yet.
 MOST_KEPT: Final = 1_000
 
@@ -62,16 +69,12 @@ class SqliteStore(SqliteReads):
         *,
         ordering: Ordering | None = None,
         new_id: Callable[[], str] = uuid7,
+        accept_loss: bool = False,
     ) -> None:
         super().__init__(Path(path).absolute(), clock)
         self._ordering, self._new_id = ordering or Ordering(), new_id
         with failures(self._path), ExitStack() as opened:
-            refuse_network_file_system(self._path)
-            self._presence = opened.enter_context(closing(Presence(self._path)))
-            self._con = opened.enter_context(closing(connect(self._path)))
-            self._presence.examine(self._con)
-            migrate(self._con, self._path)
-            self._write_lock = WriteLock(self._path)
+            loss = self._open(opened, accept_loss)
             opened.pop_all()
         self._rings: list[Callable[[], None]] = []
         self._bell: Bell | None = None
@@ -91,10 +94,37 @@ class SqliteStore(SqliteReads):
             self._path,
             self._clock,
             self._ordering,
+            guard=self._guard,
             new_id=self._new_id,
             ties=Ties(self._written, self._committed),
         )
         self._writer = Writer(lambda: transaction, self._tell)
+        if loss is not None:
+            try:
+                self._write(lambda tx: tx.accept_loss(loss))
+            except BaseException:  # Ctrl-C included: what was opened is closed
+                self.close()
+                raise
+
+    def _open(self, opened: ExitStack, accept_loss: bool) -> Loss | None:
+        """The files, checked in an order in which a refusal leaves all of them as they are. The answer: what `accept_loss` has accepted."""
+        path = self._path
+        refuse_network_file_system(path)
+        self._presence = opened.enter_context(closing(Presence(path)))
+        known = high_water.read(path)  # before the file: a commit in between must not look like a loss
+        loss = refuse_missing(path, known, accept_loss=accept_loss)
+        self._con = opened.enter_context(closing(connect(path)))
+        # A file that is refused keeps its `-wal`, which a close would empty into it and remove.
+        self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._presence.examine(self._con)
+        loss = refuse_behind(path, self._con, known, accept_loss=accept_loss) or loss
+        migrate(self._con, path)
+        self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+        self._write_lock = opened.enter_context(closing(WriteLock(path)))
+        self._mark = opened.enter_context(closing(HighWaterMark(path)))
+        with self._write_lock:
+            self._guard = FileGuard(path, self._con, self._mark, alone=self._presence.alone)
+        return loss
 
     def now(self) -> Moment:
         return self._clock()
@@ -211,6 +241,7 @@ class SqliteStore(SqliteReads):
 
     def _take(self, letter: Letter, reply: Reply) -> None:
         try:
+            # A failed commit is undone, whatever its outcome after a crash would be: the sender writes for itself, in its place.
             self._writer.put(_submitting(letter), lambda receipts, _: reply(receipts), brings=True)
         except StoreFailed:  # it is closed
             reply(None)
@@ -230,13 +261,21 @@ class SqliteStore(SqliteReads):
     # hosts
 
     def greet(self, host: Host) -> Host:
-        return self._write(lambda tx: tx.greet(host))
+        known: Future[Host] = self._writer.soon(lambda tx: tx.greet(host), probe=True)
+        return known.result()
 
     def leave(self, host: HostId, instance: str) -> None:
         self._write(lambda tx: tx.leave(host, instance))
 
     def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
         return self._write(lambda tx: tx.drain(host, draining, by))
+
+    def trouble(self) -> str | None:
+        free = free_bytes(self._path)
+        if free < LEAST_FREE:
+            return f"the disk of {self._path} has only {free // 1024} kB left: free some space"
+        failure = self._writer.failure
+        return None if failure is None else str(failure)
 
     # the dispatcher
 
@@ -281,6 +320,7 @@ class SqliteStore(SqliteReads):
         self._close_readers()
         self._con.close()
         self._presence.close()
+        self._mark.close()
         self._write_lock.close()
         self._sender.close()
 

@@ -28,6 +28,7 @@ __all__ = [
     "connect",
     "failures",
     "migrate",
+    "newest_event",
     "one",
     "query",
     "schema_version",
@@ -201,6 +202,14 @@ def query(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) 
 def one(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Any:
     """The first row, or None."""
     return next(query(con, name, values), None)
+
+
+def newest_event(con: apsw.Connection) -> int:
+    """The number of the trail's newest event; 0 in a file that has no trail yet."""
+    try:
+        return int((one(con, "marks") or (0, 0))[1])
+    except apsw.SQLError:
+        return 0
 
 
 class WriteLock:

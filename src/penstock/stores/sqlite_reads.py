@@ -17,6 +17,7 @@ from penstock.core.hosts import Host
 from penstock.core.job import Dispatch, Event, Job, Kind
 from penstock.core.landing import Phase
 from penstock.core.order import Floor
+from penstock.core.refusals import StoreFailed
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
@@ -25,6 +26,7 @@ from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from, lis
 from penstock.stores.sqlite_file import connect, failures, one, query, statements
 from penstock.stores.sqlite_find import found, marks
 from penstock.stores.sqlite_floor import Demands, TableFloor, read_books
+from penstock.stores.sqlite_guard import FileGuard, FileLost
 from penstock.stores.sqlite_sums import Accounts, read_ledger
 from penstock.stores.trail import unpack
 
@@ -36,6 +38,8 @@ _IDLE_READERS: Final = 8
 
 class SqliteReads:
     """Each question is answered from one snapshot, on a connection that nobody writes to."""
+
+    _guard: FileGuard
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path, self._clock = path, clock
@@ -53,7 +57,7 @@ class SqliteReads:
             try:
                 con = self._readers.get_nowait()
             except Empty:
-                con = connect(self._path, readonly=True)
+                con = self._new_reader()
             con.execute("BEGIN DEFERRED")
             try:
                 yield con
@@ -63,6 +67,14 @@ class SqliteReads:
                     self._readers.put(con)
                 else:
                     con.close()
+
+    def _new_reader(self) -> apsw.Connection:
+        """A connection that opens the file by its name must find the file that is written to."""
+        try:
+            self._guard.check_main()
+        except FileLost as lost:
+            raise StoreFailed(f"{lost.what}: end every process that uses it", kind=lost.kind) from None
+        return connect(self._path, readonly=True)
 
     def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
         with self._reading() as con:

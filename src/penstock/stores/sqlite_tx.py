@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, cast
 
@@ -16,7 +17,7 @@ from penstock.core.job import Dispatch, Kind, place
 from penstock.core.landing import Phase
 from penstock.core.order import Floor, Offer, Ordering, Verdict
 from penstock.core.quick import quick_tuple
-from penstock.core.refusals import StoreFailed
+from penstock.core.refusals import OutcomeUnknown
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.dispatches import new_dispatch
@@ -30,9 +31,9 @@ from penstock.stores.protocol import (
     Terms,
 )
 from penstock.stores.rows import body_hash, by_name, encode, intent_row, job_row, listed
-from penstock.stores.sqlite_care import WalGuard
 from penstock.stores.sqlite_file import WriteLock, failures, one, query, statements
 from penstock.stores.sqlite_floor import Demands, NewQueued, Queued
+from penstock.stores.sqlite_guard import FileGuard, FileLost
 from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_moves import Moved, move_dispatch, move_job
 from penstock.stores.sqlite_pages import NO_JOB, Pages
@@ -71,15 +72,16 @@ class Transaction(Upkeep):
         clock: Clock,
         ordering: Ordering,
         *,
+        guard: FileGuard,
         new_id: Callable[[], str],
         ties: Ties,
     ) -> None:
-        self._con, self._lock, self._ordering = con, lock, ordering
+        self._con, self._lock, self._path, self._ordering = con, lock, path, ordering
         self._clock, self._now = clock, 0
         self._new_id, self._ties = new_id, ties
         self._ahead: list[Callable[[], None]] = []
         self._demands, self._sums = Demands(), Sums(con)
-        self._wal, self._failures = WalGuard(path, con), failures(path)
+        self._guard, self._failures = guard, failures(path)
         self._sql = statements()
         #: What the last job that was submitted shares with the next, if they differ by their payload alone; and it in rows, as they are at that moment.
         self._like: Any = None
@@ -98,16 +100,18 @@ class Transaction(Upkeep):
         try:
             # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
             self._con.execute("BEGIN IMMEDIATE")
-            self._wal.look()
+            self._guard.look()
             self._sums.begin()
             # One moment for all that is committed together, asked for when the lock has been waited for.
             self._now = self._clock()
         except BaseException as error:  # `__exit__` will not come, so the lock goes back here
             if self._con.in_transaction:
                 self._con.execute("ROLLBACK")
-            if isinstance(error, StoreFailed):
-                self._wal.save()
-            self._lock.__exit__()
+            try:
+                if isinstance(error, FileLost):
+                    raise self._guard.save(error) from None
+            finally:
+                self._lock.__exit__()
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -130,14 +134,39 @@ class Transaction(Upkeep):
                 self._ties.written(self._pages.started)
                 for tell in self._ahead:
                     tell()
-                self._con.execute("COMMIT")
+                self._commit()
                 self._sums.committed()
                 stands = True
+                self._guard.committed(self._sums.event)
         finally:
             self._ahead.clear()
             if not stands:
                 self._undo()
             self._lock.__exit__()
+
+    def _commit(self) -> None:
+        """
+        An error here leaves the outcome open: all that a commit writes may be in the `-wal` when its sync fails, and the next process
+        to open the file finds it there.
+        """
+        try:
+            self._con.execute("COMMIT")
+        except apsw.IOError as error:
+            self._erase()
+            raise OutcomeUnknown(
+                f"{self._path} could not be synced to the disk ({error}): this may or may not have been written",
+                kind="unknown",
+            ) from error
+
+    def _erase(self) -> None:
+        """
+        Overwrite in the `-wal` what a failed commit has written: a job that is not found now must not be there after the next start. That
+        holds for a kill even if this sync fails as well; only after a power cut the outcome is open.
+        """
+        with suppress(apsw.Error):
+            self._undo()
+            version = self._con.pragma("user_version")
+            self._con.execute(f"BEGIN IMMEDIATE; PRAGMA user_version = {version}; COMMIT")
 
     def _undo(self) -> None:
         """SQLite may have done its part already, as it does on a full disk."""

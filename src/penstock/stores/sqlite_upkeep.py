@@ -19,6 +19,7 @@ from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.protocol import LOST_FOR
 from penstock.stores.rows import host_values, listed
 from penstock.stores.sqlite_file import one, query
+from penstock.stores.sqlite_guard import Loss
 from penstock.stores.sqlite_pages import NO_JOB, Pages
 from penstock.stores.trail import forget
 
@@ -109,6 +110,11 @@ class Upkeep:
             values = {"after": after, "last": last, "per_point": aging.per_point}
             self._con.execute(self._sql["reorder"], values)
         return last or 0
+
+    def accept_loss(self, loss: Loss) -> None:
+        """Event numbers go on behind those that were lost, so that no reader's cursor is ahead of the trail."""
+        self._pages.batch = max(self._pages.batch, loss.known + 1)
+        self._pages.note(self._now, Note(Kind.LOSS_ACCEPTED, data=loss._asdict()), NO_JOB)
 
     def shift(self, by: Span) -> int:
         self._pages.forget_leases()

@@ -16,12 +16,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from itertools import zip_longest
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from time import monotonic
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from penstock.core.refusals import StoreFailed
-from penstock.stores.protocol import Rest
+from penstock.core.refusals import OutcomeUnknown, StoreFailed
+from penstock.stores.protocol import Receipt, Rest
 
 __all__ = ["Passage", "Writer", "settling"]
 
@@ -47,10 +49,16 @@ Board: TypeAlias = Callable[[], Passage | None]
 Told: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
+#: For so long a failed write counts as the state of things, if no other write succeeds.
+RECENT_SEC: Final = 30.0
+
+
 class _Op(NamedTuple):
     run: Callable[[Any], Any]
     told: Told
     brings: bool
+    #: It is small, and says nothing of whether others would succeed.
+    probe: bool = False
 
 
 class Writer:
@@ -70,6 +78,7 @@ class Writer:
         self._wake: SimpleQueue[bool] = SimpleQueue()  # False: for the last time
         self._rung = self._left_untold = False
         self._boards: tuple[Board, ...] = ()
+        self._failed: tuple[float, StoreFailed] | None = None
         self._gate, self._closed = Lock(), False
         self._thread = Thread(target=self._loop, name="penstock-writer", daemon=True)
         self._thread.start()
@@ -78,19 +87,21 @@ class Writer:
         """Returns when it is on disk. `run` may be called twice, the first time for nothing; leaving `begin` commits."""
         return self.soon(run).result()
 
-    def soon(self, run: Callable[[Any], T], *, brings: bool = False) -> Future[T]:
-        """`brings`: riders may find something to do behind it."""
+    def soon(self, run: Callable[[Any], T], *, brings: bool = False, probe: bool = False) -> Future[T]:
+        """`brings`: riders may find something to do behind it. `probe`: its success does not end a failure (`failure`)."""
         answer: Future[T] = Future()
-        self.put(run, settling(answer), brings=brings)
+        self.put(run, settling(answer), brings=brings, probe=probe)
         self._ring()
         return answer
 
-    def put(self, run: Callable[[Any], Any], told: Told, *, brings: bool = False) -> None:
+    def put(
+        self, run: Callable[[Any], Any], told: Told, *, brings: bool = False, probe: bool = False
+    ) -> None:
         """For who calls `carry` in a moment, and has no use for a Future: making and settling one costs as much as a row."""
         with self._gate:  # nothing may be put behind the end mark: nobody would ever answer it
             if self._closed:
                 raise StoreFailed("the store is closed", kind="closed")
-            self._ops.append(_Op(run, told, brings))
+            self._ops.append(_Op(run, told, brings, probe))
 
     def carry(self) -> list[Rest]:
         """
@@ -114,6 +125,12 @@ class Writer:
     def idle(self) -> bool:
         """Nothing was handed in that has not been answered, or is about to be."""
         return not (self._ops or self._writing.locked())
+
+    @property
+    def failure(self) -> StoreFailed | None:
+        """Why the last write failed, if that was of late."""
+        failed = self._failed
+        return failed[1] if failed is not None and monotonic() - failed[0] < RECENT_SEC else None
 
     def ride(self, board: Board) -> Callable[[], None]:
         """From now on, until the answer is called."""
@@ -162,6 +179,7 @@ class Writer:
 
     def _run(self, batch: list[_Op], boards: tuple[Board, ...], rest: list[Rest] | None = None) -> None:
         riders: list[Passage] = []
+        results: list[Any] = []
         boarding = False
         try:
             with self._begin() as transaction:
@@ -174,13 +192,17 @@ class Writer:
                 brought = [passage.run(transaction) for passage in riders]
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
             _land(riders, [None] * len(riders), None)
+            if isinstance(error, StoreFailed):
+                self._failed = monotonic(), error
             if (len(batch) == 1 and not boarding) or _perhaps_written(error):
-                for op in batch:
-                    op.told(None, error)
+                for op, result in zip_longest(batch, results):
+                    op.told(None, _with_jobs(error, result))
             else:
                 for op in batch:
                     self._run([op], ())
             return
+        if self._failed is not None and not all(op.probe for op in batch):
+            self._failed = None
         _land(riders, brought, rest)
         if rest:
             # It wakes threads that would take the interpreter from the one that has something to begin.
@@ -194,6 +216,18 @@ class Writer:
 def _perhaps_written(error: BaseException) -> bool:
     """Then nobody's turn may be taken again."""
     return isinstance(error, StoreFailed) and error.data.get("kind") == "unknown"
+
+
+def _with_jobs(error: BaseException, result: Any) -> BaseException:
+    """A submit whose outcome is unknown is told which jobs exist if it was written."""
+    if not isinstance(error, OutcomeUnknown) or not isinstance(result, list):
+        return error
+    jobs = [receipt.job_id for receipt in result if isinstance(receipt, Receipt)]
+    if not jobs:
+        return error
+    more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
+    words = f"{error}. Ask for job {', '.join(jobs[:3])}{more}, or submit again with the same idempotency key"
+    return OutcomeUnknown(words, **{**error.data, "job_ids": jobs})
 
 
 def settling(answer: Future[Any]) -> Told:
