@@ -486,6 +486,46 @@ def test_a_store_that_cannot_be_used_is_503_and_health_says_degraded(place, monk
     assert (health.status, health.json) == (503, {"status": "degraded"})
 
 
+def test_a_submit_whose_sync_failed_is_told_which_job_to_ask_for(tmp_path):
+    from tests.failing_syncs import FailingSyncs
+
+    with FailingSyncs() as syncs:
+        place = Place(tmp_path)
+        try:
+            syncs.failing = True
+            answer = place.client.post("/queue/jobs/submit", {"addon_id": "a", "job_type": "t"})
+            health = place.client.send("GET", "/healthz", prefix="")
+            syncs.failing = False
+            (job_id,) = answer.json["data"]["job_ids"]
+
+            assert (answer.status, answer.json["code"]) == (503, "outcome_unknown")
+            assert "Nothing was accepted" not in answer.json["hint"]
+            assert (health.status, health.json) == (503, {"status": "degraded"})
+            assert place.client.get(f"/queue/jobs/{job_id}").status == 404
+        finally:
+            place.close()
+
+
+def test_health_remembers_a_failed_write_until_another_one_succeeds(tmp_path):
+    from penstock.core.refusals import StoreFailed
+
+    def broken(_):
+        raise StoreFailed("its disk is full", kind="full")
+
+    place = Place(tmp_path, start=False)  # it writes nothing by itself
+    try:
+        with pytest.raises(StoreFailed):
+            place.store._write(broken)
+        for _ in range(2):
+            (problem,) = place.client.get("/health").json["problems"]
+            assert problem == "the store cannot be written: its disk is full"
+
+        place.client.submit(addon_id="a")
+        assert place.client.get("/health").json["problems"] == []
+    finally:
+        place.close()
+
+
 def test_our_own_mistake_tells_the_client_nothing(place, monkeypatch, caplog):
     monkeypatch.setattr(place.store, "job", lambda _: 1 / 0)
     answer = place.client.get("/queue/jobs/x")

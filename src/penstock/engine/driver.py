@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from threading import Event, Thread
 from typing import Protocol
 
+from penstock.core.refusals import Unavailable
 from penstock.core.words import SECOND, Moment, Span, seconds
 from penstock.stores.protocol import Clock
 
@@ -69,6 +70,14 @@ class Driver:
     def _step(self, part: Part, now: Moment) -> Moment:
         try:
             return part.step(now)
+        except (Unavailable, OSError) as error:  # a full disk, a database that is away: said in one line
+            log.error(  # noqa: TRY400  # as above
+                "%s failed: %s; it is asked again in %s s",
+                type(part).__name__,
+                error,
+                seconds(self._after_failure),
+            )
+            return now + self._after_failure
         except Exception:  # one part's mistake must not stop the other parts
             log.exception(
                 "%s failed; it is asked again in %s s", type(part).__name__, seconds(self._after_failure)

@@ -39,7 +39,14 @@ def _refuse_shared(path: Path, mode: str) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """0600 from its first byte on, and whole or not at all."""
+    """0600 from its first byte on, and whole or not at all. An OSError names `path`, not the file that takes its place."""
+    try:
+        _replace(path, content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:

@@ -64,7 +64,13 @@ class Roll:
             return self._look_at  # somebody rang, and it may have been for us
         return self._beat_at
 
+    def prove(self) -> None:
+        """Write this host's row now: a health check asks whether the store can be written to."""
+        if self._started_at:
+            self._greet(self._store.now())
+
     def leave(self) -> None:
+        self._started_at = 0
         self._store.leave(self._rules.host, self._told.instance)
 
     def _greet(self, now: Moment) -> None:

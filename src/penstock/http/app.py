@@ -88,6 +88,7 @@ class Api:
         self._open: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
         self._health: tuple[float, bool] = (-1e9, True)
+        self._probe: asyncio.Future[list[str]] | None = None
         self.stopping = False
 
     def _own_routes(self) -> Iterator[Route]:
@@ -253,9 +254,13 @@ class Api:
         at, well = self._health
         now = self._office.loop.time()
         if now - at > 1.0:
+            if (
+                self._probe is None or self._probe.done()
+            ):  # one that hangs must not take a thread for each call
+                self._probe = asyncio.ensure_future(self._office.run(problems_of, self._office))
             try:
                 async with asyncio.timeout(2.0):
-                    well = not await self._office.run(problems_of, self._office)
+                    well = not await asyncio.shield(self._probe)
             except TimeoutError:
                 well = False
             self._health = (now, well)

@@ -211,6 +211,13 @@ def problems_of(office: Office) -> list[str]:
         office.store.alarm()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is asked for
         problems.append(f"the store cannot be read: {error}")
+    try:
+        trouble = office.store.trouble()
+        office.house.roll.prove()
+    except Exception as error:  # noqa: BLE001 - as above
+        trouble = str(error)
+    if trouble is not None:
+        problems.append(f"the store cannot be written: {trouble}")
     if office.house.machine.draining:
         problems.append("it is stopping")
     if office.house.machine.drained:
