@@ -348,6 +348,13 @@ def test_doctor_finds_a_database_that_is_well_and_a_token_that_others_can_read(s
     assert f"chmod 600 {token}" in found.stdout
 
 
+def test_doctor_says_where_the_scheduler_listens_and_not_only_where_the_settings_would_have_it(shell):
+    url = json.loads(shell("hosts", "--json").stdout)["hosts"][0]["url"]
+    answers = next(line for line in shell("doctor").stdout.splitlines() if "answers" in line)
+
+    assert answers.endswith(f"it listens on {url}")
+
+
 def test_the_database_is_checked_and_backed_up_while_it_is_used(shell, tmp_path):
     checked, copied = shell("db", "check"), shell("db", "backup", str(tmp_path / "copy.db"))
     again = shell("db", "backup", str(tmp_path / "copy.db"))

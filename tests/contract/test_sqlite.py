@@ -721,3 +721,18 @@ def test_another_process_cannot_complete_under_a_lease_that_has_run_out(path, st
 
     assert other.complete_soon([Done(run.dispatch_id)]).result() == [False]
     other.close()
+
+
+def test_a_new_file_and_its_backup_are_their_owners_alone(tmp_path):
+    before = os.umask(0o022)
+    try:
+        store = SqliteStore(tmp_path / "jobs.db", lambda: T0)
+        store.submit([JOB], Depth())
+        sqlite_file.copy(tmp_path / "jobs.db", tmp_path / "copy.db")
+        shared = {file.name for file in tmp_path.iterdir() if file.stat().st_mode & 0o077}
+        store.close()
+    finally:
+        os.umask(before)
+
+    assert shared == set()
+    assert (tmp_path / "copy.db").exists()

@@ -8,9 +8,10 @@ import os
 import stat
 
 import pytest
+from http_kit import Place
 
 from penstock.core.words import SECOND
-from penstock.engine.private import Unsafe, private_directory
+from penstock.engine.private import Unsafe, private_directory, secret_key
 from penstock.http.guard import check_exposure
 from penstock.http.problems import BadToken
 from penstock.http.tokens import FIRST_FILE, TOKENS_FILE, TokenFile, read_secret
@@ -232,3 +233,16 @@ def test_what_others_can_reach_needs_encryption_and_names(bind):
         check_exposure(bind, tls=True)
     check_exposure(bind, tls=True, allowed_hosts=["example.org"])
     check_exposure(bind, tls=False, trusted_proxies=["10.0.0.2"], allowed_hosts=["example.org"])
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path):
+    (tmp_path / "home").mkdir(mode=0o700)
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    key.touch(), cert.touch()
+    for bits in (0o644, 0o604, 0o660):
+        key.chmod(bits)
+        with pytest.raises(Unsafe, match="chmod 600"):
+            Place(tmp_path / "home", start=False, tls_cert=cert, tls_key=key)
+    key.chmod(0o640)
+
+    assert secret_key(key) == key

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.names import JOB
+from penstock.cli.printing import echo
 from penstock.cli.session import Session, passes
 from penstock.cli.words import PRIORITY, WHEN, short
 
@@ -77,4 +78,4 @@ def _say(session: Session, jobs: list[wire.Job]) -> None:
         return
     for job in jobs:
         stopping = " (told to stop)" if job.state == "RUNNING" else ""
-        click.echo(f"{short(job.job_id)}  {job.state}{stopping}")
+        echo(f"{short(job.job_id)}  {job.state}{stopping}")

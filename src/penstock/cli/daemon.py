@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.printing import echo
 from penstock.cli.session import UNREACHABLE, Session, fail, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import DURATION
@@ -63,8 +64,8 @@ def up(
 def _greet(server: Any) -> None:
     """On standard output, which a log does not go to: the link is as good as a password until it is used."""
     link = server.login_url()
-    click.echo(f"page  {link}" if link else "no page: `python -m penstock.web.vendor` fetches what it needs")
-    click.echo("try   penstock run -- echo hello        penstock top        penstock --help")
+    echo(f"page  {link}" if link else "no page: `python -m penstock.web.vendor` fetches what it needs")
+    echo("try   penstock run -- echo hello        penstock top        penstock --help")
 
 
 def pair(flag: str) -> tuple[str, str]:
@@ -81,7 +82,7 @@ def load_settings(config: str | None, flags: dict[str, str]) -> Any:
         return load(config, flags=flags)
     except BadSettings as bad:
         for problem in bad.problems:
-            click.echo(f"penstock: {problem}", err=True)
+            echo(f"penstock: {problem}", err=True)
         raise click.exceptions.Exit(2) from None
 
 
@@ -113,7 +114,7 @@ def stop(session: Session, now: bool, timeout: float) -> None:
             f"process {pid} is still there after {timeout:.0f} s; `penstock stop --now` ends what runs at once"
         )
     if not session.tell({"stopped": pid}):
-        click.echo("stopped")
+        echo("stopped")
 
 
 def _pid() -> int:
@@ -136,7 +137,7 @@ def login(session: Session) -> None:
     """A link that opens the page without typing. Good once, for ten minutes."""
     link = session.client.login()
     if not session.tell(link):
-        click.echo(link.url)
+        echo(link.url)
 
 
 @click.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.printing import echo
 from penstock.cli.session import Session, fail, passes
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def check(session: Session, path: str | None, accept_loss: bool) -> None:
         raise click.exceptions.Exit(1 if problems else 0)
     if problems:
         fail("\n          ".join([f"{name}: {len(problems)} problems", *problems[:50]]))
-    click.echo(f"{name}: all well")
+    echo(f"{name}: all well")
 
 
 @db.command()
@@ -73,7 +74,7 @@ def backup(session: Session, target: str, path: str | None) -> None:
     with session.aside.status(f"copying {file}"):
         copy(file, Path(target))
     if not session.tell({"path": str(file), "backup": target}):
-        click.echo(f"{target}: {Path(target).stat().st_size:,} bytes")
+        echo(f"{target}: {Path(target).stat().st_size:,} bytes")
 
 
 @db.command()
@@ -94,9 +95,9 @@ def restore(session: Session, source: str, path: str | None) -> None:
         _record_restore(file, source)
     if session.tell({"path": str(file), "backup": source, "kept": None if kept is None else str(kept)}):
         return
-    click.echo(f"{file}: restored from {source}")
+    echo(f"{file}: restored from {source}")
     if kept is not None:
-        click.echo(f"the file that was there is {kept}")
+        echo(f"the file that was there is {kept}")
 
 
 def _record_restore(file: Path, source: str) -> None:
@@ -127,7 +128,7 @@ def migrate(session: Session, path: str | None) -> None:
     with session.aside.status(f"bringing {shown(place)} up to date"):
         opened(place).close()
     if not session.tell({"path": shown(place), "migrated": True}):
-        click.echo(f"{shown(place)}: up to date")
+        echo(f"{shown(place)}: up to date")
 
 
 @db.command()
@@ -148,10 +149,8 @@ def copy(session: Session, source: str, target: str) -> None:
     if session.tell({"source": source, "target": shown(target), "counts": copied.counts}):
         return
     for name, count in copied.counts.items():
-        click.echo(f"{count:>12,}  {name}")
-    click.echo(
-        f"the same in {source} and {shown(target)}: set `database` to the latter, and start the daemons"
-    )
+        echo(f"{count:>12,}  {name}")
+    echo(f"the same in {source} and {shown(target)}: set `database` to the latter, and start the daemons")
 
 
 def opened(place: str, *, accept_loss: bool = False) -> Store:

@@ -177,15 +177,17 @@ def _clock(_: Settings) -> Iterator[Finding]:
 def _exposure(settings: Settings) -> Iterator[Finding]:
     address = settings.server.listen
     if address is None:
-        yield Finding("ok", "reachable by its Unix socket alone")
+        yield Finding("ok", "by the settings: reachable by its Unix socket alone")
     elif not address.local:
         yield Finding(
             "note",
-            f"it listens beyond this machine: {address}",
+            f"by the settings it listens beyond this machine: {address}",
             "with TLS or a proxy, tokens and allowed hosts, as the settings demand",
         )
     else:
-        yield Finding("ok", f"reachable on {address} and a Unix socket, from this machine alone")
+        yield Finding(
+            "ok", f"by the settings: reachable on {address} and a Unix socket, from this machine alone"
+        )
     users = settings.runner.users
     if os.geteuid() == 0 and "*" not in users:
         yield Finding(
@@ -234,8 +236,16 @@ def _daemon(session: Session, settings: Settings) -> Iterator[Finding]:
         )
     yield Finding(
         "ok",
-        f"the scheduler at {session.client.url} answers, up since {host.started_at.astimezone():%Y-%m-%d %H:%M}",
+        f"the scheduler at {session.client.url} answers, up since {host.started_at.astimezone():%Y-%m-%d %H:%M}; "
+        f"it listens {_listening(session)}",
     )
+
+
+def _listening(session: Session) -> str:
+    """Where it does, which an option of `penstock up` may have made another place than the settings say."""
+    told = session.client.hosts()
+    url = next((one.url for one in told.hosts if one.host == told.here), None)
+    return "on its Unix socket alone" if url is None else f"on {url}"
 
 
 def _port(settings: Settings) -> Iterator[Finding]:

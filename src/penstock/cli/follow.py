@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from penstock.cli.names import JOB
+from penstock.cli.printing import echo, output, printable
 from penstock.cli.session import EXITS, Session, fail, passes
 from penstock.cli.submit import command_of, described, fields_of
 from penstock.cli.words import DURATION, short, span
@@ -135,9 +136,9 @@ def _aside(page: wire.Logs) -> None:
 def _write(page: wire.Logs, out: TextIO) -> None:
     for piece in page.pieces:
         if piece.skipped:
-            click.echo(f"[... {piece.skipped} bytes are no longer kept ...]", err=True)
+            echo(f"[... {piece.skipped} bytes are no longer kept ...]", err=True)
         stream = out if piece.stream == "stdout" else sys.stderr
-        stream.write(piece.text)
+        stream.write(output(piece.text) if stream.isatty() else piece.text)
         stream.flush()
 
 
@@ -146,7 +147,7 @@ def _lines(page: wire.Logs) -> None:
     import msgspec
 
     for piece in page.pieces:
-        click.echo(msgspec.json.encode(piece).decode())
+        echo(msgspec.json.encode(piece).decode())
 
 
 @contextmanager
@@ -170,7 +171,7 @@ def _status(session: Session, job_id: str) -> Iterator[Any]:
                     told = client.explain(job_id)
                 except PenstockError:
                     continue  # it is only what is told meanwhile
-                status.update(told.text.splitlines()[0][: session.aside.width - 4])
+                status.update(printable(told.text.splitlines()[0])[: session.aside.width - 4])
 
     status.start()
     watcher = threading.Thread(target=watch, daemon=True)
@@ -200,7 +201,7 @@ def wait(session: Session, jobs: tuple[str, ...], timeout: float | None) -> None
         ended.append(job)
     if not session.tell(ended):
         for job in ended:
-            click.echo(
+            echo(
                 f"{short(job.job_id)}  {job.state}" + (f"  {job.error.splitlines()[-1]}" if job.error else "")
             )
     raise click.exceptions.Exit(max((EXITS[job.state] for job in ended), key=lambda code: (code > 0, -code)))
@@ -232,9 +233,9 @@ def _event(session: Session, event: wire.Event) -> None:
     if session.as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode(event).decode())
+        echo(msgspec.json.encode(event).decode())
         return
     at = f"{event.at.astimezone():%H:%M:%S.%f}"[:-3]
     job = short(event.job_id) if event.job_id else "-"
     by = f" by {event.data['by']}" if event.kind != "DENIED" and "by" in event.data else ""
-    click.echo(f"{at}  {event.kind.lower():<16} {job:<9} {event.reason.replace('_', ' ')}{by}")
+    echo(f"{at}  {event.kind.lower():<16} {job:<9} {event.reason.replace('_', ' ')}{by}")

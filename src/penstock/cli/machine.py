@@ -8,6 +8,7 @@ import click
 from rich.text import Text
 
 from penstock.cli.names import ADDON, HOST
+from penstock.cli.printing import echo
 from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import age, span
@@ -104,7 +105,7 @@ def pause(session: Session, addon: str | None) -> None:
     """Start nothing more, of ADDON or at all. What runs goes on; submits are still taken."""
     session.client.pause(addon)
     if not session.tell({"paused": addon or "*"}):
-        click.echo(
+        echo(
             f"{addon or 'everything'} is paused: `penstock resume{' ' + addon if addon else ''}` takes it up again"
         )
 
@@ -116,7 +117,7 @@ def resume(session: Session, addon: str | None) -> None:
     """Take it up again."""
     session.client.resume(addon)
     if not session.tell({"resumed": addon or "*"}):
-        click.echo(f"{addon or 'everything'} goes on")
+        echo(f"{addon or 'everything'} goes on")
 
 
 @click.command()
@@ -150,7 +151,7 @@ def drain(session: Session, host: str) -> None:
     """HOST starts nothing more, also after a restart. What runs there goes on."""
     session.client.drain(host)
     if not session.tell({"draining": host}):
-        click.echo(f"{host} is drained: `penstock undrain {host}` lets it start jobs again")
+        echo(f"{host} is drained: `penstock undrain {host}` lets it start jobs again")
 
 
 @click.command()
@@ -160,4 +161,4 @@ def undrain(session: Session, host: str) -> None:
     """HOST may start jobs again."""
     session.client.undrain(host)
     if not session.tell({"undrained": host}):
-        click.echo(f"{host} starts jobs again")
+        echo(f"{host} starts jobs again")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from penstock.cli.printing import echo, printed
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -46,23 +48,19 @@ class Session:
 
     @cached_property
     def console(self) -> Console:
-        from rich.console import Console
-
-        return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        return _console(soft_wrap=not sys.stdout.isatty())
 
     @cached_property
     def aside(self) -> Console:
         """For what is not the answer: progress, advice. Never into a pipe that somebody reads from."""
-        from rich.console import Console
-
-        return Console(stderr=True, highlight=False)
+        return _console(stderr=True)
 
     def tell(self, answer: Any) -> bool:
         """As JSON if that was asked for; whether it was."""
         if self.as_json:
             import msgspec
 
-            click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+            echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
         return self.as_json
 
     def job_id(self, said: str) -> str:
@@ -87,11 +85,23 @@ class Session:
         return found[0]
 
 
+def _console(**options: Any) -> Console:
+    from rich.console import Console
+
+    class Printing(Console):
+        """Texts come out without the control codes that are in them."""
+
+        def print(self, *objects: Any, **how: Any) -> None:
+            super().print(*map(printed, objects), **how)
+
+    return Printing(highlight=False, **options)
+
+
 passes = click.make_pass_decorator(Session)
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
-    click.echo(f"penstock: {message}", err=True)
+    echo(f"penstock: {message}", err=True)
     raise click.exceptions.Exit(code)
 
 
@@ -102,26 +112,26 @@ def explain_error(error: Exception) -> int:
     from penstock.core.refusals import NotFound
 
     if isinstance(error, OSError) and error.filename is not None:
-        click.echo(f"penstock: {error.filename}: {error.strerror}", err=True)
+        echo(f"penstock: {error.filename}: {error.strerror}", err=True)
         return FAILED
     if not isinstance(error, PenstockError):
         raise error
-    click.echo(f"penstock: {error}", err=True)
+    echo(f"penstock: {error}", err=True)
     problems = getattr(error, "problems", None) or []
     for problem in problems[1:] if len(problems) > 1 else []:
-        click.echo(f"          {_problem(problem)}", err=True)
+        echo(f"          {_problem(problem)}", err=True)
     match error:
         case Unreachable():
-            click.echo("          start it with `penstock up`, or say where it is with --url", err=True)
+            echo("          start it with `penstock up`, or say where it is with --url", err=True)
             return UNREACHABLE
         case NotFound():
             return NOT_FOUND
         case Denied():
-            click.echo(f"          {_whose_token()}", err=True)
+            echo(f"          {_whose_token()}", err=True)
             return REFUSED
         case _:
             if hint := _hint(error):
-                click.echo(f"          {hint}", err=True)
+                echo(f"          {hint}", err=True)
             return REFUSED
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from penstock.cli.names import ADDON
+from penstock.cli.printing import echo
 from penstock.cli.session import Session, passes
 from penstock.cli.words import DURATION, PRIORITY, WHEN, short
 
@@ -106,7 +107,7 @@ def submit(
         answer = session.client.submit(options["addon"], kind, what, **fields)
     if session.tell(answer):
         return
-    click.echo(answer.job_id)
+    echo(answer.job_id)
     if not answer.created:
         session.aside.print(f"[dim]that key was used before: this is that job, {answer.state}[/]")
     elif answer.deadline_reachable is False:

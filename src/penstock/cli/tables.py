@@ -10,6 +10,8 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.printing import printable
+
 __all__ = ["COLORS", "Column", "state_text", "table"]
 
 COLORS: Final = {
@@ -39,7 +41,10 @@ def table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[o
         grid.add_column(column.title, justify=justify, no_wrap=True, overflow="ellipsis")
     for row in rows:
         grid.add_row(
-            *(cell if isinstance(cell, Text) else Text(str(cell)) for cell in (row[place] for place in shown))
+            *(
+                cell if isinstance(cell, Text) else Text(printable(str(cell)))
+                for cell in (row[place] for place in shown)
+            )
         )
     if console.is_terminal:
         console.print(grid)

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import click
 
+from penstock.cli.printing import echo
 from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import WHEN, age
@@ -70,7 +71,7 @@ def make(
         expires_at=expires_at,
     )
     if not session.tell(made):
-        click.echo(made.secret)
+        echo(made.secret)
         session.aside.print(f"[dim]{made.token.token_id}: {', '.join(made.token.scopes)}[/]")
 
 
@@ -109,4 +110,4 @@ def revoke(session: Session, token_id: str) -> None:
     """End a token, at once."""
     session.client.revoke_token(token_id)
     if not session.tell({"revoked": token_id}):
-        click.echo(f"{token_id} is no longer good for anything")
+        echo(f"{token_id} is no longer good for anything")

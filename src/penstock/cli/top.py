@@ -20,6 +20,7 @@ from textual.widgets import DataTable, Footer, Sparkline, Static
 from textual.worker import Worker
 
 from penstock.cli.jobs import standing
+from penstock.cli.printing import printable
 from penstock.cli.session import Session, passes
 from penstock.cli.tables import Column, state_text
 from penstock.cli.words import age, short, span
@@ -84,7 +85,7 @@ class Told(ModalScreen[None]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        yield Static(Text(self._text), id="told")
+        yield Static(Text(printable(self._text)), id="told")
 
 
 class Asked(ModalScreen[bool]):
@@ -184,12 +185,12 @@ class Top(App[None]):
             cells = {
                 "job": Text(short(job.job_id)),
                 "state": state_text(job.state),
-                "addon": Text(job.addon_id),
-                "type": Text(job.job_type),
+                "addon": Text(printable(job.addon_id)),
+                "type": Text(printable(job.job_type)),
                 "units": Text(str(job.cost_units), justify="right"),
                 "prio": Text(str(job.priority), justify="right"),
                 "age": Text(age(job.created_at, now), justify="right"),
-                "why, or how far": Text(standing(job, now)),
+                "why, or how far": Text(printable(standing(job, now))),
             }
             table.add_row(*(cells[column.title] for column in columns), key=job.job_id)
         table.move_cursor(row=min(at, max(0, len(jobs) - 1)))
@@ -202,7 +203,7 @@ class Top(App[None]):
         return str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value)
 
     def _say(self, text: str) -> None:
-        self.query_one("#said", Static).update(Text(text))
+        self.query_one("#said", Static).update(Text(printable(text)))
 
     def action_cancel(self) -> None:
         job_id = self._chosen()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.core.errors import PenstockError
 
-__all__ = ["Unsafe", "private_directory", "private_file", "replace_file"]
+__all__ = ["Unsafe", "private_directory", "private_file", "replace_file", "secret_key"]
 
 
 class Unsafe(PenstockError):
@@ -27,6 +27,15 @@ def private_directory(path: Path) -> Path:
 
 def private_file(path: Path) -> Path:
     _refuse_shared(path, "600")
+    return path
+
+
+def secret_key(path: Path) -> Path:
+    """The key of a certificate. Its group may read it: that is how systems hand keys to their services."""
+    if stat.S_IMODE(path.stat().st_mode) & 0o037:
+        raise Unsafe(
+            f"others on this machine can reach the key {path}: run `chmod 600 {path}`", path=str(path)
+        )
     return path
 
 

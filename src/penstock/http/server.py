@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 from penstock.core.refusals import Unavailable
 from penstock.core.words import DispatchId
 from penstock.engine.house import House
-from penstock.engine.private import Unsafe, private_directory
+from penstock.engine.private import Unsafe, private_directory, secret_key
 from penstock.http.app import Api, Limits
 from penstock.http.connection import Connection, Doors
 from penstock.http.guard import LOOPBACK, Exposure, check_exposure
@@ -208,7 +208,9 @@ class Server:
         if self._config.tls_cert is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self._config.tls_cert, self._config.tls_key)
+        context.load_cert_chain(
+            self._config.tls_cert, secret_key(self._config.tls_key or self._config.tls_cert)
+        )
         return context
 
     def _tcp(self, undo: contextlib.ExitStack) -> socket.socket | None:

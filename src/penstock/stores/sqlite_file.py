@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +50,8 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
         raise StoreFailed(
             f"SQLite {apsw.sqlite_lib_version()} can corrupt a database in WAL mode; apsw with SQLite 3.51.3 or newer is needed"
         )
+    if not readonly:
+        _make_private(path)
     flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     with failures(path):
         con = apsw.Connection(os.fspath(path), flags=flags, statementcachesize=STATEMENTS)
@@ -151,6 +153,12 @@ def integrity(path: Path, *, quick: bool = False) -> list[str]:
     return [str(line) for (line,) in found if line != "ok"]
 
 
+def _make_private(path: Path) -> None:
+    """A new file is its owner's alone from its first byte on; SQLite gives the -wal and -shm the same mode. An old file keeps its mode."""
+    with suppress(OSError):  # it is there, or SQLite says what is wrong with its place
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
 def copy(path: Path, target: Path) -> None:
     """Whole, and taken while others write."""
     with failures(path):
@@ -180,6 +188,7 @@ def write_copy(con: apsw.Connection, target: Path) -> None:
     """Into a new name first: a half-written backup must not look like one."""
     partial = target.with_name(target.name + ".part")
     partial.unlink(missing_ok=True)
+    _make_private(partial)
     copy = apsw.Connection(os.fspath(partial))
     try:
         with copy.backup("main", con, "main") as backup:
