@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from tests.waiting import alive, until
+from tests.waiting import LONG, alive, until
 
 from penstock.alerts.command import Command
 from penstock.alerts.messenger import Away, Messenger, Refused
@@ -264,29 +264,25 @@ def test_messages_to_a_receiver_that_is_no_more_are_removed(desk, caplog):
 
 
 def test_a_receiver_that_hangs_delays_neither_the_others_nor_the_scheduler_nor_the_stop(desk, receivers):
-    slow, quick, hold = receivers(), receivers(), threading.Event()
-    slow.script.append(lambda handler: hold.wait(30))
+    slow, quick, hold, held = receivers(), receivers(), threading.Event(), []
+    slow.script.append(lambda handler: held.append(hold.wait(LONG)))
     desk.start(webhook=slow.url, of_addon={"photos": quick.url})
     try:
         desk.alert("first")
         until(lambda: slow.seen)
-        began = time.monotonic()
         for i in range(20):
             desk.alert(f"n{i}")
-        took = time.monotonic() - began
         until(lambda: len(quick.told) == 21)
-        began = time.monotonic()
         desk.stop()
 
-        assert took < 2
-        assert time.monotonic() - began < 2
+        assert [] == held, "it hangs still"
         assert 1 == len(slow.seen)
         assert 21 == len(desk.messages())
     finally:
         hold.set()
 
 
-HANGS = "import os, subprocess, sys, time; p = subprocess.Popen(['sleep', '100']); open(sys.argv[1], 'a').write(f'{os.getpid()} {p.pid}\\n'); time.sleep(float(sys.argv[2]))"
+HANGS = "import os, subprocess, sys, time; p = subprocess.Popen(['sleep', '1000']); open(sys.argv[1], 'a').write(f'{os.getpid()} {p.pid}\\n'); time.sleep(float(sys.argv[2]))"
 
 
 def pids(file):
@@ -297,13 +293,11 @@ def pids(file):
 
 def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(desk, tmp_path):
     file = tmp_path / "pids"
-    desk.start(command=(sys.executable, "-c", HANGS, str(file), "100"))
+    desk.start(command=(sys.executable, "-c", HANGS, str(file), "1000"))
     desk.alert()
     mine = until(lambda: pids(file))
-    began = time.monotonic()
     desk.stop()
 
-    assert time.monotonic() - began < 2
     until(lambda: not any(map(alive, mine)))
     assert 1 == len(desk.messages("command"))
 

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -118,15 +117,12 @@ def test_ctrl_c_ends_it_with_its_summary_and_leaves_no_worker(start):
     while "analysed" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
     text = process.communicate(timeout=60)[0]
-    took = time.monotonic() - began
 
     assert process.returncode == 0, text
     assert "Interrupted" in text
     check_proof(text)
     assert workers_of(process.pid) == []
-    assert took < 10, "one second, on a machine that has nothing else to do"
 
 
 def test_on_a_terminal_it_draws_and_gives_the_screen_back(start):

