@@ -3,7 +3,7 @@ One host of three on a database whose server crashes: a scheduler, threads that 
 
     python crash_host.py DSN HOST JOURNAL
 
-Everything that counts goes into the journal, a file that no database knows of. Submitters write `A` for each job that was acknowledged. A job
+Everything that counts goes into the journal, a file that no database knows of. The host writes `H` when it is ready. Submitters write `A` for each job that was acknowledged. A job
 writes `B` when it begins, `R` when its lease was renewed, and `E` when it ends, each with the moment by the machine's monotonic clock, which all
 processes share, and with the moment until which the lease certainly holds. After that a job writes nothing: it has lost the right to work.
 Submitters stop when the standard input is closed, and the host writes `S` when all of them have.
@@ -58,6 +58,7 @@ class Host:
         self._name, self._runs = host, count(1)
         self._journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._enough = Event()
+        self._write(f"H {host}\n")
 
     def submit(self) -> None:
         """With a key, so that a submit whose outcome is unknown can be made again."""

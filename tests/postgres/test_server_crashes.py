@@ -43,7 +43,8 @@ class Journal:
     def __init__(self, path):
         path.touch()
         self.path, self._rest, self._at = path, "", 0
-        self.acknowledged, self.stopped, self._runs, self.ended = set(), set(), {}, 0
+        self.ready, self.stopped, self.acknowledged = set(), set(), set()
+        self._runs, self.ended = {}, 0
 
     def read(self):
         with self.path.open() as file:
@@ -52,8 +53,8 @@ class Journal:
             self._at = file.tell()
         for line in lines:
             what, name, *rest = line.split()
-            if what == "S":
-                self.stopped.add(name)
+            if what in "HS":
+                (self.ready if what == "H" else self.stopped).add(name)
                 continue
             if what == "A":
                 self.acknowledged.add(name)
@@ -95,6 +96,7 @@ def server(journal):
             hosts.callback(process.stdin.close)
             processes.append(process)
         server.hosts = processes
+        until(lambda: set(HOSTS) == journal.read().ready)
         yield server
 
 
