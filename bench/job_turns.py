@@ -28,22 +28,26 @@ __all__ = ["drain", "latency", "submit"]
 _STUCK = 60.0  # seconds without a single job
 
 
-def drain(queue: str, server: str, work: str, count: int) -> dict[str, float]:
-    """Jobs a second, claimed, run and completed. `work`: which of the queue's ways to do so."""
+def drain(queue: str, server: str, work: str, processes: int, count: int) -> dict[str, float]:
+    """Jobs a second, claimed, run and completed. `work`: which of the queue's ways to do so, in so many processes."""
     with _turn(queue, server) as (peer, ticks):
         _fill(peer, count)
-        with _worker(queue, work):
-            ran = ticks.read(count)
+        with _workers(queue, work, processes):
+            ran = sorted(ticks.read(count))
     return {"jobs_s": (count - 1) / (ran[-1] - ran[0]) * 1e9}
 
 
-def latency(queue: str, server: str, count: int) -> dict[str, float]:
-    """From before the submit to the job's first line, the worker being idle."""
+def latency(queue: str, server: str, processes: int, count: int) -> dict[str, float]:
+    """From before the submit to the job's first line, the workers being idle."""
     with _turn(queue, server) as (peer, ticks):
         peer.prepare()
-        with _worker(queue), peer.session() as submit_one:
+        with _workers(queue, "work", processes), peer.session() as submit_one:
             took = _waits(submit_one, ticks, count)
-    return {"p50_ms": median(took), "p95_ms": quantiles(took, n=20)[-1]}
+    return {
+        "p50_ms": median(took),
+        "p95_ms": quantiles(took, n=20)[-1],
+        "p99_ms": quantiles(took, n=100)[-1],
+    }
 
 
 def _waits(submit_one: Callable[[], object], ticks: Ticks, count: int) -> list[float]:
@@ -124,15 +128,19 @@ def _turn(queue: str, server: str) -> Iterator[tuple[ModuleType, Ticks]]:
 
 
 @contextmanager
-def _worker(queue: str, work: str = "work") -> Iterator[None]:
+def _workers(queue: str, work: str, processes: int) -> Iterator[None]:
     command = [sys.executable, "-m", "bench.job_turns", queue, work]
-    worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    workers = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+        for _ in range(processes)
+    ]
     try:
         yield
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(worker.pid, 9)
-        worker.wait()
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, 9)
+            worker.wait()
 
 
 class Ticks:

@@ -5,13 +5,16 @@ Durable jobs against the queues that people use: who takes turns, at what, and w
 
 Every queue runs at the best setting that we could find for it, and its promise stands beside its name: "on disk" means that a submit which
 was answered survives a power cut. Ours does, keeps the full audit trail, and fences every claim; the Redis queues keep jobs in memory.
+Each queue has as many worker processes as the machine has cores, unless it cannot use them: one process dispatches from a file of ours.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import NamedTuple
 
 from bench.command_turns import SPOOLERS
 from bench.harness import Contestant, Measure, Table, fresh, main
@@ -21,18 +24,29 @@ OURS, OVER_HTTP = "penstock (on disk)", "penstock over HTTP (on disk)"
 ON_POSTGRES = "penstock, PostgreSQL (on disk)"
 RUNNER = "penstock daemon (on disk)"
 
-#: name: its module, its server, and how many jobs fill a turn.
-QUEUES: Mapping[str, tuple[str, str, int]] = {
-    OURS: ("penstock_", "", 20_000),
-    OVER_HTTP: ("penstock_http", "", 8_000),
-    ON_POSTGRES: ("penstock_pg", "postgres", 10_000),
-    "PgQueuer (on disk)": ("pgqueuer_", "postgres", 15_000),
-    "Procrastinate (on disk)": ("procrastinate_", "postgres", 500),
-    "Huey, SQLite (on disk)": ("huey_", "", 2_000),
-    "Dramatiq (in memory)": ("dramatiq_", "redis", 5_000),
-    "taskiq (in memory)": ("taskiq_", "redis", 5_000),
-    "Celery (in memory)": ("celery_", "redis", 1_500),
-    "RQ (in memory)": ("rq_", "redis", 1_000),
+CORES = os.cpu_count() or 1
+
+
+class Queue(NamedTuple):
+    """Its module, its server, how many jobs fill a turn, and how many worker processes it can use on this machine."""
+
+    module: str
+    server: str
+    jobs: int
+    processes: int = CORES
+
+
+QUEUES: Mapping[str, Queue] = {
+    OURS: Queue("penstock_", "", 20_000, processes=1),  # one process dispatches from a file
+    OVER_HTTP: Queue("penstock_http", "", 8_000),
+    ON_POSTGRES: Queue("penstock_pg", "postgres", 30_000),
+    "PgQueuer (on disk)": Queue("pgqueuer_", "postgres", 30_000),
+    "Procrastinate (on disk)": Queue("procrastinate_", "postgres", 500),
+    "Huey, SQLite (on disk)": Queue("huey_", "", 2_000),
+    "Dramatiq (in memory)": Queue("dramatiq_", "redis", 5_000),
+    "taskiq (in memory)": Queue("taskiq_", "redis", 5_000),
+    "Celery (in memory)": Queue("celery_", "redis", 1_500),
+    "RQ (in memory)": Queue("rq_", "redis", 1_000),
 }
 DURABLE = [name for name in QUEUES if "on disk" in name and "penstock" not in name]
 PEERS = [name for name in QUEUES if "penstock" not in name]
@@ -46,7 +60,7 @@ IN_PROCESSES: Mapping[str, tuple[str, str, int]] = {
     "RQ, a process a job (in memory)": ("rq_", "redis", 200),
 }
 #: Those who are on the same server: what several hosts could share.
-SHARED = [name for name in PEERS if QUEUES[name][1] == "postgres"]
+SHARED = [name for name in PEERS if QUEUES[name].server == "postgres"]
 BULK = {"penstock_", "penstock_http", "penstock_pg", "pgqueuer_", "procrastinate_", "rq_"}
 
 
@@ -69,8 +83,15 @@ def measures(servers: Mapping[str, str], quick: bool) -> Sequence[Measure]:
 def drain(servers: Mapping[str, str], quick: bool) -> Measure:
     wanted = {peer: 2.0 if peer.startswith("PgQueuer") else 8.0 for peer in PEERS}
     contestants = [
-        _contestant(name, "drain", server and servers[server], "work", max(50, count // (20 if quick else 1)))
-        for name, (_, server, count) in QUEUES.items()
+        _contestant(
+            name,
+            "drain",
+            servers,
+            "work",
+            queue.processes,
+            max(50, queue.jobs // (20 if quick else 1)),
+        )
+        for name, queue in QUEUES.items()
     ]
     title = "Claim, run and complete no-op jobs"
     shared = dict.fromkeys(SHARED, 1.0)
@@ -88,7 +109,7 @@ def processes(servers: Mapping[str, str], quick: bool) -> Measure:
     for name, (module, server, full) in IN_PROCESSES.items():
         work, count = "work" if name == RUNNER else "work_in_processes", max(50, full // (10 if quick else 1))
         turn = partial(
-            fresh, "bench.job_turns:drain", module, server and servers[server], work, count, seconds=240
+            fresh, "bench.job_turns:drain", module, server and servers[server], work, 1, count, seconds=240
         )
         contestants.append(Contestant(name, turn, size=f"{count:,} jobs", ours=name == RUNNER))
     wanted = {name: 5.0 for name in IN_PROCESSES if name != RUNNER}
@@ -119,12 +140,14 @@ def submit(servers: Mapping[str, str], quick: bool, how: str, title: str) -> Mea
     counts = {"one": 1_000, "bulk": 10_000, "eight": 8_000}
     count = counts[how] // (10 if quick else 1)
     contestants = [
-        _contestant(name, "submit", server and servers[server], how, count)
-        for name, (module, server, _) in QUEUES.items()
-        if how != "bulk" or module in BULK
+        _contestant(name, "submit", servers, how, count)
+        for name, queue in QUEUES.items()
+        if how != "bulk" or queue.module in BULK
     ]
     wanted = (
-        {} if how == "one" else {peer: 1.0 for peer in DURABLE if how != "bulk" or QUEUES[peer][0] in BULK}
+        {}
+        if how == "one"
+        else {peer: 1.0 for peer in DURABLE if how != "bulk" or QUEUES[peer].module in BULK}
     )
     shared = {peer: 1.0 for peer in SHARED if how == "bulk"}
     tables = [
@@ -137,13 +160,16 @@ def submit(servers: Mapping[str, str], quick: bool, how: str, title: str) -> Mea
 
 def latency(servers: Mapping[str, str], quick: bool) -> Measure:
     contestants = [
-        _contestant(name, "latency", server and servers[server], 20 if quick else 100)
-        for name, (_, server, _) in QUEUES.items()
+        _contestant(name, "latency", servers, queue.processes, 20 if quick else 200)
+        for name, queue in QUEUES.items()
     ]
     tables = [
         Table("From submit to start, idle: median", "p50_ms", "ms", "less", OURS, dict.fromkeys(PEERS, 1.0)),
         Table("From submit to start, idle: 95th percentile", "p95_ms", "ms", "less", OURS),
         Table("From submit to start, idle, on PostgreSQL: median", "p50_ms", "ms", "less", ON_POSTGRES),
+        Table(
+            "From submit to start, idle, on PostgreSQL: 99th percentile", "p99_ms", "ms", "less", ON_POSTGRES
+        ),
         Table("From submit to start, idle, with the SDK's worker: median", "p50_ms", "ms", "less", OVER_HTTP),
     ]
     return Measure("latency", contestants, tables)
@@ -235,9 +261,13 @@ def idle(quick: bool) -> Measure:
     return Measure("idle", [Contestant(name, turn, ours=True)], [table])
 
 
-def _contestant(name: str, turn: str, server: str, *arguments: object) -> Contestant:
-    run = partial(fresh, f"bench.job_turns:{turn}", QUEUES[name][0], server, *arguments, seconds=240)
+def _contestant(name: str, turn: str, servers: Mapping[str, str], *arguments: object) -> Contestant:
+    queue = QUEUES[name]
+    server = queue.server and servers[queue.server]
+    run = partial(fresh, f"bench.job_turns:{turn}", queue.module, server, *arguments, seconds=240)
     size = f"{arguments[-1]:,} jobs"
+    if turn != "submit":
+        size += f", {queue.processes} process" + "es" * (queue.processes > 1)
     return Contestant(name, run, size=size, ours="penstock" in name)
 
 

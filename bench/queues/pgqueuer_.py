@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import asyncpg
+import uvloop
 from pgqueuer import PgQueuer
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.adapters.persistence.queries import Queries
@@ -23,12 +24,12 @@ def prepare() -> None:
         await Queries(AsyncpgDriver(connection)).install()
         await connection.close()
 
-    asyncio.run(fresh())
+    uvloop.run(fresh())
 
 
 @contextmanager
 def session() -> Iterator[Callable[[], object]]:
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         connection = runner.run(asyncpg.connect(server()))
         queries = Queries(AsyncpgDriver(connection))
         yield lambda: runner.run(queries.enqueue("tick", None))
@@ -44,7 +45,7 @@ def submit_bulk(count: int) -> None:
             await queries.enqueue(["tick"] * portion, [None] * portion, [0] * portion)
         await connection.close()
 
-    asyncio.run(all_of_them())
+    uvloop.run(all_of_them())
 
 
 def work() -> None:
@@ -59,4 +60,4 @@ def work() -> None:
 
         await app.qm.run(batch_size=300)
 
-    asyncio.run(run())
+    uvloop.run(run())

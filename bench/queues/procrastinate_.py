@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import procrastinate
+import uvloop
 
 from bench.queues.tick import server, tick
 
@@ -26,7 +26,7 @@ def prepare() -> None:
             await app.connector.execute_query_async("CREATE SCHEMA public")
             await app.schema_manager.apply_schema_async()
 
-    asyncio.run(fresh())
+    uvloop.run(fresh())
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def submit_bulk(count: int) -> None:
             for first in range(0, count, 1_000):
                 await job.batch_defer_async(*[{}] * min(1_000, count - first))
 
-    asyncio.run(all_of_them())
+    uvloop.run(all_of_them())
 
 
 def work() -> None:
@@ -54,4 +54,4 @@ def work() -> None:
                 concurrency=30, fetch_job_polling_interval=0.1, delete_jobs="successful"
             )
 
-    asyncio.run(run())
+    uvloop.run(run())

@@ -30,17 +30,17 @@ def submit_bulk(count: int) -> None:
 
 
 def work() -> None:
-    """Two workers that run jobs in themselves."""
+    """A worker that runs jobs in itself."""
     _work(SimpleWorker)
 
 
 def work_in_processes() -> None:
-    """The default: a process for each job, so that one can be ended without its worker."""
+    """The default: a process for each job, so that one can be ended without its worker. Two workers."""
+    os.fork()
     _work(Worker)
 
 
 def _work(kind: type[Worker]) -> None:
     logging.disable(logging.WARNING)
-    os.fork()
     connection = Redis.from_url(server())
     kind([Queue(connection=connection)], connection=connection).work(logging_level="ERROR")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import uvloop
 from redis import Redis
 from taskiq.receiver import Receiver
 from taskiq_redis import ListQueueBroker
@@ -31,7 +32,7 @@ def prepare() -> None:
 
 @contextmanager
 def session() -> Iterator[Callable[[], object]]:
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(broker.startup())
         yield lambda: runner.run(job.kiq())
         runner.run(broker.shutdown())
@@ -47,7 +48,7 @@ def work() -> None:
             receiver = Receiver(broker, executor, max_async_tasks=100, max_prefetch=100, run_startup=False)
             await receiver.listen(asyncio.Event())
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def work_in_processes() -> None:
