@@ -110,23 +110,6 @@ def test_slow_callers_harm_nobody(hasty):
     assert hasty.client.get("/stats").status == 200
 
 
-def test_more_connections_than_there_is_room_for_are_turned_away(hasty):
-    held = [call(hasty) for _ in range(30)]
-    turned_away = call(hasty)
-
-    assert status(rest(turned_away)) == 503
-    for line in held:
-        line.close()
-    until(lambda: status_or_none(hasty) == 200)
-
-
-def status_or_none(place):
-    try:
-        return place.client.get("/stats").status
-    except OSError:
-        return None
-
-
 @pytest.mark.parametrize(
     "flood",
     [b"X: " + b"a" * 100_000 + b"\r\n", b"X: a\r\n" * 5_000, b"X" * 200_000],
@@ -224,7 +207,7 @@ def test_a_socket_left_by_a_killed_server_is_taken_over_and_a_live_one_is_not(tm
 
 def test_a_visitor_of_another_user_is_not_let_in(place, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-    monkeypatch.setattr("penstock.http.connection._peer_uid", lambda _: 54_321)
+    monkeypatch.setattr("penstock.http.listening.peer_uid", lambda _: 54_321)
 
     with pytest.raises(OSError):
         place.local.get("/stats")

@@ -449,6 +449,7 @@ def test_an_addon_that_reports_trouble_of_its_own_stops_no_other(tmp_path):
     """Its token is bound to it, so it speaks for itself. The owner's own tokens speak for the host."""
     place = Place(tmp_path, start=False, rules={"capacity": Capacity()})
     try:
+        assert place.client.get("/capacity").json["quiet"] == "PANIC"  # nothing has been measured yet
         for name in ("cpu", "memory"):
             place.house.machine.report(Reading(name, 0.0, place.store.now(), ttl=HOUR))
         loud = place.client.mint(addon_id="loud")

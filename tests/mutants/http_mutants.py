@@ -6,6 +6,7 @@ from tests.mutants.planting import planter_for_one
 
 COST = "tests/http/test_loop_cost.py"
 FAIRNESS = "tests/http/test_fairness.py"
+LISTENING = "tests/http/test_listening.py"
 CONNECTION = "tests/http/test_connection.py"
 RIGHTS = "tests/http/test_rights.py"
 TOKENS = "tests/http/test_tokens.py"
@@ -26,7 +27,7 @@ MUTANTS = [
     mutant("a revoked token counts elsewhere", "tokens", "        if self._timer() >= self._look_at:\n", "        if False:\n", TOKENS, "a_token_revoked_elsewhere_is_refused_within_a_second"),
     mutant("a shared file of tokens is read", "tokens", "        private_file(self.path)\n", "", TOKENS, "a_file_that_others_can_read_is_refused"),
     mutant("anything is taken for JSON", "body", '        if content_type != b"application/json":\n', "        if False:\n", RIGHTS, "only_json_is_understood"),
-    mutant("a stranger comes by the socket", "connection", "if peer is not None and peer not in (os.geteuid(), 0):", "if False:", CONNECTION, "a_visitor_of_another_user_is_not_let_in"),
+    mutant("a stranger comes by the socket", "listening", "if user not in (os.geteuid(), 0):", "if False:", CONNECTION, "a_visitor_of_another_user_is_not_let_in"),
     mutant("another's job is shown", "office", "if job is None or not self.owns(job.intent.addon_id):", "if job is None:", RIGHTS, "a_token_of_another_addon_meets_nothing_of_ours"),
     mutant("another's lease can be used", "office", "if lease is None or not self.owns(lease.addon_id):", "if lease is None:", RIGHTS, "a_token_of_another_addon_meets_nothing_of_ours"),
     mutant("another addon can be named", "office", "if bound is not None and asked is not None and asked != bound:", "if False:", RIGHTS, "a_token_of_another_addon_meets_nothing_of_ours"),
@@ -48,4 +49,10 @@ MUTANTS = [
     mutant("trailers count as headers", "connection", "        if self._in_head:\n            super().on_header(name, value)\n", "        super().on_header(name, value)\n", CONNECTION, "trailers_are_no_headers"),
     mutant("one addon may have all threads", "pool", " or self._running[o] < self._per_owner), None)", " or True), None)", FAIRNESS, "slow_reads_of_one_addon_delay_no_heartbeat_of_another"),
     mutant("calls are made first come first served", "pool", "                self._queues.move_to_end(owner)\n", "                pass\n", FAIRNESS, "owners_take_turns_and_each_is_served_in_its_order"),
+    mutant("plain HTTP is taken from any address", "listening", "        return self._tls or _plain(address).is_loopback or self.is_proxy(address)\n", "        return True\n", LISTENING, "plain_http_from_an_undeclared_address_is_refused"),
+    mutant("a full listener refuses newcomers", "budget", "            if (holder := held.idle()) is not None:\n", "            if False and (holder := held.idle()) is not None:\n", LISTENING, "clients_that_say_nothing_lock_nobody_out"),
+    mutant("one peer may have all places", "budget", "len(own) >= self._per_peer and", "len(own) >= self._most and", LISTENING, "one_peer_cannot_have_all_places"),
+    mutant("a handshake may take its time", "listening", '"ssl_handshake_timeout": self._doors.head_sec', '"ssl_handshake_timeout": 600.0', LISTENING, "a_handshake_that_is_not_made_is_cut_off"),
+    mutant("an answer may wait for its reader for ever", "connection", "self.loop.call_later(self._doors.unread_sec, self.transport.abort)", "self.loop.call_later(1e9, self.transport.abort)", LISTENING, "a_client_that_does_not_read_its_answer_is_dropped"),
+    mutant("connections may use all descriptors", "listening", "max(4, most // 2 - unix)", "max(4, 4 * most)", LISTENING, "half_of_the_descriptors_are_kept_back_for_jobs"),
 ]  # fmt: skip

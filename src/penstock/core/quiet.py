@@ -121,6 +121,11 @@ class Thresholds:
     #: How far below a threshold the score must fall before the better state is believed.
     margin: float = 0.5
 
+    @property
+    def clearly_normal(self) -> float:
+        """The highest score with which a machine that was worse is NORMAL again."""
+        return max(0.0, self.normal - self.margin)
+
     def severity(self, score: float) -> int:
         return bisect_left((self.quiet, self.normal, self.busy), score)
 

@@ -86,8 +86,9 @@ class Machine:
                 labels=self._labels,
             )
         with self._lock:
-            score = busy(self._readings.values(), now, self._rules.senses, self._rules.thresholds.normal)
-            self._quiet = quiet = observe(self._quiet, score, now, self._rules.thresholds)
+            thresholds = self._rules.thresholds
+            score = busy(self._readings.values(), now, self._rules.senses, thresholds.clearly_normal)
+            self._quiet = quiet = observe(self._quiet, score, now, thresholds)
         units = capacity.units(score.score)
         return Conditions(
             units,

@@ -127,6 +127,10 @@ class Api:
             return
         if scope["type"] != "http":
             raise RuntimeError("only HTTP is served here")
+        if scope.get("penstock.proxied", False) and _in_the_clear(scope["headers"]):
+            error = Forbidden("the proxy took this request in the clear; use HTTPS")
+            await _refuse(scope, send, error)
+            return
         if self._page is not None and self._page.owns(scope["path"]):
             try:
                 await self._page(scope, receive, send)
@@ -149,6 +153,8 @@ class Api:
         check_request(request.headers, self._exposure)
         path, verb = request.scope["path"], request.scope["method"]
         who = _NOBODY if path == "/healthz" else self._principal(request)
+        if who is not _NOBODY:
+            request.prove()
         route, parameter = self._router.find(verb, path)
         if not isinstance(route.scope, Open) and route.scope not in who.scopes:
             raise Forbidden(f"this needs a token with the scope {route.scope}", scope=str(route.scope))
@@ -328,6 +334,12 @@ class _Request:
         )
         await self.send({"type": "http.response.body", "body": body})
 
+    def prove(self) -> None:
+        """The client has shown a token: its connection gives way after those that have shown nothing."""
+        proven = self.scope.get("penstock.proven")
+        if proven is not None:
+            proven()
+
     def abort(self) -> None:
         """Not to be closed in good order: what waits to be sent would wait for ever."""
         abort = self.scope.get("penstock.abort")
@@ -337,6 +349,11 @@ class _Request:
     def close(self) -> None:
         if self._gone is not None:
             self._gone.cancel()
+
+
+def _in_the_clear(headers: list[tuple[bytes, bytes]]) -> bool:
+    """What a declared proxy says of its own client. Of other peers no such header is read at all."""
+    return any(name == b"x-forwarded-proto" and value.lower() != b"https" for name, value in headers)
 
 
 #: Sent twice, these could mean one thing to a proxy and another to us.

@@ -1,20 +1,18 @@
 """
 One connection: what must hold before an application sees anything of it.
 
-The whole head of a request has a deadline and a size, both absolute: a client that sends a byte now and then gains nothing by it. A connection over
-the Unix socket is asked for its user, by the kernel.
+The whole head of a request has a deadline and a size, both absolute: a client that sends a byte now and then gains nothing by it. Nor does one that
+does not read its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from uvicorn.config import Config
@@ -23,7 +21,7 @@ from uvicorn.server import ServerState
 
 from penstock.http.wire import Problem
 
-__all__ = ["Connection", "Doors"]
+__all__ = ["Connection", "Doors", "refusal"]
 
 _MAX_HEAD: Final = 16_384
 _MAX_HEADERS: Final = 100
@@ -31,21 +29,41 @@ _MAX_HEADERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """`head_sec`: from the first byte of a request, or from the connection, to the end of its head; `body_sec`: from there to its end."""
+    """
+    `connections`: over TCP, of which one peer may have `per_peer`; `local`: over the owner's Unix socket.
+
+    `head_sec`: from the first byte of a request, or from the connection, to the end of its head, and for a TLS handshake; `body_sec`: from there to its
+    end; `unread_sec`: for a client to take what waits to be sent.
+    """
 
     connections: int = 1_000
+    per_peer: int = 750
+    local: int = 250
     head_sec: float = 10.0
     body_sec: float = 30.0
+    unread_sec: float = 30.0
 
 
 class Connection(HttpToolsProtocol):
+    """`local`: it came by the Unix socket, as the owner. `proxied`: a declared proxy sends it."""
+
     def __init__(
-        self, config: Config, server_state: ServerState, doors: Doors, loop: asyncio.AbstractEventLoop
+        self,
+        config: Config,
+        server_state: ServerState,
+        doors: Doors,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        local: bool,
+        proxied: bool,
     ) -> None:
         super().__init__(config, server_state, {}, loop)
-        self._doors = doors
-        self._local = False
+        self._doors, self._local, self._proxied = doors, local, proxied
+        self.made = False
+        self.on_lost: Callable[[], None] = _nothing
+        self.on_proven: Callable[[], None] = _nothing
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         #: What has arrived since the head began; how many headers the parser found, and the bytes in them and in the path.
         self._head_size = self._headers = self._parsed = 0
         self._in_head, self._in_body = True, False
@@ -53,19 +71,40 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
-        if len(self.connections) > self._doors.connections:
-            self._refuse(503, "too_many", "too many connections are open")
-            return
-        peer = _peer_uid(transport)
-        if peer is not None and peer not in (os.geteuid(), 0):
-            transport.abort()
-            return
-        self._local = peer is not None
+        self.made = True
         self._arm(self._doors.head_sec)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._has_read()
         super().connection_lost(exc)
+        self.on_lost()
+
+    @property
+    def idle(self) -> bool:
+        """No request is being served: its head has not arrived, or its answer has been sent."""
+        return not self.cycle or self.cycle.response_complete
+
+    def give_way(self) -> None:
+        if (
+            not self.cycle
+        ):  # uvicorn declares that there always is one; before the first request there is none
+            self._refuse(503, "too_many", "too many connections are open")
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self._doors.unread_sec, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._has_read()
+        super().resume_writing()
+
+    def _has_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -89,6 +128,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._head_size, self._headers, self._parsed = True, 0, 0, 0
         self.scope["penstock.local"] = self._local  # type: ignore[typeddict-unknown-key]  # ASGI allows more keys
+        self.scope["penstock.proxied"] = self._proxied  # type: ignore[typeddict-unknown-key]  # as above
+        self.scope["penstock.proven"] = self.on_proven  # type: ignore[typeddict-unknown-key]  # as above
         self.scope["penstock.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]  # as above
         self.server_state.default_headers = _dated()
 
@@ -144,26 +185,23 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, code: str, detail: str) -> None:
         """Before there is a request that could be answered: by hand, and then the line is cut."""
-        problem = Problem(
-            f"urn:penstock:{code}", detail, status, detail, code, "Send a smaller request, at once."
-        )
-        body = msgspec.json.encode(problem)
-        self.transport.write(
-            STATUS_LINE[status]
-            + b"content-type: application/problem+json\r\nconnection: close\r\n"
-            + b"content-length: %d\r\n\r\n" % len(body)
-            + body
-        )
+        self.transport.write(refusal(status, code, detail, "Send a smaller request, at once."))
         self.transport.close()
 
 
-def _peer_uid(transport: asyncio.Transport) -> int | None:
-    """Of a Unix socket's other end; None for any other kind of socket."""
-    sock: socket.socket = transport.get_extra_info("socket")
-    if sock.family != socket.AF_UNIX:
-        return None
-    found: tuple[Any, ...] = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(found[1])
+def refusal(status: int, code: str, detail: str, hint: str) -> bytes:
+    """A whole answer, for a connection that ends with it."""
+    body = msgspec.json.encode(Problem(f"urn:penstock:{code}", detail, status, detail, code, hint))
+    return (
+        STATUS_LINE[status]
+        + b"content-type: application/problem+json\r\nconnection: close\r\n"
+        + b"content-length: %d\r\n\r\n" % len(body)
+        + body
+    )
+
+
+def _nothing() -> None:
+    pass
 
 
 _date: tuple[int, list[tuple[bytes, bytes]]] = (0, [])

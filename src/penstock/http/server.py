@@ -29,6 +29,7 @@ from penstock.engine.private import Unsafe, private_directory, secret_key
 from penstock.http.app import Api, Limits
 from penstock.http.connection import Connection, Doors
 from penstock.http.guard import LOOPBACK, Exposure, check_exposure
+from penstock.http.listening import Listener, Peers, rooms
 from penstock.http.metrics import families
 from penstock.http.office import Office, Runs
 from penstock.http.page import Page
@@ -86,9 +87,11 @@ class Server:
                 trusted_proxies=config.trusted_proxies,
                 allowed_hosts=config.allowed_hosts,
             )
+        self._peers = Peers(config.trusted_proxies, tls=config.tls_cert is not None)
         self.tokens = TokenFile(config.directory, house.store.now, first=config.token_file)
         self.token_file = config.token_file or config.directory / FIRST_FILE
         self.port = 0
+        self.listeners: list[Listener] = []
         self._office: Office | None = None
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
@@ -166,13 +169,15 @@ class Server:
             sockets = [sock for sock in (self._tcp(undo), self._unix(undo)) if sock]
             page = self._page(office, exposure)
             api = Api(office, exposure=exposure, limits=config.limits, page=page)
-            servers = [await self._listen(sock, api, state) for sock in sockets]
+            self.listeners = [self._listen(sock, api, state) for sock in sockets]
+            for listener in self.listeners:
+                undo.callback(listener.close)
             office.beats.start()
             self._ready.set()
             await self._stop.wait()
             api.stopping = True
-            for server in servers:
-                server.close()
+            for listener in self.listeners:
+                listener.close()
             office.trail.close()
             await office.beats.close()
             await self._drain(state)
@@ -185,7 +190,7 @@ class Server:
         office.page_url = self.url
         return Page(self._config.page, office.sessions, exposure, self._house.store.now, office.opened)
 
-    async def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> asyncio.AbstractServer:
+    def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> Listener:
         settings = uvicorn.Config(
             app=api,
             lifespan="off",
@@ -197,12 +202,19 @@ class Server:
         )
         settings.load()
 
-        def connection() -> Connection:
-            return Connection(settings, state, self._config.doors, self._loop)
-
-        if sock.family == socket.AF_UNIX:
-            return await self._loop.create_unix_server(connection, sock=sock)
-        return await self._loop.create_server(connection, sock=sock, ssl=self._tls(), backlog=512)
+        doors = self._config.doors
+        unix = sock.family == socket.AF_UNIX
+        return Listener(
+            sock,
+            lambda local, proxied: Connection(
+                settings, state, doors, self._loop, local=local, proxied=proxied
+            ),
+            most=rooms(doors).unix if unix else rooms(doors).tcp,
+            doors=doors,
+            peers=self._peers,
+            tls=None if unix else self._tls(),
+            loop=self._loop,
+        )
 
     def _tls(self) -> ssl.SSLContext | None:
         if self._config.tls_cert is None:
@@ -243,7 +255,6 @@ class Server:
         sock.bind(str(path))
         undo.callback(path.unlink, missing_ok=True)
         path.chmod(0o600)
-        sock.listen(512)
         return sock
 
     async def _drain(self, state: ServerState) -> None:

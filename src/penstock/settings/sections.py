@@ -97,7 +97,7 @@ class Server:
     trusted_proxies: tuple[str, ...] = key(
         many(text("an IP address", r"[0-9a-fA-F.:]{2,45}")),
         (),
-        "proxies that do TLS for us; needed to listen beyond loopback without a certificate",
+        "proxies that do TLS for us; needed to listen beyond loopback without a certificate. Plain HTTP from other machines is refused",
     )
     token_file: Path | None = key(
         optional(folder("the path of a file")),
