@@ -93,7 +93,8 @@ def test_a_daemon_whose_file_is_deleted_says_so_until_the_saved_copy_is_put_in_i
     daemon.end(signal.SIGKILL)
     for _ in range(2):
         assert "missing, but it had come to event" in refused(daemon)
-    (daemon.data / "jobs.db.rescued").rename(daemon.data / "jobs.db")
+    restored = command(daemon, "db", "restore", str(daemon.data / "jobs.db.rescued"))
+    assert restored.returncode == 0, restored.stderr
     daemon.start()
     with client_of(daemon) as client:
         assert {job.job_id for job in client.jobs().jobs} == acknowledged

@@ -162,9 +162,8 @@ class FileGuard:
             )
             return _lost(lost, f"{why}, and {keep}")
         saved = f"What was acknowledged before has been saved into {copy}"
-        return _lost(
-            lost, f"{saved}: end every process that uses {self._path}, move {copy} there, and start again"
-        )
+        back = f"`penstock db restore {copy} --path {self._path}`"
+        return _lost(lost, f"{saved}: end every process that uses {self._path}, run {back}, and start again")
 
     def _checkpoint(self) -> bool:
         try:
@@ -232,7 +231,9 @@ def refuse_missing(path: Path, known: HighWater | None, *, accept_loss: bool) ->
     holds = [f"{wal} has {log_bytes} bytes of its data"] if log_bytes else []
     holds += [f"it had come to event {event}"] if event else []
     rescued = path.with_name(path.name + ".rescued")
-    copy = f" {rescued} is a copy that was saved when the file was lost." if rescued.exists() else ""
+    copy = ""
+    if rescued.exists():
+        copy = f" {rescued} is a copy that was saved when the file was lost: `penstock db restore {rescued} --path {path}`."
     raise StoreFailed(
         f"{path} is {state}, but {' and '.join(holds)}. Nothing was changed. Put the file back, or restore a backup.{copy} {_GO_ON}",
         kind="missing",
