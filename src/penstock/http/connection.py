@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.http.wire import Problem
@@ -59,7 +59,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {}, loop)
         self._doors, self._local, self._proxied = doors, local, proxied
-        self.made = False
+        self.made = self._asked = False
         self.on_lost: Callable[[], None] = _nothing
         self.on_proven: Callable[[], None] = _nothing
         self._timer: asyncio.TimerHandle | None = None
@@ -83,7 +83,8 @@ class Connection(HttpToolsProtocol):
     @property
     def idle(self) -> bool:
         """No request is being served: its head has not arrived, or its answer has been sent."""
-        return not self.cycle or self.cycle.response_complete
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
 
     def give_way(self) -> None:
         if (
@@ -156,6 +157,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._disarm()
+        self._asked = True
         self._in_head, self._in_body = False, True
         super().on_headers_complete()
 
