@@ -66,3 +66,67 @@ def test_a_pulse_goes_on_when_the_clock_is_set_back(works):
     pulse.step(works.now)
 
     assert [second.at for second in pulse.history()][-1] == works.now
+
+
+def failing(works):
+    """A job whose next attempt is due in 6 s."""
+    [job_id] = works.submit(retry_delays_sec=(6,))
+    works.step()
+    works.desk.fail(works.desk.lease(job_id).dispatch_id, "no")
+    return job_id
+
+
+@pytest.mark.parametrize("by", [-3 * 3600, 3 * 3600])
+def test_a_retry_is_due_when_it_was_if_the_clock_is_set_while_the_scheduler_runs(works, times, by):
+    from penstock.engine.clock import SteadyClock
+    from penstock.engine.keeper import Keeper
+
+    job_id = failing(works)
+    clock = SteadyClock(lambda: times.wall, lambda: times.steady)
+    keeper = Keeper(works.store, works.rules, clock)
+    times.wall += by * SECOND
+    works.later(by)
+    keeper.step(clock())
+
+    assert works.store.job(job_id).not_before == works.now + 6 * SECOND
+    assert [event.data for event in works.store.events(0, 100) if event.kind == "CLOCK_SHIFTED"] == [
+        {"by": by * SECOND}
+    ]
+
+
+def test_a_retry_is_due_when_it_was_if_the_clock_is_set_back_while_no_scheduler_runs(works):
+    from penstock.engine.recovery import recover
+
+    job_id = failing(works)
+    works.later(-3 * 3600)
+    recover(works.store, works.rules)
+
+    assert works.store.job(job_id).not_before == works.now + 6 * SECOND
+    assert "CLOCK_SHIFTED" in [event.kind for event in works.store.events(0, 100)]
+    works.later(6)
+    works.step()
+    assert works.state(job_id) == "DISPATCHING"
+
+
+def test_a_start_after_a_pause_shifts_nothing(works):
+    from penstock.engine.recovery import recover
+
+    job_id = failing(works)
+    due = works.store.job(job_id).not_before
+    works.later(3)
+    recover(works.store, works.rules)
+
+    assert works.store.job(job_id).not_before == due
+    assert "CLOCK_SHIFTED" not in [event.kind for event in works.store.events(0, 100)]
+
+
+def test_a_victim_of_preemption_has_its_time_again_when_the_clock_is_set_back():
+    from penstock.core.preempt import Act, Preemption, advance, begin
+
+    rules = Preemption(patience=60 * SECOND)
+    cycle = begin("victim.1", "wanted", T0, rules)
+    now = T0 - 3_600 * SECOND
+    cycle, act = advance(cycle, victim_runs=True, still_wanted=True, now=now, preemption=rules)
+
+    assert (act, cycle.due) == (None, now + 60 * SECOND)
+    assert advance(cycle, victim_runs=True, still_wanted=True, now=cycle.due, preemption=rules)[1] is Act.ASK

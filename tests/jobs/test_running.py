@@ -16,7 +16,7 @@ from tests.waiting import until
 import penstock
 from penstock.core import changes
 from penstock.core.landing import End
-from penstock.core.words import SECOND
+from penstock.core.words import HOUR, SECOND
 
 
 def kinds(job):
@@ -801,3 +801,25 @@ def test_a_job_shows_the_process_that_runs_it(real):
         "RUNNING",
         "DONE",
     ]
+
+
+def test_a_run_keeps_its_lease_when_the_clock_is_set_back(make):
+    scheduler = make(lease=3)
+    began, go_on = threading.Event(), threading.Event()
+
+    @scheduler.job
+    def slow() -> str:
+        began.set()
+        go_on.wait(60)
+        return "done"
+
+    with scheduler:
+        job = slow.enqueue()
+        assert began.wait(20)
+        scheduler._clock.accept(-3 * HOUR)
+        scheduler._store.shift(-3 * HOUR)
+        [held] = scheduler._store.live()
+        until(lambda: scheduler._store.dispatch(held.dispatch_id).expires_at > held.expires_at)
+        go_on.set()
+        assert job.result(20) == "done"
+    assert len(job.attempts()) == 1

@@ -72,7 +72,7 @@ MUTANTS = [
     jobs(
         "beats",
         "leases are not renewed",
-        "        due = left < self._lease_for * 2 // 3\n",
+        "        due = left < self._lease_for * 2 // 3 or left > self._lease_for\n",
         "        due = False\n",
     ),
     jobs("crew", "the place of a lost run is lost with it", "        self.hands.give_up(attempt)\n", ""),

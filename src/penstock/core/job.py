@@ -17,7 +17,7 @@ from penstock.core.retry import NONE_YET, Counters
 from penstock.core.states import State
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
-__all__ = ["Dispatch", "Event", "Job", "Kind", "Place", "dispatch_id_of", "place", "shown"]
+__all__ = ["Dispatch", "Event", "Job", "Kind", "Place", "dispatch_id_of", "place", "shift_place", "shown"]
 
 
 class Kind(StrEnum):
@@ -100,6 +100,21 @@ def place(
         turn=turn(intent.priority, ready_at, ordering.aging),
         demand=demand or demand_of(intent),
     )
+
+
+def shift_place(place: Place, by: Span, *, in_line: bool) -> Place:
+    """
+    The same place after the wall clock was set by `by`. Spans of ours move with the clock: how long the job has waited, and the delay of
+    a retry (`not_before`). Moments that a user gave (`earliest_start_at`, `deadline_at`) are meant by the wall clock, and stay.
+    """
+    earliest = place.earliest_start_at or 0
+    not_before = None if place.not_before is None else place.not_before + by
+    if not in_line and place.ready_at == place.earliest_start_at:
+        ready_at = max(earliest, not_before or 0)
+    else:
+        ready_at = max(place.ready_at + by, earliest)
+    turn = place.turn + ready_at - place.ready_at
+    return replace(place, not_before=not_before, ready_at=ready_at, turn=turn)
 
 
 def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:

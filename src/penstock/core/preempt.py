@@ -9,7 +9,7 @@ asked, asked again, and then made to; a cycle that is under way is finished befo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -111,6 +111,8 @@ def advance(
     """None: the cycle is over. A victim that ended by itself closes it, and so does a job that needs the room no longer."""
     if not victim_runs or not still_wanted:
         return None, None
+    if cycle.due > now + preemption.patience:  # the clock was set back since: the victim has its time again
+        return replace(cycle, due=now + preemption.patience), None
     if now < cycle.due:
         return cycle, None
     if cycle.asked == 1:

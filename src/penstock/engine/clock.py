@@ -2,17 +2,21 @@
 A clock that no lease can be moved by.
 
 It is the wall clock of the moment it was made, carried on by the monotonic clock. When the wall clock has been set since, `jump`
-says by how much, and `accept` takes it over: the keeper then moves every lease by the same amount, so none grows or shrinks.
+says by how much, and `accept` takes it over: the keeper then moves every lease and every delay by the same amount, so none grows or shrinks.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from penstock.core.words import SECOND, Moment, Span
 
-__all__ = ["SteadyClock", "comes_later"]
+__all__ = ["TOLERANCE", "SteadyClock", "comes_later"]
+
+#: What clocks differ by without having been set.
+TOLERANCE: Final[Span] = 2 * SECOND
 
 
 def comes_later(moment: Moment, now: Moment, pause: Span) -> bool:
@@ -35,7 +39,7 @@ class SteadyClock:
         wall: Callable[[], Moment] = _wall,
         steady: Callable[[], Span] = _steady,
         *,
-        tolerance: Span = 2 * SECOND,
+        tolerance: Span = TOLERANCE,
     ) -> None:
         self._wall, self._steady, self._tolerance = wall, steady, tolerance
         self._base = wall() - steady()

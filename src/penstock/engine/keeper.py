@@ -65,7 +65,9 @@ class Keeper:
     def _mind_the_clock(self) -> int:
         by = 0 if self._clock is None else self._clock.jump()
         if by and self._clock is not None:
-            log.warning("the wall clock was set by %+.1f s; leases move with it", by / 1e6)
+            log.warning(
+                "the wall clock was set by %+.1f s; leases and delays of retries move with it", by / 1e6
+            )
             if self._shifts is not None:
                 self._shifts(by)
             self._clock.accept(by)

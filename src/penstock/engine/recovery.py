@@ -27,6 +27,7 @@ from penstock.core.job import Dispatch, Job, Kind
 from penstock.core.landing import End, Phase
 from penstock.core.order import Aging
 from penstock.core.words import DispatchId, JobId, Moment
+from penstock.engine.clock import TOLERANCE
 from penstock.engine.rules import Rules
 from penstock.stores.protocol import Store
 
@@ -60,6 +61,7 @@ def workers_named(prefix: str) -> Survivors:
 
 def recover(store: Store, rules: Rules, survivors: Survivors | None = None, holder: str = "") -> Recovered:
     """To be called with the right to dispatch, and before anything else is done with it."""
+    _follow_the_clock(store)
     here = [d for d in store.live(limit=_ALL) if d.host == rules.host]
     gone = frozenset(survivors(here)) if survivors is not None and here else frozenset[DispatchId]()
     done = Recovered(0, 0)
@@ -70,6 +72,23 @@ def recover(store: Store, rules: Rules, survivors: Survivors | None = None, hold
     if here:
         log.info("found %d in flight: %d put back, %d given time", len(here), *done)
     return done
+
+
+def _follow_the_clock(store: Store) -> None:
+    """
+    The wall clock was set back while no scheduler ran, if the newest event lies ahead of it. By how much is not known, for the time in between
+    is not; moving everything by the least that it can be makes no delay longer than it was when that event was written.
+    """
+    if store.shared:  # its clock is the server's
+        return
+    newest = store.events(store.newest() - 1, 1)
+    ahead = newest[-1].at - store.now() if newest else 0
+    if ahead > TOLERANCE:
+        log.warning(
+            "the wall clock was set back by %.1f s or more; leases and delays of retries move with it",
+            ahead / 1e6,
+        )
+        store.shift(-ahead)
 
 
 def put_in_order(store: Store, aging: Aging) -> None:

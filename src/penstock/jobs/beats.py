@@ -82,7 +82,8 @@ class Beats:
 
     def _renew(self, attempt: Attempt) -> None:
         left = attempt.expires_at - self._store.now()
-        due = left < self._lease_for * 2 // 3
+        # More than a whole lease: the clock was set back, and the store has moved the lease with it.
+        due = left < self._lease_for * 2 // 3 or left > self._lease_for
         news = attempt.fresh_progress is not None or not attempt.pid_told
         fresh = news and left <= self._lease_for - PROGRESS_SEC * SECOND
         # One that was told to stop is not prolonged: it is asked about only when its time is over.

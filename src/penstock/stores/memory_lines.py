@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from penstock.core.books import Books, keys_of
 from penstock.core.demand import Demand
-from penstock.core.job import Dispatch, Job, Place
+from penstock.core.job import Dispatch, Job, Place, shift_place
 from penstock.core.order import Line, Running, Waiting
 from penstock.core.share import Account
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 
 __all__ = ["ListFloor", "MemoryLines", "books_of"]
 
@@ -67,6 +67,14 @@ class MemoryLines:
         line, place, no = self._places[job_id]
         self._leave(job_id)
         self._enter(job_id, replace(place, turn=turn), no, line)
+
+    def shift(self, by: Span, now: Moment) -> Iterator[tuple[JobId, Place]]:
+        """The wall clock was set by `by`. Yields each queued job with its place from now on."""
+        for job_id, (line, place, no) in list(self._places.items()):
+            moved = shift_place(place, by, in_line=line > 0)
+            self._leave(job_id)
+            self._enter(job_id, moved, no, moved.line(now))
+            yield job_id, moved
 
     def active(self) -> list[tuple[Demand, int]]:
         return list(self._sorted)

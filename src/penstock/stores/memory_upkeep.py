@@ -60,11 +60,27 @@ class MemoryUpkeep(MemoryTables):
             for dispatch_id, dispatch in self._live.items():
                 moved = replace(
                     dispatch,
+                    admitted_at=dispatch.admitted_at + by,
+                    started_at=_moved(dispatch.started_at, by),
                     expires_at=dispatch.expires_at + by,
-                    stop_at=None if dispatch.stop_at is None else dispatch.stop_at + by,
-                    ends_at=None if dispatch.ends_at is None else dispatch.ends_at + by,
+                    stop_at=_moved(dispatch.stop_at, by),
+                    ends_at=_moved(dispatch.ends_at, by),
                 )
                 self._live[dispatch_id] = self._dispatches[dispatch_id] = moved
+                if dispatch.job_id is not None:
+                    job = self._jobs[dispatch.job_id]
+                    self._jobs[job.job_id] = replace(
+                        job, ready_at=job.ready_at + by, not_before=_moved(job.not_before, by)
+                    )
+            for job_id, place in self._lines.shift(by, self._clock()):
+                job = self._jobs[job_id]
+                self._jobs[job_id] = replace(
+                    job,
+                    ready_at=place.ready_at,
+                    not_before=place.not_before,
+                    denied_at=_moved(job.denied_at, by),
+                    passed_at=_moved(job.passed_at, by),
+                )
             self._note(self._clock(), Note(Kind.CLOCK_SHIFTED, data={"by": by}), None)
             return len(self._live)
 
@@ -152,3 +168,7 @@ class MemoryUpkeep(MemoryTables):
         )
         self._events.append(event)
         trail.append(event)
+
+
+def _moved(moment: Moment | None, by: Span) -> Moment | None:
+    return None if moment is None else moment + by

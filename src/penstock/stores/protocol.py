@@ -310,7 +310,10 @@ class Store(Protocol):
         ...
 
     def shift(self, by: Span) -> int:
-        """The clock was set: move the expiry of every live dispatch along, so that no lease grows or shrinks."""
+        """
+        The clock was set: move every lease, every delay of a retry and the age of every queued job along, so that none grows or shrinks. Moments
+        that a user gave stay. Returns how many dispatches were moved.
+        """
         ...
 
     def reorder(self, aging: Aging, after: int, limit: int) -> int:

@@ -120,5 +120,9 @@ class Upkeep:
         self._pages.forget_leases()
         self._pages.flush_rows()
         self._con.execute(self._sql["shift"], {"by": by})
+        moved = self._con.changes()
+        self._con.execute(self._sql["shift_queue"], {"by": by, "now": self._now})
+        self._con.execute(self._sql["shift_queued_jobs"], {"by": by})
+        self._con.execute(self._sql["shift_live_jobs"], {"by": by})
         self._pages.note(self._now, Note(Kind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
-        return self._con.changes()
+        return moved

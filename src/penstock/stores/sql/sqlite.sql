@@ -260,7 +260,24 @@ SELECT min(moment) FROM (
     UNION ALL SELECT min(stop_at) FROM live WHERE phase = 'leased');
 
 -- name: shift
-UPDATE live SET expires_at = expires_at + :by, stop_at = stop_at + :by, ends_at = ends_at + :by;
+UPDATE live SET admitted_at = admitted_at + :by, started_at = started_at + :by, expires_at = expires_at + :by, stop_at = stop_at + :by,
+                ends_at = ends_at + :by;
+
+-- name: shift_queue
+-- As `shift_place` says.
+UPDATE queue SET ready_at = new.ready_at, turn = queue.turn + new.ready_at - queue.ready_at,
+                 line = CASE WHEN new.ready_at > :now THEN 0 WHEN queue.urgent_at <= :now THEN 2 ELSE 1 END,
+                 denied_at = queue.denied_at + :by, passed_at = queue.passed_at + :by
+FROM (SELECT q.no, CASE WHEN q.line = 0 AND q.ready_at = j.earliest_start_at THEN max(j.earliest_start_at, coalesce(j.not_before, 0) + :by)
+                        ELSE max(q.ready_at + :by, coalesce(j.earliest_start_at, 0)) END AS ready_at
+      FROM queue q JOIN job j ON j.no = q.no) AS new
+WHERE new.no = queue.no;
+
+-- name: shift_queued_jobs
+UPDATE job SET ready_at = queue.ready_at, not_before = not_before + :by FROM queue WHERE queue.no = job.no;
+
+-- name: shift_live_jobs
+UPDATE job SET ready_at = ready_at + :by, not_before = not_before + :by WHERE no IN (SELECT no FROM live);
 
 -- name: last_to_reorder
 SELECT max(no) FROM (SELECT no FROM queue WHERE no > :after ORDER BY no LIMIT :most);
