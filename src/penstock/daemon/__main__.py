@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from penstock.daemon.running import EXIT_SETTINGS, run
+from penstock.daemon.running import EXIT_SETTINGS, run_program
 from penstock.settings import BadSettings, Settings, load
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     if options.settings:
         _list(settings)
         return 0
-    return run(settings, accept_loss=options.accept_loss)
+    return run_program(settings, accept_loss=options.accept_loss)
 
 
 def _options() -> argparse.Namespace:

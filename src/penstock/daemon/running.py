@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -37,10 +38,11 @@ from penstock.engine.roll import Introduction
 from penstock.engine.users import account
 from penstock.http.server import Config, Server, serve
 from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
+from penstock.runner.runner import AFTER_STOP
 from penstock.settings import Settings
 from penstock.stores.opening import open_store, shown
 
-__all__ = ["EXIT_BUG", "EXIT_LATE", "EXIT_SETTINGS", "EXIT_UNAVAILABLE", "run"]
+__all__ = ["EXIT_BUG", "EXIT_LATE", "EXIT_SETTINGS", "EXIT_UNAVAILABLE", "run", "run_program", "shares"]
 
 log = logging.getLogger("penstock.daemon")
 
@@ -52,7 +54,11 @@ EXIT_UNAVAILABLE: Final = 75  # another daemon, a port in use, a database that c
 
 #: Of the time that a stop may take: for runs to yield or be ended, and then for requests that are being served.
 _RUNS: Final = 0.75
-_REQUESTS: Final = 0.2
+_REQUESTS: Final = 0.15
+_LEAST_FOR_RUNS: Final = 0.1
+#: After the time of a stop the process leaves by itself, and a little later by the kernel, which needs no thread of ours for it.
+_LEAVE_AFTER: Final = 0.4
+_KILL_AFTER: Final = 0.6
 
 
 def run(
@@ -94,6 +100,31 @@ def run(
     return 0
 
 
+def run_program(
+    settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
+) -> int:
+    """
+    `run` as all that a process does. After a stop it does not come back: everything is closed, and to take the interpreter apart, which would join
+    threads and free memory, takes a second on a busy machine, which the stop does not have.
+    """
+    code = run(settings, on_ready=on_ready, accept_loss=accept_loss)
+    if code == 0:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # the other end is gone
+                stream.flush()
+        os._exit(0)
+    return code
+
+
+def shares(timeout: float) -> tuple[float, float]:
+    """
+    How long a stop within `timeout` seconds waits for runs, and then for requests. Together with what the runner may take beyond
+    its share they leave a part of the time for closing everything else.
+    """
+    return max(_LEAST_FOR_RUNS, _RUNS * timeout - AFTER_STOP / 2), min(5.0, _REQUESTS * timeout)
+
+
 def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     """In this order: what is put on `down` last is taken down first."""
     private_directory(settings.data_dir)
@@ -129,7 +160,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     if settings.runner.enabled:
         runner.append(Runner(house, runs, _runner_settings(settings, server)).start())
         server.hear(runner[0])
-        down.callback(runner[0].stop, _RUNS * seconds(settings.server.shutdown_timeout))
+        down.callback(runner[0].stop, shares(seconds(settings.server.shutdown_timeout))[0])
     _send_metrics(settings, server, down)
     down.callback(
         setattr, house.machine, "draining", True
@@ -168,7 +199,7 @@ def _config(settings: Settings) -> Config:
         tls_key=server.tls_key,
         trusted_proxies=server.trusted_proxies,
         allowed_hosts=server.allowed_hosts,
-        stop_sec=min(5.0, _REQUESTS * seconds(server.shutdown_timeout)),
+        stop_sec=shares(seconds(server.shutdown_timeout))[1],
         output=RunsFolder(settings.data_dir).output,
         functions=_functions(settings),
         page=web.static() if web.complete() else None,
@@ -271,13 +302,20 @@ class _Stop:
 
     def __init__(self, within: float) -> None:
         self._within, self._told = within, threading.Event()
-        self._timer = threading.Timer(within + 0.8, self._leave)
+        self._timer = threading.Timer(within + _LEAVE_AFTER, self._leave)
         self._timer.daemon = True
+        #: Only a program of our own is ended by the kernel, and only its main thread may say so.
+        self._alarmed = threading.current_thread() is threading.main_thread()
+        if self._alarmed:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # our parent may have ignored it
 
     def hear(self, number: signal.Signals) -> None:
         if self._told.is_set():
             os._exit(128 + number)
         log.info("%s: stopping within %s s", number.name, self._within)
+        # The timer needs a turn of the interpreter, which a busy machine or a long call of C code may not give it. The kernel's ends us in any case.
+        if self._alarmed:
+            signal.setitimer(signal.ITIMER_REAL, self._within + _KILL_AFTER)
         self._told.set()
         self._timer.start()
 
@@ -286,6 +324,8 @@ class _Stop:
 
     def done(self) -> None:
         self._timer.cancel()
+        if self._alarmed:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _leave(self) -> None:
         log.error("the stop took more than %s s: leaving as it is", self._within)

@@ -40,7 +40,7 @@ from penstock.runner.trail import hold_units, write_notes
 from penstock.runner.warden import boot_time
 from penstock.runner.watch import Watch
 
-__all__ = ["Runner"]
+__all__ = ["AFTER_STOP", "Runner"]
 
 log = logging.getLogger("penstock.runner")
 
@@ -51,7 +51,7 @@ _COMMANDS: Final = Kinds(job_types=JOB_TYPES - {FUNCTION})
 _BREATH: Final = 0.02
 _AFTER_FAILURE: Final = 1.0
 #: What a stop may take beyond its timeout.
-_AFTER_STOP: Final = 0.8
+AFTER_STOP: Final = 0.8
 #: The longest that something that has ended waits for the other half of its batch.
 _SOON: Final = 0.005
 #: Progress is told at least so often, and which process runs a job, if it runs for so long.
@@ -114,9 +114,10 @@ class Runner:
         put back as if it had. A second call, from another thread, with a shorter timeout hurries the first.
         """
         if self._thread.is_alive():
-            self._post(lambda: self._drain(timeout_sec))
-            # A store that hangs may hold the thread; who stops us is not held by it.
-            self._thread.join(timeout_sec + _AFTER_STOP)
+            ends = boot_time() + timeout_sec  # from now, however late the thread comes to hear of it
+            self._post(lambda: self._drain(ends))
+            # A store that hangs may hold the thread; the caller does not wait for it.
+            self._thread.join(timeout_sec + AFTER_STOP)
             self._tidy.stop()
 
     def pids(self) -> list[int]:
@@ -179,9 +180,11 @@ class Runner:
                 self._guarded("what was asked", self._asked.popleft())
             self._guarded("the ladder", lambda: self._carry_out(self._tracker.advance(_now())))
             now = boot_time()
+            # When the time of a stop is over, ends are all that is written: each commit may take long on a busy disk.
+            late = self._give_up_at is not None and now >= self._give_up_at - AFTER_STOP / 2
             for due, what, do in (
-                (now >= self._note_at and self._notes, "the trail", self._write_notes),
-                (now >= self._beat_at, "the heartbeat", self._beat),
+                (now >= self._note_at and self._notes and not late, "the trail", self._write_notes),
+                (now >= self._beat_at and not late, "the heartbeat", self._beat),
                 (now >= self._look_at and self._rung, "looking for stops", self._look),
                 (now >= self._turn_at, "ending and fetching", self._turn),
             ):
@@ -189,6 +192,7 @@ class Runner:
                     self._guarded(what, do)
             if (last := self._give_up_at) is not None:
                 self._over = not (self._runs or self._ended) or boot_time() >= last
+        self._guarded("the last ends", self._end_all)
         self._leave()
 
     def _guarded(self, what: str, do: Callable[[], object]) -> None:
@@ -418,18 +422,31 @@ class Runner:
         del self._notes[: len(notes)]
         self._note_at = 0.0
 
-    def _drain(self, timeout_sec: float) -> None:
-        self._give_up_at = boot_time() + timeout_sec + _AFTER_STOP / 2
-        self._carry_out(self._tracker.drain(_now(), int(timeout_sec * SECOND)))
+    def _drain(self, ends: float) -> None:
+        self._give_up_at = ends + AFTER_STOP / 2
+        self._carry_out(self._tracker.drain(_now(), max(0, int((ends - boot_time()) * SECOND))))
         # Written down in one transaction, so that a crash on the way lands it alike. Who has been told before keeps the first reason.
         now, grace = self._store.now(), self._rules.grace
         leased = [run for run in self._runs.values() if run.dispatch.phase is Phase.LEASED]
         told = [stop(run.dispatch, run.job, End.GRACEFUL_SHUTDOWN, now, grace=grace) for run in leased]
         self._store.apply([change for change in told if change is not None])
 
+    def _end_all(self) -> None:
+        """
+        Whatever made the loop late, no dispatch is left with a lease and no end: each that has not ended is given one, and all are
+        written in one commit.
+        """
+        for run in list(self._runs.values()):
+            self._settle(
+                run, Outcome(End.WORKER_CRASHED, error="its processes had not ended when the time was over")
+            )
+        if self._ended:
+            self._house.desk.end_many([Report(run.dispatch_id, *outcome) for run, outcome in self._ended])
+            self._ended.clear()
+
     def _leave(self) -> None:
         self._door.close()
-        self._crew.close(wait_sec=_AFTER_STOP / 2)
+        self._crew.close(wait_sec=AFTER_STOP / 2)
         self._watch.close()
         self._folder.give_back()
 

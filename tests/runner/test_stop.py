@@ -1,0 +1,64 @@
+"""A stop is bounded (SPEC RS-5): whatever is late, every dispatch has an end when it returns, and no lease is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.landing import Phase
+from penstock.runner import runner as runner_module
+from penstock.runner.warden import boot_time
+from tests.waiting import until
+
+from .plant import Plant
+
+IGNORES_EVERYTHING = "trap '' TERM INT HUP; echo up; exec sleep 60"
+
+
+@pytest.fixture
+def busy(tmp_path, monkeypatch):
+    """A runner with three commands, whose first write after the stop began takes until the time of that stop is over."""
+    (tmp_path / "data").mkdir()
+    plant = Plant(tmp_path / "data")
+    jobs = [plant.submit("shell", {"script": IGNORES_EVERYTHING}) for _ in range(3)]
+    until(lambda: all(plant.last(job) and plant.output(job)["stdout"] for job in jobs))
+    write = runner_module.write_notes
+
+    def late(house, notes):
+        until(lambda: boot_time() >= plant.runner._give_up_at)
+        write(house, notes)
+
+    monkeypatch.setattr(runner_module, "write_notes", late)
+    yield plant, jobs
+    plant.stop()
+    until(lambda: not plant.ours(), what="the end of all processes")
+
+
+def test_a_runner_that_is_late_gives_every_dispatch_its_end(busy):
+    plant, jobs = busy
+    plant.runner.stop(0.2)
+    plant.runner._thread.join()  # where the machine is so busy that the stop did not wait for it
+
+    assert {plant.state(job) for job in jobs} == {"QUEUED"}
+    assert {plant.events(job)[-1] for job in jobs} == {("REQUEUED", "graceful_shutdown")}
+    assert plant.store.live(phases=[Phase.LEASED, Phase.ENDING]) == []
+    assert plant.units() == 0
+
+
+def test_the_time_of_a_stop_counts_from_the_call_and_not_from_when_the_thread_hears_of_it(tmp_path):
+    (tmp_path / "data").mkdir()
+    plant = Plant(tmp_path / "data")
+    runner, ends, free_again = plant.runner, [], []
+
+    def keep_busy():
+        until(lambda: runner._asked)  # the stop has been asked for
+        free_again.append(boot_time())
+
+    runner._drain = ends.append
+    before = boot_time()
+    runner._post(keep_busy)
+    runner.stop(0)
+    until(lambda: ends)
+
+    assert before <= ends[0] <= free_again[0]
+    del runner._drain
+    plant.stop()
