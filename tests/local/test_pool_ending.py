@@ -15,6 +15,7 @@ import calls
 import pytest
 
 import penstock
+from tests import SOURCES
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
 from tests.waiting import alive, until
 
@@ -359,7 +360,7 @@ def test_ctrl_c_does_not_wait_for_the_running_call(kind, where, tmp_path):
         f'if __name__ == "__main__":\n{INTERRUPTED[where]}'
     )
     args = [sys.executable, script, kind, log, "began", tmp_path / "never"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(SOURCES)])}
     with subprocess.Popen(args, env=environment, stderr=subprocess.PIPE, text=True) as program:
         until(lambda: lines(log) == ["began"])
         tasks = Path(f"/proc/{program.pid}/task").glob("*/children")
