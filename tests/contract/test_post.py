@@ -19,8 +19,9 @@ from penstock.core.order import Offer, Ordering, weigh
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.words import Constraint, RunWhen
 from penstock.stores import post
-from penstock.stores.post import Courier, Letter, Post, post_names
+from penstock.stores.post import Courier, Letter, Post
 from penstock.stores.protocol import Depth, Query, Ride, Terms
+from penstock.stores.socket_names import SocketNames
 from penstock.stores.sqlite import SqliteStore
 
 T0 = 1_900_000_000_000_000
@@ -147,7 +148,7 @@ def test_strangers_are_not_let_in_and_not_believed(pair, monkeypatch):
 
 def test_nonsense_ends_the_conversation_and_nothing_else(pair, tmp_path):
     _, second = pair
-    line = Courier(post_names(tmp_path / "jobs.db"))._line()
+    line = Courier(SocketNames(tmp_path / "jobs.db"))._line()
     line.send(b"nonsense")
 
     assert b"" == line.recv(100)

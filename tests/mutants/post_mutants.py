@@ -79,8 +79,8 @@ MUTANTS = [
     planted(
         "a stand-in stays for ever",
         "stores/sqlite",
-        "elif ring(self._address, self._sender) and self._post is not None:",
-        "elif ring(self._address, self._sender) and False:",
+        "elif ring(self._names.wakeups, self._sender) and self._post is not None:",
+        "elif ring(self._names.wakeups, self._sender) and False:",
         POST,
     ),
     planted(

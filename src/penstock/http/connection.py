@@ -87,9 +87,7 @@ class Connection(HttpToolsProtocol):
         return cycle is None or cycle.response_complete
 
     def give_way(self) -> None:
-        if (
-            not self.cycle
-        ):  # uvicorn declares that there always is one; before the first request there is none
+        if not self._asked:
             self._refuse(503, "too_many", "too many connections are open")
         self.transport.abort()
 

@@ -101,7 +101,9 @@ class Runner:
         self._watch.open()
         self._crew.open()
         users = {user.uid for user in self._settings.users.values()}
-        self._door = Door(f"penstock-job-{self._folder.mark}", self._watch, self._visited, users)
+        self._door = Door(
+            f"penstock-job-{self._folder.mark}-{token_urlsafe()}", self._watch, self._visited, users
+        )
         self._store.on_change(self._ring)
         self._house.yields.on_ask(self.ask_to_yield)
         self._thread.start()

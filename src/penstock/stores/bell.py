@@ -1,8 +1,7 @@
 """
 Wake-ups between processes: a datagram to the dispatcher of a file, and from it to those who wait for what it does.
 
-Hints and no more: they may be lost, and anybody on the host may ring. The abstract namespace is used because such a socket
-has no length limit by its folder, leaves nothing behind, and vanishes with its process.
+Wake-ups are hints: they may be lost, and any process that can read the names of the sockets may send one (`socket_names.py`).
 """
 
 from __future__ import annotations
@@ -11,20 +10,17 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
-from hashlib import blake2b
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-__all__ = ["Bell", "Ear", "address_of", "present", "ring"]
+from penstock.stores.socket_names import SocketNames
+
+__all__ = ["Bell", "Ear", "present", "ring"]
 
 #: How long the dispatcher goes on telling an ear that has not asked again.
 EAR_SEC: Final = 5.0
 MOST_EARS: Final = 256
-
-
-def address_of(path: Path) -> str:
-    return "\0penstock-" + blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()
 
 
 def ring(address: str, sender: socket.socket) -> bool:
@@ -42,7 +38,7 @@ def present(path: Path) -> bool:
     """Whether somebody dispatches from this file now. Nobody is disturbed by the question."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
         try:
-            caller.connect(address_of(path))
+            caller.connect(SocketNames(path).wakeups)
         except OSError:
             return False
     return True
@@ -51,12 +47,17 @@ def present(path: Path) -> bool:
 class Bell:
     """The dispatcher's end."""
 
-    def __init__(self, path: Path, heard: Callable[[], None]) -> None:
+    def __init__(self, names: SocketNames, heard: Callable[[], None]) -> None:
         self._heard = heard
         self._ears: dict[bytes, float] = {}
         self._lock = Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(address_of(path))
+        names.make()
+        try:
+            self._socket.bind(names.wakeups)
+        except OSError:  # taken: only the dispatcher comes here, so the other process is a stranger
+            names.renew()
+            self._socket.bind(names.wakeups)
         self._thread = Thread(target=self._listen, name="penstock-bell", daemon=True)
         self._thread.start()
 
@@ -102,8 +103,8 @@ class Bell:
 class Ear:
     """The end of a process that waits for what the dispatcher does."""
 
-    def __init__(self, path: Path, heard: Callable[[], None]) -> None:
-        self._address, self._heard = address_of(path), heard
+    def __init__(self, names: SocketNames, heard: Callable[[], None]) -> None:
+        self._names, self._heard = names, heard
         self._asked = 0.0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("")  # the kernel finds a name
@@ -116,7 +117,9 @@ class Ear:
         if now - self._asked > EAR_SEC / 10:
             self._asked = now
             with contextlib.suppress(OSError):
-                self._socket.sendto(b"+" + self._socket.getsockname(), socket.MSG_DONTWAIT, self._address)
+                self._socket.sendto(
+                    b"+" + self._socket.getsockname(), socket.MSG_DONTWAIT, self._names.wakeups
+                )
 
     def _listen(self) -> None:
         while self._socket.recv(16) != b"0":

@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread, current_thread
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -33,8 +32,9 @@ from penstock.core.intent import Intent, alike, make_intent
 from penstock.core.states import State
 from penstock.core.words import Constraint, JobId, RunWhen
 from penstock.stores.protocol import Depth, Receipt, Rest
+from penstock.stores.socket_names import SocketNames
 
-__all__ = ["Courier", "Letter", "Post", "Reply", "post_names"]
+__all__ = ["Courier", "Letter", "Post", "Reply"]
 
 #: What is larger pays for its own commit easily.
 MOST_JOBS: Final = 64
@@ -55,15 +55,6 @@ class Letter(NamedTuple):
 
 #: Receipts, durable; or None: not done, write for yourself and see why.
 Reply: TypeAlias = Callable[[list[Receipt] | None], None]
-
-
-def post_names(path: Path) -> tuple[str, str]:
-    """
-    Of the dispatcher's post and of a stand-in's. By the file itself and not by its path, which can be another file in another container.
-    """
-    file = path.stat()
-    name = f"\0penstock-post-{file.st_dev:x}-{file.st_ino:x}"
-    return name, f"{name}-stand-in"
 
 
 # what travels
@@ -279,7 +270,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class Courier:
     """Used by many threads, each of which waits for its own answer: no thread stands between the sender and the disk."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: SocketNames) -> None:
         self._names = names
         self._idle: SimpleQueue[socket.socket] = SimpleQueue()
         self._shy_until = 0.0
@@ -336,7 +327,7 @@ class Courier:
             return self._connected()
 
     def _connected(self) -> socket.socket | None:
-        for name in self._names:
+        for name in (self._names.relay, self._names.stand_in):
             line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 line.connect(name)

@@ -25,10 +25,10 @@ from penstock.core.order import Aging, Floor, Ordering, Verdict
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores import high_water
-from penstock.stores.bell import Bell, Ear, address_of, ring
+from penstock.stores.bell import Bell, Ear, ring
 from penstock.stores.high_water import HighWaterMark
 from penstock.stores.ids import uuid7
-from penstock.stores.post import Courier, Letter, Post, Reply, post_names
+from penstock.stores.post import Courier, Letter, Post, Reply
 from penstock.stores.protocol import (
     Ahead,
     Clock,
@@ -42,6 +42,7 @@ from penstock.stores.protocol import (
     not_waited_for,
     say_nothing,
 )
+from penstock.stores.socket_names import SocketNames
 from penstock.stores.sqlite_care import Presence, free_bytes, refuse_network_file_system
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate
 from penstock.stores.sqlite_guard import FileGuard, Loss, refuse_behind, refuse_missing
@@ -80,8 +81,8 @@ class SqliteStore(SqliteReads):
         self._bell: Bell | None = None
         self._ear: Ear | None = None
         self._dispatch_lock: DispatchLock | None = None
-        self._posts, self._address = post_names(self._path), address_of(self._path)
-        self._courier = Courier(self._posts)
+        self._names = SocketNames(self._path)
+        self._courier = Courier(self._names)
         self._post: Post | None = None
         self._post_lock = Lock()
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -234,7 +235,7 @@ class SqliteStore(SqliteReads):
             heard()
         if self._bell is not None:
             self._bell.tell()
-        elif ring(self._address, self._sender) and self._post is not None:
+        elif ring(self._names.wakeups, self._sender) and self._post is not None:
             self._stand_down()  # the dispatcher commits for all from now on, and starts what it commits
 
     # letters from other processes
@@ -249,7 +250,8 @@ class SqliteStore(SqliteReads):
     def _stand_in(self) -> None:
         """Several processes write, and nobody dispatches: one of them may as well commit for all."""
         with self._post_lock, suppress(OSError):  # another one was quicker
-            self._post = self._post or Post(self._posts[1], self._take, self._writer.carry)
+            self._names.make()
+            self._post = self._post or Post(self._names.stand_in, self._take, self._writer.carry)
 
     def _stand_down(self) -> None:
         with self._post_lock:
@@ -281,12 +283,12 @@ class SqliteStore(SqliteReads):
 
     def hold_dispatch(self, holder: str) -> None:
         self._dispatch_lock = DispatchLock(self._path, holder)
-        self._bell = Bell(self._path, self._heard)
+        self._bell = Bell(self._names, self._heard)
         self._stand_down()
         with suppress(
             OSError
         ):  # one that stopped at this moment still has the name: others write for themselves
-            self._post = Post(self._posts[0], self._take, self._writer.carry)
+            self._post = Post(self._names.relay, self._take, self._writer.carry)
 
     def _heard(self) -> None:
         for heard in self._rings:
@@ -307,7 +309,7 @@ class SqliteStore(SqliteReads):
     def listen(self) -> None:
         if self._bell is None:
             if self._ear is None:
-                self._ear = Ear(self._path, self._heard)
+                self._ear = Ear(self._names, self._heard)
             self._ear.ask()
 
     def close(self) -> None:
