@@ -10,6 +10,8 @@ import asyncio
 import os
 import sys
 
+import penstock
+
 # Exceptions whose text cannot be stored
 
 
@@ -307,4 +309,35 @@ NOT_FINITE = {
 
 def neighbour(n):
     """An innocent job beside the others."""
+    return n + 1
+
+
+def leave_at_once():
+    """For processes of their own: nothing can be said about it afterwards."""
+    os._exit(7)
+
+
+def checkpoints():
+    """Talks to its scheduler while it runs."""
+    job = penstock.current_job()
+    job.save_checkpoint("saved")
+    return job.load_checkpoint()
+
+
+class Handler:
+    """A poison as the function of an SDK worker, which processes find by name."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __call__(self, _job):
+        return leave_at_once() if self._name == "leave_at_once" else POISONS[self._name]()
+
+
+class AsyncHandler(Handler):
+    async def __call__(self, job):
+        return super().__call__(job)
+
+
+def handled_neighbour(_job, n):
     return n + 1

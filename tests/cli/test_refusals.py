@@ -45,6 +45,33 @@ def test_what_the_scheduler_refuses_names_the_field_and_nothing_that_is_not_to_b
     assert done.stderr == "penstock: earliest_start_at must lie before deadline_at\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("submit", "--tag", "caf\udce9", "--", "true"), "tags"),
+        (("submit", "--key", "caf\udce9", "--", "true"), "idempotency_key"),
+        (("submit", "--", "true", "caf\udce9"), "payload"),
+        (("submit", "--type", "t", "--payload", "[NaN]"), "NaN"),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_refused_by_its_field_and_never_with_a_traceback(shell, words, field):
+    done = shell(*words)
+
+    assert done.returncode in (USAGE, REFUSED)
+    assert field in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("show", "caf\udce9"), ("ls", "--tag", "caf\udce9"), ("logs", "caf\udce9" * 9)]
+)
+def test_what_is_looked_for_by_words_that_are_not_utf8_is_not_there(shell, words):
+    done = shell(*words)
+
+    assert done.returncode in (USAGE, NOT_FOUND, REFUSED)
+    assert "Traceback" not in done.stderr
+
+
 def test_a_move_that_the_state_does_not_allow_is_refused_in_words(shell):
     job_id = shell.submit("true")
     shell("wait", job_id)

@@ -159,7 +159,7 @@ def test_brackets_in_a_text_are_no_depth(client):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"null", b"[]", b"3", b'{"addon_id": "a\xff", "job_type": "t"}', b'{"addon_id": "\\ud800"}', b"\x00", b"NaN",
+    [b"", b"{", b"null", b"[]", b"3", b'{"addon_id": "\\ud800"}', b"\x00", b"NaN",
      b'{"addon_id": "a", "job_type": "t", "payload": {"x": "\\ud800"}}', b'{"addon_id": "a", "job_type": "t", "payload": 01}',
      b'{"addon_id": "a", "job_type": "t", "payload": NaN}', b'{"addon_id": "a", "job_type": "t"} x'],
 )  # fmt: skip
@@ -247,3 +247,26 @@ def test_no_answer_has_more_fields_than_its_type_says(client):
     assert msgspec.json.decode(told.content, type=wire.Job).job_id == job_id
     [summary] = client.get("/queue/jobs?limit=1&newest_first=true").json["jobs"]
     assert set(summary) == set(wire.JobSummary.__struct_fields__)
+
+
+NOT_UTF8 = b'"caf\xe9"'
+FIELDS_NOT_UTF8 = [
+    ("/queue/jobs/submit", b'{"addon_id": "a", "job_type": "t", "payload": {"name": %s}}', "payload.name"),
+    ("/queue/jobs/submit", b'{"addon_id": "a", "job_type": "t", "tags": ["x", %s]}', "tags[1]"),
+    (
+        "/queue/complete/bulk",
+        b'{"outcomes": [{"lease_id": "x.1", "state": "DONE", "result": %s}]}',
+        "outcomes[0].result",
+    ),
+    ("/lease/heartbeat", b'{"lease_id": "x.1", "checkpoint": %s}', "checkpoint"),
+    ("/lease/report", b'{"lease_id": "x.1", "state": "FAILED", "error": %s}', "error"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"), FIELDS_NOT_UTF8, ids=[f"{p} {f}" for p, _, f in FIELDS_NOT_UTF8]
+)
+def test_a_field_that_is_not_utf8_is_refused_by_its_name(client, unchanged, path, body, field):
+    answer = client.post(path, body % NOT_UTF8)
+
+    assert (400, "not_utf8", [field]) == (answer.status, answer.json["code"], answer.fields), answer

@@ -145,7 +145,7 @@ MUTANTS = [
     jobs(
         "attempt",
         "yielding is a failure",
-        "    if isinstance(error, JobStopped) and asked:\n",
+        "    if asked and is_kind(error, JobStopped):\n",
         "    if False:\n",
     ),
     jobs(
@@ -211,7 +211,7 @@ MUTANTS = [
     jobs(
         "processes",
         "a crash is the job's own error",
-        "Outcome(End.WORKER_CRASHED, error=str(error))",
+        "Outcome(End.WORKER_CRASHED, error=safe_str(error))",
         "failure(error)",
         PROCESSES,
     ),

@@ -204,7 +204,7 @@ MUTANTS = [
     (
         "runner: heartbeats stop",
         "penstock/runner/runner.py",
-        "        standings = self._store.renew(beats) if beats else []\n",
+        "        standings = write_apart(self._store.renew, beats) if beats else []\n",
         "        standings = []\n",
         (f"{ENDING}::test_a_job_that_takes_many_leases_and_hears_nobody_runs_once",),
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from datetime import datetime
@@ -14,6 +13,7 @@ from penstock.cli.names import ADDON
 from penstock.cli.printing import echo
 from penstock.cli.session import Session, passes
 from penstock.cli.words import DURATION, PRIORITY, WHEN, short
+from penstock.core.json_text import parsed
 
 __all__ = ["described", "fields_of", "submit"]
 
@@ -145,7 +145,7 @@ def _payload(said: str | None) -> Any:
             if said == "-" or said.startswith("@")
             else said
         )
-        return json.loads(text)
+        return parsed(text)
     except OSError as error:
         raise click.UsageError(f"--payload {said}: {error.strerror}") from None
     except ValueError as error:

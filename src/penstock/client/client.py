@@ -13,14 +13,17 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw, Struct, structs
 
+from penstock.client.context import encoded
 from penstock.client.failures import from_answer
 from penstock.client.home import local_url, token_of
 from penstock.client.stream import EventStream
 from penstock.client.transport import Transport
+from penstock.core.json_text import refuse_not_finite
 from penstock.core.refusals import BadIntent
 from penstock.core.states import State
+from penstock.core.text import safe_str
 from penstock.http import wire
 
 __all__ = ["Client"]
@@ -201,7 +204,7 @@ class Client:
         return self._post("lease/heartbeat", body, wire.Beaten, timeout=timeout, again=timeout is None)
 
     def complete(self, job_id: str, lease_id: str, result: Any = None) -> wire.Completed:
-        body = wire.Complete(lease_id=lease_id, state="DONE", result=Raw(_encode(result)))
+        body = wire.Complete(lease_id=lease_id, state="DONE", result=Raw(encoded(result)))
         return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
 
     def fail(
@@ -345,7 +348,7 @@ class Client:
         wait_sec: float = 0,
         timeout: float | None = None,
     ) -> Answer:
-        content = b"{}" if body is None else _encode(body)
+        content = b"{}" if body is None else _body(body)
         return self._ask("POST", path, content, answer, again=again, wait_sec=wait_sec, timeout=timeout)
 
     def _ask(
@@ -382,16 +385,41 @@ def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> 
         problems = [{"field": name, "message": "is not a field of a job"} for name in sorted(unknown)]
         raise BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
     try:
-        content = Raw(_encode(payload))
-    except (TypeError, ValueError, OverflowError) as error:
-        problem = {"field": "payload", "message": f"has no form in JSON: {error}"}
-        raise BadIntent(f"payload {problem['message']}", problems=[problem]) from None
-    return wire.Submit(addon_id=addon_id, job_type=job_type, payload=content, **fields)
+        content = _encode(payload)
+        if b"null" in content:
+            refuse_not_finite(msgspec.to_builtins(payload), "it")
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _bad("payload", f"has no form in JSON: {safe_str(error)}") from None
+    return wire.Submit(addon_id=addon_id, job_type=job_type, payload=Raw(content), **fields)
+
+
+def _body(body: Struct) -> bytes:
+    try:
+        return _encode(body)
+    except UnicodeEncodeError:
+        raise _not_utf8(structs.asdict(body)) from None
+
+
+def _not_utf8(fields: dict[str, Any]) -> BadIntent:
+    """A file name or an argument in another encoding, as Python reads them. It is refused: replaced, it would name something else."""
+    for name, value in fields.items():
+        try:
+            _encode(value)
+        except UnicodeEncodeError:
+            return _bad(name, "is not valid UTF-8")
+    return _bad("body", "is not valid UTF-8")
+
+
+def _bad(field: str, message: str) -> BadIntent:
+    return BadIntent(f"{field} {message}", problems=[{"field": field, "message": message}])
 
 
 def _path(path: str, query: dict[str, Any]) -> str:
     given = {name: _word(value) for name, value in query.items() if value not in (None, "")}
-    return f"{path}?{urlencode(given)}" if given else path
+    try:
+        return f"{path}?{urlencode(given)}" if given else path
+    except UnicodeEncodeError:
+        raise _not_utf8(given) from None
 
 
 def _word(value: Any) -> str:
@@ -399,4 +427,4 @@ def _word(value: Any) -> str:
 
 
 def _part(text: str) -> str:
-    return quote(text, safe="")
+    return quote(text, safe="", errors="replace")

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.core.errors import JobStopped
+from penstock.core.json_text import checked_json
 from penstock.http.wire import ClaimedJob
 
-__all__ = ["Facts", "JobContext", "Ties", "facts_of"]
+__all__ = ["Facts", "JobContext", "Ties", "encoded", "facts_of"]
 
 
 class Ties(Protocol):
@@ -59,6 +60,11 @@ def facts_of(job: ClaimedJob) -> Facts:
     )
 
 
+def encoded(value: Any, what: str = "the result") -> bytes:
+    """As JSON. ValueError names a NaN or an infinity, which JSON does not have."""
+    return checked_json(lambda: msgspec.json.encode(value), lambda: msgspec.to_builtins(value), what)
+
+
 class JobContext:
     """
     `fence` grows with every start of the job: hand it to an outside system that can refuse older numbers, and a run that was
@@ -103,7 +109,7 @@ class JobContext:
 
     def checkpoint(self, value: Any) -> None:
         """Anything that JSON can carry. On the scheduler's disk when it returns; the next attempt begins with it."""
-        self._ties.save(msgspec.json.encode(value))
+        self._ties.save(encoded(value, "the checkpoint"))
 
     def __repr__(self) -> str:
         return f"<JobContext {self.job_type} {self.job_id[-8:]}, fence {self.fence}>"

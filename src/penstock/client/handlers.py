@@ -6,23 +6,20 @@ ones, null none, anything else the one argument. What comes of it is an `Ending`
 from __future__ import annotations
 
 import asyncio
-import inspect
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from types import CoroutineType
+from typing import Any, TypeAlias
 
-import msgspec
-
-from penstock.client.context import JobContext
+from penstock.client.context import JobContext, encoded
 from penstock.core.errors import JobStopped, JobUnavailable
 from penstock.core.refusals import Unavailable
+from penstock.core.text import error_text, is_kind, safe_str
 from penstock.http.wire import Failure
 
 __all__ = ["Done", "Ending", "Failed", "Given", "Handler", "call"]
 
 Handler: TypeAlias = Callable[..., Any]
-MAX_ERROR: Final = 16_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +45,30 @@ def call(handler: Handler, job: JobContext) -> Ending:
     args, kwargs = _arguments(job)
     try:
         result = handler(*args, **kwargs)
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
+        if type(result) is CoroutineType:
+            result, error = asyncio.run(_awaited(result))
+            if error is not None:
+                raise error
     except JobStopped:
         return Given()
     except (JobUnavailable, Unavailable) as error:
-        return Failed(_told(error), Failure.UNAVAILABLE)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a job raises is the job's own end
-        if isinstance(error, TypeError) and _at_the_door(error):
-            return Failed(f"the payload does not fit {_name(handler)}: {error}")
-        return Failed(_told(error))
+        return Failed(error_text(error), Failure.UNAVAILABLE)
+    except BaseException as error:  # noqa: BLE001  # whatever a job raises is the job's own end, KeyboardInterrupt too
+        if is_kind(error, TypeError) and _at_the_door(error):
+            return Failed(f"the payload does not fit {_name(handler)}: {safe_str(error)}")
+        return Failed(error_text(error))
     try:
-        return Done(msgspec.json.encode(result))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return Failed(f"{_name(handler)} returned what JSON has no form for: {error}")
+        return Done(encoded(result))
+    except BaseException as error:  # noqa: BLE001  # a foreign type may raise anything
+        return Failed(f"{_name(handler)} returned what JSON has no form for: {safe_str(error)}")
+
+
+async def _awaited(coroutine: CoroutineType[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """What it raises must not pass through the event loop, which looks at its `__class__` and then never ends."""
+    try:
+        return await coroutine, None
+    except BaseException as error:  # noqa: BLE001  # it is raised again outside
+        return None, error
 
 
 def _arguments(job: JobContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -83,15 +90,3 @@ def _at_the_door(error: TypeError) -> bool:
 
 def _name(handler: Handler) -> str:
     return f"{getattr(handler, '__qualname__', type(handler).__name__)}()"
-
-
-def _told(error: BaseException) -> str:
-    """The first line says what it was; then the traceback, its middle cut out when it is long."""
-    # The first frame is ours, and says nothing about the job.
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    summary = traceback.format_exception_only(error)[-1].strip()
-    text = summary + "\n" + "".join(traceback.format_exception(type(error), error, frames))
-    if len(text) > MAX_ERROR:
-        half = MAX_ERROR // 2
-        text = f"{text[:half]}\n... {len(text) - MAX_ERROR} characters left out ...\n{text[-half:]}"
-    return text.replace("\0", "\\0")

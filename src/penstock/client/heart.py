@@ -51,7 +51,7 @@ class Heart:
         for hold in held:
             if hold.cancelled and hold.lost:
                 continue  # nobody may think that it goes on
-            if self._due_at(hold) <= self._clock() and not self._beat(hold):
+            if self._due_at(hold) <= self._clock() and not self._beat_alone(hold):
                 break  # nobody answers: the others would only wait for the same
         alive = [self._due_at(hold) for hold in held if hold.stop is None]
         soonest = min(alive, default=now + NEWS_EVERY)
@@ -65,6 +65,13 @@ class Heart:
     def confirm(self, hold: Hold) -> bool:
         """Out of turn: before anything runs under a lease that is not quite new, and after the end, for what was not told yet."""
         return self._beat(hold)
+
+    def _beat_alone(self, hold: Hold) -> bool:
+        try:
+            return self._beat(hold)
+        except Exception:  # the others keep their leases
+            log.exception("the lease of job %s cannot be renewed", hold.facts.job_id)
+            return True
 
     def _due_at(self, hold: Hold) -> float:
         due, told_at = hold.tenure.beat_at, self._told_at.get(hold.lease_id, 0.0)

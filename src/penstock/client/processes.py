@@ -19,6 +19,7 @@ from penstock.client.context import Facts, JobContext
 from penstock.client.handlers import Ending, Failed, Given, Handler, call
 from penstock.client.holds import Hold
 from penstock.core.errors import CallCanceled, NotPicklable, WorkerCrashedError
+from penstock.core.text import error_text, safe_str
 from penstock.http.wire import Failure
 from penstock.local.pool import WorkerPool
 
@@ -43,7 +44,7 @@ class Hand:
         try:
             running = pool.submit(_in_process, handler, hold.facts, self._page.name, self._url, self._token)
         except NotPicklable as error:
-            return Failed(f"the function cannot be run in a process: {error}")
+            return Failed(f"the function cannot be run in a process: {safe_str(error)}")
         while not running.done():
             hold.pid = running.pid or hold.pid
             self._page.tell(yielding=hold.yielding, cancelled=hold.cancelled)
@@ -60,11 +61,11 @@ class Hand:
         try:
             ending: Ending = running.result()
         except WorkerCrashedError as error:
-            return Failed(f"its process died: {error}", Failure.WORKER_CRASHED)
+            return Failed(f"its process died: {safe_str(error)}", Failure.WORKER_CRASHED)
         except CallCanceled:
             return Given()
-        except Exception as error:  # noqa: BLE001  # what the process could not even turn into an ending
-            return Failed(f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001  # what the process could not even turn into an ending
+            return Failed(error_text(error))
         return ending
 
     def _pool_for(self, hold: Hold) -> WorkerPool:

@@ -16,6 +16,7 @@ from penstock.client.failures import Unreachable, error_of
 from penstock.client.handlers import Done, Ending, Failed, Given
 from penstock.client.holds import Hold
 from penstock.core.refusals import NotFound, Refused, StaleDispatch, Unavailable
+from penstock.core.text import safe_str, storable
 from penstock.http.wire import Ended, Outcome
 
 __all__ = ["Reporter", "Reports"]
@@ -135,8 +136,10 @@ class Reporter:
     def _settle(self, batch: list[Report]) -> None:
         try:
             answers = self._client.complete_many([_outcome(report) for report in batch])
-        except Refused as error:
-            self._apart(batch, error)
+        except Exception as error:
+            if isinstance(error, Unavailable) and not _is_internal(error):
+                raise
+            self._apart(batch, error)  # refused, a mistake of the scheduler's, or it cannot even be sent
             return
         for report, answer in zip(batch, answers, strict=True):
             if answer.problem is None:
@@ -144,7 +147,7 @@ class Reporter:
             else:
                 self._refused(report, error_of(answer.problem))
 
-    def _apart(self, batch: list[Report], error: Refused) -> None:
+    def _apart(self, batch: list[Report], error: Exception) -> None:
         """One of them is not acceptable, and spoils the request: find out which."""
         if len(batch) == 1:
             self._refused(batch[0], error)
@@ -157,12 +160,12 @@ class Reporter:
         if isinstance(error, (StaleDispatch, NotFound)):
             log.warning("job %s: its end was refused: %s", hold.facts.job_id, error)
             self._reported(hold, None)
-        elif isinstance(error, Unavailable):
+        elif isinstance(error, Unavailable) and not _is_internal(error):
             self.put(hold, ending)
         elif isinstance(ending, Done):
-            self.put(hold, Failed(f"its result was not accepted: {error}"))
+            self.put(hold, Failed(storable(f"its result was not accepted: {safe_str(error)}")))
         else:
-            log.error("job %s: its end was not accepted: %s", hold.facts.job_id, error)
+            log.error("job %s: its end was not accepted: %s", hold.facts.job_id, safe_str(error))
             self._reported(hold, None)
 
     def _release(self, report: Report) -> None:
@@ -171,6 +174,11 @@ class Reporter:
         except Refused as error:
             log.info("job %s: its lease had ended already: %s", report.hold.facts.job_id, error)
         self._reported(*report)
+
+
+def _is_internal(error: Exception) -> bool:
+    """The scheduler fails on this request: it would fail again, where one that is away or busy comes back."""
+    return getattr(error, "code", "") == "internal"
 
 
 def _outcome(report: Report) -> Outcome:

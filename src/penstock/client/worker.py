@@ -34,6 +34,7 @@ from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
 from penstock.client.tenure import Tenure, monotonic
 from penstock.core.refusals import Unavailable
+from penstock.core.text import error_text
 from penstock.http.wire import Claimed, Ended, Outcome
 
 if TYPE_CHECKING:
@@ -286,7 +287,10 @@ class _Shift:
         if handler is None:
             return Failed(f"this worker has no function for {hold.facts.job_type!r}")
         self.ran += 1
-        return call(handler, JobContext(hold.facts, hold)) if hand is None else hand.run(handler, hold)
+        try:
+            return call(handler, JobContext(hold.facts, hold)) if hand is None else hand.run(handler, hold)
+        except BaseException as error:  # noqa: BLE001  # this thread runs the next jobs, whatever was wrong with this one
+            return Failed(error_text(error))
 
     # The keepers: heart and reporter
 

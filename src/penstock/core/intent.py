@@ -15,6 +15,7 @@ from typing import Final
 
 from penstock.core.quick import quick, quick_but_one
 from penstock.core.refusals import BadIntent
+from penstock.core.text import is_storable
 from penstock.core.words import AddonId, Constraint, Moment, Money, Priority, RunWhen
 
 __all__ = [
@@ -143,6 +144,14 @@ def _texts(intent: Intent) -> Iterator[tuple[str, str]]:
         yield "payload", f"must be at most {MAX_PAYLOAD} characters of JSON"
     if len(intent.tags) > 32 or not all(0 < len(tag) <= 64 for tag in intent.tags):
         yield "tags", "must be at most 32 tags of 1..64 characters"
+    for field, texts in (
+        ("tags", intent.tags),
+        ("unit", (intent.unit,)),
+        ("idempotency_key", (intent.idempotency_key or "",)),
+    ):
+        # Never replaced: two keys could become one.
+        if not all(map(is_storable, texts)):
+            yield field, "must be valid UTF-8 without NUL"
     labels = intent.labels
     if len(labels) > 16 or len(set(labels)) < len(labels) or not all(map(LABEL.fullmatch, labels)):
         yield "labels", f"must be at most 16 different labels, each {LABEL_WORDS}"

@@ -10,17 +10,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
-from penstock.core.text import storable
+from penstock.core.text import is_storable, storable
 
-__all__ = ["json_text", "parsed", "refuse_not_finite", "storable_json"]
+__all__ = ["checked_json", "json_text", "parsed", "refuse_not_finite", "storable_json"]
 
-#: Every escape, so that a backslash which is itself escaped begins none. The group: a surrogate without its partner.
-_ESCAPES: Final = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
-)
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _WORDS: Final = "JSON has no NaN and no infinity: use None or a text in its place"
 
@@ -32,6 +28,20 @@ def json_text(value: Any, what: str = "the result") -> str:
     except ValueError:
         refuse_not_finite(value, what)
         raise
+
+
+def checked_json(encode: Callable[[], bytes], plain: Callable[[], Any], what: str = "the result") -> bytes:
+    """
+    For the encoders of others. `encode` may write null for NaN and may refuse lone surrogates; only then `plain` is asked for the value in lists,
+    mappings and plain values.
+    """
+    try:
+        text = encode()
+    except UnicodeEncodeError:
+        return json_text(plain(), what).encode()
+    if b"null" in text:
+        refuse_not_finite(plain(), what)
+    return text
 
 
 def parsed(text: str | bytes | bytearray) -> Any:
@@ -71,10 +81,12 @@ def _name(value: float) -> str:
 
 
 def storable_json(text: str) -> str:
-    """JSON from outside: lone surrogates are replaced, written as they are or as escapes. It stays the JSON that it was otherwise."""
+    """JSON from outside: lone surrogates are replaced, written as they are or as escapes. Without them it stays as it is."""
     text = storable(text)
-    return text if _SURROGATE.search(text) is None else _ESCAPES.sub(_replaced, text)
-
-
-def _replaced(escape: re.Match[str]) -> str:
-    return escape[0] if escape[1] is None else r"\ufffd"
+    if _SURROGATE.search(text) is None:
+        return text
+    try:
+        plain = json.dumps(json.loads(text), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text  # no JSON: that is said elsewhere
+    return text if is_storable(plain) else storable(plain)

@@ -7,6 +7,7 @@ What the durable scheduler raises, under the same root as everything else. The f
     │   ├── NotFound       no such job, lease or addon, or not yours                       404
     │   ├── IllegalMove    the job's state has no such move                                409
     │   ├── StaleDispatch  a newer dispatch has taken over, or this one has ended          409
+    │   ├── NotWritten     the store cannot write this operation, only this one            422
     │   ├── KeyConflict    the idempotency key was used with another body                  409
     │   └── QueueFull      the depth limit; `retry_after_sec`                              429
     └── Unavailable        something outside the caller is in the way; try again later     503
@@ -30,6 +31,7 @@ __all__ = [
     "IllegalMove",
     "KeyConflict",
     "NotFound",
+    "NotWritten",
     "OutcomeUnknown",
     "QueueFull",
     "Refused",
@@ -67,6 +69,13 @@ class IllegalMove(Refused):
 class StaleDispatch(Refused):
     code = "stale_dispatch"
     status = 409
+
+
+class NotWritten(Refused):
+    """Something in it is not fit for the database. What came with it was written."""
+
+    code = "not_written"
+    status = 422
 
 
 class KeyConflict(Refused):

@@ -7,6 +7,7 @@ replaced is told so and has changed nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,14 +22,17 @@ from penstock.core.demand import Demand
 from penstock.core.explain import Explanation
 from penstock.core.intent import Intent, check, check_all
 from penstock.core.job import Dispatch, Job
+from penstock.core.json_text import storable_json
 from penstock.core.landing import End, Phase
 from penstock.core.loan import weigh_loan
 from penstock.core.order import Floor, Verdict
 from penstock.core.quick import quick_tuple
-from penstock.core.refusals import NotFound, Refused, StaleDispatch
+from penstock.core.refusals import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.states import State
+from penstock.core.text import error_text, storable, type_name
 from penstock.core.viewer import Viewer
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
+from penstock.engine.apart import write_apart
 from penstock.engine.dispatcher import Dispatcher, Kinds, leased
 from penstock.engine.foresight import Foresight
 from penstock.engine.machine import Machine
@@ -41,10 +45,13 @@ from penstock.stores.protocol import Done, Receipt, Rest, Ride, Store, Transacti
 __all__ = ["Answer", "Claimed", "Desk", "Idler", "Landing", "Report"]
 
 T = TypeVar("T")
+log = logging.getLogger("penstock.engine")
 
 #: Deciding anew so often means that something is wrong with the store, not that the job is lively.
 _TRIES = 8
 _MOST_POLLED: Final = 1_000
+#: Characters of an error: as many as the HTTP API takes.
+_MAX_ERROR: Final = 20_000
 
 
 class Claimed(NamedTuple):
@@ -313,6 +320,7 @@ class Desk:
         pid: int | None = None,
     ) -> Answer:
         """`spent`: the total of this dispatch so far. `pid`: of the process that runs the job."""
+        checkpoint = None if checkpoint is None else storable_json(checkpoint)
         until = self._store.now() + self._rules.lease_for
         beat = Beat(
             dispatch_id=dispatch_id,
@@ -367,7 +375,8 @@ class Desk:
 
     def end_many(self, reports: Sequence[Report]) -> list[State | Refused | None]:
         """One commit, each on its own merits: where its job landed, or why nothing was changed by it."""
-        return self._ended(reports, self._end_soon(reports).result())
+        reports = [_storable(report) for report in reports]
+        return self._ended(reports, self._completed(reports))
 
     def exchange(
         self, reports: Sequence[Report], kinds: Kinds, limit: int = 1, worker: str = ""
@@ -377,10 +386,14 @@ class Desk:
 
     def exchange_soon(self, reports: Sequence[Report], kinds: Kinds, limit: int, worker: str) -> Landing:
         """The same for who has something to do meanwhile."""
+        reports = [_storable(report) for report in reports]
         taken_up = self._take_up(kinds, limit, worker)
         if len(taken_up) == limit:
-            ending = self._end_soon(reports)
-            return lambda ready: (self._ended(reports, ending.result()), ready(self.claimed(taken_up)))
+            ending = self._store.complete_soon(_done(reports))
+            return lambda ready: (
+                self._ended(reports, self._completed(reports, ending)),
+                ready(self.claimed(taken_up)),
+            )
         ahead: SimpleQueue[list[Dispatch] | None] = SimpleQueue()
         exchanged = self._dispatcher.exchange_soon(
             _done(reports), kinds, limit - len(taken_up), worker, ahead.put
@@ -392,38 +405,65 @@ class Desk:
             made: list[T] | None = None
             if foreseen is not None and not taken_up and all(d.fence == 1 for d in foreseen):
                 made = ready(self.claimed(leased(foreseen)))  # nothing of it need be read
-            done, granted = exchanged.result()
+            done: Sequence[bool | Exception]
+            try:
+                done, granted = exchanged.result()
+            except Unavailable:
+                raise
+            except Exception:
+                log.exception(
+                    "an exchange failed; its outcomes are written one by one, and nothing is claimed"
+                )
+                done, granted = self._completed(reports), []
             if made is None or granted is not foreseen:
                 made = ready(self.claimed(taken_up + leased(granted)))
             return self._ended(reports, done), made
 
         return land
 
-    def _end_soon(self, reports: Sequence[Report]) -> Future[list[bool]]:
+    def _completed(
+        self, reports: Sequence[Report], ending: Future[list[bool]] | None = None
+    ) -> list[bool | Exception]:
         """
         Most runs end by being completed under a lease that still counts. What follows is known without reading anything; the
-        store refuses it where the world is otherwise, and then we look.
+        store refuses it where the world is otherwise, and then we look. `ending`: it has been asked already.
         """
-        return self._store.complete_soon(_done(reports))
 
-    def _ended(self, reports: Sequence[Report], completed: Sequence[bool]) -> list[State | Refused | None]:
+        def write(done: Sequence[Done]) -> list[bool]:
+            nonlocal ending
+            first, ending = ending, None
+            return (first or self._store.complete_soon(done)).result()
+
+        return write_apart(write, _done(reports))
+
+    def _ended(
+        self, reports: Sequence[Report], completed: Sequence[bool | Exception]
+    ) -> list[State | Refused | None]:
+        """What the store cannot write of a report becomes the stated failure of its job."""
         done = iter(completed)
         answers: list[State | Refused | None] = [State.DONE] * len(reports)
-        left = [i for i, report in enumerate(reports) if report.how is not End.COMPLETED or not next(done)]
+        left: dict[int, Report] = {}
+        for i, report in enumerate(reports):
+            written = next(done) if report.how is End.COMPLETED else False
+            if written is not True:
+                left[i] = report if written is False else _not_written(report, written)
         for _ in range(_TRIES):
             if not left:
                 break
-            decided = {i: self._ending(reports[i]) for i in left}
+            decided = {i: self._ending(report) for i, report in left.items()}
             changed = {i: change for i, change in decided.items() if isinstance(change, Change)}
-            done = iter(self._store.apply(list(changed.values())))
+            applied = iter(write_apart(self._store.apply, list(changed.values())))
             for i, change in decided.items():
-                if isinstance(change, Refused):
-                    answers[i] = change
-                elif next(done):
-                    answers[i] = None if change.job is None else change.job.target
-                else:
-                    continue
-                left.remove(i)
+                written = True if isinstance(change, Refused) else next(applied)
+                if isinstance(written, Exception):
+                    report = left[i]
+                    left[i] = _not_written(report, written)
+                    if left[i] == report:  # not even that it failed
+                        answers[i] = NotWritten(left[i].error or "", dispatch_id=report.dispatch_id)
+                        del left[i]
+                elif written:
+                    answers[i] = change if isinstance(change, Refused) else _target(change)
+                    del left[i]
         for i in left:
             answers[i] = StaleDispatch("this dispatch has been replaced", dispatch_id=reports[i].dispatch_id)
         return answers
@@ -457,6 +497,30 @@ class Desk:
     @property
     def _landing(self) -> dict[str, Any]:
         return {"schedules": self._rules.schedules, "ordering": self._rules.ordering}
+
+
+def _target(change: Change) -> State | None:
+    return None if change.job is None else change.job.target
+
+
+def _storable(report: Report) -> Report:
+    """Whatever a worker says can be written: it comes from user code, in whichever way the function was run."""
+    dispatch_id, how, result, error = report
+    if error is None and (result is None or result.isascii()):
+        return report
+    return Report(
+        dispatch_id,
+        how,
+        None if result is None else storable(result),
+        None if error is None else storable(error, _MAX_ERROR),
+    )
+
+
+def _not_written(report: Report, error: Exception) -> Report:
+    """The same for the same report: the words depend on the type of the error alone, so that nothing of the text that failed is in them."""
+    log.error("the end of %s cannot be written: %s", report.dispatch_id, error_text(error))
+    words = f"what it returned or raised cannot be written to the database ({type_name(error)})"
+    return Report(report.dispatch_id, End.JOB_ERROR, error=words)
 
 
 _done_with: Final = quick_tuple(Done)

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from penstock.http.problems import MOST_PROBLEMS, BadFields, NotJson, TooLarge, TooSlow
+from penstock.http.problems import MOST_PROBLEMS, BadFields, NotJson, NotUtf8, TooLarge, TooSlow
 
 __all__ = ["MAX_BODY", "MAX_DEPTH", "Decoder", "Receive", "fields_of", "number", "read_body", "read_query"]
 
@@ -68,6 +68,9 @@ class Decoder:
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise NotJson("the Content-Type must be application/json")
+        if not _is_utf8(body):
+            problem = {"field": _not_utf8_in(body), "message": "is not valid UTF-8"}
+            raise NotUtf8(f"{problem['field']} {problem['message']}", problems=[problem])
         if too_deep(body):
             raise BadFields(f"the JSON is nested deeper than {MAX_DEPTH}", problems=[_deep()])
         try:
@@ -78,6 +81,31 @@ class Decoder:
             raise _refusal([{"field": "body", "message": f"is not JSON: {error}"}]) from None
         except RecursionError:
             raise _refusal([_deep()]) from None
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        return text.isascii() or bool(text.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _not_utf8_in(body: bytes, name: str = "", depth: int = 0) -> str:
+    """The first field that is not, as `outcomes[2].result`: fields are cut out unread, and looked at one by one."""
+    kind: Any = {b"{": dict[str, msgspec.Raw], b"[": list[msgspec.Raw]}.get(body[:1])
+    if kind is not None and depth < MAX_DEPTH:
+        try:
+            parts = msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return name or "body"
+        named = (
+            parts.items() if isinstance(parts, dict) else ((f"[{n}]", part) for n, part in enumerate(parts))
+        )
+        for part_name, part in named:
+            if not _is_utf8(bytes(part)):
+                inner = f"{name}{part_name}" if part_name[:1] == "[" or not name else f"{name}.{part_name}"
+                return _not_utf8_in(bytes(part).strip(), inner, depth + 1)
+    return name or "body"
 
 
 def _deep() -> dict[str, str]:

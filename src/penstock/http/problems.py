@@ -26,6 +26,7 @@ __all__ = [
     "Forbidden",
     "NoRoute",
     "NotJson",
+    "NotUtf8",
     "OverLimit",
     "Stopping",
     "TooLarge",
@@ -43,6 +44,13 @@ class BadFields(Refused, ValueError):
 
     code = "bad_fields"
     status = 422
+
+
+class NotUtf8(BadFields):
+    """JSON is UTF-8; `problems` names the field that is not."""
+
+    code = "not_utf8"
+    status = 400
 
 
 class BadToken(Refused):
@@ -102,10 +110,12 @@ class Stopping(Unavailable):
 HINTS: Final[dict[str, tuple[str, str]]] = {
     "bad_intent": ("The job cannot be accepted", "Correct the fields in `problems` and submit again."),
     "bad_fields": ("The request is not well-formed", "Correct the fields in `problems` and send it again."),
+    "not_utf8": ("The request is not UTF-8", "Encode the field in `problems` as UTF-8 and send it again."),
     "not_found": ("There is nothing by that name", "Check the id; a list shows what this token may see."),
     "no_route": ("There is no such path", "openapi.json lists the paths."),
     "illegal_move": ("The job's state has no such move", "`data.allowed` lists what can be done now."),
     "stale_dispatch": ("This lease no longer counts", "Stop the run. Its job is, or will be, with another lease."),
+    "not_written": ("The database cannot keep this", "Send a shorter or simpler text; the log has the details."),
     "key_conflict": ("The idempotency key is taken", "Use a new key, or send the body that the key was used with."),
     "queue_full": ("The queue is full", "Wait `retry_after_sec` and submit again, or let `wait_sec` wait for room."),
     "unauthorized": ("A token is needed", "Send `Authorization: Bearer <token>` with a token that is valid."),

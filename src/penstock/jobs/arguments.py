@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.core.errors import BadCall
+from penstock.core.text import safe_repr
 from penstock.jobs.carried import encode, from_text, plain
 from penstock.jobs.context import JobContext
 
@@ -196,5 +197,5 @@ def _same(value: Any, back: Any) -> bool:
 
 
 def _short(value: Any, most: int = 60) -> str:
-    text = repr(value)
+    text = safe_repr(value)
     return text if len(text) <= most else text[:most] + "..."

@@ -16,6 +16,7 @@ from penstock.core.errors import JobStopped, JobUnavailable
 from penstock.core.intent import MAX_PAYLOAD
 from penstock.core.landing import End
 from penstock.core.refusals import NotFound, StaleDispatch, Unavailable
+from penstock.core.text import is_kind, safe_str, type_name
 from penstock.core.words import Moment, Money
 from penstock.engine.desk import Answer, Claimed
 from penstock.jobs.carried import text_of
@@ -164,9 +165,9 @@ def _returned(value: Any) -> Outcome:
         return _DONE
     try:
         text = text_of(value)
-    except Exception as error:  # noqa: BLE001  # a foreign type may raise anything
+    except BaseException as error:  # noqa: BLE001  # a foreign type may raise anything
         raise TypeError(
-            f"it returned a {type(value).__qualname__}, which JSON cannot carry: {error}"
+            f"it returned a {type_name(value)}, which JSON cannot carry: {safe_str(error)}"
         ) from None
     if len(text) > MAX_PAYLOAD:
         raise ValueError(
@@ -177,8 +178,8 @@ def _returned(value: Any) -> Outcome:
 
 def _raised(error: BaseException, ties: Ties) -> Outcome:
     asked = ties.cancelled or ties.yielding
-    if isinstance(error, JobStopped) and asked:
+    if asked and is_kind(error, JobStopped):
         return Outcome(End.GRACEFUL_SHUTDOWN)
-    if isinstance(error, (Unavailable, JobUnavailable)):
+    if is_kind(error, (Unavailable, JobUnavailable)):
         return failure(error, End.UNAVAILABLE)
     return failure(error)

@@ -70,7 +70,12 @@ class Beats:
         # Those that have just begun may have been told as well: they are looked at next time.
         self._changed = self._changed and len(long) < len(running)
         for attempt in long:
-            self._renew(attempt)
+            try:
+                self._renew(attempt)
+            except Unavailable:
+                raise
+            except Exception:  # the others keep their leases
+                log.exception("the lease of job %s cannot be renewed", attempt.facts.job_id)
 
     def _look(self, attempts: list[Attempt]) -> None:
         told = {d.dispatch_id: d.reason for d in self._store.live(phases=[Phase.ENDING])}

@@ -7,12 +7,16 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.json_text import checked_json
+
 __all__ = ["encode", "from_text", "plain", "text_of"]
 
 
-def text_of(value: Any) -> str:
+def text_of(value: Any, what: str = "the result") -> str:
     """What a function returned or saves. Raises TypeError, ValueError or OverflowError where JSON has no form for it."""
-    return encode(value).decode()
+    return checked_json(
+        lambda: encode(value), lambda: msgspec.to_builtins(value, enc_hook=_to_text), what
+    ).decode()
 
 
 def plain(text: str) -> Any:

@@ -136,7 +136,7 @@ class JobContext:
 
     def save_checkpoint(self, value: Any) -> None:
         """Anything that JSON can carry. On disk when it returns; the next attempt begins with it."""
-        text = text_of(value)
+        text = text_of(value, "the checkpoint")
         self._ties.save(text)
         self._checkpoint = text
 

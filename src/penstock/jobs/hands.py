@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,10 +16,13 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol, TypeAlias
 
+from penstock.core.text import error_line
 from penstock.jobs.attempt import Attempt, perform, perform_async
 from penstock.jobs.outcomes import Outcome
 
 __all__ = ["Began", "Finished", "Hands", "LocalHands"]
+
+log = logging.getLogger("penstock.jobs")
 
 #: Whether the attempt is still to be run; it may have been given back while it waited for a thread.
 Began: TypeAlias = Callable[[Attempt], bool]
@@ -74,6 +78,7 @@ class LocalHands:
         self._threads: list[Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
         for _ in range(workers):
             self._hire()
 
@@ -117,6 +122,7 @@ class LocalHands:
     def close(self, *, wait: float) -> None:
         """Threads that are stuck in a function are left to it: they are daemons, and what they return is refused."""
         until = time.monotonic() + wait
+        self._closing = True
         self._put([None] * len(self._threads), len(self._threads))
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -155,7 +161,14 @@ class LocalHands:
         loop = self._loop = asyncio.new_event_loop()
 
         def run() -> None:
-            loop.run_forever()
+            going = True
+            while going:
+                try:
+                    loop.run_forever()
+                    going = False
+                except BaseException as error:  # noqa: BLE001  # a task that a function started may raise SystemExit
+                    log.warning("a task that a job started raised %s; the others go on", error_line(error))
+                    going = not self._closing
             if self._tasks:
                 for task in self._tasks:
                     task.cancel()

@@ -11,16 +11,14 @@ A failure crosses processes as text alone: an exception would have to be rebuilt
 
 from __future__ import annotations
 
-import traceback
 from concurrent.futures import CancelledError
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from penstock.core.errors import CallEnded
 from penstock.core.landing import End
+from penstock.core.text import error_text
 
 __all__ = ["JobCanceled", "JobFailed", "Outcome", "failure"]
-
-MAX_ERROR: Final = 16_000
 
 
 class JobFailed(CallEnded):
@@ -43,14 +41,4 @@ class Outcome(NamedTuple):
 
 def failure(error: BaseException, end: End = End.JOB_ERROR) -> Outcome:
     """The first line says what it was; then the traceback, its middle cut out when it is long."""
-    frames = error.__traceback__
-    # Ours come first, and say nothing about the job.
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("penstock."):
-        frames = frames.tb_next
-    lines = traceback.format_exception(type(error), error, frames)
-    summary = traceback.format_exception_only(error)[-1].strip()
-    text = f"{summary}\n{''.join(lines)}"
-    if len(text) > MAX_ERROR:
-        half = MAX_ERROR // 2
-        text = f"{text[:half]}\n... {len(text) - MAX_ERROR} characters left out ...\n{text[-half:]}"
-    return Outcome(end, error=text)
+    return Outcome(end, error=error_text(error))

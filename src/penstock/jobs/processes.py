@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +20,14 @@ from concurrent.futures import Future
 from functools import reduce
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import CallCanceled, CallEnded, JobStopped, WorkerCrashedError
 from penstock.core.landing import End
 from penstock.core.refusals import NotFound, StaleDispatch
+from penstock.core.text import safe_str
 from penstock.core.words import Money
+from penstock.engine.rules import Rules
 from penstock.jobs.attempt import Attempt, perform, perform_async
 from penstock.jobs.context import Facts
 from penstock.jobs.hands import Began, Finished
@@ -35,6 +38,7 @@ from penstock.local.pool import WorkerPool
 
 if TYPE_CHECKING:
     from penstock.jobs.function import JobFunction
+    from penstock.jobs.scheduler import Scheduler
 
 __all__ = ["ProcessHands"]
 
@@ -64,8 +68,13 @@ class ProcessHands:
                 self._submit(attempt)
 
     def _submit(self, attempt: Attempt) -> None:
-        place = place_of(attempt.function.fn)
-        call = self._pool.submit(_run, place, attempt.facts, str(self._yield_file))
+        try:
+            place = place_of(attempt.function.fn)
+            home = None if _is_job_at(place) else _home_of(attempt.function.scheduler)
+            call = self._pool.submit(_run, place, attempt.facts, str(self._yield_file), home)
+        except Exception as error:  # noqa: BLE001  # it cannot be sent: that is its outcome
+            self._finished(attempt, failure(error))
+            return
         attempt.ended_by = call
         call.add_done_callback(lambda done: self._over(attempt, done))
 
@@ -101,10 +110,10 @@ class ProcessHands:
             Thread(target=self._wait_gone, args=(attempt,), name="penstock-ending", daemon=True).start()
             return
         except WorkerCrashedError as error:
-            outcome = Outcome(End.WORKER_CRASHED, error=str(error))
+            outcome = Outcome(End.WORKER_CRASHED, error=safe_str(error))
         except CallEnded:
             outcome = Outcome(End.GRACEFUL_SHUTDOWN)  # the pool was closed around it
-        except Exception as error:  # noqa: BLE001  # it could not be sent, or its module could not be imported there
+        except BaseException as error:  # noqa: BLE001  # its module could not be imported there, or raised SystemExit
             outcome = failure(error)
         self._finished(attempt, outcome)
 
@@ -114,9 +123,51 @@ class ProcessHands:
         self._finished(attempt, Outcome(End.CANCELED))
 
 
-def _run(place: tuple[str, str], facts: Facts, yield_file: str) -> Outcome:
+class _Home(NamedTuple):
+    """The scheduler of a function that is registered under another name than its own: `job = scheduler.job(fn)`."""
+
+    where: str
+    rules: Rules
+
+
+def _home_of(scheduler: Scheduler) -> _Home:
+    return _Home(scheduler._place, scheduler.rules)
+
+
+def _is_job_at(place: tuple[str, str]) -> bool:
+    """Whether a worker that imports this place finds the job there, and not the plain function."""
+    from penstock.jobs.function import JobFunction  # noqa: PLC0415  # it imports us
+
+    found: Any = sys.modules.get(place[0])
+    for part in place[1].split("."):
+        found = getattr(found, part, None)
+    return isinstance(found, JobFunction)
+
+
+def _function_at(place: tuple[str, str], job_type: str, home: _Home | None) -> JobFunction[..., Any, Any]:
+    from penstock.jobs.function import JobFunction  # noqa: PLC0415  # as above
+
     module, name = place
-    function: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+    found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+    if isinstance(found, JobFunction):
+        return found
+    if home is None:
+        raise TypeError(f"{module}.{name} is no job in a worker process")
+    known = _registered.get((home.where, job_type))
+    if known is None or known.fn is not found:
+        from penstock.jobs.scheduler import Scheduler  # noqa: PLC0415  # as above
+
+        known = Scheduler(home.where, rules=home.rules).job(name=job_type)(found)
+        _registered[home.where, job_type] = known
+    return known
+
+
+#: Made in a worker process.
+_registered: Final[dict[tuple[str, str], JobFunction[..., Any, Any]]] = {}
+
+
+def _run(place: tuple[str, str], facts: Facts, yield_file: str, home: _Home | None) -> Outcome:
+    function = _function_at(place, facts.job_type, home)
     ties = _FarTies(function, facts, yield_file)
     if function.is_async:
         return asyncio.run(perform_async(function, facts, ties))

@@ -5,11 +5,13 @@ door, or over HTTP. A checkpoint and an amount spent are written down before the
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from penstock.core.json_text import parsed, storable_json
 from penstock.core.refusals import Refused, Unavailable
+from penstock.core.text import storable, type_name
 from penstock.core.tracker import Tracker
 from penstock.core.words import Money, money_of
 from penstock.engine.desk import Answer, Desk
@@ -17,6 +19,8 @@ from penstock.runner.frames import Frame
 from penstock.runner.runs import Run
 
 __all__ = ["Calls"]
+
+log = logging.getLogger("penstock.runner")
 
 _MOST_CHECKPOINT: Final = 1_000_000
 _MOST_MESSAGE: Final = 10_000
@@ -44,6 +48,9 @@ class Calls:
             return {"error": str(error)}
         except (Refused, Unavailable) as error:
             return {"error": str(error)}
+        except Exception as error:  # whatever it is, the run that said it gets an answer
+            log.exception("what job %s said cannot be written", run.job.job_id)
+            return {"error": f"it cannot be written ({type_name(error)})"}
 
     def _answer(self, run: Run, call: Frame) -> Frame:
         match call.get("op"):
@@ -58,7 +65,7 @@ class Calls:
                 message = call.get("message")
                 if not isinstance(message, str):
                     raise _Wrong("message must be a text")
-                self._note(run, message[:_MOST_MESSAGE])
+                self._note(run, storable(message[:_MOST_MESSAGE]))
             case "hears" | "should_yield":
                 return {"yield": self._tracker.should_yield(run.dispatch_id)}
             case "yield":
@@ -72,8 +79,9 @@ class Calls:
             return {"checkpoint": run.checkpoint}
         if not isinstance(checkpoint, str) or len(checkpoint) > _MOST_CHECKPOINT:
             raise _Wrong(f"checkpoint must be at most {_MOST_CHECKPOINT} characters of JSON")
+        checkpoint = storable_json(checkpoint)
         try:
-            json.loads(checkpoint)
+            parsed(checkpoint)
         except (ValueError, RecursionError) as error:
             raise _Wrong(f"checkpoint is no JSON: {error}") from error
         self._beat(run, checkpoint=checkpoint)

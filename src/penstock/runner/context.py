@@ -15,11 +15,13 @@ A function that is a generator does this by phases: each `yield` is a safe place
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any, NoReturn
+
+from penstock.core.json_text import json_text
+from penstock.core.text import storable
 
 __all__ = ["JobContext", "JobRefused", "JobYielded", "current_job"]
 
@@ -48,7 +50,7 @@ class JobContext:
 
     def save(self, checkpoint: Any) -> None:
         """Durable when it returns: the next attempt begins with it."""
-        self._ask("checkpoint", {"checkpoint": json.dumps(checkpoint)})
+        self._ask("checkpoint", {"checkpoint": json_text(checkpoint, "the checkpoint")})
         self.checkpoint = checkpoint
 
     def progress(self, fraction: float) -> None:
@@ -60,7 +62,7 @@ class JobContext:
 
     def log(self, message: str) -> None:
         """Into the job's output, apart from what it prints."""
-        self._ask("log", {"message": message})
+        self._ask("log", {"message": storable(message)})
 
     @property
     def should_yield(self) -> bool:

@@ -8,12 +8,12 @@ with the field that is wrong; unknown fields are refused too, for a misspelt lim
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from penstock.core.json_text import parsed
 from penstock.core.refusals import BadIntent
 
 __all__ = ["COMMAND", "FUNCTION", "JOB_TYPES", "SHELL", "Command", "Function", "Functions", "Work", "read"]
@@ -84,7 +84,7 @@ class Functions:
 
 def read(job_type: str, payload: str, functions: Functions) -> Work:
     try:
-        said = json.loads(payload)
+        said = parsed(payload)
     except (ValueError, RecursionError) as error:
         raise _bad("payload", f"is no JSON: {error}") from error
     if not isinstance(said, dict):

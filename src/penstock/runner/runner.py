@@ -21,8 +21,10 @@ from penstock.core.changes import Beat, Note, stop
 from penstock.core.job import Kind
 from penstock.core.landing import End, Phase
 from penstock.core.refusals import NotFound, Refused, Unavailable
+from penstock.core.text import error_text
 from penstock.core.tracker import Effect, Step, Tracker
 from penstock.core.words import SECOND, DispatchId, Moment, seconds
+from penstock.engine.apart import write_apart
 from penstock.engine.desk import Answer, Claimed, Report
 from penstock.engine.dispatcher import Kinds
 from penstock.engine.house import House
@@ -356,9 +358,13 @@ class Runner:
             for run in runs
         ]
         beats += [Beat(dispatch_id=held, expires_at=until) for held in self._lost.values()]
-        standings = self._store.renew(beats) if beats else []
+        standings = write_apart(self._store.renew, beats) if beats else []
         for run, standing in zip(runs, standings, strict=False):
             run.untold = False
+            if isinstance(standing, Exception):
+                log.error("the lease of %s cannot be renewed: %s", run.dispatch_id, error_text(standing))
+                run.progress = None  # all that a beat tells; the next one comes without it
+                continue
             if standing is None:
                 # It has been given up, and may run elsewhere any moment: nothing is gained by being polite.
                 self._stop_run(run, End.LEASE_EXPIRED, at_once=True)

@@ -150,7 +150,7 @@ class Warden:
             case "kill":
                 self._kill(frame["why"])
             case "note":
-                self._write(frame["call"], 2, frame["text"].encode())
+                self._write(frame["call"], 2, frame["text"].encode(errors="replace"))
 
     # starting
 

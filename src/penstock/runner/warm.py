@@ -8,7 +8,6 @@ because the call before it takes longer than such calls do, or because the worke
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import deque
@@ -17,7 +16,9 @@ from functools import partial
 from typing import Any, Final
 
 from penstock.core.intent import MAX_PAYLOAD
+from penstock.core.json_text import parsed, storable_json
 from penstock.core.landing import End
+from penstock.core.text import safe_str
 from penstock.engine.users import Account
 from penstock.runner.frames import Frame
 from penstock.runner.links import WardenLink, WorkerLink
@@ -307,7 +308,7 @@ def _limits(run: Run) -> Mapping[str, int]:
 
 def _told(frame: Frame) -> Outcome | None:
     """What a function's end is, in the words of its worker; None: it has not ended."""
-    error = str(frame.get("error", ""))
+    error = safe_str(frame.get("error", ""))
     match frame.get("op"):
         case "done":
             return _checked(frame.get("result"))
@@ -326,7 +327,7 @@ def _checked(result: Any) -> Outcome:
     try:
         if not isinstance(result, str) or len(result) > MAX_PAYLOAD:
             raise ValueError(f"at most {MAX_PAYLOAD} characters")
-        json.loads(result)
+        parsed(result)
     except (ValueError, RecursionError) as error:
         return Outcome(End.JOB_ERROR, error=f"the result cannot be kept: {error}")
-    return Outcome(End.COMPLETED, result=result)
+    return Outcome(End.COMPLETED, result=storable_json(result))

@@ -16,22 +16,22 @@ import os
 import socket
 import sys
 import time
-import traceback
 from collections import deque
 from threading import Lock
 from types import ModuleType
 from typing import Any, Final
 
 from penstock.core.errors import JobStopped, JobUnavailable
+from penstock.core.json_text import json_text
+from penstock.core.text import error_text, safe_str
 from penstock.runner.context import JobContext, JobRefused, JobYielded, _current
 from penstock.runner.frames import TICKET, BadFrame, Frame, Inbox, pack
 from penstock.runner.page import Page
 
 __all__ = ["main"]
 
-#: Characters of a result or of an error.
+#: Characters of a result.
 _MOST_RESULT: Final = 1_000_000
-_MOST_ERROR: Final = 20_000
 
 
 def main() -> None:
@@ -114,15 +114,15 @@ class Worker:
         try:
             function = self._function(frame["function"], by_star=frame["by_star"])
             result = _result(function(*frame["args"], **frame["kwargs"]), context)
-            text = json.dumps(result, allow_nan=False)
+            text = json_text(result)
             if len(text) > _MOST_RESULT:
                 raise ValueError(f"the result is {len(text)} characters of JSON; at most {_MOST_RESULT}")
         except (JobYielded, JobStopped):
             return {"op": "yielded"}
         except JobUnavailable as error:
-            return {"op": "unavailable", "error": str(error)[:_MOST_ERROR]}
+            return {"op": "unavailable", "error": safe_str(error)}
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too: the worker goes on
-            return {"op": "failed", "error": _words(error)}
+            return {"op": "failed", "error": error_text(error)}
         finally:
             _current.reset(token)
         return {"op": "done", "result": text}
@@ -214,14 +214,6 @@ def _result(value: Any, context: JobContext) -> Any:
         if context.should_yield:
             value.close()
             raise JobYielded
-
-
-def _words(error: BaseException) -> str:
-    """Without our own frames at the top; and the end of it, for the last lines say most."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(error.with_traceback(trace)))[-_MOST_ERROR:]
 
 
 def _flush() -> None:
