@@ -123,8 +123,10 @@ def test_cancel_in_each_state(works):
     assert works.desk.heartbeat(lease.dispatch_id).stop is End.CANCELED
     works.desk.complete(lease.dispatch_id)
     assert works.state(running_id) == "CANCELED"
+    done, lease = running(works)
+    works.desk.complete(lease.dispatch_id)
     with pytest.raises(IllegalMove):
-        works.desk.cancel(running_id)
+        works.desk.cancel(done)
 
 
 def test_cancel_twice_is_once(works):
