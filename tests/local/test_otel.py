@@ -311,9 +311,10 @@ def test_the_global_providers_are_used_also_if_they_are_set_later(
         instrument(pool)
         pool.submit(int).result()
 
+    spans.one("penstock.call")
+    until(lambda: meter.points("task.success.total"))
     assert meter.value("task.success.total") == 1
     assert meter.points("task.duration_ms")[0].count == 1
-    spans.one("penstock.call")
 
 
 # Traces

@@ -113,7 +113,10 @@ def test_who_has_no_budget_and_nothing_due_asks_for_neither(store, asked):
     asked.clear()
 
     assert 1 == len(tick(store))
-    assert [["lock_ledger", "accounts", "heads", "opening"]] == asked
+    # How far it looks depends on how long looks have taken so far.
+    assert [["lock_ledger", "accounts", "heads", "opening"]] == [
+        [name.removesuffix("_from") for name in names] for names in asked
+    ]
 
 
 def test_what_is_due_steps_into_line_in_the_round_that_sees_it(opened, asked):

@@ -222,6 +222,7 @@ def test_a_worker_that_was_stopped_while_the_next_attempt_began_changes_nothing(
     plant = plants(rules={"lease_for": SECOND})
     job = stale.rpartition(".")[0]
     until((tmp_path / "pid").exists)
+    until(lambda: plant.store.job(job).pid is not None)  # the last that the new attempt writes by itself
     before = plant.store.job(job), plant.store.dispatch(stale), plant.units(), plant.events(job)
 
     assert [str(attempt.end) for attempt in plant.store.attempts(job)] == ["lease_expired", "None"]
