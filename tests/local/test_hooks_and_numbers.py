@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import signal
 import threading
 
 import calls
@@ -125,6 +127,38 @@ def test_a_hook_that_raises_keeps_the_news_from_no_other(kind, caplog):
         assert 1 == call.result(30)
         until(lambda: listener.of(call) == ["queued", "dispatch", "settle"])
     assert "my mistake" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, asyncio.CancelledError, BaseException])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_hook_that_raises_no_exception_but_a_base_exception_is_logged_as_well(kind, error, others, caplog):
+    class Leaving(penstock.QueueHooks):
+        def on_queued(self, call):
+            raise error("my mistake")
+
+        on_dispatch = on_settle = on_queued
+
+    listeners = [Listener() for _ in range(others)]
+    with (
+        caplog.at_level(logging.ERROR, "penstock"),
+        penstock.WorkerPool(1, kind=kind, hooks=[Leaving(), *listeners]) as pool,
+    ):
+        told = [pool.submit(calls.echo, number) for number in range(3)]
+
+        assert [0, 1, 2] == [call.result(30) for call in told]
+        for listener in listeners:
+            until(lambda: [["queued", "dispatch", "settle"]] * 3 == [listener.of(call) for call in told])  # noqa: B023 - called at once
+    assert 9 == caplog.text.count("Leaving.on_queued")
+
+
+def test_ctrl_c_while_a_hook_runs_reaches_the_main_thread():
+    class Interrupted(penstock.QueueHooks):
+        def on_queued(self, call):
+            signal.raise_signal(signal.SIGINT)
+
+    with penstock.WorkerPool(1, kind="thread", hooks=Interrupted()) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit(calls.echo, 1)
 
 
 def test_a_hook_that_raises_for_one_call_of_a_run_hears_of_the_others(caplog):

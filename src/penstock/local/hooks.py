@@ -12,9 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from threading import current_thread, main_thread
 from typing import Any
 
-from penstock.core.text import safe_repr
+from penstock.core.text import is_kind, safe_repr
 from penstock.core.ticket import Phase, QueueState
 from penstock.local.call import Call
 
@@ -27,7 +28,7 @@ class QueueHooks:
     worker died), `on_cancel` (a cancel, its timeout or a closed or halted pool ended it, or its payload could not be made)
     and `on_reject` (a load-shedding policy did). That includes a call that is refused at once and a place that was reserved
     and not used.
-    A hook that raises is logged, and nothing else breaks.
+    A hook that raises is logged, whatever it raises, and nothing else breaks. Only Ctrl-C in the main thread passes.
     """
 
     def on_queued(self, call: Call[Any]) -> None:
@@ -117,8 +118,8 @@ class Herald:
                 while news:
                     hook, what = news.popleft()
                     hook(what)
-            except Exception:  # a hook is foreign code, and what it tells of has happened all the same
-                log.exception("the hook %s failed", safe_repr(hook))
+            except BaseException as error:  # noqa: BLE001  # a hook is foreign code, and what it tells of has happened all the same
+                _log(hook, error)
             finally:
                 turn.append(True)
 
@@ -136,8 +137,8 @@ def _together(hooks: list[Callable[..., object]]) -> Callable[[Any], object] | N
         for hook in hooks:
             try:
                 hook(what)
-            except Exception:  # as above; and the next hook hears of it
-                log.exception("the hook %s failed", safe_repr(hook))
+            except BaseException as error:  # noqa: BLE001  # as above; and the next hook hears of it
+                _log(hook, error)
 
     return tell_each
 
@@ -148,5 +149,12 @@ def _tell_of_each(run: tuple[Callable[[Any], object], Sequence[Call[Any]]]) -> N
     for call in calls:
         try:
             hook(call)
-        except Exception:
-            log.exception("the hook %s failed", safe_repr(hook))
+        except BaseException as error:  # noqa: BLE001  # as above
+            _log(hook, error)
+
+
+def _log(hook: Callable[..., object], error: BaseException) -> None:
+    """A KeyboardInterrupt in the main thread is raised again: it may be a Ctrl-C, which came while the hook ran."""
+    if is_kind(error, KeyboardInterrupt) and current_thread() is main_thread():
+        raise error
+    log.error("the hook %s failed", safe_repr(hook), exc_info=error)
