@@ -47,10 +47,10 @@ MUTANTS = [
         APART,
     ),
     poison(
-        "a result that cannot be written is reported for ever",
+        "a result that cannot be written leaves its job running",
         "engine/desk",
-        "                left[i] = report if written is False else _not_written(report, written)\n",
-        "                left[i] = report\n",
+        "                    left[i] = _not_written(report, written)\n",
+        "",
         APART,
     ),
     poison(

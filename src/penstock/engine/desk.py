@@ -442,11 +442,11 @@ class Desk:
         """What the store cannot write of a report becomes the stated failure of its job."""
         done = iter(completed)
         answers: list[State | Refused | None] = [State.DONE] * len(reports)
-        left: dict[int, Report] = {}
-        for i, report in enumerate(reports):
-            written = next(done) if report.how is End.COMPLETED else False
-            if written is not True:
-                left[i] = report if written is False else _not_written(report, written)
+        left = {
+            i: report
+            for i, report in enumerate(reports)
+            if report.how is not End.COMPLETED or next(done) is not True
+        }
         for _ in range(_TRIES):
             if not left:
                 break
