@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Thread
 from time import monotonic, sleep
 
@@ -16,7 +17,7 @@ from tests.waiting import until
 
 from penstock.core import changes
 from penstock.core.intent import Intent
-from penstock.core.refusals import StoreFailed
+from penstock.core.refusals import OutcomeUnknown, StoreFailed
 from penstock.core.words import SECOND
 from penstock.stores import postgres_link
 from penstock.stores.postgres import PostgresStore
@@ -224,6 +225,8 @@ def test_an_outcome_that_cannot_be_found_out_is_called_unknown(server, store, mo
     finally:
         server.start()
     assert "unknown" == refusal.value.data["kind"]
+    [job_id] = refusal.value.data["job_ids"]
+    assert f"Ask for job {job_id}" in str(refusal.value)
 
 
 def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_is_made_again(
@@ -235,7 +238,7 @@ def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_
     def lose(name, values):
         once(name, values)
         sent.append(name)
-        raise StoreFailed("lost", kind="unknown")
+        raise OutcomeUnknown("lost", kind="unknown")
 
     monkeypatch.setattr(store._link, "once", lose)
     with store._submits._writer._writing:
@@ -243,6 +246,33 @@ def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_
 
     assert ["unknown"] * 3 == [answer.exception().data["kind"] for answer in answers]
     assert 1 == len(sent)
+    named = [job_id for answer in answers for job_id in answer.exception().data["job_ids"]]
+    assert 3 == len(set(named)) == len(store.jobs(named))
+
+
+@pytest.mark.parametrize("keys", [[None, None], ["one", "two"]])
+def test_a_submit_whose_outcome_is_unknown_is_told_which_jobs_to_ask_for(server, store, monkeypatch, keys):
+    link, told = store._link, []
+
+    def losing(write):
+        def lose(*args):
+            write(*args)
+            raise OutcomeUnknown("lost", kind="unknown")
+
+        return lose
+
+    store.submit([JOB], Depth())
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "once", losing(link.once))
+        patch.setattr(link, "transact", losing(link.transact))
+        for key in keys:
+            with pytest.raises(OutcomeUnknown, match="Ask for job") as unknown:
+                store.submit([replace(JOB, idempotency_key=key)] * 2, Depth())
+            told.append(unknown.value.data["job_ids"])
+
+    # One key in both intents means one job.
+    assert [2 if key is None else 1 for key in keys] == [len(jobs) for jobs in told]
+    assert all(jobs == [job.job_id for job in store.jobs(jobs)] for jobs in told)
 
 
 def test_a_lease_is_judged_by_the_servers_clock(server, store):

@@ -19,6 +19,7 @@ from penstock.stores.postgres_complete import Completing, Completion
 from penstock.stores.postgres_start import Admission
 from penstock.stores.postgres_submit import Submission
 from penstock.stores.protocol import Receipt
+from penstock.stores.submitting import SubmitsUnknown, with_jobs
 from penstock.stores.writer import Writer, settling
 
 __all__ = ["Group", "SubmitLane", "TurnLane", "answered"]
@@ -31,7 +32,10 @@ _Op: TypeAlias = Sequence[Change] | Completion | Admission
 
 
 class Group(Generic[Op, Answer]):
-    """What arrived together. Answers are filled in when all of it is written, which is before anybody looks at them."""
+    """
+    What arrived together. Answers are filled in when all of it is written, which is before anybody looks at them; and when submits may have been
+    written, for the jobs in them.
+    """
 
     def __init__(self, carry_out: Callable[[list[Op]], list[list[Answer]]]) -> None:
         self._carry_out = carry_out
@@ -47,9 +51,17 @@ class Group(Generic[Op, Answer]):
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            for answer, found in zip(self._answers, self._carry_out(self._ops), strict=True):
-                answer.extend(found)
+        if kind is not None:
+            return
+        try:
+            self._fill(self._carry_out(self._ops))
+        except SubmitsUnknown as unknown:
+            self._fill(unknown.receipts)
+            raise
+
+    def _fill(self, answers: Sequence[Sequence[Any]]) -> None:
+        for answer, found in zip(self._answers, answers, strict=True):
+            answer.extend(found)
 
 
 class SubmitLane:
@@ -75,6 +87,8 @@ class SubmitLane:
             return self.soon(submission).result()
         try:
             [receipts] = self._carry_out([submission])
+        except SubmitsUnknown as unknown:
+            raise with_jobs(unknown, unknown.receipts[0]) from unknown
         finally:
             self._pass.append(mine)
         return receipts

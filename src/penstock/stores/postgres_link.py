@@ -404,7 +404,7 @@ class Link:
             raise StoreFailed(f"the database {words}: {''.join(told)}", kind=kind) from error
 
 
-def _unknown() -> StoreFailed:
+def _unknown() -> OutcomeUnknown:
     return OutcomeUnknown(
         "the connection broke while the database was writing: it may or may not have been written",
         kind="unknown",

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from penstock.core.intent import Intent, all_but_payload
 from penstock.core.job import Kind
 from penstock.core.order import Ordering
+from penstock.core.refusals import OutcomeUnknown
 from penstock.core.states import State
 from penstock.core.words import AddonId, JobId, Moment
 from penstock.stores.postgres_forms import Forms
@@ -22,7 +23,7 @@ from penstock.stores.postgres_pages import Demands
 from penstock.stores.postgres_wire import Values, array, columns
 from penstock.stores.protocol import Depth, Receipt
 from penstock.stores.rows import body_hash
-from penstock.stores.submitting import key_conflict, refuse_beyond
+from penstock.stores.submitting import SubmitsUnknown, key_conflict, refuse_beyond
 from penstock.stores.trail import pack
 
 __all__ = ["Submission", "Submitting"]
@@ -57,13 +58,24 @@ class Submitting:
         self._forms.prepare([intent for s in submissions for intent in s.intents])
 
     def submit(self, submissions: Sequence[Submission]) -> list[list[Receipt]]:
-        if any(map(self._asks, submissions)) or sum(len(s.intents) for s in submissions) > PIECE:
-            return self._link.transact(lambda session: self.run(session, submissions))
-        # The moment may be ours: nothing is judged by it here, and whoever starts these jobs reads the server's clock behind their commit.
-        batch = _Batch(self._forms, self._link.now())
-        receipts = [batch.take(submission, self._new_id) for submission in submissions]
-        if (call := batch.call()) is not None:
-            self._link.once(*call)
+        """SubmitsUnknown: they may have been written."""
+        receipts: list[list[Receipt]] = []
+
+        def take(session: Session) -> None:
+            nonlocal receipts
+            receipts = self.run(session, submissions)
+
+        try:
+            if any(map(self._asks, submissions)) or sum(len(s.intents) for s in submissions) > PIECE:
+                self._link.transact(take)
+                return receipts
+            # The moment may be ours: nothing is judged by it here, and whoever starts these jobs reads the server's clock behind their commit.
+            batch = _Batch(self._forms, self._link.now())
+            receipts = [batch.take(submission, self._new_id) for submission in submissions]
+            if (call := batch.call()) is not None:
+                self._link.once(*call)
+        except OutcomeUnknown as error:
+            raise SubmitsUnknown(error, receipts) from error
         return receipts
 
     def run(

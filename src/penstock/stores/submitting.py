@@ -1,12 +1,24 @@
-"""What every store refuses at the door, in the same words."""
+"""What every store says to a submit that it refuses, or of which it does not know what became, in the same words."""
 
 from __future__ import annotations
 
-from penstock.core.intent import Intent
-from penstock.core.refusals import KeyConflict, QueueFull
-from penstock.core.words import JobId
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["key_conflict", "refuse_beyond"]
+from penstock.core.intent import Intent
+from penstock.core.refusals import KeyConflict, OutcomeUnknown, QueueFull
+from penstock.core.words import JobId
+from penstock.stores.protocol import Receipt
+
+__all__ = ["SubmitsUnknown", "key_conflict", "refuse_beyond", "with_jobs"]
+
+
+class SubmitsUnknown(OutcomeUnknown):
+    """Of several submits that went out together. `receipts`: the answer to each, if they were written."""
+
+    def __init__(self, error: OutcomeUnknown, receipts: list[list[Receipt]]) -> None:
+        super().__init__(str(error), **error.data)
+        self.receipts = receipts
 
 
 def key_conflict(intent: Intent, job_id: JobId | None) -> KeyConflict:
@@ -25,3 +37,13 @@ def refuse_beyond(limit: int, queued: int, more: int, where: str) -> None:
             queued=queued,
             retry_after_sec=5,
         )
+
+
+def with_jobs(error: OutcomeUnknown, answer: Iterable[Any]) -> OutcomeUnknown:
+    """A submit whose outcome is unknown is told which jobs exist if it was written."""
+    jobs = list(dict.fromkeys(receipt.job_id for receipt in answer if isinstance(receipt, Receipt)))
+    if not jobs:
+        return error
+    more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
+    words = f"{error}. Ask for job {', '.join(jobs[:3])}{more}, or submit again with the same idempotency key"
+    return OutcomeUnknown(words, **{**error.data, "job_ids": jobs})

@@ -23,7 +23,8 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from penstock.core.refusals import OutcomeUnknown, StoreFailed
-from penstock.stores.protocol import Receipt, Rest
+from penstock.stores.protocol import Rest
+from penstock.stores.submitting import with_jobs
 
 __all__ = ["Passage", "Writer", "settling"]
 
@@ -219,15 +220,9 @@ def _perhaps_written(error: BaseException) -> bool:
 
 
 def _with_jobs(error: BaseException, result: Any) -> BaseException:
-    """A submit whose outcome is unknown is told which jobs exist if it was written."""
-    if not isinstance(error, OutcomeUnknown) or not isinstance(result, list):
-        return error
-    jobs = [receipt.job_id for receipt in result if isinstance(receipt, Receipt)]
-    if not jobs:
-        return error
-    more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
-    words = f"{error}. Ask for job {', '.join(jobs[:3])}{more}, or submit again with the same idempotency key"
-    return OutcomeUnknown(words, **{**error.data, "job_ids": jobs})
+    if isinstance(error, OutcomeUnknown) and isinstance(result, list):
+        return with_jobs(error, result)
+    return error
 
 
 def settling(answer: Future[Any]) -> Told:
