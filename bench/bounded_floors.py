@@ -60,7 +60,7 @@ class LeastQueue:
 
     def enter(self, call: Handle) -> tuple[bool, bool]:
         """Whether it may start now, and whether it has to wait for its place."""
-        starts = waits = False
+        starts = waiter = False
         with self._lock:
             if self._in_flight < self._most_in_flight:
                 self._in_flight += 1
@@ -69,14 +69,14 @@ class LeastQueue:
                 self._pending.append(call)
             else:
                 self._waiting.append(call)
-                waits = True
+                waiter = True
             counts = self._in_flight, len(self._pending), len(self._waiting)
-        if not waits:
+        if not waiter:
             self.hear(call)
         if starts:
             self.hear(call)
         self.hear(counts)
-        return starts, waits
+        return starts, waiter
 
     def leave(self, calls: Sequence[Handle]) -> tuple[list[Handle], list[Handle]]:
         """These have ended: who may start in their stead, and who got a place by that."""
@@ -112,10 +112,10 @@ class Desk:
 
     def enter(self, call: Handle) -> bool:
         """Whether it has to wait for its place."""
-        starts, waits = self._queue.enter(call)
+        starts, waiter = self._queue.enter(call)
         if starts:
             self._send(self._free.pop(), call)
-        return waits
+        return waiter
 
     def answered(self, worker: End) -> list[Handle]:
         """The next call goes out before those that have ended are told."""
@@ -158,10 +158,10 @@ def bounded_from_asyncio() -> float:
 
     async def turn(workers: list[End]) -> float:
         loop = asyncio.get_running_loop()
-        desk = Desk(workers)
+        job_service = Desk(workers)
 
         def tell(worker: End) -> None:
-            for call in desk.answered(worker):
+            for call in job_service.answered(worker):
                 assert call.future is not None
                 call.future.set_result(call.result or 0)
 
@@ -171,7 +171,7 @@ def bounded_from_asyncio() -> float:
         async def make(number: int) -> int:
             call = Handle(number)
             call.future = loop.create_future()
-            desk.enter(call)
+            job_service.enter(call)
             return await call.future
 
         start = perf_counter()
@@ -188,19 +188,19 @@ def bounded_from_asyncio() -> float:
 def bounded_burst() -> float:
     """Whoever waits reads: the caller that finds the queue full settles what comes until it has its place."""
     with heard_workers() as (workers, answered):
-        desk = Desk(workers)
+        job_service = Desk(workers)
 
         def settle() -> None:
             """What has come, once something has: of each worker one answer at most."""
             for worker in answered():
-                desk.answered(worker)
+                job_service.answered(worker)
 
         with CpuOfTheTree() as cpu:
             calls = [Handle(number) for number in range(CALLS)]
             for call in calls:
-                if desk.enter(call):
+                if job_service.enter(call):
                     settle()  # whoever has ended made room for it
-            while desk.flying:
+            while job_service.flying:
                 settle()
         check(sum(call.result or 0 for call in calls))
         return CALLS / cpu.seconds
@@ -267,10 +267,10 @@ def bounded_hand_over() -> float:
     thread.start()
     start = perf_counter()
     for call in calls:
-        starts, waits = queue.enter(call)
+        starts, waiter = queue.enter(call)
         if starts:
             inbox.append(call)
-        if waits or call is calls[-1]:
+        if waiter or call is calls[-1]:
             to_run.release()
             room.acquire()
     rate = CALLS / (perf_counter() - start)

@@ -22,10 +22,10 @@ from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
 from penstock.core.words import AddonId
 from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import Report
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.desk import EndReport
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.protocol import Depth
 from penstock.stores.sqlite import SqliteStore
@@ -37,9 +37,9 @@ _LINES = 20  # as many in a short queue as in a long one: what a round costs fol
 
 def turn(queued: int, count: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as where:
-        store, house = _filled(Path(where), queued + count)
-        took = _drain(house, count)
-        tick = _ticks(house, 50)
+        store, service = _filled(Path(where), queued + count)
+        took = _drain(service, count)
+        tick = _ticks(service, 50)
         store.close()
     return {"jobs_s": count / took, "tick_us": tick}
 
@@ -65,8 +65,8 @@ def turn_on_postgres(server: str, queued: int, finished: int, count: int) -> dic
     with psycopg.connect(server, autocommit=True) as reader:
         reader.execute("DROP SCHEMA IF EXISTS penstock CASCADE")
         store = PostgresStore(server)
-        house = House(store, Rules(capacity=Capacity(fixed=100), depth=Depth()))
-        _fill(house, queued + count)
+        service = SchedulerService(store, SchedulerRules(capacity=Capacity(fixed=100), depth=Depth()))
+        _fill(service, queued + count)
         if finished:
             _finish(reader, finished)
         # What so much filling at once leaves the server to do is not what is measured.
@@ -75,7 +75,7 @@ def turn_on_postgres(server: str, queued: int, finished: int, count: int) -> dic
         if finished:
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             reader.execute("SELECT 1 FROM penstock.job LIMIT 1")
-        took = _drain(house, count)
+        took = _drain(service, count)
         store.close()
     return {"jobs_s": count / took}
 
@@ -97,41 +97,43 @@ def _finish(con: psycopg.Connection[tuple[object, ...]], count: int) -> None:
     )
 
 
-def _filled(where: Path, queued: int) -> tuple[SqliteStore, House]:
+def _filled(where: Path, queued: int) -> tuple[SqliteStore, SchedulerService]:
     clock = SteadyClock()
     store = SqliteStore(where / "jobs.db", clock)
-    house = House(store, Rules(capacity=Capacity(fixed=100), depth=Depth()), clock=clock)
-    _fill(house, queued)
-    return store, house
+    service = SchedulerService(
+        store, SchedulerRules(capacity=Capacity(fixed=100), depth=Depth()), clock=clock
+    )
+    _fill(service, queued)
+    return store, service
 
 
-def _fill(house: House, queued: int) -> None:
+def _fill(service: SchedulerService, queued: int) -> None:
     kinds = [Intent(addon_id=AddonId(f"addon-{n}"), job_type="tick", cost_units=1) for n in range(_LINES)]
     for first in range(0, queued, 1_000):
-        house.desk.submit([kinds[number % _LINES] for number in range(min(1_000, queued - first))])
+        service.job_service.submit([kinds[number % _LINES] for number in range(min(1_000, queued - first))])
 
 
-def _drain(house: House, count: int) -> float:
-    kinds, done = Kinds(), 0
+def _drain(service: SchedulerService, count: int) -> float:
+    kinds, done = WorkerKinds(), 0
     began = time.perf_counter()
-    claimed = house.desk.claim(kinds, 100)
+    claimed = service.job_service.claim(kinds, 100)
     while claimed:
         done += len(claimed)
-        reports = [Report(one.dispatch.dispatch_id) for one in claimed]
+        reports = [EndReport(one.dispatch.dispatch_id) for one in claimed]
         room = min(100, count - done)
         if room <= 0:
-            house.desk.end_many(reports)
+            service.job_service.end_many(reports)
             break
-        _, claimed = house.desk.exchange(reports, kinds, room)
+        _, claimed = service.job_service.exchange(reports, kinds, room)
     return time.perf_counter() - began
 
 
-def _ticks(house: House, rounds: int) -> float:
+def _ticks(service: SchedulerService, rounds: int) -> float:
     """With everything taken: the heads of all lines are looked at and nothing can start."""
-    house.desk.claim(Kinds(job_types=frozenset({"tick"})), 100)
+    service.job_service.claim(WorkerKinds(job_types=frozenset({"tick"})), 100)
     began = time.process_time()
     for _ in range(rounds):
-        house.dispatcher.step(house.store.now())
+        service.dispatcher.step(service.store.now())
     return (time.process_time() - began) / rounds * 1e6
 
 

@@ -42,7 +42,7 @@ def latency(queue: str, server: str, processes: int, count: int) -> dict[str, fl
     with _turn(queue, server) as (peer, ticks):
         peer.prepare()
         with _workers(queue, "work", processes), peer.session() as submit_one:
-            took = _waits(submit_one, ticks, count)
+            took = _waiter(submit_one, ticks, count)
     return {
         "p50_ms": median(took),
         "p95_ms": quantiles(took, n=20)[-1],
@@ -50,7 +50,7 @@ def latency(queue: str, server: str, processes: int, count: int) -> dict[str, fl
     }
 
 
-def _waits(submit_one: Callable[[], object], ticks: Ticks, count: int) -> list[float]:
+def _waiter(submit_one: Callable[[], object], ticks: Ticks, count: int) -> list[float]:
     pause, took = Random(7), []
     for number in range(count + 5):
         sleep(pause.uniform(0.005, 0.03))

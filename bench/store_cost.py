@@ -19,10 +19,10 @@ from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
 from penstock.core.words import AddonId
 from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import Report
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.desk import EndReport
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.protocol import Depth
 from penstock.stores.sqlite import SqliteStore
 
@@ -59,24 +59,29 @@ def measured(what: str, jobs: int) -> Iterator[None]:
 
 
 def claim_and_complete(store: SqliteStore, jobs: int) -> None:
-    desk = House(store, Rules(capacity=Capacity(fixed=100), depth=Depth())).desk
+    job_service = SchedulerService(
+        store, SchedulerRules(capacity=Capacity(fixed=100), depth=Depth())
+    ).job_service
     with measured(f"claim and complete, {BATCH} at a time", jobs):
         left = jobs
         while left > 0:
-            claimed = desk.claim(Kinds(), BATCH)
-            desk.end_many([Report(item.dispatch.dispatch_id) for item in claimed])
+            claimed = job_service.claim(WorkerKinds(), BATCH)
+            job_service.end_many([EndReport(item.dispatch.dispatch_id) for item in claimed])
             left -= len(claimed)
 
 
 def exchange(store: SqliteStore, jobs: int) -> None:
-    desk, done = House(store, Rules(capacity=Capacity(fixed=100), depth=Depth())).desk, list[Report]()
+    job_service, done = (
+        SchedulerService(store, SchedulerRules(capacity=Capacity(fixed=100), depth=Depth())).job_service,
+        list[EndReport](),
+    )
     with measured(f"exchange, {BATCH} at a time", jobs):
         left = jobs
         while left > 0:
-            _, claimed = desk.exchange(done, Kinds(), BATCH)
-            done = [Report(item.dispatch.dispatch_id) for item in claimed]
+            _, claimed = job_service.exchange(done, WorkerKinds(), BATCH)
+            done = [EndReport(item.dispatch.dispatch_id) for item in claimed]
             left -= len(claimed)
-        desk.end_many(done)
+        job_service.end_many(done)
 
 
 def submit_one_by_one(store: SqliteStore, jobs: int) -> None:

@@ -17,9 +17,9 @@ from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
 from penstock.core.words import AddonId
 from penstock.engine.clock import SteadyClock
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
-from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder, current_job
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
+from penstock.runner import Functions, Leftovers, Runner, RunnerOptions, current_job
 from penstock.stores.sqlite import SqliteStore
 
 STEPS = ["read the question", "search", "read what was found", "think", "write", "check"]
@@ -43,19 +43,19 @@ def research(question: str) -> Generator[dict[str, Any], None, dict[str, Any]]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        clock, runs = SteadyClock(), RunsFolder(folder)
+        clock, runs = SteadyClock(), Leftovers(folder)
         store = SqliteStore(Path(folder) / "jobs.db", clock)
-        rules = Rules(capacity=Capacity(fixed=90))
-        house = House(store, rules, clock=clock, survivors=runs.survivors()).start()
+        rules = SchedulerRules(capacity=Capacity(fixed=90))
+        service = SchedulerService(store, rules, clock=clock, survivors=runs.survivors()).start()
         allowed = Functions(paths=["agent:research"])
         here = (str(Path(__file__).parent),)
-        runner = Runner(house, runs, RunnerSettings(functions=allowed, path=here)).start()
+        runner = Runner(service, runs, RunnerOptions(functions=allowed, path=here)).start()
 
         payload = json.dumps({"function": "agent:research", "args": ["the question"]})
         a_dollar = Intent(
             addon_id=AddonId("agents"), job_type="penstock.function", payload=payload, cost_limit=1_000_000
         )
-        [receipt] = house.desk.submit([a_dollar])
+        [receipt] = service.job_service.submit([a_dollar])
 
         def show() -> None:
             while (job := store.job(receipt.job_id)) and job.state not in ("BLOCKED", "DONE", "FAILED"):
@@ -68,11 +68,11 @@ def main() -> None:
         for event in store.events(0, 100, receipt.job_id):
             if event.kind == "ALERT":
                 print(f"the owner is told: {event.reason}")
-        house.desk.retry(receipt.job_id)  # another dollar
+        service.job_service.retry(receipt.job_id)  # another dollar
         show()
         print(store.attempts(receipt.job_id)[-1].result)
         runner.stop(5)
-        house.stop()
+        service.stop()
         store.close()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.planting import Mutant
+from tests.mutants.planting import Mutant, NotPlanted, plant
 from tests.mutants.run import batched
 
 HERE = Path(__file__).parent
@@ -17,23 +17,73 @@ SOURCES = HERE.parent / "src"
 
 def planted():
     for path in sorted((HERE / "mutants").glob("*_mutants.py")):
-        for name, file, old, new, _ in runpy.run_path(str(path))["MUTANTS"]:
-            yield pytest.param(SOURCES / file, old, new, id=name)
+        for mutant in runpy.run_path(str(path))["MUTANTS"]:
+            yield pytest.param(mutant, id=mutant.name)
 
 
-@pytest.mark.parametrize(("file", "old", "new"), list(planted()))
-def test_a_planted_bug_still_has_its_place(file, old, new):
-    text = file.read_text("utf-8")
+@pytest.mark.parametrize("mutant", list(planted()))
+def test_a_planted_bug_still_has_its_place(mutant):
+    text = (SOURCES / mutant.file).read_text("utf-8")
 
-    assert text.count(old) == 1
-    assert old != new
-    if file.suffix == ".py":
-        ast.parse(text.replace(old, new))  # what cannot be imported is found by anything
+    changed = plant(text, mutant)
+
+    assert changed != text
+    if mutant.file.endswith(".py"):
+        ast.parse(changed)  # what cannot be imported is found by anything
+
+
+CODE = """
+class Queue:
+    def take(self, limit):
+        if limit > self.most:  # never more
+            raise ValueError("too many")
+        return limit
+
+    def give(self, limit):
+        if limit > self.most:
+            return None
+        return limit
+"""
+
+
+def in_take(old, new, function="Queue.take"):
+    return Mutant("m", "a.py", function, old, new, ())
+
+
+def test_a_bug_is_planted_in_its_function_only():
+    changed = plant(CODE, in_take("if limit > self.most:", "if False:"))
+
+    assert changed.count("if False:") == 1
+    assert changed.index("if False:") < changed.index("def give")
+
+
+def test_a_planted_bug_survives_a_rename_and_a_new_message():
+    mutant = in_take(
+        '    if count > self.bound:\n        raise ValueError("no")\n',
+        '    if count >= self.bound:\n        raise ValueError("no")\n',
+    )
+
+    assert "if limit >= self.most:" in plant(CODE, mutant)
+    assert '        if limit >= self.most:\n            raise ValueError("too many")' in plant(CODE, mutant)
+
+
+@pytest.mark.parametrize(
+    ("old", "function"),
+    [
+        ("if limit < self.most:", "Queue.take"),  # other code
+        ("if limit > limit.most:", "Queue.take"),  # two names cannot become one
+        ("limit", "Queue.give"),  # more than once
+        ("return limit", "Queue.drop"),  # no such function
+    ],
+)
+def test_a_planted_bug_without_one_place_is_an_error(old, function):
+    with pytest.raises(NotPlanted):
+        plant(CODE, in_take(old, "pass", function))
 
 
 def test_what_one_planted_bug_leaves_out_is_not_left_out_for_another():
-    one = Mutant("one", "a.py", "a", "b", ("tests/http/test_a.py", "-k", "not daemon"))
-    two = Mutant("two", "a.py", "a", "b", ("tests/http/test_a.py", "tests/core/test_b.py::test_c"))
+    one = Mutant("one", "a.py", "", "a", "b", ("tests/http/test_a.py", "-k", "not daemon"))
+    two = Mutant("two", "a.py", "", "a", "b", ("tests/http/test_a.py", "tests/core/test_b.py::test_c"))
 
     assert list(batched([one, two]).values()) == [
         ("tests/http/test_a.py", "-k", "not daemon"),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.core.refusals import Refused as Refused
     from penstock.core.refusals import StoreFailed as StoreFailed
     from penstock.core.refusals import Unavailable as Unavailable
-    from penstock.core.states import State as State
+    from penstock.core.states import JobState as JobState
     from penstock.jobs.arguments import BadArgument as BadArgument
     from penstock.jobs.context import JobContext as JobContext
     from penstock.jobs.context import current_job as current_job
@@ -110,7 +110,7 @@ _HOMES = {
         "StoreFailed",
         "Unavailable",
     ),
-    "penstock.core.states": ("State",),
+    "penstock.core.states": ("JobState",),
     "penstock.jobs.arguments": ("BadArgument",),
     "penstock.jobs.context": ("JobContext", "current_job"),
     "penstock.jobs.function": ("JobFunction",),

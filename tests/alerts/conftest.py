@@ -123,7 +123,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path):
-    desk = Desk(tmp_path)
-    yield desk
-    desk.stop()
+def job_service(tmp_path):
+    job_service = Desk(tmp_path)
+    yield job_service
+    job_service.stop()

@@ -10,12 +10,12 @@ import time
 import pytest
 from tests.waiting import LONG, alive, until
 
-from penstock.alerts.command import Command
-from penstock.alerts.messenger import Away, Messenger, Refused
+from penstock.alerts.command import CommandReceiver
+from penstock.alerts.messenger import MessageRefused, Messenger, ReceiverAway
 from penstock.alerts.spool import Message, Spool
 from penstock.core.alerts import Repeats
 from penstock.core.changes import Change, Note
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.outbound import pause
 from penstock.core.words import HOUR, MINUTE, SECOND
 
@@ -29,12 +29,12 @@ def texts(receiver):
 # Being told
 
 
-def test_an_alert_reaches_log_command_and_webhook(desk, receiver, tmp_path, caplog):
+def test_an_alert_reaches_log_command_and_webhook(job_service, receiver, tmp_path, caplog):
     program = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1] + '~', 'w')); os.rename(sys.argv[1] + '~', sys.argv[1])"
     file = tmp_path / "got.json"
-    desk.start(webhook=receiver.url, command=(sys.executable, "-c", program, str(file)))
+    job_service.start(webhook=receiver.url, command=(sys.executable, "-c", program, str(file)))
 
-    desk.alert(job_id="job-1234567890", data={"spent": 3})
+    job_service.alert(job_id="job-1234567890", data={"spent": 3})
     until(lambda: receiver.told and file.exists())
 
     [told] = receiver.told
@@ -47,43 +47,45 @@ def test_an_alert_reaches_log_command_and_webhook(desk, receiver, tmp_path, capl
     assert "job-1234567890" == environ["PENSTOCK_ALERT_JOB_ID"]
     assert {"PENSTOCK_ALERT"} == {name[:14] for name in environ if name.startswith("PENSTOCK_")}
     assert ["alert: about k"] == [record.getMessage() for record in caplog.records]
-    until(lambda: not desk.messages() and not desk.messages("command"))
+    until(lambda: not job_service.messages() and not job_service.messages("command"))
 
 
-def test_the_log_can_be_left_out(desk, receiver, caplog):
-    desk.start(webhook=receiver.url, log=False)
+def test_the_log_can_be_left_out(job_service, receiver, caplog):
+    job_service.start(webhook=receiver.url, log=False)
 
-    desk.alert()
+    job_service.alert()
     until(lambda: receiver.told)
 
     assert [] == caplog.records
 
 
-def test_an_addon_has_a_receiver_of_its_own_besides_that_of_all(desk, receivers):
+def test_an_addon_has_a_receiver_of_its_own_besides_that_of_all(job_service, receivers):
     everything, photos = receivers(), receivers()
-    desk.start(webhook=everything.url, of_addon={"photos": photos.url})
+    job_service.start(webhook=everything.url, of_addon={"photos": photos.url})
 
-    desk.alert("mine")
-    desk.alert("other", addon_id="mail")
+    job_service.alert("mine")
+    job_service.alert("other", addon_id="mail")
     until(lambda: len(everything.told) == 2 and photos.told)
 
     assert ["about mine", "about other"] == texts(everything)
     assert ["about mine"] == texts(photos)
 
 
-def test_an_alert_that_names_nothing_but_its_reason_is_told_in_words(desk, receiver):
-    desk.start(webhook=receiver.url)
+def test_an_alert_that_names_nothing_but_its_reason_is_told_in_words(job_service, receiver):
+    job_service.start(webhook=receiver.url)
 
-    desk.store.apply([Change(desk.store.now(), (Note(Kind.ALERT, "lost", {"held_by": "x"}, of_job=False),))])
+    job_service.store.apply(
+        [Change(job_service.store.now(), (Note(EventKind.ALERT, "lost", {"held_by": "x"}, of_job=False),))]
+    )
     [told] = until(lambda: receiver.told)
 
     assert ("lost", "lost", {"held_by": "x"}) == (told["kind"], told["text"], told["data"])
 
 
-def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(desk, receivers, works):
+def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(job_service, receivers, works):
     photos, alerts = receivers(), receivers()
-    desk.store = works.store
-    desk.start(webhook=alerts.url, dispatchable={"photos": photos.url})
+    job_service.store = works.store
+    job_service.start(webhook=alerts.url, dispatchable={"photos": photos.url})
 
     ids = {addon: works.submit(addon_id=addon, job_type="index")[0] for addon in ("photos", "mail")}
     works.step()
@@ -94,7 +96,7 @@ def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(desk, receiver
         told[name] for name in ("type", "job_id", "dispatch_id", "job_type")
     )
     assert "DISPATCHING" == works.state(ids["mail"])
-    desk.stop()
+    job_service.stop()
     assert [] == alerts.seen
 
 
@@ -102,13 +104,13 @@ def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(desk, receiver
 def works():
     from tests.engine.conftest import Capacity, Ordering, Works
 
-    from penstock.engine.rules import Rules
+    from penstock.engine.rules import SchedulerRules
     from penstock.stores.memory import MemoryStore
 
     clock = lambda: time.time_ns() // 1_000  # noqa: E731  # one that the scheduler and the messenger share
     store = MemoryStore(clock)
     return type("Works", (Works,), {"now": property(lambda self: clock())})(
-        store, clock, Rules(capacity=Capacity(fixed=90), ordering=Ordering())
+        store, clock, SchedulerRules(capacity=Capacity(fixed=90), ordering=Ordering())
     )
 
 
@@ -146,17 +148,17 @@ def test_what_needs_no_memory_is_forgotten():
     assert ["k7"] == list(repeats.told)  # one was held back, and is still to be told of
 
 
-def test_what_was_held_back_survives_a_restart(desk, receiver):
-    desk.start(webhook=receiver.url)
+def test_what_was_held_back_survives_a_restart(job_service, receiver):
+    job_service.start(webhook=receiver.url)
     for _ in range(3):
-        desk.alert()
+        job_service.alert()
     until(lambda: receiver.told)
-    desk.alert("last of the window")
-    desk.delivered(2, receiver)
-    desk.stop()
+    job_service.alert("last of the window")
+    job_service.delivered(2, receiver)
+    job_service.stop()
 
-    desk.start(webhook=receiver.url, window=0)
-    desk.alert()
+    job_service.start(webhook=receiver.url, window=0)
+    job_service.alert()
     until(lambda: len(receiver.told) == 3)
 
     assert [0, 0, 2] == [told["repeated"] for told in receiver.told]
@@ -165,119 +167,121 @@ def test_what_was_held_back_survives_a_restart(desk, receiver):
 # Restarts
 
 
-def test_nothing_from_before_the_first_start_is_told(desk, receiver):
-    desk.alert("before")
-    desk.start(webhook=receiver.url)
-    desk.alert("after")
+def test_nothing_from_before_the_first_start_is_told(job_service, receiver):
+    job_service.alert("before")
+    job_service.start(webhook=receiver.url)
+    job_service.alert("after")
     until(lambda: receiver.told)
 
     assert ["about after"] == texts(receiver)
 
 
-def test_what_happened_while_nobody_read_is_told_later(desk, receiver):
-    desk.start(webhook=receiver.url).stop()
-    desk.alert("meanwhile")
-    desk.start(webhook=receiver.url)
-    desk.delivered(1, receiver)
-    desk.stop()
-    desk.start(webhook=receiver.url).stop()
+def test_what_happened_while_nobody_read_is_told_later(job_service, receiver):
+    job_service.start(webhook=receiver.url).stop()
+    job_service.alert("meanwhile")
+    job_service.start(webhook=receiver.url)
+    job_service.delivered(1, receiver)
+    job_service.stop()
+    job_service.start(webhook=receiver.url).stop()
 
     assert ["about meanwhile"] == texts(receiver)
 
 
-def test_a_reader_that_was_killed_before_it_noted_how_far_it_was_tells_the_same_again(desk, receivers):
+def test_a_reader_that_was_killed_before_it_noted_how_far_it_was_tells_the_same_again(job_service, receivers):
     receiver = receivers()
-    desk.start(webhook=receiver.url)
-    noted = (desk.folder / "alerts" / "reader.json").read_bytes()
-    desk.alert()
-    desk.delivered(1, receiver)
-    desk.stop()
-    (desk.folder / "alerts" / "reader.json").write_bytes(noted)
+    job_service.start(webhook=receiver.url)
+    noted = (job_service.folder / "alerts" / "reader.json").read_bytes()
+    job_service.alert()
+    job_service.delivered(1, receiver)
+    job_service.stop()
+    (job_service.folder / "alerts" / "reader.json").write_bytes(noted)
 
-    desk.start(webhook=receiver.url)
+    job_service.start(webhook=receiver.url)
     first, second = until(lambda: len(receiver.told) == 2 and receiver.told)
 
     assert first == second  # and the id is the same, so a receiver can tell
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"cursor": "x", "told": {}, "origin": ""}'])
-def test_a_damaged_file_is_told_of_and_alerting_goes_on(desk, receiver, caplog, content):
-    desk.alert("before")
-    (desk.folder / "alerts").mkdir(mode=0o700)
-    (desk.folder / "alerts" / "reader.json").write_bytes(content)
-    desk.start(webhook=receiver.url)
-    desk.alert("after")
+def test_a_damaged_file_is_told_of_and_alerting_goes_on(job_service, receiver, caplog, content):
+    job_service.alert("before")
+    (job_service.folder / "alerts").mkdir(mode=0o700)
+    (job_service.folder / "alerts" / "reader.json").write_bytes(content)
+    job_service.start(webhook=receiver.url)
+    job_service.alert("after")
     until(lambda: receiver.told)
 
     assert ["about after"] == texts(receiver)
     assert "is damaged" in caplog.text
 
 
-def test_a_trail_that_is_shorter_than_it_was_is_read_from_its_end(desk, receiver):
-    desk.start(webhook=receiver.url).stop()
-    file = desk.folder / "alerts" / "reader.json"
+def test_a_trail_that_is_shorter_than_it_was_is_read_from_its_end(job_service, receiver):
+    job_service.start(webhook=receiver.url).stop()
+    file = job_service.folder / "alerts" / "reader.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"cursor": 1_000_000}))
-    desk.start(webhook=receiver.url)
-    desk.alert()
+    job_service.start(webhook=receiver.url)
+    job_service.alert()
 
     assert until(lambda: receiver.told)
 
 
-def test_a_receiver_that_was_away_gets_it_when_it_is_back_also_after_a_restart(desk, receivers):
+def test_a_receiver_that_was_away_gets_it_when_it_is_back_also_after_a_restart(job_service, receivers):
     first = receivers()
     first.script.extend([lambda handler: handler.connection.close(), 503])
-    desk.start(webhook=first.url)
-    desk.alert()
+    job_service.start(webhook=first.url)
+    job_service.alert()
     until(lambda: len(first.seen) == 2)
-    desk.stop()
-    assert 1 == len(desk.messages())
+    job_service.stop()
+    assert 1 == len(job_service.messages())
 
-    desk.start(webhook=first.url)
+    job_service.start(webhook=first.url)
     until(lambda: len(first.seen) == 3)
-    until(lambda: not desk.messages())
+    until(lambda: not job_service.messages())
 
     assert 1 == len({body for _, _, body in first.seen})
 
 
-def test_messages_go_to_an_address_that_was_mended(desk, receiver):
-    desk.start(webhook="http://127.0.0.1:1/")
-    desk.alert()
-    until(desk.messages)
-    desk.stop()
-    desk.start(webhook=receiver.url)
+def test_messages_go_to_an_address_that_was_mended(job_service, receiver):
+    job_service.start(webhook="http://127.0.0.1:1/")
+    job_service.alert()
+    until(job_service.messages)
+    job_service.stop()
+    job_service.start(webhook=receiver.url)
 
     assert until(lambda: receiver.told)
 
 
-def test_messages_to_a_receiver_that_is_no_more_are_removed(desk, caplog):
-    desk.start(webhook="http://127.0.0.1:1/")
-    desk.alert()
-    until(desk.messages)
-    desk.stop()
-    desk.start()
+def test_messages_to_a_receiver_that_is_no_more_are_removed(job_service, caplog):
+    job_service.start(webhook="http://127.0.0.1:1/")
+    job_service.alert()
+    until(job_service.messages)
+    job_service.stop()
+    job_service.start()
 
-    assert not (desk.folder / "alerts" / "webhook").exists()
+    assert not (job_service.folder / "alerts" / "webhook").exists()
     assert "no receiver for it is set any more" in caplog.text
 
 
 # Nobody waits for anybody
 
 
-def test_a_receiver_that_hangs_delays_neither_the_others_nor_the_scheduler_nor_the_stop(desk, receivers):
+def test_a_receiver_that_hangs_delays_neither_the_others_nor_the_scheduler_nor_the_stop(
+    job_service, receivers
+):
     slow, quick, hold, held = receivers(), receivers(), threading.Event(), []
     slow.script.append(lambda handler: held.append(hold.wait(LONG)))
-    desk.start(webhook=slow.url, of_addon={"photos": quick.url})
+    job_service.start(webhook=slow.url, of_addon={"photos": quick.url})
     try:
-        desk.alert("first")
+        job_service.alert("first")
         until(lambda: slow.seen)
         for i in range(20):
-            desk.alert(f"n{i}")
+            job_service.alert(f"n{i}")
         until(lambda: len(quick.told) == 21)
-        desk.stop()
+        job_service.stop()
 
         assert [] == held, "it hangs still"
         assert 1 == len(slow.seen)
-        assert 21 == len(desk.messages())
+        assert 21 == len(job_service.messages())
     finally:
         hold.set()
 
@@ -291,15 +295,15 @@ def pids(file):
     )
 
 
-def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(desk, tmp_path):
+def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(job_service, tmp_path):
     file = tmp_path / "pids"
-    desk.start(command=(sys.executable, "-c", HANGS, str(file), "1000"))
-    desk.alert()
+    job_service.start(command=(sys.executable, "-c", HANGS, str(file), "1000"))
+    job_service.alert()
     mine = until(lambda: pids(file))
-    desk.stop()
+    job_service.stop()
 
     until(lambda: not any(map(alive, mine)))
-    assert 1 == len(desk.messages("command"))
+    assert 1 == len(job_service.messages("command"))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +311,7 @@ def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(desk, tmp_pat
 )
 def test_a_command_leaves_nothing_behind_in_time_or_not(tmp_path, stays, outcome):
     file = tmp_path / "pids"
-    command = Command((sys.executable, "-c", HANGS, str(file), stays), within=0.5 if outcome else 30)
+    command = CommandReceiver((sys.executable, "-c", HANGS, str(file), stays), within=0.5 if outcome else 30)
     message = Message(number=1, told={"id": "1"}, due=0, until=0)
     if outcome:
         until(lambda: ends(command, message) == f"it {outcome}" and pids(file), 30)
@@ -320,7 +324,7 @@ def test_a_command_leaves_nothing_behind_in_time_or_not(tmp_path, stays, outcome
 def ends(command, message):
     try:
         command.deliver(message, T0)
-    except (Refused, Away) as error:
+    except (MessageRefused, ReceiverAway) as error:
         return str(error)
     return None
 
@@ -339,7 +343,7 @@ def ends(command, message):
 def test_how_a_command_ended_is_told(argv, said):
     told = {"id": "1", "text": "a\0b" + "x" * 200_000}
 
-    assert said == ends(Command(argv), Message(number=1, told=told, due=0, until=0))
+    assert said == ends(CommandReceiver(argv), Message(number=1, told=told, due=0, until=0))
 
 
 # Trying again, on a clock that is moved
@@ -400,7 +404,7 @@ def test_pauses_grow_from_a_second_to_five_minutes():
 
 
 def test_a_receiver_that_is_away_is_tried_less_and_less_and_then_gets_all_in_order(rounds):
-    rounds.door.wrong = Away
+    rounds.door.wrong = ReceiverAway
     for number in (1, 2, 3):
         rounds.put(number)
     rounds.run(10 * SECOND)
@@ -415,7 +419,7 @@ def test_a_receiver_that_is_away_is_tried_less_and_less_and_then_gets_all_in_ord
 
 
 def test_a_message_that_is_refused_does_not_hold_up_the_others(rounds):
-    rounds.door.wrong = Refused
+    rounds.door.wrong = MessageRefused
     rounds.put(1)
     rounds.run(0)
     rounds.door.wrong = None
@@ -427,7 +431,7 @@ def test_a_message_that_is_refused_does_not_hold_up_the_others(rounds):
 
 
 def test_pauses_go_on_where_they_were_after_a_restart(rounds):
-    rounds.door.wrong = Refused
+    rounds.door.wrong = MessageRefused
     rounds.put(1)
     rounds.run(20 * SECOND)
     rounds.again()
@@ -436,7 +440,7 @@ def test_pauses_go_on_where_they_were_after_a_restart(rounds):
     assert [0, 1, 3, 7, 15, 31] == [(now - T0) // SECOND for _, now in rounds.door.tried]
 
 
-@pytest.mark.parametrize("wrong", [Away, Refused])
+@pytest.mark.parametrize("wrong", [ReceiverAway, MessageRefused])
 def test_after_a_day_it_is_given_up_and_told_of_once(rounds, wrong):
     rounds.door.wrong = wrong
     for number in (1, 2, 3):
@@ -460,7 +464,7 @@ def test_what_is_too_old_after_a_long_downtime_is_tried_once_and_delivered_if_it
 
 
 def test_a_clock_that_was_set_back_puts_nothing_off(rounds):
-    rounds.door.wrong = Away
+    rounds.door.wrong = ReceiverAway
     rounds.put(1)
     rounds.run(0)
     rounds.door.wrong = None
@@ -492,29 +496,31 @@ def test_a_damaged_message_is_put_aside_and_a_torn_one_removed(rounds, caplog):
     assert ["1.damaged"] == [path.name for path in rounds.spool.folder.iterdir()]
 
 
-def test_what_could_not_be_delivered_is_in_the_trail_and_makes_no_further_messages(desk, receiver, caplog):
+def test_what_could_not_be_delivered_is_in_the_trail_and_makes_no_further_messages(
+    job_service, receiver, caplog
+):
     receiver.script.extend([500] * 100)
-    desk.start(webhook=receiver.url, retry_for=SECOND)
-    desk.alert()
-    [event] = until(lambda: desk.alerts("undelivered"))
-    until(lambda: not desk.messages())
+    job_service.start(webhook=receiver.url, retry_for=SECOND)
+    job_service.alert()
+    [event] = until(lambda: job_service.alerts("undelivered"))
+    until(lambda: not job_service.messages())
     until(lambda: "alert: an alert could not be delivered" in caplog.text)
-    desk.stop()
+    job_service.stop()
 
     assert f"http://127.0.0.1:{receiver.port}: answered 500" in event.data["text"]
-    assert [] == desk.messages()
+    assert [] == job_service.messages()
     assert {"about k"} == set(texts(receiver))
 
 
 @pytest.mark.parametrize(("lives", "sent"), [(0, 0), (HOUR, 1)])
-def test_a_stale_notice_of_a_waiting_job_is_not_sent(desk, receiver, works, caplog, lives, sent):
-    desk.store = works.store
-    desk.start(dispatchable={"photos": receiver.url}).stop()
+def test_a_stale_notice_of_a_waiting_job_is_not_sent(job_service, receiver, works, caplog, lives, sent):
+    job_service.store = works.store
+    job_service.start(dispatchable={"photos": receiver.url}).stop()
     works.submit(addon_id="photos")
     works.step()
-    desk.alert()
-    desk.start(dispatchable={"photos": receiver.url}, dispatchable_for=lives)
+    job_service.alert()
+    job_service.start(dispatchable={"photos": receiver.url}, dispatchable_for=lives)
     until(lambda: "alert: about k" in caplog.text)
-    desk.stop()
+    job_service.stop()
 
-    assert sent == len(receiver.seen) + len(list(desk.folder.glob("alerts/job-*/*.json")))
+    assert sent == len(receiver.seen) + len(list(job_service.folder.glob("alerts/job-*/*.json")))

@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 
-from penstock.alerts.messenger import Away, Refused, Stopped
+from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
 from penstock.alerts.spool import Message
 from penstock.alerts.webhook import Webhook, secrets_in
 from penstock.core.outbound import refusal
@@ -104,7 +104,7 @@ def test_a_secret_that_others_can_read_signs_nothing(receiver, secret):
     secrets_in(secret)
     secret.chmod(0o644)
 
-    with pytest.raises(Refused, match="chmod 600"):
+    with pytest.raises(MessageRefused, match="chmod 600"):
         webhook.deliver(MESSAGE, NOW)
     assert receiver.seen == []
 
@@ -132,7 +132,7 @@ def test_public_addresses_are_called_near_ones_on_request_and_others_never():
 def test_the_address_behind_a_name_is_what_counts(receiver, secret, host):
     url = f"http://{host}:{receiver.port}/"
 
-    with pytest.raises(Away, match="loopback or private.*allow_private"):
+    with pytest.raises(ReceiverAway, match="loopback or private.*allow_private"):
         Webhook(url, secret).deliver(MESSAGE, NOW)
     assert receiver.seen == []
 
@@ -161,7 +161,7 @@ def test_one_forbidden_address_among_several_spoils_the_name(receiver, secret, m
     both = [*real("127.0.0.1", receiver.port), *real("169.254.169.254", 80)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
 
-    with pytest.raises(Away, match="169.254.169.254"):
+    with pytest.raises(ReceiverAway, match="169.254.169.254"):
         Webhook(receiver.url, secret, private=True).deliver(MESSAGE, NOW)
     assert receiver.seen == []
 
@@ -179,14 +179,14 @@ def test_of_two_addresses_the_one_that_answers_is_used(receiver, secret, monkeyp
 
 
 def test_a_name_that_is_not_found_is_told(secret):
-    with pytest.raises(Away, match="nowhere.invalid has no address"):
+    with pytest.raises(ReceiverAway, match="nowhere.invalid has no address"):
         Webhook("http://nowhere.invalid/", secret).deliver(MESSAGE, NOW)
 
 
 def test_redirects_are_not_followed(receiver, secret):
     receiver.script.append(307)
 
-    with pytest.raises(Refused, match="307, and redirects are not followed"):
+    with pytest.raises(MessageRefused, match="307, and redirects are not followed"):
         Webhook(receiver.url, secret, private=True).deliver(MESSAGE, NOW)
     assert 1 == len(receiver.seen)
 
@@ -197,7 +197,7 @@ def test_redirects_are_not_followed(receiver, secret):
 def test_what_the_receiver_says_against_it_is_told(receiver, secret):
     receiver.script.append(lambda handler: handler.send_error(422, "No", "unknown addon"))
 
-    with pytest.raises(Refused, match="answered 422 No: "):
+    with pytest.raises(MessageRefused, match="answered 422 No: "):
         Webhook(receiver.url, secret, private=True).deliver(MESSAGE, NOW)
 
 
@@ -215,7 +215,7 @@ def test_what_the_receiver_says_against_it_is_told(receiver, secret):
 def test_an_answer_that_is_too_long_or_none_counts_as_away(listening, secret, head):
     url = listening(lambda line: (line.recv(65_536), line.sendall(head)))
 
-    with pytest.raises(Away, match="no answer"):
+    with pytest.raises(ReceiverAway, match="no answer"):
         Webhook(url, secret, private=True).deliver(MESSAGE, NOW)
 
 
@@ -251,14 +251,14 @@ def trickle(line):
 def test_the_time_is_for_all_of_it(listening, secret, scheme, act):
     url = listening(act).replace("http", scheme)
 
-    with pytest.raises(Away):  # both would go on for ever
+    with pytest.raises(ReceiverAway):  # both would go on for ever
         Webhook(url, secret, private=True, within=0.3).deliver(MESSAGE, NOW)
 
 
 def test_a_resolver_that_hangs_is_left_behind(secret, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(0.5) or [])
 
-    with pytest.raises(Away, match="not found in time"):
+    with pytest.raises(ReceiverAway, match="not found in time"):
         Webhook("http://slow.example/", secret, within=0.2).deliver(MESSAGE, NOW)
 
 
@@ -303,11 +303,11 @@ def test_over_tls_the_name_is_checked_against_the_certificate(listening, secret,
             tls.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     url = listening(serve).replace("http", "https")
-    with pytest.raises(Away, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(ReceiverAway, match="CERTIFICATE_VERIFY_FAILED"):
         Webhook(url, secret, private=True).deliver(MESSAGE, NOW)
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     url = listening(serve).replace("http", "https")
-    with pytest.raises(Away, match="127.0.0.1"):
+    with pytest.raises(ReceiverAway, match="127.0.0.1"):
         Webhook(url, secret, private=True).deliver(MESSAGE, NOW)
     url = listening(serve).replace("http", "https").replace("127.0.0.1", "localhost")
     Webhook(url, secret, private=True).deliver(MESSAGE, NOW)

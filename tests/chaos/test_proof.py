@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.chaos import Aftermath, proof
+from penstock.chaos import Aftermath, check_promises
 from penstock.core.intent import Intent
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.quiet import Capacity
-from penstock.core.states import State
-from penstock.engine.desk import Desk
-from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
-from penstock.engine.machine import Machine
-from penstock.engine.room import Room
-from penstock.engine.rules import Rules
+from penstock.core.states import JobState
+from penstock.engine.desk import JobService
+from penstock.engine.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.engine.machine import HostLoad
+from penstock.engine.room import SubmitWaitlist
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.memory import MemoryStore
 
-RULES = Rules(capacity=Capacity(fixed=40))
+RULES = SchedulerRules(capacity=Capacity(fixed=40))
 
 
 class Scene:
@@ -28,12 +28,16 @@ class Scene:
     def __init__(self, folder):
         self.folder, self.now = folder, 1_900_000_000_000_000
         self.store = MemoryStore(lambda: self.now)
-        machine = Machine(RULES)
-        dispatcher = Dispatcher(self.store, RULES, machine, Fetchers())
-        desk = Desk(self.store, RULES, machine, dispatcher, Room(self.store, RULES.depth))
-        self.jobs = [receipt.job_id for receipt in desk.submit([Intent(addon_id="chaos", job_type="x")] * 4)]
-        for _, dispatch, _ in desk.claim(Kinds(), 4, "w"):
-            desk.complete(dispatch.dispatch_id)
+        machine = HostLoad(RULES)
+        dispatcher = Dispatcher(self.store, RULES, machine, PullingWorkers())
+        job_service = JobService(
+            self.store, RULES, machine, dispatcher, SubmitWaitlist(self.store, RULES.depth)
+        )
+        self.jobs = [
+            receipt.job_id for receipt in job_service.submit([Intent(addon_id="chaos", job_type="x")] * 4)
+        ]
+        for _, dispatch, _ in job_service.claim(WorkerKinds(), 4, "w"):
+            job_service.complete(dispatch.dispatch_id)
         for job_id in self.jobs:
             self.mark("began", job_id)
             self.mark("ended", job_id)
@@ -53,7 +57,7 @@ class Scene:
 
     def broken(self, acknowledged=None):
         aftermath = Aftermath(self.folder, acknowledged or self.jobs, Counter(), settled=True)
-        return {promise.promise for promise in proof(aftermath, self.store) if promise.broken}
+        return {promise.promise for promise in check_promises(aftermath, self.store) if promise.broken}
 
 
 @pytest.fixture
@@ -82,19 +86,19 @@ def test_two_runs_at_once_are_found(scene):
 
 
 def test_a_fence_that_does_not_grow_is_found(scene):
-    scene.happened(Kind.RUNNING)
+    scene.happened(EventKind.RUNNING)
 
     assert "every run has a higher fence than the one before" in scene.broken()
 
 
 def test_a_job_that_moves_after_its_end_is_found(scene):
-    scene.happened(Kind.DONE, state=State.QUEUED)
+    scene.happened(EventKind.DONE, state=JobState.QUEUED)
 
     assert "every job lands in one state, and stays there" in scene.broken()
 
 
 def test_more_units_than_there_are_are_found(scene):
     for number in range(5):
-        scene.happened(Kind.RUNNING, dispatch_id=f"{scene.jobs[0]}.{number + 2}")
+        scene.happened(EventKind.RUNNING, dispatch_id=f"{scene.jobs[0]}.{number + 2}")
 
     assert "never more units in use than there are" in scene.broken()

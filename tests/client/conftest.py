@@ -17,8 +17,8 @@ from penstock.client import Client
 from penstock.core.quiet import Capacity
 from penstock.core.retry import Schedules
 from penstock.core.words import MILLISECOND, SECOND
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.http.server import Config, serve
 from penstock.stores.memory import MemoryStore
 
@@ -86,7 +86,7 @@ def overlaps(lines):
 #: Long enough for a machine that does ten other things, short enough to be outlived by a test.
 LEASE = 3
 
-RULES = Rules(
+RULES = SchedulerRules(
     capacity=Capacity(fixed=100),
     schedules=Schedules(crash=(0,) * 5, unavailable=(0,) * 2),
     lease_for=LEASE * SECOND,
@@ -99,14 +99,14 @@ RULES = Rules(
 def scheduler(folder):
     """The whole of it but the process: memory store, engine, HTTP on loopback."""
     store = MemoryStore(lambda: time.time_ns() // 1_000)
-    house = House(store, RULES, preempts=True)
-    house.start("the test")
-    server = serve(house, Config(directory=folder / "data", socket=folder / "data" / "penstock.sock"))
+    service = SchedulerService(store, RULES, preempts=True)
+    service.start("the test")
+    server = serve(service, Config(directory=folder / "data", socket=folder / "data" / "penstock.sock"))
     server.secret = server.token_file.read_text().strip()
-    server.house = house
+    server.service = service
     yield server
     server.stop()
-    house.stop()
+    service.stop()
     store.close()
 
 

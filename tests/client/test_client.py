@@ -11,11 +11,11 @@ import pytest
 from tests.daemon import environment
 from tests.waiting import LONG
 
-from penstock.client import Client, Denied, Unreachable
+from penstock.client import AccessDenied, Client, Unreachable
 from penstock.client.client import job_of
 from penstock.core.refusals import BadIntent, IllegalMove, KeyConflict, NotFound
 from penstock.http.routes import ROUTES
-from penstock.http.wire import PREFIX, Outcome, Scope
+from penstock.http.wire import PREFIX, OutcomeReport, Scope
 
 
 def submit(client, **fields):
@@ -86,7 +86,7 @@ def use_everything(client):
     assert "FAILED" == client.fail(second, leases[second].lease_id, "it broke").state
     assert client.retry(second).state in ("QUEUED", "DISPATCHING")
     [again] = client.claim(addon_id="photos").jobs
-    exchanged = client.exchange([Outcome(lease_id=again.lease_id, state="DONE")], addon_id="photos")
+    exchanged = client.exchange([OutcomeReport(lease_id=again.lease_id, state="DONE")], addon_id="photos")
     assert ["DONE"] == [ended.state for ended in exchanged.outcomes]
     assert [] == exchanged.jobs
 
@@ -95,7 +95,7 @@ def use_everything(client):
     assert two_step == ready.job_id
     lease = client.lease(two_step)
     client.ack(two_step, lease.lease_id)
-    [ended] = client.complete_many([Outcome(lease_id=lease.lease_id, state="DONE")])
+    [ended] = client.complete_many([OutcomeReport(lease_id=lease.lease_id, state="DONE")])
     assert ended.problem is None
     loan = client.ask("visuals", "render", cost_units=5)
     assert loan.approved
@@ -189,9 +189,9 @@ def test_a_field_that_no_job_has_is_refused_before_anything_is_sent(client):
 
 def test_a_token_that_may_not_is_told_apart(client, scheduler):
     secret = client.make_token("reader", [Scope.JOBS_READ]).secret
-    with Client(scheduler.url, token=secret) as reader, pytest.raises(Denied) as weak:
+    with Client(scheduler.url, token=secret) as reader, pytest.raises(AccessDenied) as weak:
         reader.submit("photos", "work", None)
-    with Client(scheduler.url, token="pst_0_no") as nobody, pytest.raises(Denied) as wrong:
+    with Client(scheduler.url, token="pst_0_no") as nobody, pytest.raises(AccessDenied) as wrong:
         nobody.stats()
 
     assert (403, 401) == (weak.value.status, wrong.value.status)

@@ -18,7 +18,7 @@ from tests.daemon import Daemon, environment
 from tests.waiting import LONG, until
 
 from penstock.daemon.running import _LEAVE_AFTER, shares
-from penstock.runner import RunsFolder
+from penstock.runner import Leftovers
 from penstock.runner.runner import AFTER_STOP
 from penstock.runner.trees import RUNNER_MARK, marked
 from penstock.stores.sqlite import SqliteStore
@@ -180,7 +180,7 @@ def test_a_stop_leaves_no_lease_and_takes_no_longer_than_its_time_and_a_second(d
     left, states = store.live(), {str(store.job(job.job_id).state) for job in jobs}
     store.close()
 
-    until(lambda: not list(marked(RUNNER_MARK, {RunsFolder(one.data).mark})), what="the end of all processes")
+    until(lambda: not list(marked(RUNNER_MARK, {Leftovers(one.data).mark})), what="the end of all processes")
     # Seconds count only where the machine is ours.
     assert SOAK == 1 or took <= 3
     assert (left, states) == ([], {"QUEUED"})

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.client import holds as holds_module
-from penstock.client.context import Facts, JobContext
+from penstock.client.context import JobContext, LeaseFacts
 from penstock.client.failures import Unreachable
-from penstock.client.heart import Heart
-from penstock.client.holds import Hold, Holds
-from penstock.client.tenure import Tenure
+from penstock.client.heart import Heartbeater
+from penstock.client.holds import ActiveLease, ActiveLeases
+from penstock.client.tenure import LeaseTimer
 from penstock.core.errors import JobStopped
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.refusals import StaleDispatch
-from penstock.http.wire import Beaten
+from penstock.http.wire import HeartbeatAnswer
 
 TTL = 30.0
 
@@ -38,7 +38,9 @@ class Scheduler:
         answer = self.answers.pop(0) if self.answers else {}
         if isinstance(answer, Exception):
             raise answer
-        return Beaten(lease_id=lease_id, expires_at=datetime(2026, 1, 1, tzinfo=UTC), ttl_sec=TTL, **answer)
+        return HeartbeatAnswer(
+            lease_id=lease_id, expires_at=datetime(2026, 1, 1, tzinfo=UTC), ttl_sec=TTL, **answer
+        )
 
 
 @pytest.fixture
@@ -49,203 +51,207 @@ def scheduler(monkeypatch):
 
 
 @pytest.fixture
-def holds():
-    return Holds()
+def leases():
+    return ActiveLeases()
 
 
 @pytest.fixture
-def heart(scheduler, holds):
-    return Heart(scheduler, holds, scheduler.clock)
+def heartbeater(scheduler, leases):
+    return Heartbeater(scheduler, leases, scheduler.clock)
 
 
-def hold_of(heart, holds, scheduler, name="j.1"):
-    facts = Facts(name.partition(".")[0], name, 1, "photos", "thumb", (), None, b'{"path": "a"}', b"null")
-    hold = Hold(facts, Tenure(scheduler.now, TTL), heart.beat_now)
-    holds.add(hold)
-    return hold
+def hold_of(heartbeater, leases, scheduler, name="j.1"):
+    facts = LeaseFacts(
+        name.partition(".")[0], name, 1, "photos", "thumb", (), None, b'{"path": "a"}', b"null"
+    )
+    lease = ActiveLease(facts, LeaseTimer(scheduler.now, TTL), heartbeater.beat_now)
+    leases.add(lease)
+    return lease
 
 
-def live_until(heart, scheduler, moment):
+def live_until(heartbeater, scheduler, moment):
     while scheduler.now < moment:
-        scheduler.now = min(moment, heart.step(scheduler.now))
+        scheduler.now = min(moment, heartbeater.step(scheduler.now))
 
 
 LOST = Unreachable("away", sent=True)
 
 
-def test_the_process_of_a_job_is_told_once_and_not_for_short_jobs(heart, holds, scheduler):
-    hold_of(heart, holds, scheduler)
-    live_until(heart, scheduler, 1_000.9)
+def test_the_process_of_a_job_is_told_once_and_not_for_short_jobs(heartbeater, leases, scheduler):
+    hold_of(heartbeater, leases, scheduler)
+    live_until(heartbeater, scheduler, 1_000.9)
     early = list(scheduler.pids)
-    live_until(heart, scheduler, 1_060.0)
+    live_until(heartbeater, scheduler, 1_060.0)
 
     assert early == []
     assert scheduler.pids[0] == os.getpid()
     assert set(scheduler.pids[1:]) == {None}
 
 
-def test_a_lease_is_renewed_long_before_it_is_at_risk(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
+def test_a_lease_is_renewed_long_before_it_is_at_risk(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
 
-    live_until(heart, scheduler, 1_600.0)
+    live_until(heartbeater, scheduler, 1_600.0)
 
-    assert not hold.cancelled
+    assert not lease.cancelled
     gaps = [b[0] - a[0] for a, b in zip(scheduler.beats, scheduler.beats[1:], strict=False)]
     assert 60 <= len(scheduler.beats) <= 80
     assert max(gaps) < 0.4 * TTL
 
 
-def test_one_lost_beat_is_nothing(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
+def test_one_lost_beat_is_nothing(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
     scheduler.answers = [{}, LOST]
 
-    live_until(heart, scheduler, 1_100.0)
+    live_until(heartbeater, scheduler, 1_100.0)
 
-    assert not hold.cancelled
+    assert not lease.cancelled
 
 
-def test_without_a_renewal_the_function_is_told_to_stop_before_the_lease_is_over(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
-    job = JobContext(hold.facts, hold)
+def test_without_a_renewal_the_function_is_told_to_stop_before_the_lease_is_over(
+    heartbeater, leases, scheduler
+):
+    lease = hold_of(heartbeater, leases, scheduler)
+    job = JobContext(lease.facts, lease)
     scheduler.answers = [LOST] * 1_000
 
-    live_until(heart, scheduler, 1_000.0 + 0.6 * TTL)
+    live_until(heartbeater, scheduler, 1_000.0 + 0.6 * TTL)
     before = job.cancelled
-    live_until(heart, scheduler, 1_000.0 + 0.7 * TTL)
+    live_until(heartbeater, scheduler, 1_000.0 + 0.7 * TTL)
 
     assert (False, True) == (before, job.cancelled)
-    assert hold.lost
-    assert not hold.over
+    assert lease.lost
+    assert not lease.over
     with pytest.raises(JobStopped):
         job.check()
 
 
-def test_it_is_told_even_if_no_thread_of_ours_came_to_run(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
+def test_it_is_told_even_if_no_thread_of_ours_came_to_run(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
 
     scheduler.now += 0.7 * TTL
 
-    assert JobContext(hold.facts, hold).cancelled
+    assert JobContext(lease.facts, lease).cancelled
 
 
 def test_a_stopped_process_that_wakes_after_its_lease_does_not_beat_and_does_not_believe(
-    heart, holds, scheduler
+    heartbeater, leases, scheduler
 ):
-    hold = hold_of(heart, holds, scheduler)
+    lease = hold_of(heartbeater, leases, scheduler)
 
     scheduler.now += 3 * TTL
-    heart.step(scheduler.now)
+    heartbeater.step(scheduler.now)
 
     assert [] == scheduler.beats
-    assert hold.lost
-    assert hold.over
+    assert lease.lost
+    assert lease.over
 
 
-def test_a_renewal_counts_from_when_it_was_sent_not_from_when_it_was_answered(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
+def test_a_renewal_counts_from_when_it_was_sent_not_from_when_it_was_answered(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
     scheduler.delay = 5.0
 
-    live_until(heart, scheduler, 1_000.0 + 0.4 * TTL)
+    live_until(heartbeater, scheduler, 1_000.0 + 0.4 * TTL)
 
     sent_at = scheduler.beats[-1][0]
-    assert sent_at == hold.tenure.sent_at < scheduler.now
+    assert sent_at == lease.timer.sent_at < scheduler.now
 
 
 def test_an_answer_that_was_overtaken_moves_nothing_back():
-    tenure = Tenure(100.0, TTL).renewed(120.0, TTL)
+    timer = LeaseTimer(100.0, TTL).renewed(120.0, TTL)
 
-    assert tenure == tenure.renewed(110.0, TTL)
+    assert timer == timer.renewed(110.0, TTL)
 
 
-def test_once_let_go_a_lease_is_not_taken_up_again(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
+def test_once_let_go_a_lease_is_not_taken_up_again(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
     scheduler.answers = [LOST] * 1_000
-    live_until(heart, scheduler, 1_000.0 + 0.7 * TTL)
+    live_until(heartbeater, scheduler, 1_000.0 + 0.7 * TTL)
     scheduler.answers, beats = [], len(scheduler.beats)
 
-    live_until(heart, scheduler, 1_000.0 + 0.9 * TTL)
+    live_until(heartbeater, scheduler, 1_000.0 + 0.9 * TTL)
 
-    assert hold.lost
+    assert lease.lost
     assert beats == len(scheduler.beats)
 
 
-def test_a_lease_that_was_refused_is_not_beaten_again(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
+def test_a_lease_that_was_refused_is_not_beaten_again(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
     scheduler.answers = [StaleDispatch("gone")]
 
-    live_until(heart, scheduler, 1_100.0)
+    live_until(heartbeater, scheduler, 1_100.0)
 
     assert 1 == len(scheduler.beats)
-    assert hold.lost
+    assert lease.lost
 
 
-def test_a_cancel_reaches_the_function_and_is_not_our_own_judgement(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
-    scheduler.answers = [{"stop": End.CANCELED, "cancel": True}]
+def test_a_cancel_reaches_the_function_and_is_not_our_own_judgement(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
+    scheduler.answers = [{"stop": EndReason.CANCELED, "cancel": True}]
 
-    live_until(heart, scheduler, 1_010.0)
+    live_until(heartbeater, scheduler, 1_010.0)
 
-    assert JobContext(hold.facts, hold).cancelled
-    assert not hold.lost
+    assert JobContext(lease.facts, lease).cancelled
+    assert not lease.lost
 
 
-def test_a_yield_is_not_a_cancel(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
-    scheduler.answers = [{"stop": End.COOPERATIVE_PREEMPTION, "yield_": True}]
+def test_a_yield_is_not_a_cancel(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
+    scheduler.answers = [{"stop": EndReason.COOPERATIVE_PREEMPTION, "yield_": True}]
 
-    live_until(heart, scheduler, 1_010.0)
+    live_until(heartbeater, scheduler, 1_010.0)
 
-    job = JobContext(hold.facts, hold)
+    job = JobContext(lease.facts, lease)
     assert (True, False) == (job.should_yield, job.cancelled)
 
 
-def test_one_silent_scheduler_is_asked_once_a_round_not_once_a_lease(heart, holds, scheduler):
+def test_one_silent_scheduler_is_asked_once_a_round_not_once_a_lease(heartbeater, leases, scheduler):
     for n in range(50):
-        hold_of(heart, holds, scheduler, f"j{n}.1")
+        hold_of(heartbeater, leases, scheduler, f"j{n}.1")
     scheduler.now += 0.31 * TTL
     scheduler.answers = [LOST] * 1_000
 
-    heart.step(scheduler.now)
+    heartbeater.step(scheduler.now)
 
     assert 1 == len(scheduler.beats)
 
 
 def test_progress_and_spending_ride_on_a_beat_within_a_second_and_are_told_again_if_unheard(
-    heart, holds, scheduler
+    heartbeater, leases, scheduler
 ):
-    hold = hold_of(heart, holds, scheduler)
-    job = JobContext(hold.facts, hold)
+    lease = hold_of(heartbeater, leases, scheduler)
+    job = JobContext(lease.facts, lease)
     job.progress(0.25)
     job.spend(0.5)
     job.spend(0.25)
     scheduler.answers = [LOST]
 
-    live_until(heart, scheduler, 1_000.5)
+    live_until(heartbeater, scheduler, 1_000.5)
     job.progress(0.5)
-    live_until(heart, scheduler, 1_003.0)
+    live_until(heartbeater, scheduler, 1_003.0)
 
     assert [(0.25, 0.75), (0.5, 0.75)] == [beat[2:4] for beat in scheduler.beats]
 
 
-def test_a_checkpoint_is_told_at_once(heart, holds, scheduler):
-    hold = hold_of(heart, holds, scheduler)
+def test_a_checkpoint_is_told_at_once(heartbeater, leases, scheduler):
+    lease = hold_of(heartbeater, leases, scheduler)
 
-    JobContext(hold.facts, hold).checkpoint({"page": 3})
+    JobContext(lease.facts, lease).checkpoint({"page": 3})
 
     assert [(1_000.0, "j.1", None, None, b'{"page":3}')] == scheduler.beats
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, True, "half", float("nan")])
-def test_progress_that_is_no_fraction_is_refused(heart, holds, scheduler, fraction):
-    hold = hold_of(heart, holds, scheduler)
+def test_progress_that_is_no_fraction_is_refused(heartbeater, leases, scheduler, fraction):
+    lease = hold_of(heartbeater, leases, scheduler)
 
     with pytest.raises(ValueError, match="from 0 to 1"):
-        JobContext(hold.facts, hold).progress(fraction)
+        JobContext(lease.facts, lease).progress(fraction)
 
 
 @pytest.mark.parametrize("amount", [-1, True, "much", float("nan"), float("inf")])
-def test_spending_that_is_no_amount_is_refused(heart, holds, scheduler, amount):
-    hold = hold_of(heart, holds, scheduler)
+def test_spending_that_is_no_amount_is_refused(heartbeater, leases, scheduler, amount):
+    lease = hold_of(heartbeater, leases, scheduler)
 
     with pytest.raises(ValueError, match="0 or more"):
-        JobContext(hold.facts, hold).spend(amount)
+        JobContext(lease.facts, lease).spend(amount)

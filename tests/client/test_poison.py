@@ -13,11 +13,11 @@ from tests.poison import NOT_FINITE, POISONS, STATES, STORED, AsyncHandler, Hand
 
 import penstock
 from penstock.client import Client
-from penstock.client.handlers import Done, Failed, call
+from penstock.client.handlers import Failed, Succeeded, call
 from penstock.core.refusals import BadIntent
 from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
-from penstock.engine.house import House
+from penstock.engine.house import SchedulerService
 from penstock.http.server import Config, serve
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.sqlite import SqliteStore
@@ -32,15 +32,15 @@ SOME = (
 @contextmanager
 def served(store, folder):
     rules = replace(RULES, schedules=Schedules(crash=(), unavailable=()), lease_for=60 * SECOND)
-    house = House(store, rules, preempts=True)
-    house.start("the test")
-    server = serve(house, Config(directory=folder / "data", socket=folder / "data" / "penstock.sock"))
+    service = SchedulerService(store, rules, preempts=True)
+    service.start("the test")
+    server = serve(service, Config(directory=folder / "data", socket=folder / "data" / "penstock.sock"))
     try:
         with Client(server.url, token=server.token_file.read_text().strip()) as client:
             yield client
     finally:
         server.stop()
-        house.stop()
+        service.stop()
         store.close()
 
 
@@ -95,7 +95,7 @@ def test_a_call_comes_to_an_ending_and_never_raises(name):
     class Job:
         payload = None
 
-    assert isinstance(call(Handler(name), Job()), Done if name in (*STORED, "too_large") else Failed)
+    assert isinstance(call(Handler(name), Job()), Succeeded if name in (*STORED, "too_large") else Failed)
 
 
 @pytest.mark.parametrize("fields", [{"tags": ("caf\udce9",)}, {"idempotency_key": "caf\udce9"}])

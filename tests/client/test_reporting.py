@@ -8,23 +8,23 @@ import pytest
 
 from penstock.client import holds as holds_module
 from penstock.client import reporter as reporter_module
-from penstock.client.context import Facts, JobContext
+from penstock.client.context import JobContext, LeaseFacts
 from penstock.client.failures import Unreachable, from_answer
-from penstock.client.handlers import Done, Failed, Given, call
-from penstock.client.holds import Hold
+from penstock.client.handlers import Failed, Released, Succeeded, call
+from penstock.client.holds import ActiveLease
 from penstock.client.reporter import Reporter
-from penstock.client.tenure import Tenure
+from penstock.client.tenure import LeaseTimer
 from penstock.core.errors import JobStopped, JobUnavailable
 from penstock.core.refusals import BadIntent, IllegalMove, QueueFull, Refused, StaleDispatch, Unavailable
-from penstock.core.states import State
-from penstock.http.wire import Ended, Failure, Problem
+from penstock.core.states import JobState
+from penstock.http.wire import Ended, Failure, ProblemDetails
 
 TTL = 30.0
 LOST = Unreachable("away", sent=True)
 
 
 def problem(code, status):
-    return Problem(type="", title="No", status=status, detail="it may not", code=code, hint="")
+    return ProblemDetails(type="", title="No", status=status, detail="it may not", code=code, hint="")
 
 
 class Scheduler:
@@ -32,11 +32,11 @@ class Scheduler:
         self.answers, self.batches, self.released, self.now = [], [], [], 1_000.0
         self.spent, self.deaf = [], 0
 
-    def tell(self, hold):
+    def tell(self, lease):
         if self.deaf:
             self.deaf -= 1
             return False
-        self.spent.append((len(self.batches), hold.take_news().spent))
+        self.spent.append((len(self.batches), lease.take_news().spent))
         return True
 
     def complete_many(self, outcomes):
@@ -44,7 +44,7 @@ class Scheduler:
         answer = self.answers.pop(0) if self.answers else {}
         if isinstance(answer, Exception):
             raise answer
-        return [Ended(o.lease_id, "j", State.DONE, answer.get(o.lease_id)) for o in outcomes]
+        return [Ended(o.lease_id, "j", JobState.DONE, answer.get(o.lease_id)) for o in outcomes]
 
     def release(self, lease_id):
         self.released.append(lease_id)
@@ -59,18 +59,18 @@ def scheduler(monkeypatch):
 
 
 def hold_of(scheduler, lease_id, payload=b"null"):
-    facts = Facts(lease_id, lease_id, 1, "photos", "thumb", (), None, payload, b"null")
-    return Hold(facts, Tenure(scheduler.now, TTL), lambda _: None)
+    facts = LeaseFacts(lease_id, lease_id, 1, "photos", "thumb", (), None, payload, b"null")
+    return ActiveLease(facts, LeaseTimer(scheduler.now, TTL), lambda _: None)
 
 
 def report(scheduler, *pairs):
     """All of them, told by a reporter to its end; what it had to say of each."""
     told = []
     reporter = Reporter(
-        scheduler, lambda hold, ending: told.append((hold.lease_id, ending)), scheduler.tell, lambda: None
+        scheduler, lambda lease, ending: told.append((lease.lease_id, ending)), scheduler.tell, lambda: None
     )
-    for hold, ending in pairs:
-        reporter.put(hold, ending)
+    for lease, ending in pairs:
+        reporter.put(lease, ending)
     reporter.close()
     thread = Thread(target=reporter.run, daemon=True)
     thread.start()
@@ -80,7 +80,7 @@ def report(scheduler, *pairs):
 
 
 def test_many_ends_are_one_request(scheduler):
-    pairs = [(hold_of(scheduler, f"j{n}"), Done(b"1")) for n in range(200)]
+    pairs = [(hold_of(scheduler, f"j{n}"), Succeeded(b"1")) for n in range(200)]
 
     told = report(scheduler, *pairs)
 
@@ -89,7 +89,7 @@ def test_many_ends_are_one_request(scheduler):
 
 
 def test_large_results_do_not_share_a_request(scheduler):
-    pairs = [(hold_of(scheduler, f"j{n}"), Done(b"1" * 400_000)) for n in range(4)]
+    pairs = [(hold_of(scheduler, f"j{n}"), Succeeded(b"1" * 400_000)) for n in range(4)]
 
     report(scheduler, *pairs)
 
@@ -99,53 +99,53 @@ def test_large_results_do_not_share_a_request(scheduler):
 def test_an_end_is_told_until_it_is_answered(scheduler):
     scheduler.answers = [LOST, Unavailable("busy"), LOST]
 
-    told = report(scheduler, (hold_of(scheduler, "a"), Done(b"1")))
+    told = report(scheduler, (hold_of(scheduler, "a"), Succeeded(b"1")))
 
     assert 4 == len(scheduler.batches)
-    assert [("a", Done(b"1"))] == told
+    assert [("a", Succeeded(b"1"))] == told
 
 
 def test_an_end_is_given_up_when_the_lease_is_over(scheduler):
-    hold = hold_of(scheduler, "a")
+    lease = hold_of(scheduler, "a")
     scheduler.now += 1.1 * TTL
 
-    told = report(scheduler, (hold, Done(b"1")))
+    told = report(scheduler, (lease, Succeeded(b"1")))
 
     assert [] == scheduler.batches
     assert [("a", None)] == told
 
 
 def test_a_run_that_let_go_of_its_lease_is_not_reported_as_done(scheduler):
-    hold = hold_of(scheduler, "a")
+    lease = hold_of(scheduler, "a")
     scheduler.now += 0.7 * TTL
 
-    report(scheduler, (hold, Done(b"1")))
+    report(scheduler, (lease, Succeeded(b"1")))
 
     assert [] == scheduler.batches
     assert ["a"] == scheduler.released
 
 
 def test_a_run_that_was_canceled_tells_what_it_did_for_the_first_reason_wins_over_there(scheduler):
-    hold = hold_of(scheduler, "a")
-    hold.end("canceled", told=True)
+    lease = hold_of(scheduler, "a")
+    lease.end("canceled", told=True)
 
-    report(scheduler, (hold, Done(b"1")))
+    report(scheduler, (lease, Succeeded(b"1")))
 
     assert ["a"] == [outcome.lease_id for outcome in scheduler.batches[0]]
 
 
 def test_a_stale_end_takes_nobody_along(scheduler):
     scheduler.answers = [{"a": problem("stale_dispatch", 409)}]
-    pairs = [(hold_of(scheduler, name), Done(b"1")) for name in "ab"]
+    pairs = [(hold_of(scheduler, name), Succeeded(b"1")) for name in "ab"]
 
     told = report(scheduler, *pairs)
 
-    assert [("a", None), ("b", Done(b"1"))] == told
+    assert [("a", None), ("b", Succeeded(b"1"))] == told
 
 
 def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
     scheduler.answers = [Refused("too large"), Refused("too large"), {}, {}]
-    pairs = [(hold_of(scheduler, name), Done(b"1")) for name in "ab"]
+    pairs = [(hold_of(scheduler, name), Succeeded(b"1")) for name in "ab"]
 
     report(scheduler, *pairs)
 
@@ -156,18 +156,18 @@ def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
 
 
 def test_what_was_spent_last_is_told_before_the_end(scheduler):
-    hold = hold_of(scheduler, "a")
-    JobContext(hold.facts, hold).spend(0.5)
+    lease = hold_of(scheduler, "a")
+    JobContext(lease.facts, lease).spend(0.5)
     scheduler.deaf = 2
 
-    told = report(scheduler, (hold, Done(b"1")))
+    told = report(scheduler, (lease, Succeeded(b"1")))
 
     assert [(0, 0.5)] == scheduler.spent
-    assert [("a", Done(b"1"))] == told
+    assert [("a", Succeeded(b"1"))] == told
 
 
 def test_what_never_began_is_given_back(scheduler):
-    assert [("a", Given())] == report(scheduler, (hold_of(scheduler, "a"), Given()))
+    assert [("a", Released())] == report(scheduler, (hold_of(scheduler, "a"), Released()))
     assert ["a"] == scheduler.released
 
 
@@ -175,8 +175,8 @@ def test_what_never_began_is_given_back(scheduler):
 
 
 def run(scheduler, function, payload=b"null"):
-    hold = hold_of(scheduler, "a", payload)
-    return call(function, JobContext(hold.facts, hold))
+    lease = hold_of(scheduler, "a", payload)
+    return call(function, JobContext(lease.facts, lease))
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ def run(scheduler, function, payload=b"null"):
     [(b'{"path":"a"}', b'["a",1]'), (b'["a",2]', b'["a",2]'), (b'"a"', b'["a",1]')],
 )
 def test_a_payload_becomes_the_arguments(scheduler, payload, result):
-    assert Done(result) == run(scheduler, lambda job, path, size=1: [path, size], payload)
+    assert Succeeded(result) == run(scheduler, lambda job, path, size=1: [path, size], payload)
 
 
 def test_no_payload_is_no_argument(scheduler):
-    assert Done(b"null") == run(scheduler, lambda job: None)
+    assert Succeeded(b"null") == run(scheduler, lambda job: None)
 
 
 def test_a_payload_that_does_not_fit_fails_the_job_with_the_reason(scheduler):
@@ -212,7 +212,7 @@ def test_a_coroutine_is_run(scheduler):
     async def later(job):
         return 7
 
-    assert Done(b"7") == run(scheduler, later)
+    assert Succeeded(b"7") == run(scheduler, later)
 
 
 def test_an_exception_is_the_jobs_own_error_with_its_traceback(scheduler):
@@ -249,7 +249,7 @@ def test_leaving_by_check_gives_the_lease_back(scheduler):
     def patient(job):
         raise JobStopped("as asked")
 
-    assert Given() == run(scheduler, patient)
+    assert Released() == run(scheduler, patient)
 
 
 def test_exit_fails_the_job_and_not_the_worker(scheduler):

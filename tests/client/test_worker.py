@@ -11,8 +11,8 @@ from tests.client.conftest import LEASE
 from tests.waiting import LONG, until
 
 from penstock import JobStopped, JobUnavailable
-from penstock.client import Denied, Worker
-from penstock.core.landing import End
+from penstock.client import AccessDenied, Worker
+from penstock.core.landing import EndReason
 from penstock.core.refusals import StaleDispatch
 
 
@@ -21,7 +21,7 @@ class Crew:
 
     def __init__(self, scheduler):
         self.worker = Worker(scheduler.url, addon="photos", token=scheduler.secret)
-        self._house = scheduler.house
+        self._service = scheduler.service
         self._thread = None
 
     def start(self, concurrency=2, **options):
@@ -33,7 +33,7 @@ class Crew:
 
     def waits(self):
         """It has come to the scheduler, and there was nothing for it."""
-        until(lambda: self._house.fetchers.at(self._house.store.now()))
+        until(lambda: self._service.fetchers.at(self._service.store.now()))
 
     def stop(self):
         self.worker.stop()
@@ -379,7 +379,7 @@ def test_a_wrong_token_ends_the_worker_with_the_reason(scheduler):
     worker = Worker(scheduler.url, addon="photos", token="pst_wrong_token")
     worker.job("work")(lambda job: None)
 
-    with pytest.raises(Denied):
+    with pytest.raises(AccessDenied):
         worker.run()
     worker.client.close()
     worker.fetcher.close()
@@ -500,7 +500,7 @@ def test_a_stop_reaches_a_function_in_a_process(client, crew):
     assert client.job(job_id).state in ("QUEUED", "DISPATCHING")
 
 
-@pytest.mark.parametrize("reason", [End.MAX_RUNTIME_EXCEEDED, End.PREEMPTION_TIMEOUT])
+@pytest.mark.parametrize("reason", [EndReason.MAX_RUNTIME_EXCEEDED, EndReason.PREEMPTION_TIMEOUT])
 def test_a_cancel_while_another_stop_is_under_way_is_the_end_of_the_job(client, crew, scheduler, reason):
     one = crew()
     runs, told, canceled = [], threading.Event(), threading.Event()
@@ -515,7 +515,7 @@ def test_a_cancel_while_another_stop_is_under_way_is_the_end_of_the_job(client, 
     job_id = submit(client)
     one.start()
     until(lambda: runs)
-    scheduler.house.desk.stop(scheduler.house.store.job(job_id).dispatch_id, reason)
+    scheduler.service.job_service.stop(scheduler.service.store.job(job_id).dispatch_id, reason)
     assert told.wait(LONG)
     client.cancel(job_id)
     canceled.set()

@@ -31,14 +31,14 @@ def test_a_graph_runs_its_nodes_where_they_say(machines):
         assert {"compute", "process", "cluster"} == {event.lane for event in result.trace.events}
 
 
-def test_a_killed_worker_has_its_node_run_again_and_no_other(machines, gate, tmp_path):
+def test_a_killed_worker_has_its_node_run_again_and_no_other(machines, call_queue, tmp_path):
     log = tmp_path / "log"
     g = penstock.Graph("retried")
     for name in ("first", "second"):
         inputs = {
             "mark_path": penstock.Const(str(log)),
             "value": penstock.Const(name),
-            "gate_path": penstock.Const(str(gate)),
+            "gate_path": penstock.Const(str(call_queue)),
         }
         g.add(calls.mark_and_wait, name=name, lane="cluster", inputs=inputs)
     options = {"crash_policy": "restart-requeue-in-flight", "restart_delay": 0.001}
@@ -46,9 +46,9 @@ def test_a_killed_worker_has_its_node_run_again_and_no_other(machines, gate, tmp
         with penstock.GraphExecutor(compute=1, cluster=pool) as executor:
             run = executor.submit(g.compile(), timeout=90)
             until(lambda: sorted(lines(log)) == ["first", "second"], 60)
-            os.kill(pool._crew.workers[0].pid, signal.SIGKILL)
+            os.kill(pool._group.workers[0].pid, signal.SIGKILL)
             until(lambda: len(lines(log)) == 3, 60)
-            gate.touch()
+            call_queue.touch()
 
             assert "ok" == run.result(60).status
         assert 1 == pool.snapshot().totals["requeued"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.core import changes
-from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.intent import Intent
-from penstock.core.landing import End
-from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.landing import EndReason
+from penstock.core.order import Ordering, Placement, run_round
 from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
 from penstock.stores.protocol import Depth, Query, Terms
@@ -50,12 +50,14 @@ class Yard:
         return [receipt.job_id for receipt in self.store.submit(intents, depth)]
 
     def tick(self, capacity=90, *, lease=False, caps=None, host="here", limit=None, worker="", labels=()):
-        offer = Offer.LEASE if lease else Offer.RESERVE
+        offer = Placement.LEASE if lease else Placement.RESERVE
 
-        def decide(floor):
-            limits = Limits(caps or Caps())
+        def decide(admission_view):
+            limits = AdmissionLimits(caps or Caps())
             conditions = Conditions(capacity, labels=frozenset(labels))
-            return weigh(floor, conditions, limits, Ordering(), lambda _: offer, most_leases=limit)
+            return run_round(
+                admission_view, conditions, limits, Ordering(), lambda _: offer, most_leases=limit
+            )
 
         return self.store.admit(host, decide, Terms(worker=worker))
 
@@ -65,12 +67,14 @@ class Yard:
         dispatch = next(d for d in self.tick(lease=True) if d.job_id == job_id)
         return self.store.job(job_id), dispatch
 
-    def end(self, dispatch, how=End.COMPLETED, **more):
+    def end(self, dispatch, how=EndReason.COMPLETED, **more):
         job = self.store.job(dispatch.job_id)
         return self.store.apply([changes.end(job, dispatch, how, self.now, **RULES, **more)])[0]
 
     def beat(self, dispatch, seconds=30, **more):
-        beat = changes.Beat(dispatch_id=dispatch.dispatch_id, expires_at=self.now + seconds * SECOND, **more)
+        beat = changes.Renewal(
+            dispatch_id=dispatch.dispatch_id, expires_at=self.now + seconds * SECOND, **more
+        )
         return self.store.renew([beat])[0]
 
     def state(self, job_id):
@@ -84,13 +88,13 @@ class Yard:
         store = self.store
         jobs = store.find(Query(limit=10_000))
         attempts = [attempt for job in jobs for attempt in store.attempts(job.job_id)]
-        books = store.books("here")
+        ledger = store.ledger("here")
         return (
             jobs,
             attempts,
             store.live(),
             store.events(0, 10_000),
-            (books.units, books.counts),
+            (ledger.units, ledger.counts),
             store.addons(),
         )
 

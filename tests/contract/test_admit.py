@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.admission import Admitted, Caps, Conditions, Limits
-from penstock.core.demand import Demand
-from penstock.core.landing import End, Phase
-from penstock.core.loan import weigh_loan
-from penstock.core.order import Aging, Ordering, Verdict, turn
-from penstock.core.states import State
+from penstock.core.admission import AdmissionLimits, Admitted, Caps, Conditions
+from penstock.core.demand import AdmissionClass
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.loan import decide_standalone_lease
+from penstock.core.order import Aging, Ordering, RoundResult, order_key
+from penstock.core.states import JobState
 from penstock.core.words import SECOND
 from penstock.stores.protocol import Query, Terms
 
@@ -21,9 +21,9 @@ def test_a_picked_job_is_dispatching_and_its_units_are_reserved(yard):
     [job_id] = yard.submit(cost_units=30)
     [dispatch] = yard.tick()
 
-    assert (dispatch.job_id, dispatch.phase, dispatch.fence) == (job_id, Phase.RESERVED, 1)
+    assert (dispatch.job_id, dispatch.phase, dispatch.fence) == (job_id, DispatchPhase.RESERVED, 1)
     assert yard.state(job_id) == "DISPATCHING"
-    assert yard.store.books("here").units == 30
+    assert yard.store.ledger("here").units == 30
     assert yard.kinds(job_id) == ["SUBMITTED", "DISPATCHING"]
     assert yard.store.dispatch(dispatch.dispatch_id) == dispatch
 
@@ -32,7 +32,7 @@ def test_dispatch_and_lease_in_one_step(yard):
     [job_id] = yard.submit()
     [dispatch] = yard.tick(lease=True, worker="w1")
 
-    assert (dispatch.phase, dispatch.worker) == (Phase.LEASED, "w1")
+    assert (dispatch.phase, dispatch.worker) == (DispatchPhase.LEASED, "w1")
     assert yard.state(job_id) == "RUNNING"
     assert yard.kinds(job_id) == ["SUBMITTED", "DISPATCHING", "RUNNING"]
 
@@ -40,7 +40,7 @@ def test_dispatch_and_lease_in_one_step(yard):
 def test_what_a_claim_brought_is_known_as_if_it_had_been_read(yard):
     _, tried = yard.start(payload="[0]", max_active_sec=3_000)
     yard.beat(tried, progress=0.5, spent=3)
-    yard.end(tried, End.WORKER_CRASHED)
+    yard.end(tried, EndReason.WORKER_CRASHED)
     yard.later(3_600)
     yard.submit(payload="[1]", tags=("x", "y"), priority=70, deadline_at=yard.now + 3_600 * SECOND)
     yard.submit(payload="[2]", idempotency_key="k", max_runtime_sec=60, retry_delays_sec=(1, 2), cost_limit=5)
@@ -69,21 +69,21 @@ def test_rounds_that_race_never_share_a_job_and_never_exceed_capacity(yard):
 
     given_out = [d.dispatch_id for dispatches in rounds for d in dispatches]
     assert len(given_out) == len(set(given_out)) == 30
-    assert yard.store.books("here").units == 90
+    assert yard.store.ledger("here").units == 90
 
 
 def test_nobody_decides_on_books_that_another_round_is_about_to_change(yard):
     first_decides, second_decides = Event(), Event()
     overlapped = []
 
-    def slow(floor):
+    def slow(admission_view):
         first_decides.set()
         overlapped.append(second_decides.wait(0.3))
-        return Verdict()
+        return RoundResult()
 
-    def quick(floor):
+    def quick(admission_view):
         second_decides.set()
-        return Verdict()
+        return RoundResult()
 
     with ThreadPoolExecutor(2) as pool:
         pool.submit(yard.store.admit, "here", slow, Terms())
@@ -106,9 +106,9 @@ def test_a_round_that_fails_leaves_no_trace(yard):
     yard.submit(n=2)
     before = yard.everything()
 
-    def fails(floor):
-        for line in floor.lines():
-            floor.books.take(line.demand, floor.now, Ordering().sharing)
+    def fails(admission_view):
+        for line in admission_view.lines():
+            admission_view.ledger.take(line.admission_class, admission_view.now, Ordering().sharing)
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):
@@ -121,10 +121,10 @@ def test_looking_changes_nothing(yard):
     yard.submit(n=2)
     before = yard.everything()
 
-    def look(floor):
-        for line in floor.lines():
-            floor.books.take(line.demand, floor.now, Ordering().sharing)
-        return [w.job_id for line in floor.lines() for w in line.jobs]
+    def look(admission_view):
+        for line in admission_view.lines():
+            admission_view.ledger.take(line.admission_class, admission_view.now, Ordering().sharing)
+        return [w.job_id for line in admission_view.lines() for w in line.jobs]
 
     assert len(yard.store.look("here", look)) == 2
     assert yard.everything() == before
@@ -134,7 +134,7 @@ def test_a_round_without_a_verdict_writes_nothing(yard):
     yard.submit()
     before = yard.everything()
 
-    assert yard.store.admit("here", lambda floor: Verdict(), Terms()) == []
+    assert yard.store.admit("here", lambda admission_view: RoundResult(), Terms()) == []
     assert yard.everything() == before
 
 
@@ -167,8 +167,8 @@ def test_a_job_whose_time_comes_near_its_deadline_steps_into_the_urgent_line_at_
     assert yard.store.alarm() == end
 
 
-def lines_of(floor):
-    return [(line.urgent, w.job_id) for line in floor.lines() for w in line.jobs]
+def lines_of(admission_view):
+    return [(line.urgent, w.job_id) for line in admission_view.lines() for w in line.jobs]
 
 
 @settings(
@@ -189,17 +189,17 @@ def test_lines_hold_what_is_due_in_the_cores_order(yard, jobs):
         yard.submit(addon_id=addon, cost_units=cost, priority=priority)
         yard.clock.now += age * SECOND
 
-    def lines(floor):
-        return {line.demand: [(w.turn, w.no) for w in line.jobs] for line in floor.lines()}
+    def lines(admission_view):
+        return {line.admission_class: [(w.turn, w.no) for w in line.jobs] for line in admission_view.lines()}
 
     seen = yard.store.look("here", lines)
-    queued = yard.store.find(Query(states=[State.QUEUED], limit=1_000))
+    queued = yard.store.find(Query(states=[JobState.QUEUED], limit=1_000))
     assert sum(map(len, seen.values())) == len(queued)
     assert all(line == sorted(line) for line in seen.values())
     by_no = {job.no: job for job in queued}
     for line in seen.values():
         for its_turn, no in line:
-            assert its_turn == turn(by_no[no].intent.priority, by_no[no].ready_at, Aging())
+            assert its_turn == order_key(by_no[no].intent.priority, by_no[no].ready_at, Aging())
 
 
 def test_a_denial_is_recorded_once_until_its_reason_changes(yard):
@@ -238,10 +238,10 @@ def test_what_a_round_kept_room_with_is_what_runs_here(yard):
     yard.submit(cost_units=20, expected_duration_sec=60)
     yard.tick(lease=True)
 
-    assert yard.store.look("here", lambda floor: list(floor.running())) == [
+    assert yard.store.look("here", lambda admission_view: list(admission_view.running())) == [
         (20, yard.now, yard.now + 60 * SECOND)
     ]
-    assert yard.store.look("there", lambda floor: list(floor.running())) == []
+    assert yard.store.look("there", lambda admission_view: list(admission_view.running())) == []
 
 
 def test_a_paused_addon_waits_and_weights_are_kept(yard):
@@ -264,7 +264,7 @@ def test_every_dispatch_has_a_higher_fence_than_the_last(yard):
     for _ in range(3):
         [dispatch] = yard.tick(lease=True)
         fences.append(dispatch.fence)
-        yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+        yard.end(dispatch, EndReason.GRACEFUL_SHUTDOWN)
 
     assert fences == [1, 2, 3]
     assert [d.fence for d in yard.store.attempts(job_id)] == fences
@@ -274,24 +274,29 @@ def test_every_dispatch_has_a_higher_fence_than_the_last(yard):
 def loan(yard, cost=10, priority=50, capacity=90):
     decisions = []
 
-    def weigh(floor):
-        demand = Demand("guest", "t", cost)
-        verdict, decision = weigh_loan(
-            floor, Conditions(capacity), Limits(), Ordering(), demand=demand, priority=priority
+    def run_round(admission_view):
+        admission_class = AdmissionClass("guest", "t", cost)
+        round_result, decision = decide_standalone_lease(
+            admission_view,
+            Conditions(capacity),
+            AdmissionLimits(),
+            Ordering(),
+            admission_class=admission_class,
+            priority=priority,
         )
         decisions.append(decision)
-        return verdict
+        return round_result
 
-    return yard.store.admit("here", weigh, Terms()), decisions[-1]
+    return yard.store.admit("here", run_round, Terms()), decisions[-1]
 
 
 def test_a_lease_without_a_job_holds_units_like_any_other(yard):
     [lease], decision = loan(yard, cost=30)
 
     assert isinstance(decision, Admitted)
-    assert (lease.job_id, lease.phase) == (None, Phase.LEASED)
-    assert yard.store.books("here").units == 30
-    assert yard.beat(lease).phase is Phase.LEASED
+    assert (lease.job_id, lease.phase) == (None, DispatchPhase.LEASED)
+    assert yard.store.ledger("here").units == 30
+    assert yard.beat(lease).phase is DispatchPhase.LEASED
 
 
 def test_a_lease_without_a_job_is_denied_while_somebody_of_equal_priority_could_start(yard):
@@ -313,5 +318,5 @@ def test_a_job_that_asks_for_labels_starts_only_where_they_are(yard):
 
     assert [plain] == [d.job_id for d in yard.tick(host="other", labels=["gpu"])]
     assert [asks] == [d.job_id for d in yard.tick(host="here", labels=["large", "gpu", "arm"])]
-    labels_of = {d.job_id: d.demand.labels for d in yard.store.live()}
+    labels_of = {d.job_id: d.admission_class.labels for d in yard.store.live()}
     assert ("gpu", "large") == yard.store.job(asks).intent.labels == labels_of[asks]

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from penstock.core import changes
-from penstock.core.job import Kind
-from penstock.core.landing import End, Phase
+from penstock.core.job import EventKind
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.order import Ordering
 from penstock.core.retry import Counters
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import MINUTE, SECOND
-from penstock.stores.protocol import Done, Query
+from penstock.stores.protocol import CompletedDispatch, Query
 
 
 def test_a_completed_job_is_done_and_its_units_are_back(yard):
@@ -21,39 +21,39 @@ def test_a_completed_job_is_done_and_its_units_are_back(yard):
 
     assert yard.end(dispatch, result='{"n": 1}')
     assert yard.state(job.job_id) == "DONE"
-    assert yard.store.books("here").units == 0
+    assert yard.store.ledger("here").units == 0
     [attempt] = yard.store.attempts(job.job_id)
-    assert (attempt.end, attempt.result, attempt.ended_at) == (End.COMPLETED, '{"n": 1}', yard.now)
+    assert (attempt.end, attempt.result, attempt.ended_at) == (EndReason.COMPLETED, '{"n": 1}', yard.now)
     assert yard.kinds(job.job_id)[-1] == "DONE"
 
 
 def test_units_come_back_once(yard):
     job, dispatch = yard.start()
-    done = changes.end(job, dispatch, End.COMPLETED, yard.now, **yard.rules)
+    done = changes.end(job, dispatch, EndReason.COMPLETED, yard.now, **yard.rules)
 
     assert yard.store.apply([done, done]) == [True, False]
     assert yard.store.apply([done]) == [False]
-    assert yard.store.books("here").units == 0
+    assert yard.store.ledger("here").units == 0
 
 
 def test_of_many_that_are_done_each_counts_on_its_own_merits(yard):
     jobs = [yard.start(cost_units=5, job_type=kind) for kind in ("a", "a", "b", "c", "d")]
     (first, one), (second, two), (third, three), (_, told), (_, gone) = jobs
-    yard.store.apply([changes.stop(told, jobs[3][0], End.CANCELED, yard.now, grace=15 * SECOND)])
-    yard.end(gone, End.GRACEFUL_SHUTDOWN)
+    yard.store.apply([changes.stop(told, jobs[3][0], EndReason.CANCELED, yard.now, grace=15 * SECOND)])
+    yard.end(gone, EndReason.GRACEFUL_SHUTDOWN)
     yard.later(7)
     names = [one.dispatch_id, two.dispatch_id, one.dispatch_id, "nobody.1", "", "x.0", f"{first.job_id}.2"]
-    done = [Done(name) for name in names] + [
-        Done(three.dispatch_id, "[1]"),
-        Done(told.dispatch_id),
-        Done(gone.dispatch_id),
+    done = [CompletedDispatch(name) for name in names] + [
+        CompletedDispatch(three.dispatch_id, "[1]"),
+        CompletedDispatch(told.dispatch_id),
+        CompletedDispatch(gone.dispatch_id),
     ]
 
     assert yard.store.complete_soon(done).result() == [True, True, *[False] * 5, True, False, False]
     assert [yard.state(job.job_id) for job in (first, second, third)] == ["DONE"] * 3
     assert [yard.store.attempts(job.job_id)[0].result for job in (second, third)] == [None, "[1]"]
     assert yard.store.job(first.job_id).active == 7 * SECOND
-    assert yard.store.books("here").units == 5
+    assert yard.store.ledger("here").units == 5
     assert yard.kinds(third.job_id)[-1] == "DONE"
     assert yard.store.audit() == []
 
@@ -63,14 +63,14 @@ def test_what_is_done_when_the_lease_has_run_out_is_refused(yard):
     yard.later(30)
     before = yard.everything()
 
-    assert yard.store.complete_soon([Done(dispatch.dispatch_id)]).result() == [False]
+    assert yard.store.complete_soon([CompletedDispatch(dispatch.dispatch_id)]).result() == [False]
     assert yard.everything() == before
 
 
 def test_who_is_done_twice_at_once_is_done_once(yard):
     _, dispatch = yard.start()
 
-    assert yard.store.complete_soon([Done(dispatch.dispatch_id)] * 2).result() == [True, False]
+    assert yard.store.complete_soon([CompletedDispatch(dispatch.dispatch_id)] * 2).result() == [True, False]
 
 
 @pytest.mark.parametrize("what", ["beats", "tells", "is stopped"])
@@ -83,10 +83,10 @@ def test_what_a_run_did_before_it_was_completed_counts(yard, what):
     elif what == "tells":
         yard.beat(dispatch, checkpoint="1")
     else:
-        stop = changes.stop(dispatch, job, End.CANCELED, yard.now, grace=10 * SECOND)
+        stop = changes.stop(dispatch, job, EndReason.CANCELED, yard.now, grace=10 * SECOND)
         yard.store.apply([stop])
 
-    done = yard.store.complete_soon([Done(dispatch.dispatch_id)]).result()
+    done = yard.store.complete_soon([CompletedDispatch(dispatch.dispatch_id)]).result()
 
     assert done == [what != "is stopped"]
 
@@ -98,7 +98,7 @@ def test_a_reservation_becomes_a_lease_without_a_second_admission(yard):
 
     assert yard.store.apply([started]) == [True]
     assert yard.state(job_id) == "RUNNING"
-    assert yard.store.books("here").units == 30
+    assert yard.store.ledger("here").units == 30
     assert yard.store.dispatch(dispatch.dispatch_id).worker == "w"
 
 
@@ -113,11 +113,13 @@ def test_a_reservation_that_has_timed_out_cannot_become_a_lease(yard):
     assert yard.everything() == before
 
 
-@pytest.mark.parametrize("how", [End.COMPLETED, End.JOB_ERROR, End.UNAVAILABLE, End.RELEASED])
+@pytest.mark.parametrize(
+    "how", [EndReason.COMPLETED, EndReason.JOB_ERROR, EndReason.UNAVAILABLE, EndReason.RELEASED]
+)
 def test_a_stale_completion_changes_nothing(yard, how):
     job, first = yard.start()
     stale = changes.end(job, first, how, yard.now, **yard.rules)
-    yard.end(first, End.GRACEFUL_SHUTDOWN)
+    yard.end(first, EndReason.GRACEFUL_SHUTDOWN)
     [second] = yard.tick(lease=True)
     before = yard.everything()
 
@@ -130,7 +132,7 @@ def test_a_worker_that_reports_after_its_lease_has_expired_is_too_late(yard):
     job, dispatch = yard.start()
     yard.later(30)
     before = yard.everything()
-    late = changes.end(job, dispatch, End.COMPLETED, yard.now, reported=True, **yard.rules)
+    late = changes.end(job, dispatch, EndReason.COMPLETED, yard.now, reported=True, **yard.rules)
 
     assert yard.store.apply([late]) == [False]
     assert yard.everything() == before
@@ -138,7 +140,7 @@ def test_a_worker_that_reports_after_its_lease_has_expired_is_too_late(yard):
 
 def test_of_cancel_and_complete_one_wins(yard):
     job, dispatch = yard.start()
-    done = changes.end(job, dispatch, End.COMPLETED, yard.now, **yard.rules)
+    done = changes.end(job, dispatch, EndReason.COMPLETED, yard.now, **yard.rules)
     told = changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)
 
     assert yard.store.apply([told, done]) == [True, False]
@@ -150,20 +152,20 @@ def test_units_of_a_run_that_was_told_to_stop_are_held_until_it_is_gone(yard):
     yard.store.apply([changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)])
     ending = yard.store.dispatch(dispatch.dispatch_id)
 
-    assert (ending.phase, ending.reason) == (Phase.ENDING, End.CANCELED)
-    assert yard.store.books("here").units == 40
-    assert yard.end(ending, End.COMPLETED)
+    assert (ending.phase, ending.reason) == (DispatchPhase.ENDING, EndReason.CANCELED)
+    assert yard.store.ledger("here").units == 40
+    assert yard.end(ending, EndReason.COMPLETED)
     assert yard.state(job.job_id) == "CANCELED"
-    assert yard.store.books("here").units == 0
+    assert yard.store.ledger("here").units == 0
 
 
 def test_a_crash_comes_back_after_its_delay_and_not_before(yard):
     job, dispatch = yard.start()
-    yard.end(dispatch, End.WORKER_CRASHED)
+    yard.end(dispatch, EndReason.WORKER_CRASHED)
     back = yard.store.job(job.job_id)
 
     assert (back.state, back.not_before, back.counters) == (
-        State.QUEUED,
+        JobState.QUEUED,
         yard.now + MINUTE,
         Counters(crash=1),
     )
@@ -176,9 +178,9 @@ def test_crashes_use_all_five_delays_and_then_fail(yard):
     job, dispatch = yard.start()
     waits = []
     while yard.state(job.job_id) != "FAILED":
-        yard.end(dispatch, End.WORKER_CRASHED)
+        yard.end(dispatch, EndReason.WORKER_CRASHED)
         back = yard.store.job(job.job_id)
-        if back.state is State.QUEUED:
+        if back.state is JobState.QUEUED:
             waits.append((back.ready_at - yard.now) // MINUTE)
             yard.clock.now = back.ready_at
             [dispatch] = yard.tick(lease=True)
@@ -192,23 +194,23 @@ def test_active_time_adds_up_over_attempts_and_stops_the_last_at_the_hard_cap(ya
     job, dispatch = yard.start(max_active_sec=100)
     yard.later(25)
     yard.beat(dispatch)
-    yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+    yard.end(dispatch, EndReason.GRACEFUL_SHUTDOWN)
     [again] = yard.tick(lease=True)
 
     assert yard.store.job(job.job_id).active == 25 * SECOND
-    assert (again.stop_at, again.stop_for) == (yard.now + 75 * SECOND, End.HARD_CAP_EXCEEDED)
+    assert (again.stop_at, again.stop_for) == (yard.now + 75 * SECOND, EndReason.HARD_CAP_EXCEEDED)
 
 
 def test_retry_brings_a_failed_job_back_with_everything_cleared(yard):
     job, dispatch = yard.start(max_active_sec=100)
     yard.later(25)
-    yard.end(dispatch, End.JOB_ERROR, error="boom")
+    yard.end(dispatch, EndReason.JOB_ERROR, error="boom")
     failed = yard.store.job(job.job_id)
-    assert (failed.state, failed.ended_at) == (State.FAILED, yard.now)
+    assert (failed.state, failed.ended_at) == (JobState.FAILED, yard.now)
 
     assert yard.store.apply([changes.retry(failed, yard.now, Ordering())]) == [True]
     back = yard.store.job(job.job_id)
-    assert (back.state, back.counters, back.active, back.ended_at) == (State.QUEUED, Counters(), 0, None)
+    assert (back.state, back.counters, back.active, back.ended_at) == (JobState.QUEUED, Counters(), 0, None)
     assert yard.kinds(job.job_id)[-1] == "RETRIED"
     assert yard.tick()
 
@@ -263,7 +265,7 @@ def test_a_change_that_was_decided_before_another_attempt_changes_nothing(yard):
     [job_id] = yard.submit()
     seen = yard.store.job(job_id)
     [dispatch] = yard.tick(lease=True)
-    yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+    yard.end(dispatch, EndReason.GRACEFUL_SHUTDOWN)
     before = yard.everything()
 
     assert yard.state(job_id) == str(seen.state)
@@ -282,14 +284,14 @@ def test_in_one_call_each_change_stands_on_its_own_merits(yard):
 
 def test_of_many_that_end_the_same_dispatch_at_once_one_does(yard):
     job, dispatch = yard.start()
-    ends = [End.COMPLETED, End.JOB_ERROR, End.WORKER_CRASHED, End.CANCELED] * 4
+    ends = [EndReason.COMPLETED, EndReason.JOB_ERROR, EndReason.WORKER_CRASHED, EndReason.CANCELED] * 4
     decided = [changes.end(job, dispatch, how, yard.now, **yard.rules) for how in ends]
 
     with ThreadPoolExecutor(16) as pool:
         applied = list(pool.map(lambda change: yard.store.apply([change])[0], decided))
 
     assert applied.count(True) == 1
-    assert yard.store.books("here").units == 0
+    assert yard.store.ledger("here").units == 0
 
 
 def test_events_are_numbered_without_gaps_and_read_with_a_cursor(yard):
@@ -312,13 +314,13 @@ def test_events_of_some_kinds_are_read_with_the_same_cursor(yard):
     yard.end(dispatch)
     yard.submit(n=3)
     everything = yard.store.events(0, 100)
-    kinds = {Kind.SUBMITTED, Kind.RUNNING}
+    kinds = {EventKind.SUBMITTED, EventKind.RUNNING}
     wanted = [event for event in everything if event.kind in kinds]
 
     assert 5 == len(wanted) < len(everything)
     assert wanted == yard.store.events_of(kinds, 0, 100)
     assert wanted[2:4] == yard.store.events_of(kinds, wanted[1].seq, 2)
-    assert [] == yard.store.events_of([Kind.ALERT], 0, 100) == yard.store.events_of([], 0, 100)
+    assert [] == yard.store.events_of([EventKind.ALERT], 0, 100) == yard.store.events_of([], 0, 100)
 
 
 def test_a_trail_that_has_not_begun_ends_at_zero(yard):
@@ -327,7 +329,7 @@ def test_a_trail_that_has_not_begun_ends_at_zero(yard):
 
 def test_the_trail_of_a_job_tells_its_states(yard):
     job, dispatch = yard.start()
-    yard.end(dispatch, End.MAX_RUNTIME_EXCEEDED)
+    yard.end(dispatch, EndReason.MAX_RUNTIME_EXCEEDED)
     trail = yard.store.events(0, 100, job.job_id)
 
     assert [(str(e.kind), str(e.state), e.n) for e in trail] == [
@@ -348,15 +350,15 @@ def test_addons_know_how_many_jobs_they_have_in_each_state(yard):
     yard.end(dispatch)
 
     assert {a.addon_id: dict(a.jobs) for a in yard.store.addons()} == {
-        "a": {State.DONE: 1, State.QUEUED: 2},
-        "b": {State.QUEUED: 1},
+        "a": {JobState.DONE: 1, JobState.QUEUED: 2},
+        "b": {JobState.QUEUED: 1},
     }
 
 
 def test_an_addons_average_follows_what_it_holds(yard):
     _, dispatch = yard.start(cost_units=80)
     yard.later(300)
-    yard.end(dispatch, End.WORKER_CRASHED)
+    yard.end(dispatch, EndReason.WORKER_CRASHED)
 
     [addon] = yard.store.addons()
     assert addon.units == 0
@@ -368,10 +370,10 @@ def test_pages_of_finished_jobs_are_found_by_state(yard):
     yard.submit()
     yard.end(dispatch)
 
-    assert [job.job_id for job in yard.store.find(Query(states=[State.DONE]))] == [dispatch.job_id]
+    assert [job.job_id for job in yard.store.find(Query(states=[JobState.DONE]))] == [dispatch.job_id]
 
 
-@pytest.mark.parametrize("how", [End.COMPLETED, End.JOB_ERROR, End.RELEASED, None])
+@pytest.mark.parametrize("how", [EndReason.COMPLETED, EndReason.JOB_ERROR, EndReason.RELEASED, None])
 def test_a_remark_can_be_made_wherever_a_job_is(yard, how):
     job, dispatch = yard.start()
     if how is not None:
@@ -379,6 +381,6 @@ def test_a_remark_can_be_made_wherever_a_job_is(yard, how):
     job = yard.store.job(job.job_id)
     before = yard.kinds(job.job_id)
 
-    assert yard.store.apply([changes.remark(job, changes.Note(Kind.SIGNALED, "x"), yard.now)]) == [True]
+    assert yard.store.apply([changes.remark(job, changes.Note(EventKind.SIGNALED, "x"), yard.now)]) == [True]
     assert yard.kinds(job.job_id) == [*before, "SIGNALED"]
     assert yard.store.job(job.job_id).state is job.state

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from penstock.core import changes
-from penstock.core.landing import End, Phase
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.words import SECOND
 
 GRACE = 15 * SECOND
-RUN_AGAIN = [End.MAX_RUNTIME_EXCEEDED, End.PREEMPTION_TIMEOUT, End.GRACEFUL_SHUTDOWN]
-SETTLE = [End.HARD_CAP_EXCEEDED, End.COST_LIMIT_REACHED]
+RUN_AGAIN = [EndReason.MAX_RUNTIME_EXCEEDED, EndReason.PREEMPTION_TIMEOUT, EndReason.GRACEFUL_SHUTDOWN]
+SETTLE = [EndReason.HARD_CAP_EXCEEDED, EndReason.COST_LIMIT_REACHED]
 
 
 def stopping(yard, reason):
@@ -39,8 +39,8 @@ def test_a_cancel_wins_over_a_stop_that_would_run_the_job_again(yard, first):
     after = yard.store.dispatch(dispatch.dispatch_id)
 
     assert (after.phase, after.reason, after.expires_at) == (
-        Phase.ENDING,
-        End.CANCELED,
+        DispatchPhase.ENDING,
+        EndReason.CANCELED,
         dispatch.expires_at,
     )
     assert requests(yard, job) == [(first, {}), ("canceled", {"by": "ann", "instead_of": first})]
@@ -48,7 +48,14 @@ def test_a_cancel_wins_over_a_stop_that_would_run_the_job_again(yard, first):
 
 @pytest.mark.parametrize("first", RUN_AGAIN)
 @pytest.mark.parametrize(
-    "how", [End.COMPLETED, End.RELEASED, End.LEASE_EXPIRED, End.SCHEDULER_RESTARTED, End.WORKER_CRASHED]
+    "how",
+    [
+        EndReason.COMPLETED,
+        EndReason.RELEASED,
+        EndReason.LEASE_EXPIRED,
+        EndReason.SCHEDULER_RESTARTED,
+        EndReason.WORKER_CRASHED,
+    ],
 )
 def test_a_canceled_job_lands_as_canceled_however_its_run_ends(yard, first, how):
     job, dispatch = stopping(yard, first)
@@ -77,7 +84,7 @@ def test_an_end_and_a_cancel_that_arrive_together_leave_no_job_in_the_queue(yard
     back = changes.end(job, dispatch, first, yard.now, **yard.rules)
 
     assert yard.store.apply([told, back]) == [True, False]
-    assert yard.store.dispatch(dispatch.dispatch_id).reason is End.CANCELED
+    assert yard.store.dispatch(dispatch.dispatch_id).reason is EndReason.CANCELED
 
 
 @pytest.mark.parametrize("first", SETTLE)
@@ -92,7 +99,7 @@ def test_a_stop_that_settles_the_job_keeps_its_reason_and_the_trail_has_the_canc
 
 
 def test_a_cancel_that_comes_twice_is_recorded_once(yard):
-    job, dispatch = stopping(yard, End.PREEMPTION_TIMEOUT)
+    job, dispatch = stopping(yard, EndReason.PREEMPTION_TIMEOUT)
     cancel(yard, job)
     told = yard.store.dispatch(dispatch.dispatch_id)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.words import HOUR, SECOND
 
 from .conftest import OF_ONE_HOST
@@ -28,7 +28,7 @@ def started(yard):
 @JUMPS
 def test_a_retry_is_due_as_many_seconds_later_as_before(yard, by):
     job, dispatch = yard.start(retry_delays_sec=(6,))
-    yard.end(dispatch, End.JOB_ERROR, error="no")
+    yard.end(dispatch, EndReason.JOB_ERROR, error="no")
     set_clock(yard, by)
     due = yard.store.job(job.job_id)
 
@@ -66,7 +66,7 @@ def test_an_earliest_start_that_lies_ahead_again_is_waited_for(yard):
 
 def test_the_later_of_a_retry_and_an_earliest_start_counts(yard):
     job, dispatch = yard.start(retry_delays_sec=(600,))
-    yard.end(dispatch, End.JOB_ERROR, error="no")
+    yard.end(dispatch, EndReason.JOB_ERROR, error="no")
     set_clock(yard, HOUR)
     after = yard.store.job(job.job_id)
 
@@ -88,11 +88,11 @@ def test_the_order_of_jobs_stays_and_new_ones_come_behind(yard, by):
 @JUMPS
 def test_a_job_that_is_put_back_without_a_delay_may_start_at_once(yard, by):
     job, dispatch = yard.start(retry_delays_sec=(6,))
-    yard.end(dispatch, End.JOB_ERROR, error="no")
+    yard.end(dispatch, EndReason.JOB_ERROR, error="no")
     yard.later(6)
     [again] = yard.tick(lease=True)
     set_clock(yard, by)
-    yard.end(yard.store.dispatch(again.dispatch_id), End.GRACEFUL_SHUTDOWN)
+    yard.end(yard.store.dispatch(again.dispatch_id), EndReason.GRACEFUL_SHUTDOWN)
 
     assert yard.store.job(job.job_id).ready_at <= yard.now
     assert started(yard) == [job.job_id]

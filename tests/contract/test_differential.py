@@ -18,27 +18,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.core import changes
-from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.errors import PenstockError
 from penstock.core.intent import Intent
-from penstock.core.landing import End, Phase
-from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.order import Ordering, Placement, run_round
 from penstock.core.retry import Schedules
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import SECOND
 from penstock.stores.memory import MemoryStore
-from penstock.stores.protocol import Depth, Done, Due, Query, Terms
+from penstock.stores.protocol import CompletedDispatch, Depth, Due, Query, Terms
 from penstock.stores.sqlite import SqliteStore
 
 ORDERING, SCHEDULES = Ordering(), Schedules()
 RULES = {"schedules": SCHEDULES, "ordering": ORDERING}
 ENDS = [
-    End.COMPLETED,
-    End.JOB_ERROR,
-    End.WORKER_CRASHED,
-    End.UNAVAILABLE,
-    End.GRACEFUL_SHUTDOWN,
-    End.COST_LIMIT_REACHED,
+    EndReason.COMPLETED,
+    EndReason.JOB_ERROR,
+    EndReason.WORKER_CRASHED,
+    EndReason.UNAVAILABLE,
+    EndReason.GRACEFUL_SHUTDOWN,
+    EndReason.COST_LIMIT_REACHED,
 ]
 FIELDS = st.fixed_dictionaries(
     {
@@ -107,10 +107,12 @@ class Twins(RuleBasedStateMachine):
     def submit_to_somebody_idle(self, fields, n, capacity, lease):
         """A round in the commit of a submit decides as one behind it does."""
         intents, depth = [Intent(**fields)] * n, Depth(total=12, per_addon=9)
-        offer = Offer.LEASE if lease else Offer.RESERVE
+        offer = Placement.LEASE if lease else Placement.RESERVE
 
-        def decide(floor):
-            return weigh(floor, Conditions(capacity), Limits(), ORDERING, lambda _: offer)
+        def decide(admission_view):
+            return run_round(
+                admission_view, Conditions(capacity), AdmissionLimits(), ORDERING, lambda _: offer
+            )
 
         def act(store):
             if isinstance(store, SqliteStore):
@@ -128,14 +130,14 @@ class Twins(RuleBasedStateMachine):
         host=st.sampled_from(["h", "i"]),
     )
     def tick(self, capacity, lease, cap, host):
-        offer = Offer.LEASE if lease else Offer.RESERVE
+        offer = Placement.LEASE if lease else Placement.RESERVE
 
-        def decide(floor):
-            limits = Limits(Caps(per_addon=cap))
-            return weigh(floor, Conditions(capacity), limits, ORDERING, lambda _: offer)
+        def decide(admission_view):
+            limits = AdmissionLimits(Caps(per_addon=cap))
+            return run_round(admission_view, Conditions(capacity), limits, ORDERING, lambda _: offer)
 
         granted = self.both(lambda store: store.admit(host, decide, Terms(worker="w")))
-        assert not granted or self.model.books(host).units <= capacity
+        assert not granted or self.model.ledger(host).units <= capacity
 
     @rule(seconds=st.sampled_from([0, 1, 29, 31, 400]))
     def wait(self, seconds):
@@ -156,12 +158,12 @@ class Twins(RuleBasedStateMachine):
     @rule(results=st.lists(st.sampled_from([None, "1", "[]"]), min_size=1, max_size=6))
     def complete_many(self, results):
         live = [d.dispatch_id for d in self.model.live()]
-        done = [Done(name, result) for name, result in zip(live, results, strict=False)]
+        done = [CompletedDispatch(name, result) for name, result in zip(live, results, strict=False)]
         self.both(lambda store: store.complete_soon([*done, *done[:1]]).result())
 
     @rule(data=st.data())
     def start(self, data):
-        dispatch = self.some(data, self.model.live(phases=[Phase.RESERVED]))
+        dispatch = self.some(data, self.model.live(phases=[DispatchPhase.RESERVED]))
         if dispatch is not None:
             change = changes.start(self.model.job(dispatch.job_id), dispatch, self.now, ttl=30 * SECOND)
             self.both(lambda store: store.apply([change]))
@@ -187,7 +189,7 @@ class Twins(RuleBasedStateMachine):
         try:
             change = (
                 changes.edit(job, replace(job.intent, priority=priority), self.now, ORDERING)
-                if job.state is State.QUEUED
+                if job.state is JobState.QUEUED
                 else changes.retry(job, self.now, ORDERING)
             )
         except PenstockError:
@@ -199,7 +201,7 @@ class Twins(RuleBasedStateMachine):
         dispatch = self.some(data, self.model.live())
         if dispatch is not None:
             until = self.now + 30 * SECOND
-            beat = changes.Beat(
+            beat = changes.Renewal(
                 dispatch_id=dispatch.dispatch_id, expires_at=until, spent=spent, checkpoint=checkpoint
             )
             self.both(lambda store: store.renew([beat]))
@@ -212,7 +214,11 @@ class Twins(RuleBasedStateMachine):
             elif due is Due.STOP:
                 change = changes.stop(dispatch, job, dispatch.stop_for, self.now, grace=5 * SECOND)
             else:
-                how = End.START_TIMEOUT if dispatch.phase is Phase.RESERVED else End.LEASE_EXPIRED
+                how = (
+                    EndReason.START_TIMEOUT
+                    if dispatch.phase is DispatchPhase.RESERVED
+                    else EndReason.LEASE_EXPIRED
+                )
                 change = changes.end(job, dispatch, how, self.now, **RULES)
             self.both(lambda store: store.apply([change]))  # noqa: B023 - called at once
 
@@ -236,7 +242,7 @@ class Twins(RuleBasedStateMachine):
         self.both(
             lambda store: sorted((str(o.due), str(o.job and o.job.job_id)) for o in store.overdue(1_000))
         )
-        self.both(lambda store: (store.books("h").units, store.books("h").running, store.books("h").spent))
+        self.both(lambda store: (store.ledger("h").units, store.ledger("h").running, store.ledger("h").spent))
         for job in jobs:
             self.both(lambda store: (store.attempts(job.job_id), store.checkpoint(job.job_id)))  # noqa: B023
         assert self.both(lambda store: store.audit()) == []

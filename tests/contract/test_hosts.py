@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.hosts import Host
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.quiet import QuietState
 from penstock.core.refusals import DispatcherHeld
 from penstock.core.words import SECOND
@@ -31,7 +31,7 @@ def test_a_host_is_listed_with_what_it_said_and_what_it_holds(yard):
     told = host(
         yard, capacity=40, quiet=QuietState.BUSY, labels=("gpu", "zone=a"), version="1.2", url="http://h"
     )
-    yard.store.greet(told)
+    yard.store.register_host(told)
     yard.start(cost_units=7)
 
     [known] = yard.store.hosts()
@@ -42,30 +42,30 @@ def test_a_host_is_listed_with_what_it_said_and_what_it_holds(yard):
 
 
 def test_a_host_that_is_silent_is_lost_and_later_forgotten(yard):
-    yard.store.greet(host(yard))
+    yard.store.register_host(host(yard))
     yard.later(30)
     lost = [known.alive(yard.now) for known in yard.store.hosts()]
     yard.later(LOST_FOR / SECOND + 1)
-    yard.store.greet(host(yard, "there"))
+    yard.store.register_host(host(yard, "there"))
 
     assert [False] == lost
     assert ["there"] == names(yard)
 
 
 def test_a_name_is_refused_while_another_that_bears_it_lives(yard):
-    yard.store.greet(host(yard))
+    yard.store.register_host(host(yard))
 
     with pytest.raises(DispatcherHeld, match="called here too"):
-        yard.store.greet(host(yard, instance="second"))
-    yard.store.greet(host(yard))
+        yard.store.register_host(host(yard, instance="second"))
+    yard.store.register_host(host(yard))
     yard.later(30)
-    yard.store.greet(host(yard, instance="second"))
+    yard.store.register_host(host(yard, instance="second"))
 
     assert ["second"] == [known.instance for known in yard.store.hosts()]
 
 
 def test_who_leaves_is_gone_and_only_its_bearer_can_give_a_name_back(yard):
-    yard.store.greet(host(yard))
+    yard.store.register_host(host(yard))
 
     yard.store.leave("here", "second")
     before = names(yard)
@@ -75,14 +75,14 @@ def test_who_leaves_is_gone_and_only_its_bearer_can_give_a_name_back(yard):
 
 
 def test_a_drain_outlives_beats_ends_and_silence(yard):
-    yard.store.greet(host(yard))
+    yard.store.register_host(host(yard))
 
     drained = yard.store.drain("here", True)
-    beat = yard.store.greet(host(yard))
+    beat = yard.store.register_host(host(yard))
     yard.store.leave("here", "first")
     left = yard.store.hosts()
     yard.later(2 * LOST_FOR / SECOND)
-    back = yard.store.greet(host(yard, instance="second"))
+    back = yard.store.register_host(host(yard, instance="second"))
 
     assert drained
     assert beat.draining
@@ -91,13 +91,13 @@ def test_a_drain_outlives_beats_ends_and_silence(yard):
 
 
 def test_an_undrained_host_may_start_jobs_again_and_both_are_in_the_trail(yard):
-    yard.store.greet(host(yard))
+    yard.store.register_host(host(yard))
     yard.store.drain("here", True)
     yard.store.drain("here", False)
 
-    told = [event.data for event in yard.store.events(0, 10) if event.kind is Kind.HOST_SET]
+    told = [event.data for event in yard.store.events(0, 10) if event.kind is EventKind.HOST_SET]
     assert [{"host": "here", "draining": True}, {"host": "here", "draining": False}] == told
-    assert not yard.store.greet(host(yard)).draining
+    assert not yard.store.register_host(host(yard)).draining
 
 
 def test_a_host_that_nobody_knows_cannot_be_drained(yard):

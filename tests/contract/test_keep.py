@@ -6,9 +6,9 @@ import pytest
 from tests.contract.conftest import OF_ONE_HOST
 
 from penstock.core import changes
-from penstock.core.demand import Demand
-from penstock.core.landing import End, Phase
-from penstock.core.order import Verdict
+from penstock.core.demand import AdmissionClass
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.order import RoundResult
 from penstock.core.refusals import DispatcherHeld
 from penstock.core.words import HOUR, SECOND
 from penstock.stores.protocol import Due, Terms
@@ -40,7 +40,7 @@ def test_a_heartbeat_after_the_expiry_renews_nothing_though_nobody_has_swept(yar
 
 def test_a_stale_heartbeat_renews_nothing(yard):
     _, first = yard.start()
-    yard.end(first, End.GRACEFUL_SHUTDOWN)
+    yard.end(first, EndReason.GRACEFUL_SHUTDOWN)
     yard.tick(lease=True)
     before = yard.everything()
 
@@ -61,7 +61,7 @@ def test_a_dispatch_that_was_told_to_stop_hears_it_and_is_not_prolonged(yard):
     yard.later(10)
     standing = yard.beat(dispatch)
 
-    assert (standing.phase, standing.reason) == (Phase.ENDING, End.CANCELED)
+    assert (standing.phase, standing.reason) == (DispatchPhase.ENDING, EndReason.CANCELED)
     assert standing.expires_at == yard.now + 20 * SECOND
     yard.later(20)
     assert yard.beat(dispatch) is None
@@ -76,14 +76,14 @@ def test_progress_spend_and_checkpoint_ride_on_a_heartbeat(yard):
     assert yard.kinds(job.job_id)[-1] == "CHECKPOINT"
     now = yard.store.job(job.job_id)
     assert (now.progress, now.spent) == (0.25, 300)
-    assert yard.store.books("here").spent["a"] == {"day": 300, "month": 300}
+    assert yard.store.ledger("here").spent["a"] == {"day": 300, "month": 300}
 
 
 def test_spending_told_twice_counts_once_and_adds_up_over_attempts(yard):
     job, dispatch = yard.start()
     for total in (300, 300, 200, 500):
         yard.beat(dispatch, spent=total)
-    yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+    yard.end(dispatch, EndReason.GRACEFUL_SHUTDOWN)
     [again] = yard.tick(lease=True)
     standing = yard.beat(again, spent=50)
 
@@ -94,7 +94,7 @@ def test_spending_told_twice_counts_once_and_adds_up_over_attempts(yard):
 def test_retry_by_hand_grants_the_limit_once_more_and_keeps_the_total(yard):
     job, dispatch = yard.start()
     yard.beat(dispatch, spent=500)
-    yard.end(dispatch, End.JOB_ERROR)
+    yard.end(dispatch, EndReason.JOB_ERROR)
     yard.store.apply([changes.retry(yard.store.job(job.job_id), yard.now, yard.rules["ordering"])])
     [again] = yard.tick(lease=True)
 
@@ -105,7 +105,7 @@ def test_retry_by_hand_grants_the_limit_once_more_and_keeps_the_total(yard):
 def test_a_checkpoint_outlives_the_attempt_that_made_it(yard):
     job, dispatch = yard.start()
     yard.beat(dispatch, checkpoint="[1]")
-    yard.end(dispatch, End.WORKER_CRASHED)
+    yard.end(dispatch, EndReason.WORKER_CRASHED)
 
     assert yard.store.checkpoint(job.job_id) == "[1]"
 
@@ -137,7 +137,7 @@ def test_a_run_past_its_limit_is_to_be_stopped(yard):
     assert (overdue.due, overdue.job.job_id, overdue.dispatch.stop_for) == (
         Due.STOP,
         job.job_id,
-        End.MAX_RUNTIME_EXCEEDED,
+        EndReason.MAX_RUNTIME_EXCEEDED,
     )
 
 
@@ -194,7 +194,7 @@ def test_settled_jobs_are_forgotten_in_steps_with_all_that_was_theirs(yard):
 
 def failed(yard):
     job, dispatch = yard.start()
-    yard.end(dispatch, End.JOB_ERROR, error="no")
+    yard.end(dispatch, EndReason.JOB_ERROR, error="no")
     yard.later(10)
     return job.job_id
 
@@ -216,7 +216,7 @@ def test_a_job_that_ended_again_is_as_old_as_its_last_end(yard):
     first, second = failed(yard), failed(yard)
     revived(yard, first)
     [again] = yard.tick(lease=True)
-    yard.end(again, End.JOB_ERROR, error="no")
+    yard.end(again, EndReason.JOB_ERROR, error="no")
     yard.later(10)
 
     assert yard.store.prune(yard.now, 1) == 1
@@ -227,7 +227,7 @@ def test_young_and_blocked_jobs_are_kept(yard):
     _, dispatch = yard.start()
     yard.end(dispatch)
     blocked, dispatch = yard.start()
-    yard.end(dispatch, End.COST_LIMIT_REACHED)
+    yard.end(dispatch, EndReason.COST_LIMIT_REACHED)
 
     assert yard.store.prune(yard.now, 10) == 0
     yard.later(1)
@@ -260,27 +260,27 @@ def test_a_number_is_never_used_again_after_its_event_was_forgotten(yard):
 
 
 def test_a_lease_without_a_job_is_released(yard):
-    demand = Demand("guest", "t", 20)
+    admission_class = AdmissionClass("guest", "t", 20)
 
-    def lend(floor):
-        floor.books.take(demand, floor.now, yard.rules["ordering"].sharing)
-        return Verdict(loan=demand)
+    def lend(admission_view):
+        admission_view.ledger.take(admission_class, admission_view.now, yard.rules["ordering"].sharing)
+        return RoundResult(loan=admission_class)
 
     [lease] = yard.store.admit("here", lend, Terms())
     yard.later(30)
 
     assert due(yard) == [("expired", None)]
-    assert yard.store.apply([changes.release(lease, yard.now, End.LEASE_EXPIRED)]) == [True]
-    assert yard.store.books("here").units == 0
+    assert yard.store.apply([changes.release(lease, yard.now, EndReason.LEASE_EXPIRED)]) == [True]
+    assert yard.store.ledger("here").units == 0
     assert [str(event.kind) for event in yard.store.events(0, 10)] == ["ADMITTED", "RELEASED"]
 
 
 @OF_ONE_HOST
 def test_one_dispatcher_and_the_second_is_told_who_it_is(yard):
-    yard.store.hold_dispatch("the first")
+    yard.store.quarantine_dispatch("the first")
 
     with pytest.raises(DispatcherHeld, match="the first"):
-        yard.store.hold_dispatch("the second")
+        yard.store.quarantine_dispatch("the second")
 
 
 def test_every_commit_rings(yard):

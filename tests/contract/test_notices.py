@@ -36,14 +36,14 @@ def test_its_refusal_reaches_whoever_looks_for_the_answer(yard):
 
 @OF_ONE_HOST
 def test_a_dispatcher_that_lets_go_can_be_followed_by_another(yard):
-    yard.store.hold_dispatch("the first")
+    yard.store.quarantine_dispatch("the first")
     yard.store.release_dispatch()
     yard.store.release_dispatch()
 
-    yard.store.hold_dispatch("the second")
+    yard.store.quarantine_dispatch("the second")
 
     with pytest.raises(DispatcherHeld, match="the second"):
-        yard.store.hold_dispatch("the third")
+        yard.store.quarantine_dispatch("the third")
 
 
 def test_who_listens_is_told_of_what_the_dispatching_process_commits(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.stores.protocol import Query
 
 
@@ -29,7 +29,7 @@ def test_an_attempt_keeps_its_process_when_it_is_done(yard):
 def test_the_next_attempt_has_a_process_of_its_own(yard):
     job, dispatch = yard.start(retry_delays_sec=(0,))
     yard.beat(dispatch, pid=4711)
-    yard.end(dispatch, End.JOB_ERROR, error="no")
+    yard.end(dispatch, EndReason.JOB_ERROR, error="no")
     between = yard.store.job(job.job_id).pid
     [again] = yard.tick(lease=True)
     started = yard.store.job(job.job_id).pid

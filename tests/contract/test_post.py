@@ -13,13 +13,13 @@ from threading import Event, Thread, current_thread
 import pytest
 from tests.waiting import until
 
-from penstock.core.admission import Conditions, Limits
+from penstock.core.admission import AdmissionLimits, Conditions
 from penstock.core.intent import Intent
-from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.order import Ordering, Placement, run_round
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.words import Constraint, RunWhen
 from penstock.stores import post
-from penstock.stores.post import Courier, Letter, Post
+from penstock.stores.post import SubmitRelayClient, SubmitRelayServer, SubmitRequest
 from penstock.stores.protocol import Depth, Query, Ride, Terms
 from penstock.stores.socket_names import SocketNames
 from penstock.stores.sqlite import SqliteStore
@@ -51,7 +51,7 @@ def make(tmp_path):
 def pair(make):
     """The dispatcher, and one who submits."""
     first, second = make(), make()
-    first.hold_dispatch("the first")
+    first.quarantine_dispatch("the first")
     return first, second
 
 
@@ -148,7 +148,7 @@ def test_strangers_are_not_let_in_and_not_believed(pair, monkeypatch):
 
 def test_nonsense_ends_the_conversation_and_nothing_else(pair, tmp_path):
     _, second = pair
-    line = Courier(SocketNames(tmp_path / "jobs.db"))._line()
+    line = SubmitRelayClient(SocketNames(tmp_path / "jobs.db"))._line()
     line.send(b"nonsense")
 
     assert b"" == line.recv(100)
@@ -168,7 +168,7 @@ def test_a_letter_that_was_written_and_not_answered_is_not_doubled(pair, monkeyp
         written.extend(receipts)
         self._part(guest)
 
-    monkeypatch.setattr(Post, "_answer", mute)
+    monkeypatch.setattr(SubmitRelayServer, "_answer", mute)
     keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
     receipts = second.submit([JOB, keyed], Depth())
 
@@ -180,12 +180,12 @@ def test_one_who_does_not_answer_in_time_is_left_alone_for_a_while(pair, monkeyp
     first, second = pair
     monkeypatch.setattr(post, "PATIENCE_SEC", 0.05)
     monkeypatch.setattr(first, "_take", None)  # its thread is in the middle of something
-    first._post._take = lambda *_: None
+    first._relay._take = lambda *_: None
     second.submit([JOB], Depth())
     second.submit([JOB], Depth())
 
     assert (0, 2) == (len(first.commits), len(second.commits))
-    assert second._courier._shy_until > 0
+    assert second._relay_client._shy_until > 0
 
 
 class Brings:
@@ -197,8 +197,15 @@ class Brings:
     def __call__(self):
         return Ride("here", self._decide, Terms(worker="idler"), self._landed)
 
-    def _decide(self, floor):
-        return weigh(floor, Conditions(90), Limits(), Ordering(), lambda _: Offer.LEASE, most_leases=1)
+    def _decide(self, admission_view):
+        return run_round(
+            admission_view,
+            Conditions(90),
+            AdmissionLimits(),
+            Ordering(),
+            lambda _: Placement.LEASE,
+            most_leases=1,
+        )
 
     def _landed(self, granted, stays):
         return self._stay if stays else None
@@ -272,7 +279,7 @@ def test_a_letter_that_comes_after_its_sender_has_written_changes_nothing(pair):
     first, second = pair
     second._writer.write(lambda tx: tx.submit([JOB], Depth(), ["0190-late"]))
     replies = []
-    first._take(Letter(["0190-late"], [JOB], Depth()), replies.append)
+    first._take(SubmitRequest(["0190-late"], [JOB], Depth()), replies.append)
     first.submit([JOB], Depth())
 
     assert [None] == replies
@@ -349,7 +356,7 @@ def test_a_stand_in_stands_down_for_a_dispatcher(make):
     first._write_lock.contended = True
     first.submit([JOB], Depth())
     second.submit([JOB], Depth())
-    third.hold_dispatch("the third")
+    third.quarantine_dispatch("the third")
     second.submit([JOB], Depth())  # the stand-in commits it, and hears that somebody dispatches
     second.submit([JOB], Depth())
     first.submit([JOB], Depth())
@@ -370,11 +377,11 @@ def test_a_stand_in_that_goes_leaves_nobody_waiting(make):
 
 def test_a_fork_does_not_keep_the_door(make, tmp_path):
     first = make()
-    first.hold_dispatch("the parent")
+    first.quarantine_dispatch("the parent")
     child = os.fork()
     if child == 0:
         os.read(0, 0)
-        os._exit(int(first._post._door.fileno() != -1))
+        os._exit(int(first._relay._listener.fileno() != -1))
 
     assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert first._post._door.fileno() != -1
+    assert first._relay._listener.fileno() != -1

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.admission import Conditions, Limits
+from penstock.core.admission import AdmissionLimits, Conditions
 from penstock.core.changes import end
 from penstock.core.intent import Intent
-from penstock.core.landing import End
-from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.landing import EndReason
+from penstock.core.order import Ordering, Placement, run_round
 from penstock.core.refusals import QueueFull
 from penstock.core.retry import Schedules
 from penstock.stores.protocol import Depth, Ride, Terms
@@ -37,7 +37,7 @@ def commits(store):
 
 
 class Idler:
-    def __init__(self, most=10, decide=weigh):
+    def __init__(self, most=10, decide=run_round):
         self.most, self.decide, self.landings, self.asked = most, decide, [], 0
 
     def __call__(self):
@@ -46,27 +46,32 @@ class Idler:
             "here", self._weigh, Terms(worker="idler"), lambda granted, _: self.landings.append(granted)
         )
 
-    def _weigh(self, floor):
-        limits = Limits()
+    def _weigh(self, admission_view):
+        limits = AdmissionLimits()
         return self.decide(
-            floor, Conditions(90), limits, Ordering(), lambda _: Offer.LEASE, most_leases=self.most
+            admission_view,
+            Conditions(90),
+            limits,
+            Ordering(),
+            lambda _: Placement.LEASE,
+            most_leases=self.most,
         )
 
 
 def test_a_job_is_submitted_and_claimed_by_one_commit(store, commits):
-    idler = Idler()
-    store.ride(idler)
+    idle_worker = Idler()
+    store.ride(idle_worker)
     [receipt] = store.submit([JOB], Depth())
 
-    assert [[receipt.job_id]] == [[d.job_id for d in landed] for landed in idler.landings]
+    assert [[receipt.job_id]] == [[d.job_id for d in landed] for landed in idle_worker.landings]
     assert "RUNNING" == store.job(receipt.job_id).state
     assert ["SUBMITTED", "DISPATCHING", "RUNNING"] == [str(e.kind) for e in store.events(0, 10)]
     assert 1 == len(commits)
 
 
 def test_what_a_ride_began_is_known_as_if_it_had_been_read(store):
-    idler = Idler()
-    store.ride(idler)
+    idle_worker = Idler()
+    store.ride(idle_worker)
     deadline = T0 + 3_600_000_000
     told = [
         replace(JOB, payload="[1]", tags=("x",), priority=70, deadline_at=deadline, time_sensitive=True),
@@ -75,18 +80,20 @@ def test_what_a_ride_began_is_known_as_if_it_had_been_read(store):
     for intent in told:
         [receipt] = store.submit([intent], Depth())
 
-        assert store.claimed(idler.landings[-1]) == store.jobs([receipt.job_id])
+        assert store.claimed(idle_worker.landings[-1]) == store.jobs([receipt.job_id])
 
 
 def test_a_later_attempt_is_read_anew(store):
-    idler = Idler()
-    leave = store.ride(idler)
+    idle_worker = Idler()
+    leave = store.ride(idle_worker)
     [receipt] = store.submit([JOB], Depth())
     leave()
-    [dispatch] = idler.landings[-1]
+    [dispatch] = idle_worker.landings[-1]
     job = store.job(receipt.job_id)
-    store.apply([end(job, dispatch, End.GRACEFUL_SHUTDOWN, T0, schedules=Schedules(), ordering=Ordering())])
-    again = store.admit(*idler()[:3])
+    store.apply(
+        [end(job, dispatch, EndReason.GRACEFUL_SHUTDOWN, T0, schedules=Schedules(), ordering=Ordering())]
+    )
+    again = store.admit(*idle_worker()[:3])
 
     assert store.claimed(again) == store.jobs([receipt.job_id])
     assert [2] == [job.fence for job in store.claimed(again)]
@@ -94,23 +101,23 @@ def test_a_later_attempt_is_read_anew(store):
 
 def test_a_ride_is_a_round_what_waits_longer_goes_first(store):
     old = [receipt.job_id for receipt in store.submit([JOB, JOB], Depth())]
-    idler = Idler(most=1)
-    store.ride(idler)
+    idle_worker = Idler(most=1)
+    store.ride(idle_worker)
     store.submit([JOB], Depth())
 
-    assert [old[:1]] == [[d.job_id for d in landed] for landed in idler.landings]
+    assert [old[:1]] == [[d.job_id for d in landed] for landed in idle_worker.landings]
 
 
 def test_a_rider_that_fails_does_not_harm_the_submit(store):
     def fails(*_, **__):
         raise RuntimeError("in the middle of a round")
 
-    idler = Idler(decide=fails)
-    store.ride(idler)
+    idle_worker = Idler(decide=fails)
+    store.ride(idle_worker)
     [receipt] = store.submit([JOB], Depth())
 
     assert "QUEUED" == store.job(receipt.job_id).state
-    assert [None] == idler.landings
+    assert [None] == idle_worker.landings
 
 
 def test_a_rider_that_cannot_even_say_what_it_wants_does_not_harm_the_submit(store):
@@ -138,21 +145,21 @@ def test_one_rider_that_fails_takes_the_others_down_with_it_and_claims_nothing_f
 
 def test_a_submit_that_is_refused_takes_nobody_along(store):
     store.submit([JOB], Depth())
-    idler = Idler()
-    store.ride(idler)
+    idle_worker = Idler()
+    store.ride(idle_worker)
     with pytest.raises(QueueFull):
         store.submit([JOB], Depth(total=1))
 
-    assert ([], 0) == (idler.landings, idler.asked)
+    assert ([], 0) == (idle_worker.landings, idle_worker.asked)
 
 
 def test_who_has_left_is_not_asked(store):
-    idler = Idler()
-    leave = store.ride(idler)
+    idle_worker = Idler()
+    leave = store.ride(idle_worker)
     leave()
     store.submit([JOB], Depth())
 
-    assert 0 == idler.asked
+    assert 0 == idle_worker.asked
 
 
 def test_what_landed_is_on_disk_when_it_is_told(store, tmp_path):
@@ -183,9 +190,9 @@ def test_an_answer_that_cannot_be_taken_stops_nobody(store):
 
 
 def test_what_brings_no_job_asks_nobody(store):
-    idler = Idler()
-    store.ride(idler)
+    idle_worker = Idler()
+    store.ride(idle_worker)
     store.set_addon("a", weight=200)
     store.prune(T0, 10)
 
-    assert 0 == idler.asked
+    assert 0 == idle_worker.asked

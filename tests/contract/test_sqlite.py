@@ -14,17 +14,17 @@ from threading import Event
 import apsw
 import pytest
 
-from penstock.core.admission import Conditions, Limits
+from penstock.core.admission import AdmissionLimits, Conditions
 from penstock.core.changes import edit, end, start
 from penstock.core.intent import Intent
-from penstock.core.landing import End
-from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.landing import EndReason
+from penstock.core.order import Ordering, Placement, run_round
 from penstock.core.refusals import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
 from penstock.core.retry import Schedules
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import SECOND
 from penstock.stores import sqlite_file
-from penstock.stores.protocol import Depth, Done, Query, Terms
+from penstock.stores.protocol import CompletedDispatch, Depth, Query, Terms
 from penstock.stores.sqlite import SqliteStore
 from penstock.stores.sqlite_care import Presence
 from penstock.stores.sqlite_find import found
@@ -47,9 +47,9 @@ def store(path):
     store.close()
 
 
-def tick(store, capacity=90, offer=Offer.RESERVE):
-    def decide(floor):
-        return weigh(floor, Conditions(capacity), Limits(), Ordering(), lambda _: offer)
+def tick(store, capacity=90, offer=Placement.RESERVE):
+    def decide(admission_view):
+        return run_round(admission_view, Conditions(capacity), AdmissionLimits(), Ordering(), lambda _: offer)
 
     return store.admit("here", decide, Terms())
 
@@ -236,20 +236,20 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(path, next_version):
 def test_what_others_write_counts_in_the_next_round(path, store):
     other = SqliteStore(path, lambda: T0)
     store.submit([JOB], Depth())
-    [mine] = tick(store, offer=Offer.LEASE)
+    [mine] = tick(store, offer=Placement.LEASE)
     other.submit([JOB], Depth())
     other.set_addon("a", paused=True)
 
-    assert tick(store, offer=Offer.LEASE) == []
+    assert tick(store, offer=Placement.LEASE) == []
     other.set_addon("a", paused=False)
-    assert len(tick(other, offer=Offer.LEASE)) == 1
+    assert len(tick(other, offer=Placement.LEASE)) == 1
     with pytest.raises(QueueFull):
         other.submit([JOB] * 3, Depth(total=2))
     other.submit([JOB] * 2, Depth(total=2))
     with pytest.raises(QueueFull):
         store.submit([JOB], Depth(total=2))
-    assert store.complete_soon([Done(mine.dispatch_id)]).result() == [True]
-    assert len(tick(other, capacity=20, offer=Offer.LEASE)) == 1
+    assert store.complete_soon([CompletedDispatch(mine.dispatch_id)]).result() == [True]
+    assert len(tick(other, capacity=20, offer=Placement.LEASE)) == 1
     assert store.audit() == []
     other.close()
 
@@ -274,9 +274,14 @@ def test_what_a_rolled_back_transaction_had_counted_is_forgotten(store):
 
 def test_a_job_that_goes_back_can_start_again_in_the_same_commit(store):
     store.submit([JOB], Depth())
-    [first] = tick(store, offer=Offer.LEASE)
+    [first] = tick(store, offer=Placement.LEASE)
     back = end(
-        store.job(first.job_id), first, End.GRACEFUL_SHUTDOWN, T0, schedules=Schedules(), ordering=Ordering()
+        store.job(first.job_id),
+        first,
+        EndReason.GRACEFUL_SHUTDOWN,
+        T0,
+        schedules=Schedules(),
+        ordering=Ordering(),
     )
 
     moved, [second] = store._writer.write(lambda tx: (tx.apply([back]), tick_within(tx)))
@@ -298,12 +303,16 @@ def test_who_has_just_come_takes_its_turn_among_those_in_the_file(store, waiting
 
 def tick_within(tx):
     return tx.admit(
-        "here", lambda floor: weigh(floor, Conditions(90), Limits(), Ordering(), all_alike), Terms()
+        "here",
+        lambda admission_view: run_round(
+            admission_view, Conditions(90), AdmissionLimits(), Ordering(), all_alike
+        ),
+        Terms(),
     )
 
 
 def all_alike(_):
-    return Offer.RESERVE
+    return Placement.RESERVE
 
 
 BEFORE_BATCHES = """
@@ -409,16 +418,16 @@ def test_a_second_dispatcher_is_told_who_holds_the_file_and_gets_it_when_that_on
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(DispatcherHeld, match=f"the night shift.*{holder.pid}"):
-            store.hold_dispatch("the day shift")
+            store.quarantine_dispatch("the day shift")
     finally:
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
-    store.hold_dispatch("the day shift")
+    store.quarantine_dispatch("the day shift")
 
 
 def test_a_submit_from_another_process_rings_the_dispatcher(path, store):
     rung = Event()
-    store.hold_dispatch("me")
+    store.quarantine_dispatch("me")
     store.on_change(rung.set)
     child = process(SUBMITTER, path, 1)
     child.communicate()
@@ -487,7 +496,7 @@ def test_jobs_of_a_file_from_before_there_were_places_stay_as_they_were(path):
     ]
     assert {d.dispatch_id for d in store.live()} == {"reserved.1", "runs.2", "loan.0"}
     assert str(store.dispatch("over.0").phase) == "ended"
-    assert store.complete_soon([Done("runs.2")]).result() == [True]
+    assert store.complete_soon([CompletedDispatch("runs.2")]).result() == [True]
     assert store.prune(31, 10) == 1
     assert store.job("done") is None
     assert store.audit() == []
@@ -537,8 +546,8 @@ def test_the_database_itself_refuses_what_would_break_an_invariant(path, store, 
 
 def test_a_final_state_cannot_be_left_even_by_hand(path, store):
     store.submit([JOB] * 2, Depth())
-    [run] = tick(store, capacity=10, offer=Offer.LEASE)
-    store.complete_soon([Done(run.dispatch_id)]).result()
+    [run] = tick(store, capacity=10, offer=Placement.LEASE)
+    store.complete_soon([CompletedDispatch(run.dispatch_id)]).result()
     con = by_hand(path)
     con.execute("UPDATE job SET state = 'CANCELED', ended_at = 1 WHERE no = 2")
 
@@ -631,8 +640,10 @@ def test_what_will_start_is_told_before_it_is_on_disk_and_can_be_made_ready(path
     def ahead(granted):
         seen.append((granted, store.claimed(granted), [str(job.state) for job in other.find(Query())]))
 
-    def decide(floor):
-        return weigh(floor, Conditions(90), Limits(), Ordering(), lambda _: Offer.LEASE)
+    def decide(admission_view):
+        return run_round(
+            admission_view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.LEASE
+        )
 
     _, granted = store.exchange_soon([], "here", decide, Terms(), ahead).result()
     other.close()
@@ -644,7 +655,7 @@ def test_what_will_start_is_told_before_it_is_on_disk_and_can_be_made_ready(path
     assert [str(job.state) for job in store.find(Query())] == ["RUNNING"]
 
 
-@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("state", list(JobState))
 def test_a_list_of_any_state_is_walked_in_its_order_and_not_sorted(store, state):
     sql, values = found(Query(states=[state], newest_first=True))
     columns = sqlite_file.statements()["job_columns"]
@@ -672,7 +683,7 @@ def test_what_never_came_to_be_is_not_handed_out_later(path):
 
     transaction._con = Full()
     with pytest.raises(StoreFailed):
-        tick(store, offer=Offer.LEASE)
+        tick(store, offer=Placement.LEASE)
     now[0] += 1
     [job] = store.find(Query())
     store.apply([edit(job, replace(job.intent, priority=99), now[0], Ordering())])
@@ -687,11 +698,11 @@ def test_what_never_came_to_be_is_not_handed_out_later(path):
 def test_a_page_of_what_is_done_costs_the_same_wherever_it_begins(store):
     store.submit([replace(JOB, cost_units=1)] * 2_000, Depth())
     for _ in range(20):
-        runs = tick(store, capacity=100, offer=Offer.LEASE)
-        store.complete_soon([Done(run.dispatch_id) for run in runs]).result()
+        runs = tick(store, capacity=100, offer=Placement.LEASE)
+        store.complete_soon([CompletedDispatch(run.dispatch_id) for run in runs]).result()
 
     def page(**of):
-        sql, values = found(Query(states=[State.DONE], limit=10, **of))
+        sql, values = found(Query(states=[JobState.DONE], limit=10, **of))
         whole = f"{sqlite_file.statements()['job_columns']} {sql}"
         return steps_of(store, lambda: store._con.execute(whole, values).fetchall())
 
@@ -699,27 +710,30 @@ def test_a_page_of_what_is_done_costs_the_same_wherever_it_begins(store):
     assert page(after=1_900) <= first + 2
     assert page(after=100, newest_first=True) <= first + 2
     assert page(after=1_900, newest_first=True) <= first + 2
-    assert [job.no for job in store.find(Query(states=[State.DONE], limit=2, after=1_900))] == [1_901, 1_902]
+    assert [job.no for job in store.find(Query(states=[JobState.DONE], limit=2, after=1_900))] == [
+        1_901,
+        1_902,
+    ]
 
 
 def test_what_was_done_together_is_forgotten_one_after_the_other(store):
     store.submit([replace(JOB, cost_units=1)] * 3, Depth())
-    runs = tick(store, offer=Offer.LEASE)
-    store.complete_soon([Done(run.dispatch_id) for run in runs]).result()
+    runs = tick(store, offer=Placement.LEASE)
+    store.complete_soon([CompletedDispatch(run.dispatch_id) for run in runs]).result()
 
     for left in (2, 1, 0):
         assert store.prune(T0 + 1, 1) == 1
-        assert len(store.find(Query(states=[State.DONE]))) == left
+        assert len(store.find(Query(states=[JobState.DONE]))) == left
         assert store.audit() == []
     assert store.prune(T0 + 1, 1) == 0
 
 
 def test_another_process_cannot_complete_under_a_lease_that_has_run_out(path, store):
     store.submit([JOB], Depth())
-    [run] = tick(store, offer=Offer.LEASE)
+    [run] = tick(store, offer=Placement.LEASE)
     other = SqliteStore(path, lambda: run.expires_at)
 
-    assert other.complete_soon([Done(run.dispatch_id)]).result() == [False]
+    assert other.complete_soon([CompletedDispatch(run.dispatch_id)]).result() == [False]
     other.close()
 
 

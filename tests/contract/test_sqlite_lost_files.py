@@ -16,7 +16,7 @@ from tests.failing_syncs import FailingSyncs
 apsw = pytest.importorskip("apsw")
 
 from penstock.core.intent import Intent  # noqa: E402 - after importorskip
-from penstock.core.job import Kind  # noqa: E402
+from penstock.core.job import EventKind  # noqa: E402
 from penstock.core.refusals import OutcomeUnknown, StoreFailed  # noqa: E402
 from penstock.core.words import SECOND  # noqa: E402
 from penstock.stores import high_water  # noqa: E402
@@ -212,7 +212,7 @@ def test_a_copy_that_cannot_be_saved_is_not_called_saved(path, monkeypatch):
 
 def test_a_process_that_submits_by_another_one_is_told_as_well(path):
     dispatcher = opened(path)
-    dispatcher.hold_dispatch("the test")
+    dispatcher.quarantine_dispatch("the test")
     sender = opened(path)
     submitted(sender)
     path.unlink()
@@ -321,7 +321,7 @@ def test_a_loss_that_is_accepted_is_an_event_and_the_next_start_needs_no_word(cr
 
     store = opened(path, accept_loss=True)
     submitted(store)
-    (event,) = [event for event in store.events(0, 100) if event.kind is Kind.LOSS_ACCEPTED]
+    (event,) = [event for event in store.events(0, 100) if event.kind is EventKind.LOSS_ACCEPTED]
     assert event.data == {"known": JOBS, "found": 0}
     assert event.seq == JOBS + 1
     assert store.newest() == JOBS + 2
@@ -332,7 +332,7 @@ def test_a_loss_that_is_accepted_is_an_event_and_the_next_start_needs_no_word(cr
 
 def test_nothing_is_recorded_when_there_is_no_loss_to_accept(crashed, acknowledged):
     store = opened(crashed, accept_loss=True)
-    assert [event.kind for event in store.events(0, 100)] == [Kind.SUBMITTED] * JOBS
+    assert [event.kind for event in store.events(0, 100)] == [EventKind.SUBMITTED] * JOBS
     store.close()
     assert kept(crashed) == acknowledged
 
@@ -475,7 +475,7 @@ def test_each_of_those_who_shared_a_failed_commit_is_told_its_own_jobs(path, syn
 
 def test_a_submit_by_another_process_has_an_unknown_outcome_as_well(path, syncs):
     dispatcher = opened(path)
-    dispatcher.hold_dispatch("the test")
+    dispatcher.quarantine_dispatch("the test")
     sender = opened(path)
     acknowledged = submitted(sender)
     syncs.failing = True

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.intent import Intent
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.refusals import KeyConflict, QueueFull
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import SECOND, Constraint, RunWhen
 from penstock.stores.protocol import Depth, Query, Receipt
 
@@ -105,7 +105,7 @@ def test_a_key_still_means_its_job_after_the_job_was_edited_and_done(yard):
     yard.end(dispatch)
     [again] = yard.store.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
 
-    assert again == Receipt(job.job_id, State.DONE, created=False)
+    assert again == Receipt(job.job_id, JobState.DONE, created=False)
 
 
 def test_another_addon_may_use_the_same_key(yard):
@@ -148,9 +148,9 @@ def test_what_has_started_leaves_room_in_the_queue(yard):
 def test_a_requeue_is_never_refused_and_its_excess_holds_back_submits(yard):
     _, dispatch = yard.start()
     yard.submit(n=2, depth=Depth(total=2))
-    yard.end(dispatch, End.GRACEFUL_SHUTDOWN)
+    yard.end(dispatch, EndReason.GRACEFUL_SHUTDOWN)
 
-    assert len(yard.store.find(Query(states=[State.QUEUED]))) == 3
+    assert len(yard.store.find(Query(states=[JobState.QUEUED]))) == 3
     with pytest.raises(QueueFull):
         yard.submit(depth=Depth(total=3))
 
@@ -188,8 +188,8 @@ def test_a_list_is_filtered_and_paged_in_both_directions(yard):
 
     assert found(addon_id="b") == ids[3:]
     assert found(job_type="y") == [ids[1], ids[4]]
-    assert found(states=[State.DONE]) == []
-    assert found(states=[State.QUEUED, State.DONE], limit=2) == ids[:2]
+    assert found(states=[JobState.DONE]) == []
+    assert found(states=[JobState.QUEUED, JobState.DONE], limit=2) == ids[:2]
     assert found(after=yard.store.job(ids[1]).no, limit=2) == ids[2:4]
     assert found(newest_first=True, limit=2) == [ids[5], ids[4]]
     assert found(newest_first=True, after=yard.store.job(ids[4]).no, limit=2) == [ids[3], ids[2]]

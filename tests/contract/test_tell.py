@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from penstock.core.changes import Beat, Note
-from penstock.core.job import Kind
+from penstock.core.changes import Note, Renewal
+from penstock.core.job import EventKind
 from penstock.core.words import SECOND
 
 
 def beats(yard, *dispatches, tell, **more):
     until = yard.now + 30 * SECOND
     return yard.store.renew(
-        [Beat(dispatch_id=d.dispatch_id, expires_at=until, **more) for d in dispatches], tell
+        [Renewal(dispatch_id=d.dispatch_id, expires_at=until, **more) for d in dispatches], tell
     )
 
 
 def test_it_stands_in_the_jobs_trail_or_in_nobodys(yard):
     job, dispatch = yard.start()
-    notes = [Note(Kind.ALERT, "mine", {"x": 1}), Note(Kind.ALERT, "ours", {"y": 2}, of_job=False)]
+    notes = [Note(EventKind.ALERT, "mine", {"x": 1}), Note(EventKind.ALERT, "ours", {"y": 2}, of_job=False)]
     beats(yard, dispatch, tell=lambda _: notes, checkpoint="[1]")
     mine = [(e.reason, dict(e.data)) for e in yard.store.events(0, 100, job.job_id) if e.kind == "ALERT"]
     all_of_them = [(e.reason, e.job_id) for e in yard.store.events(0, 100) if e.kind == "ALERT"]
@@ -43,7 +43,7 @@ def test_it_is_told_what_the_addon_has_spent_with_each_amount(yard):
 def test_nothing_is_told_of_a_heartbeat_that_came_too_late(yard):
     _, dispatch = yard.start()
     yard.later(30)
-    [standing] = beats(yard, dispatch, tell=lambda _: [Note(Kind.ALERT, "late")])
+    [standing] = beats(yard, dispatch, tell=lambda _: [Note(EventKind.ALERT, "late")])
 
     assert standing is None
     assert "late" not in [e.reason for e in yard.store.events(0, 100)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.queue import DispatchQueue
-from penstock.core.ticket import Limits, Policy, Ticket, Verdict
+from penstock.core.ticket import EnterResult, Policy, QueueLimits, Ticket
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ class Scene:
 
     def __init__(self, in_flight=1, depth=1, policy=Policy.BLOCK, **limits):
         self.queue: DispatchQueue[Call] = DispatchQueue(
-            Limits(max_in_flight=in_flight, max_queue_depth=depth, policy=policy, **limits)
+            QueueLimits(max_in_flight=in_flight, max_queue_depth=depth, policy=policy, **limits)
         )
         self.calls: dict[str, Call] = {}
         self.now = 0.0
@@ -43,7 +43,7 @@ class Scene:
     def start(self, names):
         """Enter and hand out, as a shell does."""
         for name in names.split():
-            assert self.enter(name) is Verdict.ACCEPTED
+            assert self.enter(name) is EnterResult.ACCEPTED
             assert self.take() == name
 
     def fill(self, name):

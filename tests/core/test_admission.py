@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.admission import Admitted, Caps, Conditions, Gates, Kept, Limits, decide
-from penstock.core.books import EVERYTHING, Books
-from penstock.core.demand import Demand
+from penstock.core.admission import AdmissionLimits, Admitted, Caps, Conditions, Gates, Kept, decide
+from penstock.core.books import EVERYTHING, Ledger
+from penstock.core.demand import AdmissionClass
 from penstock.core.quiet import QuietState
 from penstock.core.reasons import (
     REASONS,
@@ -18,38 +18,40 @@ from penstock.core.reasons import (
     CapReached,
     Draining,
     LabelMissing,
-    NoRoom,
+    NotEnoughUnits,
     NotQuiet,
     NotQuietLongEnough,
     NotReady,
     Paused,
     QueuedAhead,
-    RoomKept,
+    UnitsKept,
     as_json,
     from_json,
     retry_after_sec,
     words,
 )
-from penstock.core.share import Account, Sharing
+from penstock.core.share import Account, FairShare
 from penstock.core.spend import Budget
 from penstock.core.words import SECOND, AddonId, Constraint, JobId, RunWhen
 
 NOW = 1_900_000_000 * SECOND
-JOB = Demand(AddonId("a"), "index", 10)
+JOB = AdmissionClass(AddonId("a"), "index", 10)
 CALM = Conditions(capacity=90)
 Q = QuietState
 
 
-def code(demand=JOB, books=None, conditions=CALM, limits=None, **more):
-    decision = decide(demand, books or Books(), conditions, limits or Limits(), NOW, **more)
+def code(admission_class=JOB, ledger=None, conditions=CALM, limits=None, **more):
+    decision = decide(
+        admission_class, ledger or Ledger(), conditions, limits or AdmissionLimits(), NOW, **more
+    )
     return "admitted" if isinstance(decision, Admitted) else decision.reason.code
 
 
 def held(*demands):
-    books = Books()
-    for demand in demands:
-        books.take(demand, NOW, Sharing())
-    return books
+    ledger = Ledger()
+    for admission_class in demands:
+        ledger.take(admission_class, NOW, FairShare())
+    return ledger
 
 
 def test_a_job_starts_only_if_its_cost_fits():
@@ -67,7 +69,7 @@ def test_a_job_starts_only_where_everything_is_that_it_asks_for():
 
 
 def test_capacity_that_fell_below_what_runs_admits_nothing_and_shows_no_negative_room():
-    decision = decide(JOB, held(JOB, JOB, JOB), Conditions(capacity=20), Limits(), NOW)
+    decision = decide(JOB, held(JOB, JOB, JOB), Conditions(capacity=20), AdmissionLimits(), NOW)
 
     assert decision.reason.free == 0
 
@@ -84,16 +86,16 @@ def test_capacity_that_fell_below_what_runs_admits_nothing_and_shows_no_negative
     ],
 )
 def test_run_when_says_how_busy_the_machine_may_be(run_when, high, worst):
-    demand = replace(JOB, run_when=run_when, high=high)
-    states = [state for state in Q if code(demand, conditions=Conditions(90, state)) == "admitted"]
+    admission_class = replace(JOB, run_when=run_when, high=high)
+    states = [state for state in Q if code(admission_class, conditions=Conditions(90, state)) == "admitted"]
 
     assert states == list(Q)[: list(Q).index(worst) + 1]
 
 
 def test_panic_admits_nothing_new():
     for run_when in RunWhen:
-        demand = replace(JOB, run_when=run_when, high=True)
-        assert code(demand, conditions=Conditions(90, Q.PANIC), urgent=True) == "not_quiet"
+        admission_class = replace(JOB, run_when=run_when, high=True)
+        assert code(admission_class, conditions=Conditions(90, Q.PANIC), urgent=True) == "not_quiet"
 
 
 def test_near_its_deadline_a_job_may_start_on_a_busy_machine_but_never_over_capacity():
@@ -125,35 +127,35 @@ def test_quiet_for_waits_for_a_streak():
 )
 def test_each_cap_holds_at_its_number_and_not_below(caps, scope):
     disk = replace(JOB, constraints=Constraint.DISK_WRITE_HEAVY | Constraint.CPU_HEAVY)
-    decision = decide(disk, held(disk), CALM, Limits(caps), NOW)
+    decision = decide(disk, held(disk), CALM, AdmissionLimits(caps), NOW)
 
-    assert code(disk, Books(), limits=Limits(caps)) == "admitted"
+    assert code(disk, Ledger(), limits=AdmissionLimits(caps)) == "admitted"
     assert decision.reason.scope == scope
 
 
 def test_the_cap_of_one_addon_type_or_constraint_is_not_anothers():
     caps = Caps(per_addon=1, per_type=1, constraints={"disk_write_heavy": 1})
-    other = Demand("b", "index", 10, Constraint.CPU_HEAVY)
+    other = AdmissionClass("b", "index", 10, Constraint.CPU_HEAVY)
 
     assert (
-        code(other, held(replace(JOB, constraints=Constraint.DISK_WRITE_HEAVY)), limits=Limits(caps))
+        code(other, held(replace(JOB, constraints=Constraint.DISK_WRITE_HEAVY)), limits=AdmissionLimits(caps))
         == "admitted"
     )
 
 
 def test_a_spent_budget_closes_until_its_window_is_over():
-    limits = Limits(budgets={"a": Budget(day=5_000_000)})
-    books = Books(spent={"a": {"day": 5_000_000}})
-    decision = decide(JOB, books, CALM, limits, NOW)
+    limits = AdmissionLimits(budgets={"a": Budget(day=5_000_000)})
+    ledger = Ledger(spent={"a": {"day": 5_000_000}})
+    decision = decide(JOB, ledger, CALM, limits, NOW)
 
     assert decision.reason.code == "budget_spent"
     assert NOW < decision.reason.until <= NOW + 86_400 * SECOND
-    assert code(replace(JOB, addon_id="b"), books, limits=limits) == "admitted"
+    assert code(replace(JOB, addon_id="b"), ledger, limits=limits) == "admitted"
 
 
 @pytest.mark.parametrize("scope", ["a", EVERYTHING])
 def test_what_is_paused_waits(scope):
-    assert code(books=Books(accounts={scope: Account(paused=True)})) == "paused"
+    assert code(ledger=Ledger(accounts={scope: Account(paused=True)})) == "paused"
 
 
 def test_not_its_time_and_draining():
@@ -174,11 +176,13 @@ def test_no_room_means_that_nothing_else_is_in_the_way():
     full = Conditions(capacity=0, quiet=Q.BUSY)
 
     assert code(conditions=full) == "not_quiet"
-    assert code(conditions=Conditions(capacity=0), limits=Limits(Caps(concurrent=0))) == "cap_reached"
+    assert (
+        code(conditions=Conditions(capacity=0), limits=AdmissionLimits(Caps(concurrent=0))) == "cap_reached"
+    )
 
 
 DEMANDS = st.builds(
-    Demand,
+    AdmissionClass,
     st.sampled_from(["a", "b"]),
     st.sampled_from(["x", "y"]),
     st.integers(1, 100),
@@ -202,20 +206,20 @@ CAPS = st.builds(
 def test_whatever_comes_capacity_and_caps_hold_and_every_refusal_explains_itself(
     asks, caps, capacity, quiet, urgent
 ):
-    books, conditions = Books(), Conditions(capacity, quiet, streak=2 * SECOND)
-    for demand in asks:
-        decision = decide(demand, books, conditions, Limits(caps), NOW, urgent=urgent)
+    ledger, conditions = Ledger(), Conditions(capacity, quiet, streak=2 * SECOND)
+    for admission_class in asks:
+        decision = decide(admission_class, ledger, conditions, AdmissionLimits(caps), NOW, urgent=urgent)
         if isinstance(decision, Admitted):
-            books.take(demand, NOW, Sharing())
-            assert decision.free_after == capacity - books.units
+            ledger.take(admission_class, NOW, FairShare())
+            assert decision.free_after == capacity - ledger.units
         else:
             assert decision.retry_after_sec >= 1
             assert words(decision.reason, NOW)
             assert from_json(decision.reason.code, as_json(decision.reason)) == decision.reason
 
-    assert books.units <= capacity
-    assert caps.concurrent is None or books.running <= caps.concurrent
-    for (scope, name), count in books.counts.items():
+    assert ledger.units <= capacity
+    assert caps.concurrent is None or ledger.running <= caps.concurrent
+    for (scope, name), count in ledger.counts.items():
         limit = caps.limit(scope, name)
         assert limit is None or count <= limit
 
@@ -225,12 +229,12 @@ def test_whatever_comes_capacity_and_caps_hold_and_every_refusal_explains_itself
 @example(JOB, [], Caps(concurrent=2), 90, Q.QUIET)
 @example(JOB, [JOB], Caps(), 90, Q.QUIET)
 @given(DEMANDS, st.lists(DEMANDS, max_size=10), CAPS, st.integers(0, 100), st.sampled_from(Q))
-def test_there_is_room_for_as_many_as_would_start_one_by_one(demand, before, caps, capacity, quiet):
-    books, conditions = held(*before), Conditions(capacity, quiet, streak=2 * SECOND)
-    gates = Gates(demand, books, conditions, Limits(caps), NOW)
+def test_there_is_room_for_as_many_as_would_start_one_by_one(admission_class, before, caps, capacity, quiet):
+    ledger, conditions = held(*before), Conditions(capacity, quiet, streak=2 * SECOND)
+    gates = Gates(admission_class, ledger, conditions, AdmissionLimits(caps), NOW)
     room, started = gates.room_for(), 0
     while gates.refusal() is None:
-        books.take(demand, NOW, Sharing())
+        ledger.take(admission_class, NOW, FairShare())
         started += 1
 
     assert room == started
@@ -248,9 +252,9 @@ EXAMPLES = [
     CapReached("concurrent", "", 4),
     CapReached("constraint", "disk_write_heavy", 1),
     BudgetSpent("day", 5_100_000, 5_000_000, NOW + 3_600 * SECOND),
-    NoRoom(8, 5, 90),
-    NoRoom(8, 5, 90, NOW + 7 * SECOND),
-    RoomKept(JobId("job-00000017"), 90, NOW - SECOND),
+    NotEnoughUnits(8, 5, 90),
+    NotEnoughUnits(8, 5, 90, NOW + 7 * SECOND),
+    UnitsKept(JobId("job-00000017"), 90, NOW - SECOND),
     QueuedAhead(JobId("job-00000017"), 50),
     AwaitsWorker(NOW - 12 * SECOND),
 ]
@@ -270,7 +274,10 @@ def test_every_reason_has_words_a_hint_and_survives_being_recorded(reason):
 
 
 def test_the_words_name_the_numbers():
-    assert words(NoRoom(8, 5, 90, NOW + 7 * SECOND), NOW) == "needs 8 units, 5 free of 90, expected in 7 s"
+    assert (
+        words(NotEnoughUnits(8, 5, 90, NOW + 7 * SECOND), NOW)
+        == "needs 8 units, 5 free of 90, expected in 7 s"
+    )
     assert words(LabelMissing(("a", "b")), NOW) == "no host that is up has the labels a and b"
     assert "4 slots" in words(CapReached("concurrent", "", 4), NOW)
     assert "in about 2 h" in words(NotReady(NOW + 7_500 * SECOND), NOW)

@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.explain import Ahead, explain
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job
-from penstock.core.landing import End, Phase
-from penstock.core.reasons import NoRoom
-from penstock.core.states import State
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.reasons import NotEnoughUnits
+from penstock.core.states import JobState
 from penstock.core.words import SECOND
 
 NOW = 1_900_000_000 * SECOND
 
 
-def job(state=State.QUEUED, ready_at=NOW - 41 * SECOND, **more):
+def job(state=JobState.QUEUED, ready_at=NOW - 41 * SECOND, **more):
     intent = Intent(addon_id="a", job_type="t", cost_units=8)
     return Job(
         no=1, job_id="job-00000001", intent=intent, state=state, created_at=NOW, ready_at=ready_at, **more
@@ -27,7 +27,7 @@ def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_wh
     told = explain(
         job(),
         NOW,
-        reason=NoRoom(8, 5, 90),
+        reason=NotEnoughUnits(8, 5, 90),
         ahead=[Ahead("job-00000017", "b", "share"), Ahead("job-00000018", "c", "band")],
         line_ahead=3,
         likely_start_at=NOW + 14 * SECOND,
@@ -40,7 +40,9 @@ def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_wh
 
 
 def test_the_json_has_what_the_words_say():
-    told = json.loads(json.dumps(explain(job(), NOW, reason=NoRoom(8, 5, 90), recorded=False).as_json()))
+    told = json.loads(
+        json.dumps(explain(job(), NOW, reason=NotEnoughUnits(8, 5, 90), recorded=False).as_json())
+    )
 
     assert told["reason"] == "no_room"
     assert told["reason_data"] == {"needs": 8, "free": 5, "capacity": 90, "until": None}
@@ -56,15 +58,15 @@ def test_a_job_that_nothing_holds_says_so():
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        (Phase.RESERVED, "10 units are reserved; its worker has 12 s left"),
-        (Phase.LEASED, "running for 5 s, expected to end in 7 s"),
-        (Phase.ENDING, "told to stop (canceled); given up in 12 s"),
+        (DispatchPhase.RESERVED, "10 units are reserved; its worker has 12 s left"),
+        (DispatchPhase.LEASED, "running for 5 s, expected to end in 7 s"),
+        (DispatchPhase.ENDING, "told to stop (canceled); given up in 12 s"),
     ],
 )
 def test_a_job_in_flight_says_how_far_it_is(phase, words):
-    dispatch = run(phase, started_at=NOW - 5 * SECOND, ends_at=NOW + 7 * SECOND, reason=End.CANCELED)
+    dispatch = run(phase, started_at=NOW - 5 * SECOND, ends_at=NOW + 7 * SECOND, reason=EndReason.CANCELED)
 
-    assert words in explain(job(State.RUNNING), NOW, dispatch=dispatch).text
+    assert words in explain(job(JobState.RUNNING), NOW, dispatch=dispatch).text
 
 
 def run(phase, **more):
@@ -73,7 +75,7 @@ def run(phase, **more):
         job_id="j",
         addon_id="a",
         host="h",
-        demand=Demand("a", "t", 10),
+        admission_class=AdmissionClass("a", "t", 10),
         fence=1,
         phase=phase,
         admitted_at=NOW - 9 * SECOND,
@@ -83,7 +85,7 @@ def run(phase, **more):
 
 
 def test_a_settled_job_says_when_that_was_and_what_may_be_done():
-    told = explain(job(State.BLOCKED, ended_at=NOW - 3 * SECOND), NOW)
+    told = explain(job(JobState.BLOCKED, ended_at=NOW - 3 * SECOND), NOW)
 
     assert told.text == "BLOCKED 3 s ago"
     assert told.allowed == ("cancel", "retry")
@@ -92,24 +94,26 @@ def test_a_settled_job_says_when_that_was_and_what_may_be_done():
 @pytest.mark.parametrize(
     ("state", "end", "error", "words", "reason"),
     [
-        (State.DONE, End.COMPLETED, None, "DONE 3 s ago", "completed"),
-        (State.CANCELED, End.CANCELED, "ended by SIGTERM", "CANCELED 3 s ago: ended by SIGTERM", "canceled"),
-        (State.FAILED, End.JOB_ERROR, "Traceback\n...\nKeyError: 7\n", "FAILED 3 s ago (job error): KeyError: 7", "job_error"),
-        (State.BLOCKED, End.COST_LIMIT_REACHED, None, "BLOCKED 3 s ago (cost limit reached)", "cost_limit_reached"),
+        (JobState.DONE, EndReason.COMPLETED, None, "DONE 3 s ago", "completed"),
+        (JobState.CANCELED, EndReason.CANCELED, "ended by SIGTERM", "CANCELED 3 s ago: ended by SIGTERM", "canceled"),
+        (JobState.FAILED, EndReason.JOB_ERROR, "Traceback\n...\nKeyError: 7\n", "FAILED 3 s ago (job error): KeyError: 7", "job_error"),
+        (JobState.BLOCKED, EndReason.COST_LIMIT_REACHED, None, "BLOCKED 3 s ago (cost limit reached)", "cost_limit_reached"),
     ],
 )  # fmt: skip
 def test_a_settled_job_says_how_its_last_run_ended(state, end, error, words, reason):
     ended = NOW - 3 * SECOND
     told = explain(
-        job(state, ended_at=ended), NOW, dispatch=run(Phase.ENDED, end=end, error=error, ended_at=ended)
+        job(state, ended_at=ended),
+        NOW,
+        dispatch=run(DispatchPhase.ENDED, end=end, error=error, ended_at=ended),
     )
 
     assert (told.text, told.reason) == (words, reason)
 
 
 def test_a_job_that_its_deadline_failed_does_not_blame_the_run_before():
-    before = run(Phase.ENDED, end=End.WORKER_CRASHED, ended_at=NOW - 9 * SECOND)
-    told = explain(job(State.FAILED, ended_at=NOW - 3 * SECOND), NOW, dispatch=before)
+    before = run(DispatchPhase.ENDED, end=EndReason.WORKER_CRASHED, ended_at=NOW - 9 * SECOND)
+    told = explain(job(JobState.FAILED, ended_at=NOW - 3 * SECOND), NOW, dispatch=before)
 
     assert told.text == "FAILED 3 s ago (deadline passed)"
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.core.admission import Conditions, Limits
-from penstock.core.books import Books
-from penstock.core.demand import Demand
+from penstock.core.admission import AdmissionLimits, Conditions
+from penstock.core.books import Ledger
+from penstock.core.demand import AdmissionClass
 from penstock.core.forecast import forecast, try_round
-from penstock.core.order import Line, Offer, Ordering, Running, Waiting
+from penstock.core.order import Ordering, Placement, QueuedJob, ReadyQueue, RunningJob
 from penstock.core.share import Account
 from penstock.core.words import SECOND
 
@@ -20,11 +20,11 @@ class Yard:
     jobs: list
     runs: list = field(default_factory=list)
     now: int = NOW
-    books: Books = field(default_factory=Books)
+    ledger: Ledger = field(default_factory=Ledger)
 
     def lines(self):
-        for demand in dict.fromkeys(demand for demand, _ in self.jobs):
-            yield Line(demand, False, iter([w for d, w in self.jobs if d == demand]))
+        for admission_class in dict.fromkeys(admission_class for admission_class, _ in self.jobs):
+            yield ReadyQueue(admission_class, False, iter([w for d, w in self.jobs if d == admission_class]))
 
     def running(self):
         return self.runs
@@ -32,12 +32,12 @@ class Yard:
 
 def job(no, cost=90, expected=None, addon="a", priority=50):
     turn = NOW - priority * 60 * SECOND
-    return Demand(addon, "t", cost), Waiting(no, f"j{no}", priority, turn, 0, expected)
+    return AdmissionClass(addon, "t", cost), QueuedJob(no, f"j{no}", priority, turn, 0, expected)
 
 
 def starts(*jobs, runs=(), capacity=90):
     yard = Yard(list(jobs), list(runs))
-    yard.books.units = sum(run.cost for run in runs)
+    yard.ledger.units = sum(run.cost for run in runs)
     found = forecast(yard, Conditions(capacity), Ordering())
     return {job_id: None if at is None else (at - NOW) // SECOND for job_id, at in found.items()}
 
@@ -51,17 +51,17 @@ def test_what_fits_side_by_side_starts_side_by_side():
 
 
 def test_a_run_that_is_late_may_end_at_any_moment():
-    late = Running(90, NOW - 100 * SECOND, NOW - 50 * SECOND)
+    late = RunningJob(90, NOW - 100 * SECOND, NOW - 50 * SECOND)
 
     assert starts(job(1), runs=[late]) == {"j1": 0}
 
 
 def test_behind_a_run_whose_length_nobody_told_nothing_is_known():
-    assert starts(job(1, 10), job(2), runs=[Running(80, NOW, None)]) == {"j1": 0, "j2": None}
+    assert starts(job(1, 10), job(2), runs=[RunningJob(80, NOW, None)]) == {"j1": 0, "j2": None}
 
 
 def test_nothing_slips_past_one_that_must_wait():
-    assert starts(job(1, 90), job(2, 10), runs=[Running(45, NOW, NOW + 30 * SECOND)]) == {
+    assert starts(job(1, 90), job(2, 10), runs=[RunningJob(45, NOW, NOW + 30 * SECOND)]) == {
         "j1": 30,
         "j2": None,
     }
@@ -78,9 +78,11 @@ def test_addons_take_turns_as_they_will():
 
 
 def test_trying_leaves_no_trace():
-    yard = Yard([job(1, 10), job(2, 10)], books=Books(accounts={"a": Account(average=3.0, at=NOW)}))
-    verdict, after = try_round(yard, Conditions(90), Limits(), Ordering(), lambda _: Offer.RESERVE)
+    yard = Yard([job(1, 10), job(2, 10)], ledger=Ledger(accounts={"a": Account(average=3.0, at=NOW)}))
+    verdict, after = try_round(
+        yard, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE
+    )
 
     assert len(verdict.picks) == 2
     assert (after.units, after.accounts["a"].units) == (20, 20)
-    assert yard.books == Books(accounts={"a": Account(average=3.0, at=NOW)})
+    assert yard.ledger == Ledger(accounts={"a": Account(average=3.0, at=NOW)})

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.admission import Caps, Conditions, Limits
-from penstock.core.books import EVERYTHING, Books
-from penstock.core.demand import Demand
+from penstock.core.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.books import EVERYTHING, Ledger
+from penstock.core.demand import AdmissionClass
 from penstock.core.order import (
     Aging,
-    Line,
-    Offer,
     Ordering,
-    Running,
-    Waiting,
+    Placement,
+    QueuedJob,
+    ReadyQueue,
+    RunningJob,
     band,
     effective,
-    turn,
+    order_key,
+    run_round,
     urgent_from,
-    weigh,
 )
 from penstock.core.quiet import QuietState
 from penstock.core.share import Account
@@ -36,26 +36,36 @@ ORDERING = Ordering()
 class Room:
     """A floor with plain lists for lines. Counts how many jobs a round has looked at."""
 
-    def __init__(self, books=None, now=NOW):
-        self.now, self.books = now, books or Books()
+    def __init__(self, ledger=None, now=NOW):
+        self.now, self.ledger = now, ledger or Ledger()
         self.waiting, self.runs, self.pulled, self.number = {}, [], 0, count(1)
 
     def queue(
-        self, demand, priority=50, since=None, n=1, urgent=False, expected=None, passed=None, denied=""
+        self,
+        admission_class,
+        priority=50,
+        since=None,
+        n=1,
+        urgent=False,
+        expected=None,
+        passed=None,
+        denied="",
     ):
         ready = self.now if since is None else since
         for _ in range(n):
             no = next(self.number)
-            job = Waiting(
-                no, f"job-{no:08}", priority, turn(priority, ready, AGING), 0, expected, passed, denied
+            job = QueuedJob(
+                no, f"job-{no:08}", priority, order_key(priority, ready, AGING), 0, expected, passed, denied
             )
-            self.waiting.setdefault((demand, urgent), []).append(job)
-        return self.waiting[demand, urgent][-1].job_id
+            self.waiting.setdefault((admission_class, urgent), []).append(job)
+        return self.waiting[admission_class, urgent][-1].job_id
 
     def lines(self):
-        for (demand, urgent), jobs in self.waiting.items():
+        for (admission_class, urgent), jobs in self.waiting.items():
             if jobs:
-                yield Line(demand, urgent, self._pull(sorted(jobs, key=lambda j: (j.turn, j.no))))
+                yield ReadyQueue(
+                    admission_class, urgent, self._pull(sorted(jobs, key=lambda j: (j.turn, j.no)))
+                )
 
     def _pull(self, jobs):
         for job in jobs:
@@ -66,35 +76,42 @@ class Room:
         return self.runs
 
     def round(
-        self, capacity=90, offer=lambda demand: Offer.RESERVE, caps=None, quiet=QuietState.QUIET, **more
+        self,
+        capacity=90,
+        offer=lambda admission_class: Placement.RESERVE,
+        caps=None,
+        quiet=QuietState.QUIET,
+        **more,
     ):
-        verdict = weigh(self, Conditions(capacity, quiet), Limits(caps or Caps()), ORDERING, offer, **more)
-        for pick in verdict.picks:
+        round_result = run_round(
+            self, Conditions(capacity, quiet), AdmissionLimits(caps or Caps()), ORDERING, offer, **more
+        )
+        for pick in round_result.picks:
             for jobs in self.waiting.values():
                 if pick.waiting in jobs:
                     jobs.remove(pick.waiting)
-        return verdict
+        return round_result
 
 
-def ids(verdict):
-    return [pick.waiting.job_id for pick in verdict.picks]
+def ids(round_result):
+    return [pick.waiting.job_id for pick in round_result.picks]
 
 
-A, B, C = (Demand(AddonId(name), "t", 10) for name in "abc")
+A, B, C = (AdmissionClass(AddonId(name), "t", 10) for name in "abc")
 
 
 def test_ten_points_for_every_ten_minutes():
-    its_turn = turn(20, NOW, AGING)
+    its_turn = order_key(20, NOW, AGING)
 
     assert effective(its_turn, NOW, AGING) == 20
     assert effective(its_turn, NOW + 10 * MINUTE, AGING) == 30
 
 
 def test_the_lowest_job_is_in_the_top_band_after_ninety_minutes_at_most():
-    its_turn = turn(1, NOW, AGING)
+    its_turn = order_key(1, NOW, AGING)
 
     assert band(its_turn, NOW + 88 * MINUTE, AGING) == 8
-    assert band(its_turn, NOW + 90 * MINUTE, AGING) == band(turn(100, NOW, AGING), NOW, AGING) == 9
+    assert band(its_turn, NOW + 90 * MINUTE, AGING) == band(order_key(100, NOW, AGING), NOW, AGING) == 9
 
 
 @settings(deadline=None)
@@ -104,7 +121,7 @@ def test_the_lowest_job_is_in_the_top_band_after_ninety_minutes_at_most():
 )
 def test_the_order_within_an_addon_never_changes_as_time_passes(jobs, later):
     (p, s), (q, t) = jobs
-    one, other = turn(p, s, AGING), turn(q, t, AGING)
+    one, other = order_key(p, s, AGING), order_key(q, t, AGING)
     if one > other:
         one, other = other, one
     start = max(s, t)
@@ -115,7 +132,7 @@ def test_the_order_within_an_addon_never_changes_as_time_passes(jobs, later):
 
 
 def test_a_higher_band_goes_first_whatever_the_shares():
-    room = Room(Books(accounts={"b": Account(average=80.0, at=NOW)}))
+    room = Room(Ledger(accounts={"b": Account(average=80.0, at=NOW)}))
     low, high = room.queue(A, priority=39), room.queue(B, priority=40)
 
     assert ids(room.round()) == [high, low]
@@ -123,7 +140,7 @@ def test_a_higher_band_goes_first_whatever_the_shares():
 
 def test_within_a_band_the_addon_furthest_below_its_share_goes_first():
     room = Room(
-        Books(accounts={"a": Account(average=8.0, at=NOW), "b": Account(average=9.0, weight=200, at=NOW)})
+        Ledger(accounts={"a": Account(average=8.0, at=NOW), "b": Account(average=9.0, weight=200, at=NOW)})
     )
     first, second = room.queue(A, priority=45), room.queue(B, priority=41)
 
@@ -163,29 +180,29 @@ def test_ten_thousand_jobs_of_one_addon_do_not_keep_another_waiting():
 
 def test_addons_with_equal_weight_get_equal_room_within_one_round():
     room = Room()
-    for demand in (A, B, C):
-        room.queue(demand, n=100)
+    for admission_class in (A, B, C):
+        room.queue(admission_class, n=100)
 
-    assert Counter(pick.demand.addon_id for pick in room.round().picks) == {"a": 3, "b": 3, "c": 3}
+    assert Counter(pick.admission_class.addon_id for pick in room.round().picks) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_weights_divide_the_room():
-    room = Room(Books(accounts={"a": Account(weight=200), "b": Account(weight=100)}))
+    room = Room(Ledger(accounts={"a": Account(weight=200), "b": Account(weight=100)}))
     room.queue(A, n=100)
     room.queue(B, n=100)
 
-    assert Counter(pick.demand.addon_id for pick in room.round().picks) == {"a": 6, "b": 3}
+    assert Counter(pick.admission_class.addon_id for pick in room.round().picks) == {"a": 6, "b": 3}
 
 
 def test_a_job_that_does_not_fit_does_not_stop_the_ones_behind_it():
     room = Room()
     big = room.queue(replace(A, cost_units=60), since=NOW - MINUTE)
     small = room.queue(A)
-    verdict = room.round(capacity=50)
+    round_result = room.round(capacity=50)
 
-    assert ids(verdict) == [small]
-    assert [w.job_id for w in verdict.passed] == [big]
-    assert [(d.waiting.job_id, d.reason.code) for d in verdict.denials] == [(big, "no_room")]
+    assert ids(round_result) == [small]
+    assert [w.job_id for w in round_result.passed] == [big]
+    assert [(d.waiting.job_id, d.reason.code) for d in round_result.denials] == [(big, "no_room")]
 
 
 def test_a_job_behind_which_nothing_started_was_not_passed_over():
@@ -199,41 +216,41 @@ def test_a_denial_is_told_when_its_reason_changes_and_not_again():
     room = Room()
     room.queue(replace(A, cost_units=60), denied="no_room")
     room.queue(replace(B, cost_units=60), denied="not_quiet")
-    verdict = room.round(capacity=50)
+    round_result = room.round(capacity=50)
 
-    assert [d.reason.code for d in verdict.denials] == ["no_room"]
-    assert verdict.weighed == 2
+    assert [d.reason.code for d in round_result.denials] == ["no_room"]
+    assert round_result.weighed == 2
 
 
 def waiting_long(room, cost=90):
     passed = NOW - ORDERING.patience
-    return room.queue(Demand("big", "t", cost), since=NOW - MINUTE, passed=passed, denied="no_room")
+    return room.queue(AdmissionClass("big", "t", cost), since=NOW - MINUTE, passed=passed, denied="no_room")
 
 
 def test_room_is_kept_for_a_job_that_was_passed_over_for_thirty_seconds():
-    room = Room(Books(units=40, running=1))
-    room.runs = [Running(40, NOW - MINUTE, NOW + 20 * SECOND)]
+    room = Room(Ledger(units=40, running=1))
+    room.runs = [RunningJob(40, NOW - MINUTE, NOW + 20 * SECOND)]
     big = waiting_long(room)
     room.queue(A, expected=21)
     short = room.queue(B, expected=20)
-    verdict = room.round()
+    round_result = room.round()
 
-    assert ids(verdict) == [short]
-    assert (verdict.kept.job_id, verdict.kept.starts_at) == (big, NOW + 20 * SECOND)
-    assert [d.reason.code for d in verdict.denials] == ["room_kept"]
+    assert ids(round_result) == [short]
+    assert (round_result.kept.job_id, round_result.kept.starts_at) == (big, NOW + 20 * SECOND)
+    assert [d.reason.code for d in round_result.denials] == ["room_kept"]
 
 
 def test_before_thirty_seconds_no_room_is_kept():
-    room = Room(Books(units=40, running=1))
-    room.queue(Demand("big", "t", 90), since=NOW - MINUTE, passed=NOW - ORDERING.patience + 1)
+    room = Room(Ledger(units=40, running=1))
+    room.queue(AdmissionClass("big", "t", 90), since=NOW - MINUTE, passed=NOW - ORDERING.patience + 1)
     later = room.queue(A)
 
     assert ids(room.round()) == [later]
 
 
 def test_what_fits_beside_the_kept_job_may_start_but_only_as_much_as_that():
-    room = Room(Books(units=40, running=1))
-    room.runs = [Running(40, NOW - MINUTE, None)]
+    room = Room(Ledger(units=40, running=1))
+    room.runs = [RunningJob(40, NOW - MINUTE, None)]
     waiting_long(room, cost=70)
     room.queue(A, n=3)
 
@@ -241,16 +258,16 @@ def test_what_fits_beside_the_kept_job_may_start_but_only_as_much_as_that():
 
 
 def test_only_enough_of_what_runs_is_waited_for():
-    room = Room(Books(units=90, running=3))
+    room = Room(Ledger(units=90, running=3))
     room.runs = [
-        Running(30, NOW - 3, NOW + 50 * SECOND),
-        Running(30, NOW - 2, None),
-        Running(30, NOW - 1, NOW + 10 * SECOND),
+        RunningJob(30, NOW - 3, NOW + 50 * SECOND),
+        RunningJob(30, NOW - 2, None),
+        RunningJob(30, NOW - 1, NOW + 10 * SECOND),
     ]
     waiting_long(room, cost=60)
-    verdict = room.round()
+    round_result = room.round()
 
-    assert verdict.kept.starts_at == NOW + 50 * SECOND
+    assert round_result.kept.starts_at == NOW + 50 * SECOND
 
 
 def test_a_job_that_the_present_capacity_could_not_hold_keeps_no_room():
@@ -262,8 +279,8 @@ def test_a_job_that_the_present_capacity_could_not_hold_keeps_no_room():
 
 
 def test_what_is_ahead_of_the_kept_job_is_not_held_back_by_it():
-    room = Room(Books(units=40, running=1))
-    room.runs = [Running(40, NOW, None)]
+    room = Room(Ledger(units=40, running=1))
+    room.runs = [RunningJob(40, NOW, None)]
     waiting_long(room)
     higher = room.queue(A, priority=95)
 
@@ -292,19 +309,21 @@ def test_what_nobody_is_here_to_fetch_is_left_in_line_untouched():
     room = Room()
     room.queue(A)
     taken = room.queue(B)
-    verdict = room.round(offer=lambda demand: Offer.LEASE if demand == B else Offer.NOBODY)
+    round_result = room.round(
+        offer=lambda admission_class: Placement.LEASE if admission_class == B else Placement.NOBODY
+    )
 
-    assert ids(verdict) == [taken]
-    assert verdict.denials == []
+    assert ids(round_result) == [taken]
+    assert round_result.denials == []
 
 
 def test_a_worker_gets_no_more_than_it_asked_for():
     room = Room()
     room.queue(A, n=9)
     room.queue(B, n=9)
-    verdict = room.round(offer=lambda d: Offer.LEASE if d == A else Offer.RESERVE, most_leases=2)
+    round_result = room.round(offer=lambda d: Placement.LEASE if d == A else Placement.RESERVE, most_leases=2)
 
-    assert [p.offer for p in verdict.picks].count(Offer.LEASE) == 2
+    assert [p.offer for p in round_result.picks].count(Placement.LEASE) == 2
 
 
 @pytest.mark.parametrize(
@@ -319,25 +338,25 @@ def test_when_nothing_can_start_one_head_is_weighed_and_no_more(shut):
     room = Room()
     for i in range(50):
         room.queue(replace(A, job_type=f"t{i}"), n=3)
-    verdict = room.round(**shut)
+    round_result = room.round(**shut)
 
-    assert verdict.picks == []
-    assert verdict.weighed == 1
+    assert round_result.picks == []
+    assert round_result.weighed == 1
 
 
 def test_a_paused_addon_is_weighed_once_however_many_lines_it_has():
-    room = Room(Books(accounts={"a": Account(paused=True)}))
+    room = Room(Ledger(accounts={"a": Account(paused=True)}))
     for i in range(50):
         room.queue(replace(A, job_type=f"t{i}"))
     other = room.queue(B)
-    verdict = room.round()
+    round_result = room.round()
 
-    assert ids(verdict) == [other]
-    assert verdict.weighed == 2
+    assert ids(round_result) == [other]
+    assert round_result.weighed == 2
 
 
 def test_everything_paused():
-    room = Room(Books(accounts={EVERYTHING: Account(paused=True)}))
+    room = Room(Ledger(accounts={EVERYTHING: Account(paused=True)}))
     room.queue(A)
     room.queue(B)
 
@@ -349,9 +368,9 @@ def test_a_round_looks_at_heads_and_starts_and_never_at_the_depth(depth):
     room = Room()
     room.queue(A, n=depth)
     room.queue(replace(B, run_when=RunWhen.QUIET), n=depth)
-    verdict = room.round(capacity=30, quiet=QuietState.NORMAL)
+    round_result = room.round(capacity=30, quiet=QuietState.NORMAL)
 
-    assert len(verdict.picks) == 3
+    assert len(round_result.picks) == 3
     assert room.pulled == 2 + 3
 
 
@@ -373,16 +392,18 @@ JOBS = st.lists(
 @given(JOBS, st.integers(0, 90), st.integers(0, 90))
 def test_the_verdict_is_that_of_weighing_every_job_one_by_one(jobs, capacity, used):
     """The slow and obvious way: look at all jobs, take the best that may start, begin again."""
-    room = Room(Books(units=used))
+    room = Room(Ledger(units=used))
     for addon, cost, priority, age, urgent, expected in jobs:
-        demand = Demand(addon, "t", cost, duration_class=0 if expected is None else expected.bit_length())
-        room.queue(demand, priority, NOW - age * SECOND, urgent=urgent, expected=expected)
+        admission_class = AdmissionClass(
+            addon, "t", cost, duration_class=0 if expected is None else expected.bit_length()
+        )
+        room.queue(admission_class, priority, NOW - age * SECOND, urgent=urgent, expected=expected)
     everyone = [(d, u, job) for (d, u), waiting in room.waiting.items() for job in waiting]
-    verdict = room.round(capacity)
+    round_result = room.round(capacity)
 
-    books, expected_ids = Books(units=used), []
+    ledger, expected_ids = Ledger(units=used), []
     while True:
-        fitting = [c for c in everyone if c[0].cost_units <= capacity - books.units]
+        fitting = [c for c in everyone if c[0].cost_units <= capacity - ledger.units]
         if not fitting:
             break
         best = min(
@@ -390,14 +411,14 @@ def test_the_verdict_is_that_of_weighing_every_job_one_by_one(jobs, capacity, us
             key=lambda c: (
                 -band(c[2].turn, NOW, AGING),
                 not c[1],
-                books.share(c[0].addon_id, NOW, ORDERING.sharing),
+                ledger.share(c[0].addon_id, NOW, ORDERING.sharing),
                 c[2].turn,
                 c[2].no,
             ),
         )
         everyone.remove(best)
-        books.take(best[0], NOW, ORDERING.sharing)
+        ledger.take(best[0], NOW, ORDERING.sharing)
         expected_ids.append(best[2].job_id)
 
-    assert ids(verdict) == expected_ids
-    assert room.books.units <= max(capacity, used)
+    assert ids(round_result) == expected_ids
+    assert room.ledger.units <= max(capacity, used)

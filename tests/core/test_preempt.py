@@ -2,46 +2,50 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.admission import Caps, Conditions, Limits
-from penstock.core.books import Books
-from penstock.core.demand import Demand
-from penstock.core.order import Line, Offer, Ordering, Waiting
+from penstock.core.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.books import Ledger
+from penstock.core.demand import AdmissionClass
+from penstock.core.order import Ordering, Placement, QueuedJob, ReadyQueue
 from penstock.core.outlook import View
 from penstock.core.preempt import Act, Cycle, InFlight, Preemption, advance, begin, choose, wanted
-from penstock.core.share import Account, Sharing
+from penstock.core.share import Account, FairShare
 from penstock.core.words import SECOND
 
 NOW = 10_000 * SECOND
 RULES = Preemption()
 
 
-def demand(cost=10, addon="a", job_type="t"):
-    return Demand(addon, job_type, cost)
+def admission_class(cost=10, addon="a", job_type="t"):
+    return AdmissionClass(addon, job_type, cost)
 
 
 def flight(name, priority, started=0, cost=10, *, ending=False):
-    return InFlight(f"{name}.1", name, priority, NOW - started * SECOND, demand(cost), ending)
+    return InFlight(f"{name}.1", name, priority, NOW - started * SECOND, admission_class(cost), ending)
 
 
 class Room:
     """A floor with a given line and given runs."""
 
     def __init__(self, waiting, running, *, capacity=90, caps=None, paused=()):
-        self.now, self.books = NOW, Books()
+        self.now, self.ledger = NOW, Ledger()
         self.running_ = running
         for run in running:
-            self.books.take(run.demand, NOW, Sharing())
+            self.ledger.take(run.admission_class, NOW, FairShare())
         for addon in paused:
-            self.books.accounts[addon] = Account(paused=True)
+            self.ledger.accounts[addon] = Account(paused=True)
         self.waiting = waiting
         self.view = View(
-            self, Conditions(capacity), Limits(caps or Caps()), Ordering(), lambda _: Offer.NOBODY
+            self,
+            Conditions(capacity),
+            AdmissionLimits(caps or Caps()),
+            Ordering(),
+            lambda _: Placement.NOBODY,
         )
 
     def lines(self):
         for no, (name, priority, cost, addon) in enumerate(self.waiting):
-            head = Waiting(no, name, priority, NOW - priority, 0)
-            yield Line(demand(cost, addon), False, iter([head]))
+            head = QueuedJob(no, name, priority, NOW - priority, 0)
+            yield ReadyQueue(admission_class(cost, addon), False, iter([head]))
 
     def victim(self, preemption=RULES):
         for want in wanted(self.view):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.ticket import Phase, Policy, Stage, Verdict
+from penstock.core.ticket import CancelPhase, EnterResult, Policy, Stage
 
 # DQ-5: cancelling
 
@@ -14,7 +14,7 @@ def test_a_waiter_that_gives_up_leaves_the_line(make_scene):
     scene.start("a")
     scene.enter("b c d e")
 
-    assert scene.cancel("c") is Phase.WAITING
+    assert scene.cancel("c") is CancelPhase.WAITING
     assert scene.waiting == "d e"
     scene.cancel("b")
     assert scene.collect("granted") == "d"
@@ -25,7 +25,7 @@ def test_a_pending_call_that_is_cancelled_never_starts_and_gives_its_place_to_th
     scene.start("a")
     scene.enter("b c d")
 
-    assert scene.cancel("b") is Phase.QUEUED
+    assert scene.cancel("b") is CancelPhase.QUEUED
     assert scene.collect("granted") == "d"
     scene.settle("a")
     assert scene.take() == "c"
@@ -36,7 +36,7 @@ def test_a_cancelled_call_in_flight_holds_its_slot_until_its_run_ends(make_scene
     scene.start("a")
     scene.enter("b")
 
-    assert scene.cancel("a") is Phase.IN_FLIGHT
+    assert scene.cancel("a") is CancelPhase.IN_FLIGHT
     assert scene.counts == (1, 0, 1, 0)
     assert not scene.settle("a")
     assert scene.take() == "b"
@@ -212,7 +212,7 @@ def test_a_paused_queue_admits_but_does_not_dispatch(make_scene):
 
     verdicts = scene.enter("a b")
 
-    assert verdicts == [Verdict.ACCEPTED, Verdict.WAIT]
+    assert verdicts == [EnterResult.ACCEPTED, EnterResult.WAIT]
     assert scene.take() is None
     assert scene.queue.state().paused
 
@@ -276,8 +276,8 @@ def test_a_disposed_queue_accepts_and_hands_out_nothing_whatever_comes(make_scen
     scene.queue.resume(scene.now)
     scene.queue.offer_slots(2, scene.now)
 
-    assert scene.enter("c") is Verdict.CLOSED
-    assert scene.reserve("d") is Verdict.CLOSED
+    assert scene.enter("c") is EnterResult.CLOSED
+    assert scene.reserve("d") is EnterResult.CLOSED
     assert scene.take() is None
     assert scene.queue.limit == 0
     assert scene.queue.state().disposed

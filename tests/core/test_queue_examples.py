@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from penstock.core.ticket import Limits, Phase, Policy, Stage, Verdict
+from penstock.core.ticket import CancelPhase, EnterResult, Policy, QueueLimits, Stage
 
 SHEDDING = [Policy.REJECT, Policy.DROP_LATEST, Policy.DROP_OLDEST]
 
@@ -37,7 +37,7 @@ SHEDDING = [Policy.REJECT, Policy.DROP_LATEST, Policy.DROP_OLDEST]
 )
 def test_limits_that_make_no_sense_are_refused_by_name_when_they_are_made(limits, field):
     with pytest.raises(ValueError, match=rf"^{field} is .*must be"):
-        Limits(**{"max_in_flight": 1, **limits})
+        QueueLimits(**{"max_in_flight": 1, **limits})
 
 
 @pytest.mark.parametrize("policy", Policy)
@@ -52,7 +52,7 @@ def test_only_infinity_takes_the_bound_away(make_scene):
 
     verdicts = scene.enter("a b c d e f g h i j")
 
-    assert set(verdicts) == {Verdict.ACCEPTED}
+    assert set(verdicts) == {EnterResult.ACCEPTED}
     assert scene.counts == (0, 10, 0, 0)
 
 
@@ -61,7 +61,7 @@ def test_a_depth_of_zero_accepts_what_can_start_at_once_and_no_more(make_scene):
 
     verdicts = scene.enter("a b c")
 
-    assert verdicts == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.WAIT]
+    assert verdicts == [EnterResult.ACCEPTED, EnterResult.ACCEPTED, EnterResult.WAIT]
     assert scene.pump() == "a b"
     assert scene.counts == (2, 0, 1, 0)
 
@@ -71,8 +71,8 @@ def test_a_depth_of_zero_refuses_what_cannot_start_at_once(make_scene, policy):
     scene = make_scene(depth=0, policy=policy)
     scene.start("a")
 
-    assert scene.enter("b") is Verdict.REFUSED
-    assert scene.reserve("c") is Verdict.REFUSED
+    assert scene.enter("b") is EnterResult.REFUSED
+    assert scene.reserve("c") is EnterResult.REFUSED
 
 
 def test_a_depth_of_zero_does_not_drop_a_call_that_came_back_from_a_crash(make_scene):
@@ -81,8 +81,8 @@ def test_a_depth_of_zero_does_not_drop_a_call_that_came_back_from_a_crash(make_s
     scene.lose("a")
     scene.queue.offer_slots(0, scene.now)
 
-    assert scene.enter("b") is Verdict.REFUSED
-    assert scene.reserve("c") is Verdict.REFUSED
+    assert scene.enter("b") is EnterResult.REFUSED
+    assert scene.reserve("c") is EnterResult.REFUSED
     assert scene.pending == "a"
 
 
@@ -90,7 +90,7 @@ def test_a_depth_of_zero_accepts_nothing_while_paused(make_scene):
     scene = make_scene(depth=0)
     scene.queue.pause()
 
-    assert scene.enter("a") is Verdict.WAIT
+    assert scene.enter("a") is EnterResult.WAIT
 
 
 # DQ-2: policies
@@ -103,7 +103,7 @@ def test_a_policy_that_sheds_load_never_makes_anybody_wait(make_scene, policy):
 
     verdicts = [*scene.enter("b c d e"), *scene.reserve("f g")]
 
-    assert Verdict.WAIT not in verdicts
+    assert EnterResult.WAIT not in verdicts
     assert scene.queue.waiting == 0
 
 
@@ -113,8 +113,8 @@ def test_reject_and_drop_latest_refuse_the_newcomer(make_scene, policy):
     scene.start("a")
     scene.enter("b c")
 
-    assert scene.enter("d") is Verdict.REFUSED
-    assert scene.reserve("e") is Verdict.REFUSED
+    assert scene.enter("d") is EnterResult.REFUSED
+    assert scene.reserve("e") is EnterResult.REFUSED
     assert scene.pending == "b c"
     assert not scene.queue.evicted
 
@@ -124,7 +124,7 @@ def test_drop_oldest_ends_the_oldest_pending_call_and_accepts_the_newcomer(make_
     scene.start("a")
     scene.enter("b c")
 
-    assert scene.enter("d") is Verdict.ACCEPTED
+    assert scene.enter("d") is EnterResult.ACCEPTED
     assert scene.collect("evicted") == "b"
     assert scene["b"].stage is Stage.SETTLED
     assert scene.pending == "c d"
@@ -135,7 +135,7 @@ def test_drop_oldest_makes_room_for_a_reservation_too(make_scene):
     scene.start("a")
     scene.enter("b c")
 
-    assert scene.reserve("d") is Verdict.RESERVED
+    assert scene.reserve("d") is EnterResult.RESERVED
     assert scene.collect("evicted") == "b"
     assert scene.counts == (1, 1, 0, 1)
 
@@ -145,7 +145,7 @@ def test_drop_oldest_refuses_the_newcomer_when_all_places_are_reserved(make_scen
     scene.start("a")
     scene.reserve("b")
 
-    assert scene.enter("c") is Verdict.REFUSED
+    assert scene.enter("c") is EnterResult.REFUSED
     assert scene.fill("b")
 
 
@@ -162,7 +162,7 @@ def test_a_full_queue_makes_its_callers_wait_first_come_first_served(make_scene)
         scene.settle(name)
         scene.pump()
 
-    assert verdicts == [Verdict.WAIT] * 3
+    assert verdicts == [EnterResult.WAIT] * 3
     assert scene.collect("granted") == "c d e"
 
 
@@ -199,7 +199,7 @@ def test_a_newcomer_cannot_take_the_place_of_one_who_waited(make_scene):
     scene.pump()
 
     assert scene.collect("granted") == "c"
-    assert scene.enter("d") is Verdict.WAIT
+    assert scene.enter("d") is EnterResult.WAIT
     assert scene.fill("c")
     assert scene.pending == "c"
 
@@ -264,8 +264,8 @@ def test_there_are_never_more_payloads_than_places(make_scene):
 
     verdicts = scene.reserve("b c d e")
 
-    assert verdicts == [Verdict.RESERVED] * 2 + [Verdict.WAIT] * 2
-    assert scene.enter("f") is Verdict.WAIT
+    assert verdicts == [EnterResult.RESERVED] * 2 + [EnterResult.WAIT] * 2
+    assert scene.enter("f") is EnterResult.WAIT
 
 
 def test_a_place_is_good_for_one_payload(make_scene):
@@ -282,7 +282,7 @@ def test_a_place_that_is_given_back_goes_to_the_next_in_line(make_scene):
     scene.start("a")
     scene.reserve("b c d")
 
-    assert scene.cancel("b") is Phase.WAITING
+    assert scene.cancel("b") is CancelPhase.WAITING
     assert scene.collect("granted") == "c"
     assert not scene.fill("b")
     assert scene.counts == (1, 0, 1, 1)

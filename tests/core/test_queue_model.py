@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.queue import DispatchQueue
-from penstock.core.ticket import Limits, Phase, Policy, Stage, Ticket, Verdict
+from penstock.core.ticket import CancelPhase, EnterResult, Policy, QueueLimits, Stage, Ticket
 
 SOAK = float(os.environ.get("PENSTOCK_SOAK", "1"))
 
@@ -34,7 +34,7 @@ SCHEDULE = st.lists(
     max_size=50,
 )
 LIMITS = st.builds(
-    Limits,
+    QueueLimits,
     max_in_flight=st.integers(1, 4),
     max_queue_depth=st.sampled_from([0, 1, 2, 5, math.inf]),
     policy=st.sampled_from(Policy),
@@ -59,7 +59,7 @@ def test_the_queue_does_what_the_model_does_and_everything_ends_once(limits, pum
 def test_it_does_so_for_as_long_as_one_likes(seed):
     """Now this and now that happens more often, so that long lines form, are cancelled, and come back from crashes."""
     dice = random.Random(seed)
-    limits = Limits(
+    limits = QueueLimits(
         max_in_flight=dice.choice([1, 2, 4, 8]),
         max_queue_depth=dice.choice([0, 1, 3, 10, 50, math.inf]),
         policy=Policy.BLOCK if seed % 2 else dice.choice(list(Policy)),
@@ -126,7 +126,7 @@ class Play:
         entered = self.queue.enter_run(calls, self.now)
         assert entered == len(calls) or not self.queue.room()
         for call in calls[:entered]:
-            assert Verdict.ACCEPTED is self.model.come(call, self.now, built=True)
+            assert EnterResult.ACCEPTED is self.model.come(call, self.now, built=True)
         self.calls += calls[:entered]
 
     def reserve(self, one, two):
@@ -143,8 +143,10 @@ class Play:
         verdict = self.model.come(call, self.now, built=built)
         room = self.queue.room()
         assert verdict is how(call, self.now)
-        assert (room > 0) is (verdict in {Verdict.ACCEPTED, Verdict.RESERVED} and not self.queue.evicted)
-        if verdict in {Verdict.REFUSED, Verdict.CLOSED}:
+        assert (room > 0) is (
+            verdict in {EnterResult.ACCEPTED, EnterResult.RESERVED} and not self.queue.evicted
+        )
+        if verdict in {EnterResult.REFUSED, EnterResult.CLOSED}:
             self.end(call)
 
     def fill(self, one, two):
@@ -199,10 +201,10 @@ class Play:
         if phase is not None:
             self.end(call)
         # Those that are marked and still stand in line are never many: to feed and cancel for ever takes no memory.
-        if phase is Phase.QUEUED:
+        if phase is CancelPhase.QUEUED:
             entered = sum(call.eager for call in self.model.granted)
             assert len(self.queue._pending) <= 2 * len(self.model.pending) + 32 + entered
-        if phase is Phase.WAITING:
+        if phase is CancelPhase.WAITING:
             assert len(self.queue._waiters) <= 2 * len(self.model.waiting) + 32
 
     def lose(self, one, two):
@@ -345,22 +347,22 @@ class Model:
 
     def come(self, call, now, *, built):
         if self.disposed:
-            return Verdict.CLOSED
+            return EnterResult.CLOSED
         if self.room() <= 0 or self.waiting or self.building():
             if self.limits.policy is Policy.BLOCK:
                 self.put(call, Stage.WAITING)
-                return Verdict.WAIT
+                return EnterResult.WAIT
             if self.limits.policy is not Policy.DROP_OLDEST or not (
                 self.pending and self.limits.max_queue_depth
             ):
-                return Verdict.REFUSED
+                return EnterResult.REFUSED
             self.evicted.append(self.pending[0])
             self.put(self.pending[0], Stage.SETTLED)
         if built:
             self.accept(call, now)
-            return Verdict.ACCEPTED
+            return EnterResult.ACCEPTED
         self.put(call, Stage.RESERVED)
-        return Verdict.RESERVED
+        return EnterResult.RESERVED
 
     def accept(self, call, now):
         self.put(call, Stage.PENDING)
@@ -406,8 +408,8 @@ class Model:
             return None
         self.put(call, Stage.ENDING if stage is Stage.IN_FLIGHT else Stage.SETTLED)
         self.grant(now)
-        phases = {Stage.PENDING: Phase.QUEUED, Stage.IN_FLIGHT: Phase.IN_FLIGHT}
-        return phases.get(stage, Phase.WAITING)
+        phases = {Stage.PENDING: CancelPhase.QUEUED, Stage.IN_FLIGHT: CancelPhase.IN_FLIGHT}
+        return phases.get(stage, CancelPhase.WAITING)
 
     def lose(self, calls, now, blame):
         for call in blame:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.share import Account, Sharing
+from penstock.core.share import Account, FairShare
 from penstock.core.words import MINUTE, SECOND
 
-SHARING = Sharing(half_life=5 * MINUTE)
+SHARING = FairShare(half_life=5 * MINUTE)
 STEPS = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 90)), min_size=1, max_size=20)
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.spend import Budget, Mark, judge, uses, windows
+from penstock.core.spend import Budget, SpendMark, judge, uses, windows
 from penstock.core.words import SECOND
 
 
@@ -22,19 +22,19 @@ def test_each_mark_is_reached_once_however_the_spending_is_cut(limit, amounts):
         marks += [mark] if mark else []
         spent += amount
 
-    assert marks.count(Mark.REACHED) == (spent >= limit)
-    assert marks.count(Mark.WARNED) <= 1
-    assert marks == sorted(marks, key=[Mark.WARNED, Mark.REACHED].index)
+    assert marks.count(SpendMark.REACHED) == (spent >= limit)
+    assert marks.count(SpendMark.WARNED) <= 1
+    assert marks == sorted(marks, key=[SpendMark.WARNED, SpendMark.REACHED].index)
 
 
 def test_the_warning_comes_at_eighty_per_cent():
     assert judge(79, 0, 100) is None
-    assert judge(79, 1, 100) is Mark.WARNED
+    assert judge(79, 1, 100) is SpendMark.WARNED
     assert judge(80, 1, 100) is None
 
 
 def test_an_amount_that_crosses_both_marks_reaches_the_limit():
-    assert judge(0, 500, 100) is Mark.REACHED
+    assert judge(0, 500, 100) is SpendMark.REACHED
 
 
 def test_without_a_limit_nothing_is_judged():
@@ -62,12 +62,12 @@ def test_how_a_budget_stands_is_told_with_the_worst_mark_that_it_has_passed():
     noon = moment(2026, 11, 16, 12)
     day, month = uses(Budget(day=100, month=1_000), {"day": 80, "month": 1_200}, noon)
 
-    assert (day.window.name, day.spent, day.limit, day.mark) == ("2026-11-16", 80, 100, Mark.WARNED)
+    assert (day.window.name, day.spent, day.limit, day.mark) == ("2026-11-16", 80, 100, SpendMark.WARNED)
     assert (month.window.name, month.spent, month.limit, month.mark) == (
         "2026-11",
         1_200,
         1_000,
-        Mark.REACHED,
+        SpendMark.REACHED,
     )
 
 

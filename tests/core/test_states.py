@@ -12,8 +12,8 @@ from penstock.core.states import (
     MOVES,
     PRUNABLE,
     SETTLED,
+    JobState,
     Move,
-    State,
     allowed,
     mermaid,
     step,
@@ -32,12 +32,12 @@ JB_2 = {
 
 
 def test_the_moves_are_those_of_the_specification_and_no_others():
-    moves = {str(state): {str(MOVES[state, move]) for move in allowed(state)} for state in State}
+    moves = {str(state): {str(MOVES[state, move]) for move in allowed(state)} for state in JobState}
 
     assert moves == JB_2
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", JobState)
 @pytest.mark.parametrize("move", Move)
 def test_every_other_move_is_refused_by_name(state, move):
     if (state, move) in MOVES:
@@ -53,12 +53,12 @@ def test_every_other_move_is_refused_by_name(state, move):
 
 
 def test_only_retry_leads_out_of_failed_and_blocked_to_the_queue():
-    assert {m for (s, m), t in MOVES.items() if s in SETTLED and t is State.QUEUED} == {Move.RETRY}
+    assert {m for (s, m), t in MOVES.items() if s in SETTLED and t is JobState.QUEUED} == {Move.RETRY}
 
 
 def test_the_groups_of_states_follow_from_the_table():
-    assert {State.DONE, State.CANCELED} == FINAL
-    assert {State.DONE, State.FAILED, State.CANCELED} == PRUNABLE
+    assert {JobState.DONE, JobState.CANCELED} == FINAL
+    assert {JobState.DONE, JobState.FAILED, JobState.CANCELED} == PRUNABLE
     assert IN_FLIGHT.isdisjoint(SETTLED)
 
 

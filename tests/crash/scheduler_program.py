@@ -16,20 +16,20 @@ from threading import Thread
 
 from penstock.core.errors import PenstockError
 from penstock.core.intent import Intent
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.quiet import Capacity
 from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
 from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import Report
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.desk import EndReport
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.sqlite import SqliteStore
 
 MS = SECOND // 1_000
 SOON = (MS,) * 100_000  # a run that was killed is tried again at once, and for ever
-RULES = Rules(
+RULES = SchedulerRules(
     capacity=Capacity(fixed=100),
     schedules=Schedules(crash=SOON, start=SOON),
     lease_for=400 * MS,
@@ -49,7 +49,7 @@ def main(database: str, journal: str) -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                Life(database, journal, int(number)).lead(house=order == "house", calm=order == "calm")
+                Life(database, journal, int(number)).lead(service=order == "house", calm=order == "calm")
             finally:
                 os._exit(1)
         say(pid)
@@ -65,13 +65,13 @@ class Life:
         self.seed = seed
         self.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self.store = SqliteStore(database, SteadyClock())
-        self.house = House(self.store, RULES)
-        self.desk = self.house.desk
+        self.service = SchedulerService(self.store, RULES)
+        self.job_service = self.service.job_service
 
-    def lead(self, *, house: bool, calm: bool) -> None:
+    def lead(self, *, service: bool, calm: bool) -> None:
         """`calm`: a house that takes no more jobs, in which the rest comes to its end."""
-        if house or calm:
-            self.house.start(f"life {self.seed}")
+        if service or calm:
+            self.service.start(f"life {self.seed}")
         parts = [self.work, self.work] if calm else [self.submit, self.work, self.work]
         threads = [
             Thread(target=part, args=(random.Random(f"{self.seed}-{i}"),)) for i, part in enumerate(parts)
@@ -90,14 +90,16 @@ class Life:
                 Intent(addon_id=chance.choice("ab"), job_type="t", cost_units=chance.choice([5, 20, 60]))
                 for _ in range(chance.randint(1, 3))
             ]
-            for receipt in self.desk.submit(intents):
+            for receipt in self.job_service.submit(intents):
                 self.note("accepted", receipt.job_id)
             time.sleep(chance.random() * 0.004)
 
     def work(self, chance: random.Random) -> None:
-        over: list[Report] = []
+        over: list[EndReport] = []
         while True:
-            answers, claimed = self.desk.exchange(over, Kinds(), chance.randint(1, 4), f"life-{self.seed}")
+            answers, claimed = self.job_service.exchange(
+                over, WorkerKinds(), chance.randint(1, 4), f"life-{self.seed}"
+            )
             for report, answer in zip(over, answers, strict=True):
                 self.note(
                     "ended",
@@ -110,14 +112,14 @@ class Life:
             if not claimed:
                 time.sleep(0.003)
 
-    def run(self, dispatch_id: str, chance: random.Random) -> Report:
+    def run(self, dispatch_id: str, chance: random.Random) -> EndReport:
         if chance.random() < 0.2:
             try:
-                self.desk.heartbeat(dispatch_id, progress=0.5)
+                self.job_service.heartbeat(dispatch_id, progress=0.5)
             except PenstockError as refusal:
                 self.note("refused", dispatch_id, type(refusal).__name__)
-        how = End.RELEASED if chance.random() < 0.1 else End.COMPLETED
-        return Report(dispatch_id, how)
+        how = EndReason.RELEASED if chance.random() < 0.1 else EndReason.COMPLETED
+        return EndReport(dispatch_id, how)
 
 
 if __name__ == "__main__":

@@ -83,19 +83,19 @@ def stage(tmp_path):
 @pytest.mark.parametrize("part", range(PARTS))
 def test_whatever_is_killed_at_whatever_instant_nothing_accepted_is_lost_or_run_twice_at_once(stage, part):
     chance = random.Random(20_240_229 + part)
-    house, hand = stage.begin("house", 1), stage.begin("hand", 2)
+    service, hand = stage.begin("house", 1), stage.begin("hand", 2)
     for seed in range(3, 3 + KILLS):
         wait_for(stage, chance.randint(0, 1_200), chance.random() * 0.004)
         which = chance.choice(["house", "house", "hand", "both"])
         if which != "hand":
-            stage.kill(house)
+            stage.kill(service)
         if which != "house":
             stage.kill(hand)
             hand = stage.begin("hand", -seed)
         if which != "hand":
-            house = stage.begin("house", seed)
+            service = stage.begin("house", seed)
     stage.kill(hand)
-    stage.kill(house)
+    stage.kill(service)
     calm = stage.begin("calm", 0)
     store = SqliteStore(stage.database, SteadyClock())
     try:

@@ -25,20 +25,20 @@ class Works:
     """The whole scheduler on one store, on a clock that the test moves."""
 
     def __init__(self, store, clock, rules):
-        from penstock.engine.desk import Desk
-        from penstock.engine.dispatcher import Dispatcher, Fetchers
-        from penstock.engine.keeper import Keeper
-        from penstock.engine.machine import Machine
-        from penstock.engine.purse import Purse
-        from penstock.engine.room import Room
+        from penstock.engine.desk import JobService
+        from penstock.engine.dispatcher import Dispatcher, PullingWorkers
+        from penstock.engine.keeper import Maintenance
+        from penstock.engine.machine import HostLoad
+        from penstock.engine.purse import BudgetEnforcer
+        from penstock.engine.room import SubmitWaitlist
 
         self.store, self.clock, self.rules = store, clock, rules
-        self.machine, self.fetchers = Machine(rules), Fetchers()
+        self.machine, self.fetchers = HostLoad(rules), PullingWorkers()
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
-        self.keeper, self.purse = Keeper(store, rules), Purse(store, rules)
+        self.maintenance, self.budgets = Maintenance(store, rules), BudgetEnforcer(store, rules)
         self.woken = Event()  # somebody waits for room
-        self.room = Room(store, rules.depth, self.woken.set)
-        self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room)
+        self.waitlist = SubmitWaitlist(store, rules.depth, self.woken.set)
+        self.job_service = JobService(store, rules, self.machine, self.dispatcher, self.waitlist)
 
     @property
     def now(self):
@@ -48,9 +48,9 @@ class Works:
         self.clock.now += int(seconds * SECOND)
 
     def step(self):
-        self.room.step(self.now)
-        self.keeper.step(self.now)
-        self.purse.step(self.now)
+        self.waitlist.step(self.now)
+        self.maintenance.step(self.now)
+        self.budgets.step(self.now)
         return self.dispatcher.step(self.now)
 
     def under(self, **rules):
@@ -58,7 +58,7 @@ class Works:
         return type(self)(self.store, self.clock, replace(self.rules, **rules))
 
     def submit(self, n=1, **fields):
-        receipts = self.desk.submit([Intent(**{"addon_id": "a", "job_type": "t"} | fields)] * n)
+        receipts = self.job_service.submit([Intent(**{"addon_id": "a", "job_type": "t"} | fields)] * n)
         return [receipt.job_id for receipt in receipts]
 
     def state(self, job_id):
@@ -84,10 +84,12 @@ STORES = {"memory": memory, "sqlite": sqlite}
 
 
 def make(kind, path):
-    from penstock.engine.rules import Rules
+    from penstock.engine.rules import SchedulerRules
 
     clock = Hands()
-    return Works(STORES[kind](path, clock), clock, Rules(capacity=Capacity(fixed=90), ordering=Ordering()))
+    return Works(
+        STORES[kind](path, clock), clock, SchedulerRules(capacity=Capacity(fixed=90), ordering=Ordering())
+    )
 
 
 @pytest.fixture(params=STORES)

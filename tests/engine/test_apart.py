@@ -9,20 +9,20 @@ import psycopg
 import pytest
 
 from penstock.core.intent import Intent
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.quiet import Capacity
 from penstock.core.refusals import NotWritten, StoreFailed
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.engine.apart import write_apart
 from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import Report
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.desk import EndReport
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.sqlite import SqliteStore
 
-ALL = Kinds()
+ALL = WorkerKinds()
 #: The table and the column, in SQLite and in PostgreSQL.
 PLACES = {
     "result": ("attempt", "dispatch"),
@@ -64,24 +64,24 @@ def ground(request, tmp_path):
     made = (
         OnSqlite(tmp_path) if request.param == "sqlite" else OnPostgres(request.getfixturevalue("postgres"))
     )
-    house = House(made.store, Rules(capacity=Capacity(fixed=90)), reserves=False)
-    house.start("the test")
-    made.desk = house.desk
+    service = SchedulerService(made.store, SchedulerRules(capacity=Capacity(fixed=90)), reserves=False)
+    service.start("the test")
+    made.job_service = service.job_service
     yield made
-    house.stop()
+    service.stop()
     assert made.store.audit() == []
     made.store.close()
 
 
 def started(ground, n):
     intents = [Intent(addon_id="a", job_type="t", cost_units=1)] * n
-    ground.desk.submit(intents)
-    return [claimed.dispatch.dispatch_id for claimed in ground.desk.claim(ALL, n)]
+    ground.job_service.submit(intents)
+    return [claimed.dispatch.dispatch_id for claimed in ground.job_service.claim(ALL, n)]
 
 
 def reports_of(ids, word):
     """The third cannot be written."""
-    return [Report(one, result=f'"{word if n == 2 else n}"') for n, one in enumerate(ids)]
+    return [EndReport(one, result=f'"{word if n == 2 else n}"') for n, one in enumerate(ids)]
 
 
 def states_of(ground, ids):
@@ -94,7 +94,9 @@ def test_a_result_that_cannot_be_written_is_the_failure_of_its_own_job(ground, c
     ids = started(ground, 5)
     reports = reports_of(ids, "poison")
 
-    answers = ground.desk.exchange(reports, ALL, 5)[0] if claims else ground.desk.end_many(reports)
+    answers = (
+        ground.job_service.exchange(reports, ALL, 5)[0] if claims else ground.job_service.end_many(reports)
+    )
 
     assert (
         ["DONE", "DONE", "FAILED", "DONE", "DONE"]
@@ -109,14 +111,14 @@ def test_what_cannot_even_be_said_to_have_failed_is_answered_and_tried_no_more(g
     ground.refuse("failure")
     ids = started(ground, 3)
     reports = [
-        Report(ids[0]),
-        Report(ids[1], End.JOB_ERROR, error="poison"),
-        Report(ids[2], result='"poison"'),
+        EndReport(ids[0]),
+        EndReport(ids[1], EndReason.JOB_ERROR, error="poison"),
+        EndReport(ids[2], result='"poison"'),
     ]
 
-    answers = ground.desk.end_many(reports)
+    answers = ground.job_service.end_many(reports)
 
-    assert [State.DONE, State.FAILED, State.FAILED] == answers
+    assert [JobState.DONE, JobState.FAILED, JobState.FAILED] == answers
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_other_leases_alone(ground):
@@ -125,7 +127,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_other_leases_alone(groun
 
     def beat(n):
         try:
-            return ground.desk.heartbeat(ids[n], checkpoint='"poison"' if n == 2 else f"{n}").stop
+            return ground.job_service.heartbeat(ids[n], checkpoint='"poison"' if n == 2 else f"{n}").stop
         except Exception as error:
             return type(error).__name__
 
@@ -144,7 +146,7 @@ def test_a_submit_that_cannot_be_written_is_refused_alone(ground):
     def submit(n):
         try:
             payload = '"poison"' if n == 2 else f"{n}"
-            return ground.desk.submit([Intent(addon_id="a", job_type="t", payload=payload)])[0].created
+            return ground.job_service.submit([Intent(addon_id="a", job_type="t", payload=payload)])[0].created
         except Exception as error:
             return type(error).__name__
 
@@ -158,9 +160,12 @@ def test_a_submit_that_cannot_be_written_is_refused_alone(ground):
 def test_whatever_a_worker_says_can_be_written(ground):
     ids = started(ground, 2)
 
-    ground.desk.heartbeat(ids[0], checkpoint='"caf\udce9"')
-    ground.desk.end_many(
-        [Report(ids[0], End.JOB_ERROR, error="caf\udce9\0" * 9_000), Report(ids[1], result='"\udce9"')]
+    ground.job_service.heartbeat(ids[0], checkpoint='"caf\udce9"')
+    ground.job_service.end_many(
+        [
+            EndReport(ids[0], EndReason.JOB_ERROR, error="caf\udce9\0" * 9_000),
+            EndReport(ids[1], result='"\udce9"'),
+        ]
     )
 
     failed, done = (ground.store.dispatch(one) for one in ids)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.core.words import SECOND, AddonId
-from penstock.engine.dispatcher import Kinds
+from penstock.engine.dispatcher import WorkerKinds
 
-A, B = Kinds(AddonId("a")), Kinds(AddonId("b"))
+A, B = WorkerKinds(AddonId("a")), WorkerKinds(AddonId("b"))
 
 
 def test_before_the_first_round_anything_may_be_in_line(works):
@@ -13,7 +13,7 @@ def test_before_the_first_round_anything_may_be_in_line(works):
 
 
 def test_who_has_nothing_in_line_is_told_so_by_the_last_round(works):
-    works.fetchers.came(Kinds(), works.now + 30 * SECOND)
+    works.fetchers.came(WorkerKinds(), works.now + 30 * SECOND)
     works.submit()
     works.step()
 
@@ -21,7 +21,7 @@ def test_who_has_nothing_in_line_is_told_so_by_the_last_round(works):
 
 
 def test_what_may_not_start_yet_is_in_line_all_the_same(works):
-    works.fetchers.came(Kinds(), works.now + 30 * SECOND)
+    works.fetchers.came(WorkerKinds(), works.now + 30 * SECOND)
     works.machine.draining = True
     works.submit()
     works.step()
@@ -30,7 +30,7 @@ def test_what_may_not_start_yet_is_in_line_all_the_same(works):
 
 
 def test_what_becomes_ready_is_in_line_from_the_round_of_that_moment_on(works):
-    works.fetchers.came(Kinds(), works.now + 30 * SECOND)
+    works.fetchers.came(WorkerKinds(), works.now + 30 * SECOND)
     works.submit(earliest_start_at=works.now + 10 * SECOND)
     works.step()
     before = works.dispatcher.awaits(A)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-from penstock.core.demand import Demand
-from penstock.core.landing import End
+from penstock.core.demand import AdmissionClass
+from penstock.core.landing import EndReason
 from penstock.core.refusals import NotFound, Refused, StaleDispatch
 
 
 def kinds(addon_id=None):
-    from penstock.engine.dispatcher import Kinds
+    from penstock.engine.dispatcher import WorkerKinds
 
-    return Kinds(addon_id)
+    return WorkerKinds(addon_id)
 
 
 def report(claimed, *more):
-    from penstock.engine.desk import Report
+    from penstock.engine.desk import EndReport
 
-    return Report(claimed.dispatch.dispatch_id, *more)
+    return EndReport(claimed.dispatch.dispatch_id, *more)
 
 
 def told(answers):
@@ -27,13 +27,13 @@ def told(answers):
 
 def test_each_of_many_ends_on_its_own_merits(works):
     works.submit(n=5, retry_delays_sec=(60,))
-    done, failed, stopped, gone, twice = works.desk.claim(kinds(), limit=5)
-    works.desk.stop(stopped.dispatch.dispatch_id, End.CANCELED)
-    works.desk.release(gone.dispatch.dispatch_id)
-    answers = works.desk.end_many(
+    done, failed, stopped, gone, twice = works.job_service.claim(kinds(), limit=5)
+    works.job_service.stop(stopped.dispatch.dispatch_id, EndReason.CANCELED)
+    works.job_service.release(gone.dispatch.dispatch_id)
+    answers = works.job_service.end_many(
         [
-            report(done, End.COMPLETED, '"ok"'),
-            report(failed, End.JOB_ERROR, None, "it broke"),
+            report(done, EndReason.COMPLETED, '"ok"'),
+            report(failed, EndReason.JOB_ERROR, None, "it broke"),
             report(stopped),
             report(gone),
             report(twice),
@@ -44,35 +44,35 @@ def test_each_of_many_ends_on_its_own_merits(works):
     assert told(answers) == ["DONE", "QUEUED", "CANCELED", "StaleDispatch", "DONE", "StaleDispatch"]
     assert works.store.dispatch(done.dispatch.dispatch_id).result == '"ok"'
     assert works.store.dispatch(failed.dispatch.dispatch_id).error == "it broke"
-    assert works.store.books("local").units == 0
+    assert works.store.ledger("local").units == 0
 
 
 def test_a_name_that_is_no_lease_is_told_so_and_the_others_end(works):
-    from penstock.engine.desk import Report
+    from penstock.engine.desk import EndReport
 
     works.submit()
-    [claimed] = works.desk.claim(kinds())
+    [claimed] = works.job_service.claim(kinds())
     names = ["nothing", "", f"{claimed.job.job_id}.01", f"{claimed.job.job_id}.2", f"{claimed.job.job_id}.x"]
-    answers = works.desk.end_many([*(Report(name) for name in names), report(claimed)])
+    answers = works.job_service.end_many([*(EndReport(name) for name in names), report(claimed)])
 
     assert [type(answer) for answer in answers[:-1]] == [NotFound] * len(names)
     assert answers[-1] == "DONE"
 
 
 def test_a_lease_without_a_job_ends_among_others(works):
-    from penstock.engine.desk import Report
+    from penstock.engine.desk import EndReport
 
-    lease, _ = works.desk.ask(Demand("a", "t", 5), 50)
+    lease, _ = works.job_service.ask(AdmissionClass("a", "t", 5), 50)
 
-    assert works.desk.end_many([Report(lease.dispatch_id)]) == [None]
-    assert works.store.books("local").units == 0
+    assert works.job_service.end_many([EndReport(lease.dispatch_id)]) == [None]
+    assert works.store.ledger("local").units == 0
 
 
 def test_a_lease_that_ran_out_completes_nothing(works):
     works.submit(n=2)
-    claimed = works.desk.claim(kinds(), limit=2)
+    claimed = works.job_service.claim(kinds(), limit=2)
     works.later(31)
-    answers = works.desk.end_many([report(item) for item in claimed])
+    answers = works.job_service.end_many([report(item) for item in claimed])
 
     assert [type(answer) for answer in answers] == [StaleDispatch] * 2
     assert {works.state(item.job.job_id) for item in claimed} == {"RUNNING"}
@@ -80,8 +80,8 @@ def test_a_lease_that_ran_out_completes_nothing(works):
 
 def test_what_ends_in_an_exchange_makes_room_for_what_is_claimed(works):
     ids = works.submit(n=2, cost_units=60)
-    first = works.desk.claim(kinds(), limit=2)
-    answers, second = works.desk.exchange([report(item) for item in first], kinds(), limit=2)
+    first = works.job_service.claim(kinds(), limit=2)
+    answers, second = works.job_service.exchange([report(item) for item in first], kinds(), limit=2)
 
     assert [item.job.job_id for item in first] == ids[:1]
     assert answers == ["DONE"]
@@ -90,7 +90,7 @@ def test_what_ends_in_an_exchange_makes_room_for_what_is_claimed(works):
 
 def test_an_exchange_with_nothing_to_report_is_a_claim(works):
     [job_id] = works.submit()
-    answers, [claimed] = works.desk.exchange([], kinds())
+    answers, [claimed] = works.job_service.exchange([], kinds())
 
     assert answers == []
     assert claimed.job.job_id == job_id
@@ -105,8 +105,8 @@ class Foretold:
     def __getattr__(self, name):
         return getattr(self._store, name)
 
-    def exchange_soon(self, done, host, weigh, terms, ahead):
-        answer = self._store.exchange_soon(done, host, weigh, terms, lambda _: None).result()
+    def exchange_soon(self, done, host, run_round, terms, ahead):
+        answer = self._store.exchange_soon(done, host, run_round, terms, lambda _: None).result()
         ahead(self._foretold(answer[1]))
         return Mock(result=lambda: self._order.append("on disk") or answer)
 
@@ -120,7 +120,7 @@ def landing(works, monkeypatch, foretold=lambda granted: granted):
         order.append([c.dispatch.dispatch_id for c in claimed])
         return order[-1]
 
-    _, back = works.desk.exchange_soon([], kinds(), 5, "w")(ready)
+    _, back = works.job_service.exchange_soon([], kinds(), 5, "w")(ready)
     return order, back
 
 
@@ -143,8 +143,8 @@ def test_what_begins_is_what_was_decided_in_the_end(works, monkeypatch):
 
 def test_a_job_that_goes_on_is_made_ready_when_its_checkpoint_is_on_disk(works, monkeypatch):
     works.submit()
-    [first] = works.desk.claim(kinds())
-    works.desk.release(first.dispatch.dispatch_id)
+    [first] = works.job_service.claim(kinds())
+    works.job_service.release(first.dispatch.dispatch_id)
     works.later(60)
     order, back = landing(works, monkeypatch)
 

@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-from penstock.core.admission import Caps, Limits
+from penstock.core.admission import AdmissionLimits, Caps
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity, Reading
 from penstock.core.reasons import REASONS
 from penstock.core.spend import Budget
 from penstock.core.words import SECOND
-from penstock.engine.dispatcher import Kinds
+from penstock.engine.dispatcher import WorkerKinds
 
 
 def lease_all(works):
-    for dispatch in works.desk.dispatchable():
-        works.desk.lease(dispatch.job_id)
+    for dispatch in works.job_service.dispatchable():
+        works.job_service.lease(dispatch.job_id)
 
 
 def test_a_head_explains_itself_from_the_record(works):
@@ -26,7 +26,7 @@ def test_a_head_explains_itself_from_the_record(works):
     [job_id] = works.submit(cost_units=8)
     works.step()
     works.later(41)
-    told = works.desk.explain(job_id)
+    told = works.job_service.explain(job_id)
 
     assert told.text == (
         "waiting 41 s: needs 8 units, 5 free of 90, expected in 19 s; "
@@ -41,7 +41,7 @@ def test_a_job_behind_others_says_how_many_and_that_it_was_decided_anew(works):
     works.step()
     ids = works.submit(n=4, cost_units=10)
     works.step()
-    told = works.desk.explain(ids[3])
+    told = works.job_service.explain(ids[3])
 
     assert told.line_ahead == 3
     assert not told.recorded
@@ -54,34 +54,34 @@ def test_it_names_who_is_ahead_and_why(works):
     [mine] = works.submit(addon_id="greedy", priority=45)
     [band] = works.submit(addon_id="b", priority=90)
     [share] = works.submit(addon_id="c", priority=42)
-    told = works.desk.explain(mine)
+    told = works.job_service.explain(mine)
 
     assert [(a.job_id, a.why) for a in told.ahead] == [(band, "band"), (share, "share")]
 
 
 def test_a_job_whose_time_has_not_come_says_when(works):
     [job_id] = works.submit(earliest_start_at=works.now + 90 * SECOND)
-    told = works.desk.explain(job_id)
+    told = works.job_service.explain(job_id)
 
     assert told.text == "not in line yet: not before in 90 s; likely to start in 90 s"
 
 
 def test_a_job_that_nothing_holds_starts_with_the_next_tick(works):
     [job_id] = works.submit()
-    assert "nothing is in its way" in works.desk.explain(job_id).text
+    assert "nothing is in its way" in works.job_service.explain(job_id).text
 
     works.step()
-    assert "units are reserved" in works.desk.explain(job_id).text
+    assert "units are reserved" in works.job_service.explain(job_id).text
 
 
 def test_explaining_changes_nothing(works):
     [job_id] = works.submit(cost_units=90)
     works.submit(n=3)
     before = works.store.events(0, 100)
-    works.desk.explain(job_id)
+    works.job_service.explain(job_id)
 
     assert works.store.events(0, 100) == before
-    assert works.store.books("local").units == 0
+    assert works.store.ledger("local").units == 0
 
 
 # every reason there is
@@ -93,7 +93,7 @@ def draining(works):
 
 
 def everything_paused(works):
-    works.desk.pause()
+    works.job_service.pause()
     return works, works.submit()[0]
 
 
@@ -119,17 +119,17 @@ def not_quiet_long_enough(works):
 
 
 def cap_reached(works):
-    works = works.under(limits=Limits(Caps(per_addon=1)))
+    works = works.under(limits=AdmissionLimits(Caps(per_addon=1)))
     works.submit()
     works.step()
     return works, works.submit()[0]
 
 
 def budget_spent(works):
-    works = works.under(limits=Limits(budgets={"a": Budget(day=1_000_000)}))
+    works = works.under(limits=AdmissionLimits(budgets={"a": Budget(day=1_000_000)}))
     [first] = works.submit()
     works.step()
-    works.desk.heartbeat(works.desk.lease(first).dispatch_id, spent=1_000_000)
+    works.job_service.heartbeat(works.job_service.lease(first).dispatch_id, spent=1_000_000)
     return works, works.submit()[0]
 
 
@@ -148,7 +148,7 @@ def room_kept(works):
     lease_all(works)
     works.later(20)
     for dispatch in works.store.live():
-        works.desk.heartbeat(dispatch.dispatch_id)
+        works.job_service.heartbeat(dispatch.dispatch_id)
     works.later(11)
     [small] = works.submit(addon_id="d", cost_units=5)
     works.step()
@@ -162,7 +162,7 @@ def queued_ahead(works):
 
 
 def awaits_worker(works):
-    works.desk.claim(Kinds("a"), 1)
+    works.job_service.claim(WorkerKinds("a"), 1)
     works.later(12)
     return works, works.submit()[0]
 
@@ -195,7 +195,7 @@ def test_every_reason_has_its_case():
 def test_every_reason_is_told_in_words_and_as_json(works, code):
     arrange, words = CASES[code]
     works, job_id = arrange(works)
-    told = works.desk.explain(job_id)
+    told = works.job_service.explain(job_id)
     data = json.loads(json.dumps(told.as_json()))
 
     assert words in told.text
@@ -204,16 +204,16 @@ def test_every_reason_is_told_in_words_and_as_json(works, code):
 
 
 def test_one_paused_addon_is_named(works):
-    works.desk.pause("a")
+    works.job_service.pause("a")
     [job_id] = works.submit()
 
-    assert "addon a is paused" in works.desk.explain(job_id).text
+    assert "addon a is paused" in works.job_service.explain(job_id).text
 
 
 def test_the_names_of_the_fields_are_a_promise(works):
     [job_id] = works.submit()
 
-    assert set(works.desk.explain(job_id).as_json()) == {
+    assert set(works.job_service.explain(job_id).as_json()) == {
         "job_id", "state", "text", "waiting_sec", "reason", "reason_data", "retry_after_sec", "recorded", "ahead", "line_ahead",
         "likely_start_at", "next_when_ends", "allowed",
     }  # fmt: skip
@@ -224,7 +224,7 @@ def test_a_job_far_back_in_a_long_line_does_not_claim_to_be_next(works):
     works.step()
     *_, last = works.submit(n=1_500)
 
-    assert works.desk.explain(last).line_ahead == 1_000
+    assert works.job_service.explain(last).line_ahead == 1_000
 
 
 # deadlines
@@ -232,7 +232,7 @@ def test_a_job_far_back_in_a_long_line_does_not_claim_to_be_next(works):
 
 def deadline(works, seconds, **fields):
     intent = {"addon_id": "a", "job_type": "t", "deadline_at": works.now + seconds * SECOND} | fields
-    [receipt] = works.desk.submit([Intent(**intent)])
+    [receipt] = works.job_service.submit([Intent(**intent)])
     return receipt
 
 
@@ -272,7 +272,7 @@ def test_a_job_for_later_is_judged_by_its_own_beginning(works):
 
 def test_a_submit_without_a_deadline_looks_at_nothing(works, monkeypatch):
     monkeypatch.setattr(works.store, "look", None)
-    [receipt] = works.desk.submit([Intent(addon_id="a", job_type="t")])
+    [receipt] = works.job_service.submit([Intent(addon_id="a", job_type="t")])
 
     assert receipt[3:] == (None, None)
 
@@ -281,7 +281,7 @@ def test_a_bulk_is_looked_at_once_and_the_future_has_the_answer_too(works, monke
     looks, look = [], works.store.look
     monkeypatch.setattr(works.store, "look", lambda *args: looks.append(1) or look(*args))
     intent = Intent(addon_id="a", job_type="t", deadline_at=works.now + 60 * SECOND)
-    receipts = works.desk.submit_soon([intent] * 50).result(10)
+    receipts = works.job_service.submit_soon([intent] * 50).result(10)
 
     assert len(looks) == 1
     assert [r.deadline_reachable for r in receipts] == [True] * 9 + [None] * 41
@@ -298,11 +298,11 @@ def test_who_asks_at_another_host_is_told_where_it_will_run(works):
         until=until,
         labels=("arm", "gpu"),
     )
-    works.store.greet(here)
+    works.store.register_host(here)
 
-    assert "not for this host but for render-1" in works.desk.explain(job_id).text
+    assert "not for this host but for render-1" in works.job_service.explain(job_id).text
     works.later(31)
-    assert "no host that is up has the label gpu" in works.desk.explain(job_id).text
+    assert "no host that is up has the label gpu" in works.job_service.explain(job_id).text
 
 
 def test_a_label_holds_nobody_else_up_and_nobody_records_what_is_not_for_them(works):

@@ -22,15 +22,15 @@ class Load:
         works = self.works
         works.later(seconds)
         for dispatch in works.store.live():
-            self.served[dispatch.addon_id] += dispatch.demand.cost_units * seconds
+            self.served[dispatch.addon_id] += dispatch.admission_class.cost_units * seconds
             if self.ends[dispatch.dispatch_id] <= works.now:
-                works.desk.complete(dispatch.dispatch_id)
+                works.job_service.complete(dispatch.dispatch_id)
         self.start()
 
     def start(self):
         self.works.step()
-        for dispatch in self.works.desk.dispatchable():
-            self.works.desk.lease(dispatch.job_id)
+        for dispatch in self.works.job_service.dispatchable():
+            self.works.job_service.lease(dispatch.job_id)
             self.ends[dispatch.dispatch_id] = dispatch.ends_at
 
     def longest_left(self):

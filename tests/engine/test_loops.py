@@ -7,21 +7,21 @@ from threading import Event
 
 import pytest
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.quiet import Capacity, QuietState, Reading
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import HOUR, MINUTE, SECOND
 from penstock.stores.protocol import Query
 
 
-def end_all(works, how=End.COMPLETED):
+def end_all(works, how=EndReason.COMPLETED):
     for dispatch in works.store.live():
-        works.desk.end(dispatch.dispatch_id, how)
+        works.job_service.end(dispatch.dispatch_id, how)
 
 
 def lease_all(works):
-    for dispatch in works.desk.dispatchable():
-        works.desk.lease(dispatch.job_id)
+    for dispatch in works.job_service.dispatchable():
+        works.job_service.lease(dispatch.job_id)
 
 
 def test_a_reservation_nobody_takes_up_goes_back_and_lets_others_in_before_it_tries_again(works):
@@ -43,7 +43,7 @@ def test_an_expired_lease_puts_its_job_back_as_a_crash(works):
     works.step()
     job = works.store.job(job_id)
 
-    assert (job.state, job.counters.crash, job.not_before) == (State.QUEUED, 1, works.now + MINUTE)
+    assert (job.state, job.counters.crash, job.not_before) == (JobState.QUEUED, 1, works.now + MINUTE)
 
 
 def test_a_run_past_its_limit_is_told_then_given_up(works):
@@ -53,7 +53,7 @@ def test_a_run_past_its_limit_is_told_then_given_up(works):
     works.later(20)
     works.step()
     [ending] = works.store.live()
-    assert ending.reason is End.MAX_RUNTIME_EXCEEDED
+    assert ending.reason is EndReason.MAX_RUNTIME_EXCEEDED
 
     works.later(15)
     works.step()
@@ -65,7 +65,7 @@ def test_the_keeper_asks_to_be_called_when_the_next_thing_is_due(works):
     works.submit()
     works.step()
 
-    assert works.keeper.step(works.now) == works.now + 30 * SECOND
+    assert works.maintenance.step(works.now) == works.now + 30 * SECOND
 
 
 def test_old_jobs_are_forgotten_in_small_steps(works):
@@ -85,7 +85,7 @@ def test_a_week_of_crashes_takes_milliseconds(works):
     while works.state(job_id) != "FAILED":
         works.step()
         lease_all(works)
-        works.clock.now = works.keeper.step(works.now)
+        works.clock.now = works.maintenance.step(works.now)
 
     assert works.now - began > 80 * MINUTE
     assert len(works.store.attempts(job_id)) == 6
@@ -154,17 +154,17 @@ def test_the_trail_is_read_to_its_end_and_on_from_there(works):
 
 def test_a_wall_clock_that_was_set_moves_no_lease(works):
     from penstock.engine.clock import SteadyClock
-    from penstock.engine.keeper import Keeper
+    from penstock.engine.keeper import Maintenance
 
     wall, steady = [works.now], [0]
     clock = SteadyClock(lambda: wall[0], lambda: steady[0])
-    keeper = Keeper(works.store, works.rules, clock)
+    maintenance = Maintenance(works.store, works.rules, clock)
     works.submit()
     works.step()
     lease_all(works)
     wall[0] += HOUR
     assert clock() == works.now
-    keeper.step(clock())
+    maintenance.step(clock())
     works.clock.now = clock()
 
     assert clock() == wall[0]

@@ -6,14 +6,14 @@ import pytest
 
 from penstock.core.quiet import Capacity, Reading
 from penstock.core.words import SECOND
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.pulse import Pulse
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.pulse import LiveStats
 
 
 @pytest.fixture
 def pulse(works):
     works.submit(n=3)  # before anybody looked
-    pulse = Pulse(works.store, works.machine, works.rules.host)
+    pulse = LiveStats(works.store, works.machine, works.rules.host)
     pulse.step(works.now)
     return pulse
 
@@ -27,9 +27,9 @@ def beat(works, pulse, seconds=1):
 def test_a_second_counts_what_happened_in_it_and_nothing_before(works, pulse):
     before = pulse.frame()
     works.submit(n=2)
-    [claimed] = works.desk.claim(Kinds(), 1)
+    [claimed] = works.job_service.claim(WorkerKinds(), 1)
     works.later(2)
-    works.desk.complete(claimed.dispatch.dispatch_id)
+    works.job_service.complete(claimed.dispatch.dispatch_id)
     after = beat(works, pulse)
 
     assert before.second.counts == {}
@@ -39,9 +39,9 @@ def test_a_second_counts_what_happened_in_it_and_nothing_before(works, pulse):
 
 
 def test_run_times_are_those_of_the_last_minute(works, pulse):
-    [claimed] = works.desk.claim(Kinds(), 1)
+    [claimed] = works.job_service.claim(WorkerKinds(), 1)
     works.later(5)
-    works.desk.complete(claimed.dispatch.dispatch_id)
+    works.job_service.complete(claimed.dispatch.dispatch_id)
     soon = beat(works, pulse)
     for _ in range(60):
         late = beat(works, pulse)
@@ -54,7 +54,7 @@ def test_wait_times_run_from_when_a_job_was_ready(works, pulse):
     works.later(7)
     works.submit(earliest_start_at=works.now + 3 * SECOND)
     works.later(4)
-    works.desk.claim(Kinds(), 4)
+    works.job_service.claim(WorkerKinds(), 4)
     frame = beat(works, pulse)
 
     assert sorted(frame.second.waits) == [1 * SECOND, *[11 * SECOND] * 3]
@@ -71,7 +71,7 @@ def test_a_ring_between_two_seconds_makes_no_second(works, pulse):
 
 
 def test_use_and_capacity_stand_beside_each_other(works, pulse):
-    works.desk.claim(Kinds(), 2)
+    works.job_service.claim(WorkerKinds(), 2)
     frame = beat(works, pulse)
 
     assert (frame.second.in_use, frame.second.capacity, frame.second.queued) == (20, 90, 1)
@@ -97,7 +97,7 @@ def test_a_quarter_of_an_hour_is_kept(works, pulse):
 
 def test_a_second_without_a_commit_is_like_the_one_before_it_and_reads_nothing(works, pulse, monkeypatch):
     works.submit(n=2)
-    works.desk.claim(Kinds(), 1)
+    works.job_service.claim(WorkerKinds(), 1)
     before = beat(works, pulse)
     for verb in ("events", "addons", "books"):
         monkeypatch.setattr(works.store, verb, None)
@@ -113,7 +113,7 @@ def test_a_second_without_a_commit_is_like_the_one_before_it_and_reads_nothing(w
 
 def test_a_second_without_a_commit_still_tells_how_much_the_machine_can_take(works):
     measured = works.under(capacity=Capacity())  # by signals that nobody takes: it may start nothing
-    pulse = Pulse(works.store, measured.machine, works.rules.host)
+    pulse = LiveStats(works.store, measured.machine, works.rules.host)
     pulse.step(works.now)
     before = pulse.frame().second.capacity
     for name in ("cpu", "memory"):
@@ -126,7 +126,7 @@ def test_a_second_without_a_commit_still_tells_how_much_the_machine_can_take(wor
 
 def test_who_rests_before_the_first_second_looks(works):
     works.submit(n=3)
-    pulse = Pulse(works.store, works.machine, works.rules.host)
+    pulse = LiveStats(works.store, works.machine, works.rules.host)
     pulse.rest(works.now)
 
     assert pulse.frame().jobs == {"QUEUED": 3}

@@ -8,12 +8,12 @@ from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
 from penstock.core.words import HOUR, SECOND, AddonId
 from penstock.engine.clock import SteadyClock
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.memory import MemoryStore
 
-A = Kinds(AddonId("a"))
+A = WorkerKinds(AddonId("a"))
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def looks(works, monkeypatch):
 
 def test_who_alone_dispatches_does_not_look_where_nothing_was_reserved(works, looks):
     works.submit(3)
-    [claimed] = works.desk.claim(A)
-    works.desk.complete(claimed.dispatch.dispatch_id)
-    works.desk.exchange([], A)
+    [claimed] = works.job_service.claim(A)
+    works.job_service.complete(claimed.dispatch.dispatch_id)
+    works.job_service.exchange([], A)
 
     assert looks == []
 
@@ -43,22 +43,22 @@ def test_what_was_reserved_is_taken_up(works, looks):
     [job_id] = works.submit()
     works.step()
 
-    assert [c.job.job_id for c in works.desk.claim(A)] == [job_id]
+    assert [c.job.job_id for c in works.job_service.claim(A)] == [job_id]
 
 
 def test_what_a_claim_reserved_because_it_stood_before_its_own_is_taken_up(works, looks):
     [first] = works.submit(addon_id="b", priority=90)
     works.submit()
-    works.desk.claim(A)
+    works.job_service.claim(A)
 
-    assert [c.job.job_id for c in works.desk.claim(Kinds(AddonId("b")))] == [first]
+    assert [c.job.job_id for c in works.job_service.claim(WorkerKinds(AddonId("b")))] == [first]
 
 
 def test_nobody_looks_for_a_reservation_that_it_could_not_take(works, looks):
     works.submit()
     works.step()
-    works.desk.claim(Kinds(AddonId("b")))
-    works.desk.claim(Kinds(AddonId("a"), frozenset({"other"})))
+    works.job_service.claim(WorkerKinds(AddonId("b")))
+    works.job_service.claim(WorkerKinds(AddonId("a"), frozenset({"other"})))
 
     assert looks == []
 
@@ -67,8 +67,8 @@ def test_looking_ends_when_the_time_of_the_last_reservation_is_over(works, looks
     works.submit()
     works.step()
     works.later(31)
-    works.keeper.step(works.now)
-    works.desk.claim(A)
+    works.maintenance.step(works.now)
+    works.job_service.claim(A)
 
     assert looks == []
 
@@ -79,7 +79,7 @@ def test_what_was_reserved_before_a_restart_is_taken_up_after_it(works):
     again = works.under()
     again.dispatcher.begin()
 
-    assert [c.job.job_id for c in again.desk.claim(A)] == [job_id]
+    assert [c.job.job_id for c in again.job_service.claim(A)] == [job_id]
 
 
 def test_who_does_not_dispatch_finds_what_another_process_reserved(works):
@@ -87,28 +87,28 @@ def test_who_does_not_dispatch_finds_what_another_process_reserved(works):
     elsewhere = works.under()
     works.step()
 
-    assert [c.job.job_id for c in elsewhere.desk.claim(A)] == [job_id]
+    assert [c.job.job_id for c in elsewhere.job_service.claim(A)] == [job_id]
 
 
 def test_a_clock_that_is_set_forward_hides_no_reservation():
     wall, steady = [1_900_000_000 * SECOND], [0]
     clock = SteadyClock(lambda: wall[0], lambda: steady[0])
     store = MemoryStore(clock)
-    house = House(store, Rules(capacity=Capacity(fixed=90)), clock=clock)
-    house.dispatcher.begin()
-    [receipt] = house.desk.submit([Intent(addon_id=AddonId("a"), job_type="t")])
-    house.dispatcher.step(store.now())
+    service = SchedulerService(store, SchedulerRules(capacity=Capacity(fixed=90)), clock=clock)
+    service.dispatcher.begin()
+    [receipt] = service.job_service.submit([Intent(addon_id=AddonId("a"), job_type="t")])
+    service.dispatcher.step(store.now())
     wall[0] += HOUR
-    house.keeper.step(store.now())
+    service.maintenance.step(store.now())
 
-    assert [c.job.job_id for c in house.desk.claim(A)] == [receipt.job_id]
+    assert [c.job.job_id for c in service.job_service.claim(A)] == [receipt.job_id]
 
 
 def test_who_has_given_the_right_to_dispatch_away_looks_again():
     store = MemoryStore(SteadyClock())
-    house = House(store, Rules(capacity=Capacity(fixed=90))).start()
-    house.stop()
-    [receipt] = house.desk.submit([Intent(addon_id=AddonId("a"), job_type="t")])
-    House(store, house.rules).dispatcher.step(store.now())
+    service = SchedulerService(store, SchedulerRules(capacity=Capacity(fixed=90))).start()
+    service.stop()
+    [receipt] = service.job_service.submit([Intent(addon_id=AddonId("a"), job_type="t")])
+    SchedulerService(store, service.rules).dispatcher.step(store.now())
 
-    assert [c.job.job_id for c in house.desk.claim(A)] == [receipt.job_id]
+    assert [c.job.job_id for c in service.job_service.claim(A)] == [receipt.job_id]

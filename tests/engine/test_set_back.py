@@ -27,22 +27,22 @@ def times():
 @pytest.mark.parametrize("by", [-3600, 3600])
 def test_the_keeper_goes_on_when_the_clock_is_set(times, by):
     from penstock.engine.clock import SteadyClock
-    from penstock.engine.keeper import Keeper
-    from penstock.engine.rules import Rules
+    from penstock.engine.keeper import Maintenance
+    from penstock.engine.rules import SchedulerRules
     from penstock.stores.memory import MemoryStore
 
     clock = SteadyClock(lambda: times.wall, lambda: times.steady)
-    store, rules = MemoryStore(clock), Rules()
+    store, rules = MemoryStore(clock), SchedulerRules()
     looks = []
     overdue, store.overdue = store.overdue, lambda most: looks.append(clock()) or overdue(most)
-    keeper = Keeper(store, rules, clock)
-    keeper.step(clock())
+    maintenance = Maintenance(store, rules, clock)
+    maintenance.step(clock())
     times.later(1)
     times.wall += by * SECOND
-    keeper.step(clock())
+    maintenance.step(clock())
     times.later(1)
 
-    wish = keeper.step(clock())
+    wish = maintenance.step(clock())
     assert len(looks) == 3
     assert wish <= clock() + rules.prune_every
 
@@ -58,9 +58,9 @@ def test_a_moment_that_is_too_far_away_is_from_before_the_clock_was_set_back(ahe
 
 
 def test_a_pulse_goes_on_when_the_clock_is_set_back(works):
-    from penstock.engine.pulse import Pulse
+    from penstock.engine.pulse import LiveStats
 
-    pulse = Pulse(works.store, works.machine, works.rules.host)
+    pulse = LiveStats(works.store, works.machine, works.rules.host)
     pulse.step(works.now)
     works.later(-3600)
     pulse.step(works.now)
@@ -72,21 +72,21 @@ def failing(works):
     """A job whose next attempt is due in 6 s."""
     [job_id] = works.submit(retry_delays_sec=(6,))
     works.step()
-    works.desk.fail(works.desk.lease(job_id).dispatch_id, "no")
+    works.job_service.fail(works.job_service.lease(job_id).dispatch_id, "no")
     return job_id
 
 
 @pytest.mark.parametrize("by", [-3 * 3600, 3 * 3600])
 def test_a_retry_is_due_when_it_was_if_the_clock_is_set_while_the_scheduler_runs(works, times, by):
     from penstock.engine.clock import SteadyClock
-    from penstock.engine.keeper import Keeper
+    from penstock.engine.keeper import Maintenance
 
     job_id = failing(works)
     clock = SteadyClock(lambda: times.wall, lambda: times.steady)
-    keeper = Keeper(works.store, works.rules, clock)
+    maintenance = Maintenance(works.store, works.rules, clock)
     times.wall += by * SECOND
     works.later(by)
-    keeper.step(clock())
+    maintenance.step(clock())
 
     assert works.store.job(job_id).not_before == works.now + 6 * SECOND
     assert [event.data for event in works.store.events(0, 100) if event.kind == "CLOCK_SHIFTED"] == [

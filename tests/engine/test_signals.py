@@ -14,16 +14,16 @@ from penstock.core.quiet import TOLD, QuietState, Reading
 from penstock.core.refusals import BadIntent
 from penstock.core.words import HOUR, SECOND
 from penstock.engine.clock import SteadyClock
-from penstock.engine.house import House
-from penstock.engine.machine import Machine
-from penstock.engine.probe import Box, Own, Probe, Process, Sample
-from penstock.engine.rules import Rules
-from penstock.engine.signals import Signals
+from penstock.engine.house import SchedulerService
+from penstock.engine.machine import HostLoad
+from penstock.engine.probe import Box, LoadProbe, Own, ProcessUse, Sample
+from penstock.engine.rules import SchedulerRules
+from penstock.engine.signals import LoadSampler
 from penstock.settings.reading import load
 from penstock.stores.memory import MemoryStore
 
 T0 = 1_900_000_000 * SECOND
-US = Process(1, 0.0)
+US = ProcessUse(1, 0.0)
 IDLE = Sample(
     taken_at=1_000.0,
     cores=4,
@@ -43,9 +43,9 @@ def own(cpu=0.0, *, parent=0, moved=0, private=0, runnable=False):
 
 def told(*samples, every=2 * SECOND):
     """What the machine has been told when these samples have been taken, one after the other."""
-    machine, at = Machine(Rules()), T0
+    machine, at = HostLoad(SchedulerRules()), T0
     waiting = iter(samples)
-    signals = Signals(machine, lambda: next(waiting), every=every)
+    signals = LoadSampler(machine, lambda: next(waiting), every=every)
     for _ in samples:
         at = signals.step(at)
     return {reading.name: reading.value for reading in machine.readings()}
@@ -81,7 +81,7 @@ def test_a_job_that_began_and_ended_between_two_samples_is_still_ours():
 
 
 def test_a_job_that_ended_is_not_taken_out_twice():
-    job = Process(2, 500.0)
+    job = ProcessUse(2, 500.0)
     before = replace(IDLE, own={US: own(5.0), job: own(100.0, parent=1)})
     readings = told(before, after(cpu_busy=20.0, own={US: own(5.0 + 104.0)}))
 
@@ -90,21 +90,21 @@ def test_a_job_that_ended_is_not_taken_out_twice():
 
 def test_the_past_of_a_process_that_is_new_to_us_is_not_ours():
     before = replace(IDLE, own={US: own()})
-    old, young = Process(2, 500.0), Process(3, 1_005.0)
+    old, young = ProcessUse(2, 500.0), ProcessUse(3, 1_005.0)
     readings = told(before, after(cpu_busy=20.0, own={US: own(), old: own(300.0), young: own(4.0)}))
 
     assert readings["cpu"] == pytest.approx(16 / 40)
 
 
 def test_a_pid_that_came_back_is_another_process():
-    before = replace(IDLE, own={US: own(), Process(2, 500.0): own(300.0)})
-    readings = told(before, after(cpu_busy=20.0, own={US: own(), Process(2, 1_004.0): own(4.0)}))
+    before = replace(IDLE, own={US: own(), ProcessUse(2, 500.0): own(300.0)})
+    readings = told(before, after(cpu_busy=20.0, own={US: own(), ProcessUse(2, 1_004.0): own(4.0)}))
 
     assert readings["cpu"] == pytest.approx(16 / 40)
 
 
 def test_the_load_that_our_runnable_processes_make_is_taken_out_of_it():
-    ours = {Process(pid, 0.0): own(runnable=True) for pid in range(8)}
+    ours = {ProcessUse(pid, 0.0): own(runnable=True) for pid in range(8)}
     steps = [
         replace(after(load=8.0, own=ours), cpu_total=40.0 * n, taken_at=1_000.0 + 10 * n) for n in range(60)
     ]
@@ -140,7 +140,7 @@ def test_a_container_is_as_busy_as_the_part_of_it_that_may_be_used():
 
 def test_it_measures_at_its_own_pace_however_often_it_is_asked():
     taken = []
-    signals = Signals(Machine(Rules()), lambda: taken.append(1) or IDLE)
+    signals = LoadSampler(HostLoad(SchedulerRules()), lambda: taken.append(1) or IDLE)
     due = signals.step(T0)
     for _ in range(100):
         assert signals.step(T0) == due
@@ -151,7 +151,7 @@ def test_it_measures_at_its_own_pace_however_often_it_is_asked():
 
 def test_a_clock_that_was_set_back_does_not_make_it_blind_for_an_hour():
     taken = []
-    signals = Signals(Machine(Rules()), lambda: taken.append(1) or IDLE)
+    signals = LoadSampler(HostLoad(SchedulerRules()), lambda: taken.append(1) or IDLE)
     signals.step(T0)
     signals.step(T0 - HOUR)
 
@@ -162,8 +162,8 @@ def test_a_probe_that_fails_leaves_a_machine_that_admits_nothing():
     def broken():
         raise OSError("no /proc here")
 
-    machine = Machine(Rules())
-    signals = Signals(machine, broken)
+    machine = HostLoad(SchedulerRules())
+    signals = LoadSampler(machine, broken)
     with pytest.raises(OSError, match="no /proc"):
         signals.step(T0)
 
@@ -178,7 +178,7 @@ def kernel(tmp_path, files):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    return Probe(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup")()
+    return LoadProbe(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup")()
 
 
 SOME = "some avg10={} avg60=0.00 avg300=0.00 total=1\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=1\n"
@@ -273,7 +273,7 @@ def stranger():
 
 
 def test_a_busy_process_raises_the_reading_unless_it_is_declared_ours(stranger):
-    foreign, ours = Probe(), Probe(lambda: [stranger.pid])
+    foreign, ours = LoadProbe(), LoadProbe(lambda: [stranger.pid])
     then, before = sum(stranger.cpu_times()[:2]), (foreign(), ours())
     while (used := sum(stranger.cpu_times()[:2]) - then) < 0.5:
         pass
@@ -288,7 +288,7 @@ def test_a_busy_process_raises_the_reading_unless_it_is_declared_ours(stranger):
 def test_our_own_children_are_ours_without_a_word():
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) as child:
         child.stdout.readline()
-        found = {process.pid for process in Probe()().own}
+        found = {process.pid for process in LoadProbe()().own}
         child.kill()
 
     assert child.pid in found
@@ -299,15 +299,15 @@ def test_a_house_measures_its_machine_by_itself():
 
     class Ear:
         def step(self, now):
-            if {reading.name for reading in house.machine.readings()} >= {"cpu", "memory"}:
+            if {reading.name for reading in service.machine.readings()} >= {"cpu", "memory"}:
                 heard.set()
             return now + SECOND // 10
 
     store = MemoryStore(SteadyClock())
-    house = House(store, Rules(), more=[Ear()])
-    house.start()
+    service = SchedulerService(store, SchedulerRules(), more=[Ear()])
+    service.start()
     arrived = heard.wait(20)
-    house.stop()
+    service.stop()
 
     assert arrived
 
@@ -316,7 +316,7 @@ def test_a_house_measures_its_machine_by_itself():
 
 
 def reporting(**values):
-    machine = Machine(Rules())
+    machine = HostLoad(SchedulerRules())
     for name in ("cpu", "memory"):
         machine.report(Reading(name, 0.0, T0))
     machine.hear("shop", values, T0, 10 * SECOND)
@@ -333,7 +333,7 @@ def test_an_application_in_trouble_makes_the_machine_busy_and_is_named():
 @pytest.mark.parametrize("name", TOLD)
 def test_a_machine_that_needs_an_applications_signal_admits_while_it_is_reported(name):
     settings = load(environ={"HOME": "/nowhere"}, flags={"quiet.needed": f"cpu, {name}"})
-    machine = Machine(settings.rules())
+    machine = HostLoad(settings.rules())
     machine.report(Reading("cpu", 0.0, T0))
 
     assert machine.conditions(T0).quiet is QuietState.PANIC
@@ -367,7 +367,7 @@ def test_a_figure_that_is_none_is_refused_by_name(value):
 
 
 def test_who_reports_is_bounded():
-    machine = Machine(Rules())
+    machine = HostLoad(SchedulerRules())
     for n in range(199):
         machine.hear(f"app-{n}", {"in_flight": 1.0}, T0)
     machine.hear("app-198", {"in_flight": 2.0}, T0)

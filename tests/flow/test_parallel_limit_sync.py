@@ -383,12 +383,12 @@ def test_a_call_that_its_executor_cancels_has_failed_like_any_other():
 
 
 def test_a_call_that_waits_for_a_thread_never_starts_once_its_flow_is_left(gates):
-    crew = _Threads(1, gates.call)
-    crew.start(_Call(0))
+    group = _Threads(1, gates.call)
+    group.start(_Call(0))
     gates.wait_for_starts(1)
-    crew.start(_Call(1))
+    group.start(_Call(1))
     threading.Timer(0.05, gates.end, [0, 1]).start()
-    crew.stop()
+    group.stop()
 
     assert gates.started == [0]
 
@@ -530,8 +530,8 @@ def test_whatever_the_order_of_completion_the_outcomes_are_those_of_a_plain_loop
     flow = parallel_limit_sync(
         range(len(failing)), n, call, ordered=ordered, errors=errors, executor=executor
     )
-    flow._crew.ended = Endings()
-    flow._crew.ended.executor = executor
+    flow._group.ended = Endings()
+    flow._group.ended.executor = executor
     taken = []
     raised = None
     try:

@@ -11,9 +11,9 @@ from penstock.core.graph import Const
 from penstock.local.graphs.builder import Graph
 from penstock.local.graphs.event_loop import LoopLane
 from penstock.local.graphs.executor import GraphExecutor
-from penstock.local.graphs.lanes import ThreadLane, Worker
+from penstock.local.graphs.lanes import LaneWorker, ThreadLane
 from penstock.local.graphs.run import Run
-from penstock.local.graphs.share import Share
+from penstock.local.graphs.share import RunQueue
 from penstock.local.timers import clock
 
 
@@ -30,7 +30,7 @@ class InBetween(list):
 
 
 def share_of(lane):
-    return Share(SimpleNamespace(), lane, 0)
+    return RunQueue(SimpleNamespace(), lane, 0)
 
 
 def test_a_node_that_comes_while_an_entry_retires_is_not_left_alone():
@@ -67,7 +67,7 @@ def test_no_more_entries_than_there_are_workers():
 
 def test_a_worker_does_not_go_to_sleep_on_work_that_came_before_it_could_be_seen():
     lane = ThreadLane("lane", 1, count(1))
-    worker = Worker(lane, 1)
+    worker = LaneWorker(lane, 1)
     lane.items.append(SimpleNamespace())
     thread = threading.Thread(target=lane._sleep, args=(worker,))
     thread.start()
@@ -99,9 +99,9 @@ def test_a_task_that_is_cancelled_before_its_first_step_still_settles():
             assert isinstance(error, asyncio.CancelledError)
             ended.set()
 
-    errand = Unwanted()
+    node_call = Unwanted()
     lane = LoopLane("loop", 1)
-    lane.push(SimpleNamespace(next_errand=lambda: errand, has_more=lambda: False))
+    lane.push(SimpleNamespace(next_call=lambda: node_call, has_more=lambda: False))
     settled = ended.wait(5)
     lane.stop()
     left = lane.join(clock() + 5)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from http_kit import Place
 
-from penstock.http.app import Limits
+from penstock.http.app import RequestLimits
 
 #: Left out: `positive_data_acceptance`, because what a description can say is not all that must hold (a deadline that has passed, a
 #: state that has no such move), and `use_after_free` and `ensure_resource_availability`, which take an id that a POST answers for one that a DELETE would end.
@@ -29,7 +29,7 @@ ALL_PHASES = "examples,coverage,fuzzing,stateful"
 
 
 def fuzz(folder: Path, examples: int, *, phases: str = ALL_PHASES, paths: str = "") -> tuple[int, str]:
-    place = Place(folder, limits=Limits(longest_wait_sec=0.02))
+    place = Place(folder, limits=RequestLimits(longest_wait_sec=0.02))
     try:
         _furnish(place.client)
         description = folder / "openapi.json"

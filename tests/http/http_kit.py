@@ -8,8 +8,8 @@ import socket
 
 from penstock.core.quiet import Capacity
 from penstock.engine.clock import SteadyClock
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.http.server import Config, serve
 from penstock.http.tokens import read_secret
 from penstock.http.wire import PREFIX, Scope
@@ -121,20 +121,22 @@ class Place:
 
         clock = SteadyClock()
         self.store = SqliteStore(path / "jobs.db", clock)
-        self.house = House(self.store, Rules(**{"capacity": Capacity(fixed=90)} | (rules or {})), clock=clock)
+        self.service = SchedulerService(
+            self.store, SchedulerRules(**{"capacity": Capacity(fixed=90)} | (rules or {})), clock=clock
+        )
         try:
-            self.server = serve(self.house, Config(directory=path, socket=path / "penstock.sock", **config))
+            self.server = serve(self.service, Config(directory=path, socket=path / "penstock.sock", **config))
         except BaseException:
             self.store.close()
             raise
         self.client = Client(self.server, read_secret(self.server.token_file))
         self.local = Client(self.server, unix=True)
         if start:
-            self.house.start()
+            self.service.start()
 
     def close(self):
         self.server.stop()
-        self.house.stop()
+        self.service.stop()
         problems = self.store.audit()
         self.store.close()
         assert problems == []

@@ -11,7 +11,7 @@ def token_id(client):
 
 
 @pytest.fixture
-def keeper(place):
+def maintenance(place):
     return place.client.mint()
 
 
@@ -20,16 +20,20 @@ def last(place, kind):
     return [event for event in events if event["kind"] == kind][-1]
 
 
-def test_a_token_that_is_made_and_revoked_is_in_the_trail(place, keeper):
-    made = keeper.post("/tokens/create", {"name": "n", "scopes": ["jobs:read"], "addon_id": "a"}).json[
+def test_a_token_that_is_made_and_revoked_is_in_the_trail(place, maintenance):
+    made = maintenance.post("/tokens/create", {"name": "n", "scopes": ["jobs:read"], "addon_id": "a"}).json[
         "token"
     ]
     told = last(place, "TOKEN_MADE")["data"]
     place.local.post(f"/tokens/{made['token_id']}/revoke")
     gone = last(place, "TOKEN_REVOKED")["data"]
 
-    assert (told["by"], told["token_id"], told["name"]) == (token_id(keeper), made["token_id"], "n")
-    assert (told["scopes"], told["bound_to"], told["parent_id"]) == (["jobs:read"], "a", token_id(keeper))
+    assert (told["by"], told["token_id"], told["name"]) == (token_id(maintenance), made["token_id"], "n")
+    assert (told["scopes"], told["bound_to"], told["parent_id"]) == (
+        ["jobs:read"],
+        "a",
+        token_id(maintenance),
+    )
     assert gone == {"by": "local", "token_id": made["token_id"], "name": "n", "bound_to": "a"}
 
 
@@ -48,8 +52,8 @@ def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_pa
     (tmp_path / "home").mkdir(mode=0o700)
     place = Place(tmp_path / "home", start=False, page=tmp_path / "page")
     try:
-        keeper = place.client.mint()
-        code = keeper.post("/login").json["url"].partition("#code=")[2]
+        maintenance = place.client.mint()
+        code = maintenance.post("/login").json["url"].partition("#code=")[2]
         asked = last(place, "LOGIN")
         Client(place.server).send("POST", "/session", {"code": code}, prefix="")
         used = last(place, "LOGIN")
@@ -57,9 +61,9 @@ def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_pa
     finally:
         place.close()
 
-    assert (asked["reason"], asked["data"]) == ("link_made", {"by": token_id(keeper)})
+    assert (asked["reason"], asked["data"]) == ("link_made", {"by": token_id(maintenance)})
     assert used["reason"] == "session_opened"
-    assert used["data"] == {"by": token_id(keeper), "token_id": session.token_id}
+    assert used["data"] == {"by": token_id(maintenance), "token_id": session.token_id}
 
 
 @pytest.mark.parametrize(
@@ -70,49 +74,49 @@ def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_pa
         ("/resume", {}, {"addon_id": "*", "weight": 100, "paused": False}),
     ],
 )
-def test_who_set_an_addon_is_in_the_trail(place, keeper, path, body, told):
-    assert keeper.post(path, body).status == 200
+def test_who_set_an_addon_is_in_the_trail(place, maintenance, path, body, told):
+    assert maintenance.post(path, body).status == 200
 
-    assert last(place, "ADDON_SET")["data"] == told | {"by": token_id(keeper)}
+    assert last(place, "ADDON_SET")["data"] == told | {"by": token_id(maintenance)}
 
 
 def test_who_drained_a_host_is_in_the_trail(live):
-    keeper = live.client.mint()
+    maintenance = live.client.mint()
     here = live.client.get("/hosts").json["here"]
-    keeper.post("/hosts/drain", {"host": here})
+    maintenance.post("/hosts/drain", {"host": here})
     drained = last(live, "HOST_SET")["data"]
     live.local.post("/hosts/undrain", {"host": here})
 
-    assert drained == {"host": here, "draining": True, "by": token_id(keeper)}
+    assert drained == {"host": here, "draining": True, "by": token_id(maintenance)}
     assert last(live, "HOST_SET")["data"] == {"host": here, "draining": False, "by": "local"}
 
 
-def test_who_edited_canceled_or_retried_a_job_is_in_the_trail(place, keeper):
+def test_who_edited_canceled_or_retried_a_job_is_in_the_trail(place, maintenance):
     job_id = place.client.submit()
-    keeper.post(f"/queue/jobs/{job_id}/edit", {"priority": 60, "deadline_at": "2100-01-01T00:00:00Z"})
+    maintenance.post(f"/queue/jobs/{job_id}/edit", {"priority": 60, "deadline_at": "2100-01-01T00:00:00Z"})
     edited = last(place, "EDITED")["data"]
     [taken] = place.client.claim()
     place.client.post("/lease/report", {"lease_id": taken["lease_id"], "state": "FAILED"})
-    keeper.post(f"/queue/jobs/{job_id}/retry")
+    maintenance.post(f"/queue/jobs/{job_id}/retry")
     retried = last(place, "RETRIED")["data"]
-    keeper.post(f"/queue/jobs/{job_id}/cancel")
+    maintenance.post(f"/queue/jobs/{job_id}/cancel")
 
-    by = token_id(keeper)
+    by = token_id(maintenance)
     assert (edited["by"], edited["priority"], "deadline_at" in edited) == (by, 60, True)
     assert (retried["by"], last(place, "CANCELED")["data"]["by"]) == (by, by)
 
 
-def test_who_canceled_a_job_that_was_reserved_is_in_the_trail(place, keeper):
+def test_who_canceled_a_job_that_was_reserved_is_in_the_trail(place, maintenance):
     job_id = place.client.submit()
-    place.house.dispatcher.step(place.store.now())
+    place.service.dispatcher.step(place.store.now())
     state = place.client.state(job_id)
-    keeper.post(f"/queue/jobs/{job_id}/cancel")
+    maintenance.post(f"/queue/jobs/{job_id}/cancel")
 
     assert state == "DISPATCHING"
-    assert last(place, "CANCELED")["data"]["by"] == token_id(keeper)
+    assert last(place, "CANCELED")["data"]["by"] == token_id(maintenance)
 
 
-def test_tokens_and_logins_are_no_business_of_a_bound_token(place, keeper):
-    bound = keeper.mint(addon_id="a")
+def test_tokens_and_logins_are_no_business_of_a_bound_token(place, maintenance):
+    bound = maintenance.mint(addon_id="a")
 
     assert bound.get("/events?limit=500").json["events"] == []

@@ -243,8 +243,8 @@ def test_no_answer_has_more_fields_than_its_type_says(client):
     job_id = client.submit()
 
     told = client.get(f"/queue/jobs/{job_id}")
-    assert set(told.json) == set(wire.Job.__struct_fields__)
-    assert msgspec.json.decode(told.content, type=wire.Job).job_id == job_id
+    assert set(told.json) == set(wire.JobInfo.__struct_fields__)
+    assert msgspec.json.decode(told.content, type=wire.JobInfo).job_id == job_id
     [summary] = client.get("/queue/jobs?limit=1&newest_first=true").json["jobs"]
     assert set(summary) == set(wire.JobSummary.__struct_fields__)
 

@@ -9,9 +9,9 @@ import pytest
 from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
 from penstock.core.words import SECOND
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
-from penstock.http.beats import Beats
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
+from penstock.http.beats import StatsStream
 from penstock.stores.memory import MemoryStore
 
 SUBMIT = [Intent(addon_id="a", job_type="t")]
@@ -22,8 +22,10 @@ class Chest:
 
     def __init__(self):
         self.now, self.read = 1_900_000_000 * SECOND, []
-        self.house = House(MemoryStore(lambda: self.now), Rules(capacity=Capacity(fixed=90)))
-        self.beats = Beats(self.house, self.run, asyncio.new_event_loop())
+        self.service = SchedulerService(
+            MemoryStore(lambda: self.now), SchedulerRules(capacity=Capacity(fixed=90))
+        )
+        self.beats = StatsStream(self.service, self.run, asyncio.new_event_loop())
         self.beat()
 
     async def run(self, work, *arguments):
@@ -53,7 +55,7 @@ def test_while_nothing_is_committed_and_nobody_watches_the_store_is_left_alone(c
 
 def test_what_was_committed_is_counted_in_the_next_beat(chest):
     chest.beat(5)
-    chest.house.desk.submit(SUBMIT)
+    chest.service.job_service.submit(SUBMIT)
     chest.beat()
 
     assert chest.read == ["_count"]
@@ -61,7 +63,7 @@ def test_what_was_committed_is_counted_in_the_next_beat(chest):
 
 
 def test_a_commit_that_nobody_told_of_is_counted_before_long(chest):
-    chest.house.desk.submit(SUBMIT)
+    chest.service.job_service.submit(SUBMIT)
     chest.beats._news = False
     chest.beat(11)
 
@@ -77,7 +79,7 @@ def test_who_watches_gets_every_second_from_the_store(chest):
 
 
 def test_a_clock_that_may_have_to_be_asked_for_is_not_asked_on_the_loop(chest):
-    chest.house.store.shared = True
+    chest.service.store.shared = True
     chest.beat(3)
 
     assert chest.read == ["_rest"] * 3

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 from penstock.core.refusals import Unavailable
 from penstock.engine.private import Unsafe
-from penstock.http.connection import Doors
+from penstock.http.connection import ConnectionLimits
 from penstock.http.server import Config, serve
 from penstock.http.wire import PREFIX
 
@@ -23,7 +23,7 @@ from penstock.http.wire import PREFIX
 @pytest.fixture
 def hasty(tmp_path):
     """Deadlines short enough to be waited for."""
-    made = Place(tmp_path, start=False, doors=Doors(head_sec=0.4, body_sec=0.4, connections=30))
+    made = Place(tmp_path, start=False, doors=ConnectionLimits(head_sec=0.4, body_sec=0.4, connections=30))
     yield made
     made.close()
 
@@ -199,7 +199,7 @@ def test_a_socket_left_by_a_killed_server_is_taken_over_and_a_live_one_is_not(tm
     try:
         assert place.local.get("/stats").status == 200
         with pytest.raises(Unavailable, match="is a daemon running"):
-            serve(place.house, Config(directory=tmp_path, bind=None, socket=tmp_path / "penstock.sock"))
+            serve(place.service, Config(directory=tmp_path, bind=None, socket=tmp_path / "penstock.sock"))
         assert place.local.get("/stats").status == 200
     finally:
         place.close()
@@ -215,12 +215,12 @@ def test_a_visitor_of_another_user_is_not_let_in(place, monkeypatch):
 
 def test_a_port_in_use_is_told_in_words(place):
     with pytest.raises(Unavailable, match="choose another port"):
-        serve(place.house, Config(directory=place.server.token_file.parent, port=place.server.port))
+        serve(place.service, Config(directory=place.server.token_file.parent, port=place.server.port))
 
 
 def test_an_address_that_others_can_reach_is_refused(place):
     with pytest.raises(Unsafe, match="in the clear"):
-        serve(place.house, Config(directory=place.server.token_file.parent, bind="0.0.0.0"))
+        serve(place.service, Config(directory=place.server.token_file.parent, bind="0.0.0.0"))
 
 
 def test_every_socket_listens_on_loopback_alone(place):

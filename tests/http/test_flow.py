@@ -129,7 +129,7 @@ def test_a_job_that_failed_by_its_deadline_says_so(place):
     soon = datetime.now(UTC) + timedelta(milliseconds=200)
     job_id = place.client.submit(deadline_at=soon.isoformat())
     until(lambda: place.store.now() > place.store.job(job_id).intent.deadline_at)
-    place.house.keeper.step(place.store.now())
+    place.service.maintenance.step(place.store.now())
     job = place.client.job(job_id)
 
     assert (job["state"], job["end"]) == ("FAILED", "deadline_passed")
@@ -451,7 +451,7 @@ def test_an_addon_that_reports_trouble_of_its_own_stops_no_other(tmp_path):
     try:
         assert place.client.get("/capacity").json["quiet"] == "PANIC"  # nothing has been measured yet
         for name in ("cpu", "memory"):
-            place.house.machine.report(Reading(name, 0.0, place.store.now(), ttl=HOUR))
+            place.service.machine.report(Reading(name, 0.0, place.store.now(), ttl=HOUR))
         loud = place.client.mint(addon_id="loud")
         told = {"addon_id": "loud", "readings": {"error_rate": 1.0, "p95_ms": 1e9}, "ttl_sec": 3_600}
         assert loud.post("/signals", told).status == 200

@@ -14,8 +14,8 @@ from tests.daemon import Daemon
 from tests.waiting import LONG, until
 
 from penstock.engine.private import Unsafe
-from penstock.http.budget import Budget
-from penstock.http.connection import Doors
+from penstock.http.budget import ConnectionBudget
+from penstock.http.connection import ConnectionLimits
 from penstock.http.listening import Peers, Rooms, rooms
 from penstock.http.server import Server
 from penstock.http.wire import PREFIX
@@ -24,7 +24,7 @@ from penstock.http.wire import PREFIX
 @pytest.fixture
 def narrow(tmp_path):
     """Room for twelve connections over TCP, nine of one peer, and for four over the Unix socket."""
-    made = Place(tmp_path, start=False, doors=Doors(connections=12, per_peer=9, local=4))
+    made = Place(tmp_path, start=False, doors=ConnectionLimits(connections=12, per_peer=9, local=4))
     yield made
     made.close()
 
@@ -145,7 +145,7 @@ def test_a_client_that_does_not_read_its_answer_is_dropped(tmp_path):
     (static / "large.js").write_bytes(b" " * 8_000_000)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    place = Place(home, start=False, page=static, doors=Doors(unread_sec=0.2))
+    place = Place(home, start=False, page=static, doors=ConnectionLimits(unread_sec=0.2))
     try:
         budget, entered = place.server.listeners[0].budget, []
         enter = budget.enter
@@ -184,7 +184,7 @@ def secure(tmp_path, certificate):
                 start=False,
                 tls_cert=certificate / "cert.pem",
                 tls_key=certificate / "key.pem",
-                doors=Doors(**doors),
+                doors=ConnectionLimits(**doors),
             )
         )
         return made[0]
@@ -311,7 +311,7 @@ def test_a_proxy_that_is_no_address_is_refused_at_the_start(place):
 
     with pytest.raises(Unsafe, match=r"proxy.example.org"):
         Server(
-            place.house,
+            place.service,
             Config(directory=place.server.token_file.parent, trusted_proxies=["proxy.example.org"]),
         )
 
@@ -331,7 +331,7 @@ def test_a_proxy_that_is_no_address_is_refused_at_the_start(place):
 def test_half_of_the_descriptors_are_kept_back_for_jobs(monkeypatch, limit, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
 
-    assert rooms(Doors()) == expected
+    assert rooms(ConnectionLimits()) == expected
 
 
 @pytest.mark.long
@@ -372,7 +372,7 @@ def entered(budget, peer, count=1, **more):
 
 
 def test_the_peer_with_the_most_places_gives_one_up():
-    budget = Budget(most=5, per_peer=4)
+    budget = ConnectionBudget(most=5, per_peer=4)
     many, few = entered(budget, "many", 3), entered(budget, "few", 2)
     entered(budget, "new")
 
@@ -381,7 +381,7 @@ def test_the_peer_with_the_most_places_gives_one_up():
 
 
 def test_a_peer_that_is_busy_all_over_is_refused_and_takes_no_other_peers_place():
-    budget = Budget(most=5, per_peer=3)
+    budget = ConnectionBudget(most=5, per_peer=3)
     entered(budget, "busy", 3, idle=False)
     [other] = entered(budget, "other")
 
@@ -390,14 +390,14 @@ def test_a_peer_that_is_busy_all_over_is_refused_and_takes_no_other_peers_place(
 
 
 def test_a_declared_proxy_stands_for_many():
-    budget = Budget(most=5, per_peer=1, unlimited=frozenset({"proxy"}))
+    budget = ConnectionBudget(most=5, per_peer=1, unlimited=frozenset({"proxy"}))
     entered(budget, "proxy", 5, idle=False)
 
     assert not budget.enter(Holder("proxy"))
 
 
 def test_a_place_is_given_up_once():
-    budget = Budget(most=2, per_peer=2)
+    budget = ConnectionBudget(most=2, per_peer=2)
     [holder] = entered(budget, "a")
     for _ in range(2):
         budget.leave(holder)

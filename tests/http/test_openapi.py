@@ -12,9 +12,9 @@ from fuzz import fuzz
 
 from penstock.http import wire
 from penstock.http.openapi import describe
-from penstock.http.routes import ROUTES, Open
+from penstock.http.routes import ROUTES, OpenRoute
 from penstock.http.wire import PREFIX, Scope
-from penstock.http.wire.words import Asked, Told
+from penstock.http.wire.words import WireAnswer, WireRequest
 
 DOCS = Path(__file__).parents[2] / "docs" / "http.md"
 SOAK = float(os.environ.get("PENSTOCK_SOAK", "0"))
@@ -50,9 +50,9 @@ def test_requests_refuse_and_answers_allow_what_they_do_not_know():
 
     for name, schema in schemas.items():
         kind = getattr(wire, name, None)
-        if isinstance(kind, type) and issubclass(kind, Asked):
+        if isinstance(kind, type) and issubclass(kind, WireRequest):
             assert schema["additionalProperties"] is False, name
-        elif isinstance(kind, type) and issubclass(kind, Told):
+        elif isinstance(kind, type) and issubclass(kind, WireAnswer):
             assert "additionalProperties" not in schema, name
 
 
@@ -64,7 +64,7 @@ def test_the_document_lists_every_route_as_the_table_has_it():
 
 def route_list():
     rows = [
-        f"| {r.verb} | `{r.path.removeprefix(PREFIX)}` | {'-' if isinstance(r.scope, Open) else f'`{r.scope}`'} | {r.summary} |"
+        f"| {r.verb} | `{r.path.removeprefix(PREFIX)}` | {'-' if isinstance(r.scope, OpenRoute) else f'`{r.scope}`'} | {r.summary} |"
         for r in ROUTES
     ]
     return "\n".join(["| | path | scope | |", "|---|---|---|---|", *rows])

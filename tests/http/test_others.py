@@ -118,19 +118,21 @@ class History:
 
     def preempt(self, addon):
         """A run is asked to make room for a job of the other addon, as the preempter asks it."""
-        house = self.place.house
+        service = self.place.service
         other = OURS if addon == THEIRS else THEIRS
-        running = [d for d in house.store.live() if d.addon_id == addon and d.job_id is not None]
+        running = [d for d in service.store.live() if d.addon_id == addon and d.job_id is not None]
         if running and self.jobs[other]:
-            preempter = Preempter(house.store, house.rules, house.dispatcher, house.desk, house.yields)
-            now = house.store.now()
+            preempter = Preempter(
+                service.store, service.rules, service.dispatcher, service.job_service, service.yields
+            )
+            now = service.store.now()
             cycle = begin(
-                running[0].dispatch_id, self.dice.choice(self.jobs[other]), now, house.rules.preemption
+                running[0].dispatch_id, self.dice.choice(self.jobs[other]), now, service.rules.preemption
             )
             preempter._request(cycle, now)
 
     def step(self):
-        self.place.house.dispatcher.step(self.place.store.now())
+        self.place.service.dispatcher.step(self.place.store.now())
 
     def random(self):
         self.go_on(40)
@@ -167,7 +169,7 @@ class History:
         ]  # fmt: skip
         for _ in range(steps):
             self.dice.choice(acts)(self.dice.choice([THEIRS, THEIRS, OURS]))
-            self.place.house.dispatcher.step(self.place.store.now())
+            self.place.service.dispatcher.step(self.place.store.now())
 
     def questions(self):
         """Of every route: about our things, about theirs, and about nothing."""

@@ -19,7 +19,7 @@ pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.sdk.metrics.export import Histogram, MetricExporter, MetricExportResult, Sum
 from tests.waiting import until
 
-from penstock.daemon.telemetry import Telemetry
+from penstock.daemon.telemetry import OtlpExport
 
 LONG = 30
 
@@ -67,7 +67,7 @@ def exposed(place):
 
 def sent(place, exporter):
     """By a stop: then the last word is sent at once."""
-    Telemetry(
+    OtlpExport(
         place.server.families, exporter, every=3_600, attributes={"service.instance.id": "here"}
     ).start().stop()
     [resource] = exporter.got[-1].resource_metrics
@@ -110,7 +110,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_so_is_its_return(place, ca
     failed = MetricExportResult.FAILURE
     exporter = Kept(failed, failed, failed)
     with caplog.at_level(logging.INFO, "penstock.telemetry"):
-        telemetry = Telemetry(place.server.families, exporter, every=0.01, attributes={}).start()
+        telemetry = OtlpExport(place.server.families, exporter, every=0.01, attributes={}).start()
         until(lambda: len(exporter.got) >= 6)
         telemetry.stop()
 

@@ -279,7 +279,7 @@ def test_a_token_has_limits_of_cost_and_priority(place):
 
 
 def test_nobody_can_give_away_more_than_they_have(place):
-    keeper = place.client.mint(
+    maintenance = place.client.mint(
         scopes=["admin:tokens", "jobs:read"], addon_id="ours", max_cost_units=10, max_priority=50
     )
     asked = {
@@ -297,24 +297,24 @@ def test_nobody_can_give_away_more_than_they_have(place):
         ({"max_cost_units": 11}, "max_cost_units"),
         ({"max_priority": None}, "max_priority"),
     ]:
-        answer = keeper.post("/tokens/create", asked | change)
+        answer = maintenance.post("/tokens/create", asked | change)
         assert (answer.status, answer.fields) == (403, [field])
-    assert keeper.post("/tokens/create", asked).status == 200
-    assert {token["addon_id"] for token in keeper.get("/tokens").json["tokens"]} == {"ours"}
+    assert maintenance.post("/tokens/create", asked).status == 200
+    assert {token["addon_id"] for token in maintenance.get("/tokens").json["tokens"]} == {"ours"}
     [first, *_] = place.client.get("/tokens").json["tokens"]
-    assert keeper.post(f"/tokens/{first['token_id']}/revoke").status == 404
+    assert maintenance.post(f"/tokens/{first['token_id']}/revoke").status == 404
 
 
 def test_a_token_cannot_outlive_the_one_that_makes_it(place):
     soon, later = "2100-01-01T00:00:00Z", "2100-01-01T00:00:01Z"
-    keeper = place.client.mint(expires_at=soon)
+    maintenance = place.client.mint(expires_at=soon)
     asked = {"name": "n", "scopes": ["jobs:read"]}
-    refused = keeper.post("/tokens/create", asked | {"expires_at": later})
-    endless = keeper.post("/tokens/create", asked).json["token"]
+    refused = maintenance.post("/tokens/create", asked | {"expires_at": later})
+    endless = maintenance.post("/tokens/create", asked).json["token"]
 
     assert (refused.status, refused.fields) == (403, ["expires_at"])
     assert endless["expires_at"] == soon
-    assert endless["parent_id"] == keeper.token.split("_")[1]
+    assert endless["parent_id"] == maintenance.token.split("_")[1]
 
 
 def test_a_route_without_a_scope_cannot_exist():
@@ -325,12 +325,12 @@ def test_a_route_without_a_scope_cannot_exist():
 def test_only_health_is_open(place):
     import asyncio
 
-    from penstock.http.office import Office
+    from penstock.http.office import AppState
 
     loop = asyncio.new_event_loop()
-    office = Office(place.house, place.server.tokens, threads=1, per_owner=1, loop=loop)
-    open_paths = [route.path for route in Api(office).routes if route.scope is OPEN]
-    office.close()
+    app_state = AppState(place.service, place.server.tokens, threads=1, per_owner=1, loop=loop)
+    open_paths = [route.path for route in Api(app_state).routes if route.scope is OPEN]
+    app_state.close()
     loop.close()
 
     assert open_paths == ["/healthz"]

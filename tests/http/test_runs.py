@@ -8,7 +8,7 @@ import sys
 import pytest
 from http_kit import Client, Place
 
-from penstock.runner import Runner, RunnerSettings, RunsFolder
+from penstock.runner import Leftovers, Runner, RunnerOptions
 
 
 def command(*argv, **more):
@@ -84,9 +84,9 @@ print(os.environ["PENSTOCK_JOB_TOKEN"])
 
 
 def test_a_run_speaks_for_itself_over_http_and_its_token_is_good_for_nothing_else(tmp_path):
-    runs = RunsFolder(tmp_path)
+    runs = Leftovers(tmp_path)
     place = Place(tmp_path, output=runs.output)
-    runner = Runner(place.house, runs, RunnerSettings(url=place.server.url)).start()
+    runner = Runner(place.service, runs, RunnerOptions(url=place.server.url)).start()
     place.server.hear(runner)
     try:
         client = place.client
@@ -112,9 +112,9 @@ def test_only_a_runs_own_token_speaks_for_it(client):
 
 
 def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):
-    runs = RunsFolder(tmp_path)
+    runs = Leftovers(tmp_path)
     place = Place(tmp_path, output=runs.output)
-    runner = Runner(place.house, runs).start()
+    runner = Runner(place.service, runs).start()
     try:
         client = place.client
         script = "echo one; sleep 0.3; echo two >&2; echo h\\303\\251"

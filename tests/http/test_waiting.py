@@ -13,7 +13,7 @@ import pytest
 from http_kit import Client, Place
 from tests.waiting import LONG, until
 
-from penstock.http.app import Limits
+from penstock.http.app import RequestLimits
 from penstock.http.wire import PREFIX
 
 #: Below the two seconds at which a waiter looks by itself: in so short a time only a wake-up brings an answer.
@@ -69,9 +69,11 @@ def waiters(place):
     """How many requests wait for something now."""
     import gc
 
-    from penstock.http.trail import Trail
+    from penstock.http.trail import EventHub
 
-    return sum(len(t._waiters) for t in gc.get_objects() if isinstance(t, Trail) and t._store is place.store)
+    return sum(
+        len(t._waiters) for t in gc.get_objects() if isinstance(t, EventHub) and t._store is place.store
+    )
 
 
 def test_a_claim_wakes_at_once_when_a_job_is_submitted(live):
@@ -125,7 +127,7 @@ def test_a_claim_without_filters_hides_no_job_from_a_stream_of_its_addon(place):
 def test_a_client_that_comes_back_after_admitted_sees_the_dispatch(place):
     job_id = place.client.submit()
     place.client.get("/queue/dispatchable?addon_id=visuals")
-    place.house.dispatcher.step(place.store.now())
+    place.service.dispatcher.step(place.store.now())
     with Stream(place.client, f"?job_id={job_id}") as stream:
         stream.take(2)
         seen = stream.last
@@ -285,7 +287,7 @@ def test_pages_of_the_trail_go_on_where_they_ended(place):
 
 
 def test_a_reader_that_does_not_read_is_dropped_and_harms_nobody(tmp_path):
-    place = Place(tmp_path, start=False, limits=Limits(unread_sec=1.0))
+    place = Place(tmp_path, start=False, limits=RequestLimits(unread_sec=1.0))
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     try:
@@ -314,12 +316,12 @@ def open_requests(place):
     return sum(
         api._open.total()
         for api in gc.get_objects()
-        if isinstance(api, Api) and api._office.store is place.store
+        if isinstance(api, Api) and api._app_state.store is place.store
     )
 
 
 def test_one_token_cannot_have_all_the_places_to_wait(tmp_path):
-    place = Place(tmp_path, start=False, limits=Limits(waiting=2))
+    place = Place(tmp_path, start=False, limits=RequestLimits(waiting=2))
     try:
         greedy = place.client.mint()
         with Stream(greedy), Stream(greedy):

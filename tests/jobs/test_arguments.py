@@ -171,11 +171,11 @@ def test_every_kind_of_parameter_is_called_as_python_would(scheduler, args, kwar
 
 
 def test_a_default_is_the_functions_own_when_it_runs(scheduler):
-    def greet(name, greeting="Hello"):
+    def register_host(name, greeting="Hello"):
         return f"{greeting}, {name}"
 
-    job = scheduler.job(greet).enqueue("Ada")
-    greet.__defaults__ = ("Good night",)
+    job = scheduler.job(register_host).enqueue("Ada")
+    register_host.__defaults__ = ("Good night",)
     scheduler.drain()
 
     assert "Good night, Ada" == job.result(0)

@@ -15,7 +15,7 @@ from tests.pages import run_examples
 from tests.waiting import until
 
 from penstock.jobs.options import Options
-from penstock.jobs.settings import Settings
+from penstock.jobs.settings import LibrarySettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "jobs.md"
@@ -28,7 +28,7 @@ def test_the_examples_of_the_page_run_as_they_stand(tmp_path, monkeypatch):
     assert run_examples(PAGE) >= 6
 
 
-@pytest.mark.parametrize("name", [*Options.__annotations__, *Settings.__annotations__])
+@pytest.mark.parametrize("name", [*Options.__annotations__, *LibrarySettings.__annotations__])
 def test_every_option_and_setting_is_on_the_page(name):
     assert f"`{name}" in PAGE.read_text("utf-8")
 

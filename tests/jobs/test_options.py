@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 import penstock
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_bad_setting_is_refused_by_name(setting, value, error, message):
 
 def test_rules_and_settings_are_not_mixed():
     with pytest.raises(TypeError, match="capacity and rules say the same thing twice"):
-        penstock.Scheduler(":memory:", rules=Rules(), capacity=5)
+        penstock.Scheduler(":memory:", rules=SchedulerRules(), capacity=5)
 
 
 @pytest.mark.parametrize(

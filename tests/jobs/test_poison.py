@@ -11,7 +11,7 @@ from tests.poison import NOT_FINITE, POISONS, STATES, STORED
 from tests.waiting import LONG
 
 import penstock
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 
 
 def as_coroutine(function):
@@ -39,8 +39,8 @@ def run_all(scheduler, names, wrap=lambda function: function):
         assert [n + 1 for n, _ in neighbours] == [handle.result(LONG) for _, handle in neighbours]
         ends = {one.end for _, handle in neighbours for one in scheduler._store.attempts(handle.id)}
         assert ends <= {
-            End.COMPLETED,
-            End.RELEASED,
+            EndReason.COMPLETED,
+            EndReason.RELEASED,
         }  # a call that waits too long for a thread goes back to the queue
     return ended
 

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 import penstock
 from penstock.core import changes
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.words import HOUR, SECOND
 
 
@@ -97,7 +97,7 @@ def test_a_canceled_job_raises_for_whoever_waits(real):
     job = real.job(name="f")(lambda: 1).enqueue()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(job.result, 20)
-        until(lambda: real._waits._waiting)
+        until(lambda: real._waiter._waiting)
 
         assert "CANCELED" == job.cancel()
         assert "CANCELED" == job.cancel()  # again: it changes nothing
@@ -153,7 +153,7 @@ def test_a_wait_that_is_given_up_is_forgotten(real):
                 await job.wait()
 
     asyncio.run(main())
-    assert {} == real._waits._waiting
+    assert {} == real._waiter._waiting
 
 
 # running
@@ -416,7 +416,7 @@ def _end(scheduler, ctx):
     return changes.end(
         job.job,
         job.attempts()[-1],
-        End.LEASE_EXPIRED,
+        EndReason.LEASE_EXPIRED,
         now,
         schedules=rules.schedules,
         ordering=rules.ordering,
@@ -631,9 +631,9 @@ def test_a_full_queue_can_be_waited_for(make):
     first = f.enqueue()
 
     with pytest.raises(penstock.QueueFull):
-        f.options(wait_for_room=0.05).enqueue()
+        f.options(wait_for_space=0.05).enqueue()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(f.options(wait_for_room=30).enqueue)
+        waiting = pool.submit(f.options(wait_for_space=30).enqueue)
         time.sleep(0.05)
         assert not waiting.done()
         first.cancel()
@@ -693,8 +693,8 @@ def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(make):
     ran = threading.Event()
     job = scheduler.job(name="run")(ran.set)
     with scheduler:
-        until(lambda: scheduler._work.crew._free == 4)
-        scheduler._work.house.driver.stop()  # nobody else can claim
+        until(lambda: scheduler._work.job_runner._free == 4)
+        scheduler._work.service.driver.stop()  # nobody else can claim
         scheduler._store._con.set_commit_hook(lambda: bool(commits.append(1)))
         handle = job.enqueue()
         assert ran.wait(20)
@@ -716,7 +716,7 @@ def test_while_all_threads_are_busy_nobody_rides(make):
         first = hold.enqueue()
         assert busy.wait(20)
 
-        boarded = scheduler._work.crew.board()
+        boarded = scheduler._work.job_runner.board()
         go.set()
         assert boarded is None
         first.result(20)
@@ -725,23 +725,23 @@ def test_while_all_threads_are_busy_nobody_rides(make):
 def test_nothing_is_claimed_for_a_scheduler_that_stops(real):
     real.job(name="run")(lambda: None)
     real.start()
-    crew = real._work.crew
+    job_runner = real._work.job_runner
     real.stop()
 
-    assert crew.board() is None
+    assert job_runner.board() is None
     assert "QUEUED" == real.job(name="other")(lambda: None).enqueue().state
 
 
 def test_two_never_claim_for_the_same_threads_at_once(real):
     real.job(name="run")(lambda: None)
     with real:
-        crew = real._work.crew
-        until(lambda: crew.board() is not None)
+        job_runner = real._work.job_runner
+        until(lambda: job_runner.board() is not None)
 
-        assert crew.board() is None
-        crew.landed([], stays=False)
-        until(lambda: crew.board() is not None)
-        crew.landed([], stays=False)
+        assert job_runner.board() is None
+        job_runner.landed([], stays=False)
+        until(lambda: job_runner.board() is not None)
+        job_runner.landed([], stays=False)
 
 
 def test_a_cancel_while_the_runtime_limit_stops_a_run_is_the_end_of_the_job(make):

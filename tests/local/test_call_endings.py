@@ -12,7 +12,7 @@ import calls
 import pytest
 
 import penstock
-from penstock.core.ticket import Phase
+from penstock.core.ticket import CancelPhase
 from tests.local.test_pool_calls import gate, kind  # noqa: F401  # fixtures
 from tests.waiting import until
 
@@ -44,9 +44,9 @@ def test_a_call_whose_key_is_canceled_ends_in_on_cancel(kind):
             pool.submit(calls.echo, "a")
 
         [(what, call)] = hooks.heard
-        assert f"cancel {Phase.WAITING}" == what
+        assert f"cancel {CancelPhase.WAITING}" == what
         assert call.cancelled()
-        assert 1 == pool._gate.totals.canceled
+        assert 1 == pool._call_queue.totals.canceled
 
 
 def test_a_call_whose_signal_is_canceled_ends_in_on_cancel(kind):
@@ -56,7 +56,7 @@ def test_a_call_whose_signal_is_canceled_ends_in_on_cancel(kind):
         with pytest.raises(penstock.CallCanceled):
             pool.task(calls.echo, signal=signal).submit(1)
 
-        assert [f"cancel {Phase.WAITING}"] == hooks.names()
+        assert [f"cancel {CancelPhase.WAITING}"] == hooks.names()
 
 
 @pytest.mark.parametrize("close", ["shutdown", "dispose"])
@@ -71,14 +71,14 @@ def test_a_call_to_a_closed_pool_ends_in_on_cancel(kind, close):
     with pytest.raises(penstock.PoolClosedError), pool.reserve():
         pass
 
-    assert 3 * [f"cancel {Phase.WAITING}"] == hooks.names()
+    assert 3 * [f"cancel {CancelPhase.WAITING}"] == hooks.names()
     assert isinstance(hooks.heard[0][1].exception(), penstock.PoolClosedError)
 
 
-def test_a_call_that_a_policy_refuses_is_settled_when_its_hook_hears_of_it(kind, gate):
+def test_a_call_that_a_policy_refuses_is_settled_when_its_hook_hears_of_it(kind, call_queue):
     hooks = Endings()
     with penstock.WorkerPool(1, kind=kind, hooks=hooks, max_queue_depth=0, policy="reject") as pool:
-        running = pool.submit(calls.wait_for, str(gate))
+        running = pool.submit(calls.wait_for, str(call_queue))
         try:
             with pytest.raises(penstock.QueueDropError):
                 pool.submit(calls.echo, 1)
@@ -87,7 +87,7 @@ def test_a_call_that_a_policy_refuses_is_settled_when_its_hook_hears_of_it(kind,
             assert "reject" == what
             assert isinstance(call.exception(0), penstock.QueueDropError)
         finally:
-            gate.touch()
+            call_queue.touch()
         running.result(30)
 
 
@@ -105,7 +105,7 @@ def test_a_call_whose_payload_cannot_be_made_ends_in_on_cancel():
 
         asyncio.run(from_a_loop())
 
-    assert 3 * [f"cancel {Phase.WAITING}"] == hooks.names()
+    assert 3 * [f"cancel {CancelPhase.WAITING}"] == hooks.names()
 
 
 @pytest.mark.parametrize("seed", range(int(8 * SOAK)))
@@ -193,7 +193,7 @@ class Play:
 
     async def map(self):
         """It makes as many calls as there is room for."""
-        if self.pool._gate.refusal is None and self.pool._gate.queue.limits.policy == "block":
+        if self.pool._call_queue.refusal is None and self.pool._call_queue.queue.limits.policy == "block":
             results = self.pool.map(calls.echo, ["m", "m", "m"])
             self.made += len(results._calls)
             results.close()
@@ -215,12 +215,12 @@ class Play:
         self.signal.cancel()
 
     async def crash(self):
-        if self.pool._crew.kind == "process":
+        if self.pool._group.kind == "process":
             self.made += 1
             self.futures.append(self.pool.submit(calls.die))
 
     async def restart(self):
-        if self.pool._gate.refusal is not None:
+        if self.pool._call_queue.refusal is not None:
             self.pool.restart()
 
     async def breathe(self):

@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock.local.call import Call
-from penstock.local.graphs.promise import Promise
+from penstock.local.graphs.promise import LazyFuture
 from tests.local.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
 from tests.waiting import until
 
@@ -100,14 +100,14 @@ def test_a_map_with_much_room_raises_what_one_of_its_calls_raised():
             next(results)
 
 
-def test_what_a_run_of_calls_finds_no_room_for_is_left_outside(gate):
+def test_what_a_run_of_calls_finds_no_room_for_is_left_outside(call_queue):
     """As when somebody else took the room after the map had looked."""
-    with full_pool(gate) as (pool, _, _):
-        some = [Call(pool._gate, calls.echo) for _ in range(3)]
+    with full_pool(call_queue) as (pool, _, _):
+        some = [Call(pool._call_queue, calls.echo) for _ in range(3)]
 
-        assert 0 == pool._gate.enter_run(some)
+        assert 0 == pool._call_queue.enter_run(some)
         assert 1 == pool.state.pending
-        gate.touch()
+        call_queue.touch()
 
 
 def test_a_map_whose_source_fails_raises_that_and_ends():
@@ -151,21 +151,21 @@ def test_leaving_a_map_early_cancels_the_rest(tmp_path):
     assert len(log.read_text().split()) < 20
 
 
-def test_map_raises_what_the_function_raised_and_times_out(gate):
+def test_map_raises_what_the_function_raised_and_times_out(call_queue):
     with penstock.WorkerPool(1) as pool:
         with pytest.raises(ValueError, match="no"):
             list(pool.map(calls.fail, ["no"]))
         with pytest.raises(TimeoutError):
-            list(pool.map(calls.wait_for, [str(gate)], timeout=0.05))
-        gate.touch()
+            list(pool.map(calls.wait_for, [str(call_queue)], timeout=0.05))
+        call_queue.touch()
         with pytest.raises(ValueError, match="chunksize"):
             pool.map(calls.echo, [1], chunksize=0)
 
 
-def test_wait_and_as_completed_see_our_futures(kind, gate):
-    with full_pool(gate, kind) as (pool, running, pending):
+def test_wait_and_as_completed_see_our_futures(kind, call_queue):
+    with full_pool(call_queue, kind) as (pool, running, pending):
         assert not wait([running], timeout=0.01).done
-        gate.touch()
+        call_queue.touch()
         done = wait([running, pending], timeout=30)
         assert {running, pending} == done.done
         futures = [pool.submit(calls.echo, n) for n in range(30)]
@@ -197,21 +197,21 @@ def test_what_is_too_much_for_a_pipe_reaches_the_worker_in_parts():
         assert much == pool.submit(calls.read_initialized).result(30)
 
 
-def test_shutdown_runs_what_was_accepted_and_refuses_the_rest(kind, gate):
-    with full_pool(gate, kind) as (pool, running, pending):
+def test_shutdown_runs_what_was_accepted_and_refuses_the_rest(kind, call_queue):
+    with full_pool(call_queue, kind) as (pool, running, pending):
         pool.shutdown(wait=False)
         with pytest.raises(RuntimeError, match="shut down"):
             pool.submit(calls.echo, 1)
-        gate.touch()
+        call_queue.touch()
 
         assert ["ran", "pending"] == [running.result(30), pending.result(30)]
 
 
-def test_shutdown_can_cancel_what_is_pending(kind, gate):
-    with full_pool(gate, kind) as (pool, running, pending):
+def test_shutdown_can_cancel_what_is_pending(kind, call_queue):
+    with full_pool(call_queue, kind) as (pool, running, pending):
         pool.shutdown(wait=False, cancel_futures=True)
         assert pending.cancelled()
-        gate.touch()
+        call_queue.touch()
         assert "ran" == running.result(30)
 
 
@@ -367,23 +367,23 @@ def test_a_program_that_ends_without_shutdown_runs_what_it_submitted(tmp_path):
     assert 20 == len((tmp_path / "log").read_text().split())
 
 
-def test_ctrl_c_in_result_leaves_a_working_pool(gate):
+def test_ctrl_c_in_result_leaves_a_working_pool(call_queue):
     import signal
 
-    with full_pool(gate) as (pool, running, _):
+    with full_pool(call_queue) as (pool, running, _):
         threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             running.result(30)
 
         time.sleep(0)
-        gate.touch()
+        call_queue.touch()
         assert "ran" == running.result(30)
 
 
 class _Gate:
     """Of calls that no pool has: nobody leads."""
 
-    class crew:
+    class group:
         @staticmethod
         def lead(call, timeout=None):
             return False
@@ -418,7 +418,7 @@ def _someone_comes_when_it_is_done(make):
     return Watched, ears
 
 
-@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (Promise, ())])
+@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (LazyFuture, ())])
 def test_who_sees_that_a_future_is_done_is_not_told_again(kind_of_future, args):
     """The standard library counts what it is told: told twice, `wait` comes back early and `as_completed` breaks."""
     watched, ears = _someone_comes_when_it_is_done(kind_of_future)
@@ -458,7 +458,7 @@ def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
     assert [FINISHED] == seen
 
 
-@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (Promise, ())])
+@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (LazyFuture, ())])
 def test_who_comes_while_futures_are_settled_misses_none(kind_of_future, args):
     def settle_all(futures):
         for future in futures:

@@ -61,12 +61,12 @@ def test_hooks_hear_the_life_of_a_call_in_order(kind):
         until(lambda: listener.states[-1].idle)
 
 
-def test_each_call_ends_in_exactly_one_of_settle_cancel_and_reject(gate):
+def test_each_call_ends_in_exactly_one_of_settle_cancel_and_reject(call_queue):
     listener = Listener()
-    with full_pool(gate, policy="drop-oldest", hooks=listener) as (pool, running, evicted):
+    with full_pool(call_queue, policy="drop-oldest", hooks=listener) as (pool, running, evicted):
         newest = pool.submit(calls.echo, 1)
         newest.cancel()
-        gate.touch()
+        call_queue.touch()
         running.result(30)
         until(lambda: "settle" in listener.of(running))
 
@@ -86,10 +86,10 @@ def test_a_requeue_is_told(tmp_path):
     assert ["queued", "dispatch", "requeue", "dispatch", "settle"] == listener.of(call)
 
 
-def test_dispose_tells_the_hooks_of_every_call_that_it_ends(gate):
+def test_dispose_tells_the_hooks_of_every_call_that_it_ends(call_queue):
     listener = Listener()
     pool = penstock.WorkerPool(1, hooks=listener)
-    running, pending = pool.submit(calls.wait_for, str(gate)), pool.submit(calls.echo, 1)
+    running, pending = pool.submit(calls.wait_for, str(call_queue)), pool.submit(calls.echo, 1)
     pool.dispose()
 
     assert "cancel in-flight" == listener.of(running)[-1]
@@ -191,8 +191,8 @@ def test_a_hook_may_call_back_into_its_pool():
 # Numbers
 
 
-def test_a_snapshot_says_what_every_pool_of_the_process_does(gate):
-    with full_pool(gate, name="thumbnails") as (pool, running, _):
+def test_a_snapshot_says_what_every_pool_of_the_process_does(call_queue):
+    with full_pool(call_queue, name="thumbnails") as (pool, running, _):
         [mine] = [task for task in penstock.snapshot() if task.name == "thumbnails"]
 
         assert ("process", {"running": 1}, 1, 1, 0) == (
@@ -205,7 +205,7 @@ def test_a_snapshot_says_what_every_pool_of_the_process_does(gate):
             mine.load_by_worker,
         )
         assert "thumbnails" in repr(pool)
-        gate.touch()
+        call_queue.touch()
         running.result(30)
         until(lambda: pool.snapshot().totals["succeeded"] == 2)
 

@@ -266,7 +266,7 @@ def test_what_costs_a_call_time_can_be_left_out(meter: Meter) -> None:
 
     assert meter.points("task.duration_ms") == []
     assert meter.value("task.success.total") == 1
-    assert pool._gate.herald._hooks == ()
+    assert pool._call_queue.hook_dispatcher._hooks == ()
     assert pool._tracing is None
 
 

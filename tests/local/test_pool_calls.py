@@ -24,20 +24,20 @@ def kind(request):
 
 
 @pytest.fixture
-def gate(tmp_path):
+def call_queue(tmp_path):
     """A file that lets `calls.wait_for` go on."""
     return tmp_path / "gate"
 
 
 @contextmanager
-def full_pool(gate, kind="process", **options):
+def full_pool(call_queue, kind="process", **options):
     """One worker busy until the gate opens, one call pending behind it. A test that fails opens it too."""
     with penstock.WorkerPool(1, kind=kind, max_queue_depth=1, **options) as pool:
         try:
-            running = pool.submit(calls.wait_for, str(gate), "ran")
+            running = pool.submit(calls.wait_for, str(call_queue), "ran")
             yield pool, running, pool.submit(calls.echo, "pending")
         finally:
-            gate.touch()
+            call_queue.touch()
 
 
 def test_a_call_gives_the_result_of_its_function(kind):
@@ -124,13 +124,13 @@ def test_two_calls_never_share_an_object():
         assert 4 == len({id(future.result(30)) for future in results})
 
 
-def test_what_the_caller_changes_after_submit_does_not_reach_the_worker(gate):
+def test_what_the_caller_changes_after_submit_does_not_reach_the_worker(call_queue):
     with penstock.WorkerPool(1) as pool:
-        blocker = pool.submit(calls.wait_for, str(gate))
+        blocker = pool.submit(calls.wait_for, str(call_queue))
         data = [1]
         future = pool.submit(calls.echo, data)
         data.append(2)
-        gate.touch()
+        call_queue.touch()
 
         assert [1] == future.result(30)
         blocker.result(30)
@@ -139,26 +139,26 @@ def test_what_the_caller_changes_after_submit_does_not_reach_the_worker(gate):
 # Bounds
 
 
-def test_submit_waits_at_the_call_site_while_the_queue_is_full(kind, gate):
-    with full_pool(gate, kind) as (pool, running, pending), ThreadPoolExecutor(1) as caller:
+def test_submit_waits_at_the_call_site_while_the_queue_is_full(kind, call_queue):
+    with full_pool(call_queue, kind) as (pool, running, pending), ThreadPoolExecutor(1) as caller:
         third = caller.submit(pool.submit, calls.echo, "third")
         until(lambda: pool.state.waiting == 1)
 
         assert not third.done()
         assert (1, 1) == (pool.state.in_flight, pool.state.pending)
 
-        gate.touch()
+        call_queue.touch()
         assert ["ran", "pending", "third"] == [f.result(30) for f in (running, pending, third.result(30))]
 
 
-def test_waiters_are_served_first_come_first_served(gate, tmp_path):
+def test_waiters_are_served_first_come_first_served(call_queue, tmp_path):
     order = tmp_path / "order"
-    with full_pool(gate) as (pool, *_), ThreadPoolExecutor(5) as callers:
+    with full_pool(call_queue) as (pool, *_), ThreadPoolExecutor(5) as callers:
         waiting = []
         for place in range(5):
             waiting.append(callers.submit(pool.submit, calls.mark, str(order), place))
             until(lambda place=place: pool.state.waiting == place + 1)
-        gate.touch()
+        call_queue.touch()
         for future in waiting:
             future.result(30).result(30)
 
@@ -176,9 +176,9 @@ class SlowToPickle:
         return str, ("slow",)
 
 
-def test_waiters_whose_payloads_take_long_to_make_keep_their_order(gate, tmp_path):
+def test_waiters_whose_payloads_take_long_to_make_keep_their_order(call_queue, tmp_path):
     order, made = tmp_path / "order", threading.Event()
-    with full_pool(gate) as (pool, _, first), ThreadPoolExecutor(2) as callers:
+    with full_pool(call_queue) as (pool, _, first), ThreadPoolExecutor(2) as callers:
         try:
             second = callers.submit(pool.submit, calls.mark, str(order), SlowToPickle(made))
             until(lambda: pool.state.waiting == 1)
@@ -186,7 +186,7 @@ def test_waiters_whose_payloads_take_long_to_make_keep_their_order(gate, tmp_pat
             until(lambda: pool.state.waiting == 2)
             first.cancel()
             until(lambda: pool.state.reserved == 1)
-            gate.touch()
+            call_queue.touch()
             until(lambda: pool.state.in_flight == 0)
 
             assert 1 == pool.state.waiting, "there is room, but it is not its turn"
@@ -198,14 +198,14 @@ def test_waiters_whose_payloads_take_long_to_make_keep_their_order(gate, tmp_pat
     assert ["slow", "['quick']"] == order.read_text().splitlines()
 
 
-def test_a_newcomer_does_not_overtake_a_call_whose_payload_is_being_made(gate, tmp_path):
+def test_a_newcomer_does_not_overtake_a_call_whose_payload_is_being_made(call_queue, tmp_path):
     order, made = tmp_path / "order", threading.Event()
-    with full_pool(gate) as (pool, _, first), ThreadPoolExecutor(2) as callers:
+    with full_pool(call_queue) as (pool, _, first), ThreadPoolExecutor(2) as callers:
         try:
             second = callers.submit(pool.submit, calls.mark, str(order), SlowToPickle(made))
             until(lambda: pool.state.waiting == 1)
             first.cancel()
-            gate.touch()
+            call_queue.touch()
             until(lambda: pool.state.reserved == 1 and pool.state.in_flight == 0)
             newcomer = callers.submit(pool.submit, calls.mark, str(order), "newcomer")
             until(lambda: pool.state.waiting == 1)
@@ -217,8 +217,8 @@ def test_a_newcomer_does_not_overtake_a_call_whose_payload_is_being_made(gate, t
     assert ["slow", "newcomer"] == order.read_text().split()
 
 
-def test_a_reservation_holds_up_no_other_while_its_payload_is_made(gate):
-    with full_pool(gate) as (pool, *_), ThreadPoolExecutor(2) as callers:
+def test_a_reservation_holds_up_no_other_while_its_payload_is_made(call_queue):
+    with full_pool(call_queue) as (pool, *_), ThreadPoolExecutor(2) as callers:
         placed, made = threading.Event(), threading.Event()
 
         def reserve():
@@ -231,7 +231,7 @@ def test_a_reservation_holds_up_no_other_while_its_payload_is_made(gate):
         until(lambda: pool.state.waiting == 1)
         other = callers.submit(pool.submit, calls.echo, ["other"])
         until(lambda: pool.state.waiting == 2)
-        gate.touch()
+        call_queue.touch()
         try:
             assert ["other"] == other.result(60).result(60)
         finally:
@@ -240,11 +240,11 @@ def test_a_reservation_holds_up_no_other_while_its_payload_is_made(gate):
 
 
 @pytest.mark.parametrize("policy", ["reject", "drop-latest"])
-def test_a_shedding_policy_refuses_the_newcomer_and_says_which_limits(kind, gate, policy):
-    with full_pool(gate, kind, policy=policy) as (pool, running, pending):
+def test_a_shedding_policy_refuses_the_newcomer_and_says_which_limits(kind, call_queue, policy):
+    with full_pool(call_queue, kind, policy=policy) as (pool, running, pending):
         with pytest.raises(penstock.QueueDropError) as caught:
             pool.submit(calls.echo, "one too many")
-        gate.touch()
+        call_queue.touch()
 
         assert (policy, 1, 1) == (
             caught.value.policy,
@@ -255,10 +255,10 @@ def test_a_shedding_policy_refuses_the_newcomer_and_says_which_limits(kind, gate
         assert 1 == pool.snapshot().totals["rejected"]
 
 
-def test_drop_oldest_fails_the_oldest_pending_call_and_accepts_the_newcomer(kind, gate):
-    with full_pool(gate, kind, policy="drop-oldest") as (pool, running, oldest):
+def test_drop_oldest_fails_the_oldest_pending_call_and_accepts_the_newcomer(kind, call_queue):
+    with full_pool(call_queue, kind, policy="drop-oldest") as (pool, running, oldest):
         newest = pool.submit(calls.echo, "newest")
-        gate.touch()
+        call_queue.touch()
 
         with pytest.raises(penstock.QueueDropError, match="newer"):
             oldest.result(30)
@@ -266,34 +266,34 @@ def test_drop_oldest_fails_the_oldest_pending_call_and_accepts_the_newcomer(kind
 
 
 @pytest.mark.parametrize("policy", ["reject", "drop-oldest"])
-def test_depth_zero_accepts_only_what_can_start_at_once(kind, gate, policy):
+def test_depth_zero_accepts_only_what_can_start_at_once(kind, call_queue, policy):
     with penstock.WorkerPool(1, kind=kind, max_queue_depth=0, policy=policy) as pool:
-        running = pool.submit(calls.wait_for, str(gate), "ran")
+        running = pool.submit(calls.wait_for, str(call_queue), "ran")
         with pytest.raises(penstock.QueueDropError):
             pool.submit(calls.echo, 1)
-        gate.touch()
+        call_queue.touch()
 
         assert "ran" == running.result(30)
         until(lambda: pool.state.idle)
         assert 2 == pool.submit(calls.echo, 2).result(30)
 
 
-def test_a_queue_without_bound_is_there_for_those_who_ask(gate):
+def test_a_queue_without_bound_is_there_for_those_who_ask(call_queue):
     with penstock.WorkerPool(1, max_queue_depth=math.inf) as pool:
-        pool.submit(calls.wait_for, str(gate))
+        pool.submit(calls.wait_for, str(call_queue))
         futures = [pool.submit(calls.echo, n) for n in range(1000)]
-        gate.touch()
+        call_queue.touch()
 
         assert list(range(1000)) == [future.result(30) for future in futures]
 
 
-def test_work_goes_to_the_least_loaded_worker_and_no_pipe_gets_more_than_its_share(gate):
+def test_work_goes_to_the_least_loaded_worker_and_no_pipe_gets_more_than_its_share(call_queue):
     with penstock.WorkerPool(2, max_in_flight=6, max_queue_depth=10) as pool:
-        futures = [pool.submit(calls.wait_for, str(gate)) for _ in range(8)]
+        futures = [pool.submit(calls.wait_for, str(call_queue)) for _ in range(8)]
 
         assert (3, 3) == pool.snapshot().load_by_worker
         assert 2 == pool.snapshot().pending_queue_depth
-        gate.touch()
+        call_queue.touch()
         for future in futures:
             future.result(30)
 
@@ -338,11 +338,11 @@ def test_a_paused_pool_accepts_and_hands_out_nothing_until_resumed(kind):
         assert 1 == future.result(30)
 
 
-def test_the_wait_of_a_call_includes_its_waiting_and_is_told_in_two_parts(gate):
-    with full_pool(gate) as (pool, *_), ThreadPoolExecutor(1) as caller:
+def test_the_wait_of_a_call_includes_its_waiting_and_is_told_in_two_parts(call_queue):
+    with full_pool(call_queue) as (pool, *_), ThreadPoolExecutor(1) as caller:
         late = caller.submit(pool.submit, calls.echo, 1)
         until(lambda: pool.state.waiting == 1)
-        gate.touch()
+        call_queue.touch()
         call = late.result(30)
         call.result(30)
 
@@ -354,30 +354,30 @@ def test_the_wait_of_a_call_includes_its_waiting_and_is_told_in_two_parts(gate):
 # Where blocking is forbidden
 
 
-def test_submit_from_a_done_callback_never_blocks(kind, gate):
+def test_submit_from_a_done_callback_never_blocks(kind, call_queue):
     submitted = threading.Event()
     chained = []
 
-    with full_pool(gate, kind) as (pool, running, pending):
+    with full_pool(call_queue, kind) as (pool, running, pending):
 
         def submit_more(_):
             chained.extend(pool.submit(calls.echo, n) for n in range(20))
             submitted.set()
 
         running.add_done_callback(submit_more)
-        gate.touch()
+        call_queue.touch()
         assert submitted.wait(30)
 
         assert list(range(20)) == [future.result(30) for future in chained]
         assert "pending" == pending.result(30)
 
 
-async def test_submit_from_a_running_event_loop_never_blocks_it(kind, gate):
-    with full_pool(gate, kind) as (pool, *_):
+async def test_submit_from_a_running_event_loop_never_blocks_it(kind, call_queue):
+    with full_pool(call_queue, kind) as (pool, *_):
         futures = [pool.submit(calls.echo, n) for n in range(20)]
 
         assert 20 == pool.state.waiting
-        gate.touch()
+        call_queue.touch()
         await pool.aclose()
         assert list(range(20)) == [future.result(0) for future in futures]
 
@@ -385,9 +385,9 @@ async def test_submit_from_a_running_event_loop_never_blocks_it(kind, gate):
 # Reserve, then build
 
 
-def test_a_reserved_place_is_kept_and_given_back_if_unused(gate):
-    with full_pool(gate, policy="reject") as (pool, running, pending):
-        gate.touch()
+def test_a_reserved_place_is_kept_and_given_back_if_unused(call_queue):
+    with full_pool(call_queue, policy="reject") as (pool, running, pending):
+        call_queue.touch()
         running.result(30), pending.result(30)
         with pool.reserve(), pool.reserve(), pytest.raises(penstock.QueueDropError):
             pool.submit(calls.echo, 1)
@@ -419,13 +419,13 @@ def test_with_reserve_there_are_never_more_payloads_than_places():
     assert max(held) <= 2 + 3
 
 
-def test_a_payload_that_cannot_be_built_gives_its_place_to_the_next(gate):
-    with full_pool(gate) as (pool, *_), ThreadPoolExecutor(2) as callers:
+def test_a_payload_that_cannot_be_built_gives_its_place_to_the_next(call_queue):
+    with full_pool(call_queue) as (pool, *_), ThreadPoolExecutor(2) as callers:
         bad = callers.submit(pool.submit, calls.echo, threading.Lock())
         until(lambda: pool.state.waiting == 1)
         good = callers.submit(pool.submit, calls.echo, 1)
         until(lambda: pool.state.waiting == 2)
-        gate.touch()
+        call_queue.touch()
 
         with pytest.raises(penstock.NotPicklable):
             bad.result(30)
@@ -456,7 +456,7 @@ def test_the_watch_waits_for_whoever_is_about_to_let_go_of_the_pipes(monkeypatch
     """To look again and again would take the interpreter from the one that needs it to let go."""
     with penstock.WorkerPool(1) as pool:
         pool.submit(calls.echo, 1).result(30)
-        watch = pool._crew._watch
+        watch = pool._group._watch
         until(lambda: not watch._muted)
         looks = []
         wait = watch._poller.wait

@@ -47,12 +47,12 @@ def test_calls_that_the_dead_worker_had_not_begun_are_not_failed():
         assert [0, 1, 2] == [future.result(30) for future in behind]
 
 
-def test_only_the_dead_workers_calls_are_touched(gate):
+def test_only_the_dead_workers_calls_are_touched(call_queue):
     with penstock.WorkerPool(2, **QUICK) as pool:
-        other = pool.submit(calls.wait_for, str(gate), "untouched")
+        other = pool.submit(calls.wait_for, str(call_queue), "untouched")
         with pytest.raises(penstock.WorkerCrashedError):
             pool.submit(calls.leave, 7).result(30)
-        gate.touch()
+        call_queue.touch()
 
         assert "untouched" == other.result(30)
         assert 0 == pool.snapshot().totals["requeued"]
@@ -120,7 +120,7 @@ def test_each_refusal_of_a_halted_pool_is_an_error_of_its_own(kind):
     options = {"crash_policy": "fail-task", "initializer": calls.fail, "initargs": ("no luck",)}
     with penstock.WorkerPool(1, kind=kind, **options) as pool:
         pool.submit(calls.pid).exception(30)
-        until(lambda: pool._gate.dead)
+        until(lambda: pool._call_queue.dead)
         refusals = []
         for _ in range(3):
             with pytest.raises(penstock.WorkerCrashedError, match="no luck") as refused:
@@ -171,16 +171,16 @@ def test_a_success_forgives_the_crashes_before_it():
             assert 1 == pool.submit(calls.echo, 1).result(30)
 
 
-def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(tmp_path, gate):
+def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(tmp_path, call_queue):
     log = tmp_path / "log"
     with penstock.WorkerPool(1) as pool:
-        future = pool.submit(calls.mark_and_wait, str(log), "x", str(gate))
+        future = pool.submit(calls.mark_and_wait, str(log), "x", str(call_queue))
         until(lambda: lines(log) == ["x"])
         pool.stop_workers()
         until(lambda: not children() and pool.state.pending == 1)
 
         assert (0, {"stopped": 1}) == (pool.state.in_flight, pool.snapshot().workers)
-        gate.touch()
+        call_queue.touch()
         pool.start_workers()
         assert "x" == future.result(30)
         assert 0 == pool.snapshot().totals["crashed"]
@@ -210,9 +210,9 @@ def test_idle_workers_stop_and_start_again_when_needed():
         assert 2 == pool.submit(calls.echo, 2).result(30)
 
 
-def test_nothing_starts_after_close(gate):
+def test_nothing_starts_after_close(call_queue):
     pool = penstock.WorkerPool(1)
-    running = pool.submit(calls.wait_for, str(gate))
+    running = pool.submit(calls.wait_for, str(call_queue))
     pending = pool.submit(calls.echo, 1)
     pool.dispose()
 
@@ -368,7 +368,7 @@ def test_a_copy_exits_as_a_program_that_returned_or_raised(kind, then, code, tmp
 
 
 @pytest.mark.parametrize("policy", ["restart-fail-in-flight", "restart-requeue-in-flight"])
-def test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call(policy, gate, tmp_path):
+def test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call(policy, call_queue, tmp_path):
     log, held, read_on = tmp_path / "log", threading.Event(), threading.Event()
 
     def hold(_):
@@ -376,8 +376,8 @@ def test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call(
         read_on.wait(60)
 
     with penstock.WorkerPool(2, crash_policy=policy, start="eager", **QUICK) as pool:
-        pool.submit(calls.wait_for, str(gate)).add_done_callback(hold)
-        gate.touch()
+        pool.submit(calls.wait_for, str(call_queue)).add_done_callback(hold)
+        call_queue.touch()
         try:
             assert held.wait(60)  # from here on nobody reads answers
             lost = pool.submit(calls.large, str(log), 1_000_000)

@@ -27,8 +27,8 @@ def lines(path):
 # Three phases
 
 
-def test_a_call_cancelled_while_it_waits_is_removed_and_its_caller_told(kind, gate):
-    with full_pool(gate, kind) as (pool, *_), ThreadPoolExecutor(2) as callers:
+def test_a_call_cancelled_while_it_waits_is_removed_and_its_caller_told(kind, call_queue):
+    with full_pool(call_queue, kind) as (pool, *_), ThreadPoolExecutor(2) as callers:
         by_key = pool.task(calls.echo, key_of=lambda value: value)
         first = callers.submit(by_key.submit, "first")
         until(lambda: pool.state.waiting == 1)
@@ -41,12 +41,12 @@ def test_a_call_cancelled_while_it_waits_is_removed_and_its_caller_told(kind, ga
         assert "waiting" == caught.value.phase
         assert 1 == pool.state.waiting
 
-        gate.touch()
+        call_queue.touch()
         assert "second" == second.result(30).result(30)
 
 
-def test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter(kind, gate, tmp_path):
-    with full_pool(gate, kind) as (pool, running, pending), ThreadPoolExecutor(1) as caller:
+def test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter(kind, call_queue, tmp_path):
+    with full_pool(call_queue, kind) as (pool, running, pending), ThreadPoolExecutor(1) as caller:
         third = caller.submit(pool.submit, calls.echo, "third")
         until(lambda: pool.state.waiting == 1)
 
@@ -58,7 +58,7 @@ def test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter(kind, 
             pending.result(0)
         assert "queued" == caught.value.phase
         assert pending.cancelled()
-        gate.touch()
+        call_queue.touch()
         assert "ran" == running.result(30)
 
 
@@ -78,16 +78,16 @@ def test_a_running_call_sees_its_cancel_and_keeps_its_worker(kind, tmp_path):
         assert 0 == pool.snapshot().totals["terminated"]
 
 
-def test_the_caller_of_a_cancelled_call_is_released_at_once_but_the_slot_is_held(tmp_path, gate):
+def test_the_caller_of_a_cancelled_call_is_released_at_once_but_the_slot_is_held(tmp_path, call_queue):
     with penstock.WorkerPool(1, max_queue_depth=1) as pool:
-        running = pool.submit(calls.mark_and_wait, str(tmp_path / "log"), 1, str(gate))
+        running = pool.submit(calls.mark_and_wait, str(tmp_path / "log"), 1, str(call_queue))
         until((tmp_path / "log").exists)
         running.cancel()
         after = pool.submit(calls.echo, "after")
 
         assert running.done()
         assert (1, 1) == (pool.state.in_flight, pool.state.pending)
-        gate.touch()
+        call_queue.touch()
         assert "after" == after.result(30)
 
 
@@ -114,14 +114,14 @@ def test_a_call_that_does_not_stop_in_time_loses_its_worker_and_its_neighbours_a
         assert (1, 0, 3) == (totals["terminated"], totals["crashed"], totals["requeued"])
 
 
-def test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_worker(tmp_path, gate):
+def test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_worker(tmp_path, call_queue):
     with penstock.WorkerPool(1, max_in_flight=2, grace=0.01) as pool:
-        running = pool.submit(calls.mark_and_wait, str(tmp_path / "log"), "ran", str(gate))
+        running = pool.submit(calls.mark_and_wait, str(tmp_path / "log"), "ran", str(call_queue))
         in_pipe = pool.submit(calls.mark, str(tmp_path / "never"), 1)
         until((tmp_path / "log").exists)
         in_pipe.cancel()
         threading.Event().wait(0.1)  # several graces
-        gate.touch()
+        call_queue.touch()
 
         assert "ran" == running.result(30)
         assert 1 == pool.submit(calls.echo, 1).result(30)
@@ -180,15 +180,15 @@ def test_a_key_of_a_wrong_type_is_refused_by_name():
 # Timeouts and signals
 
 
-def test_a_timeout_runs_from_the_call_and_says_in_which_phase_it_struck(kind, gate):
-    with full_pool(gate, kind) as (pool, running, _), ThreadPoolExecutor(1) as caller:
+def test_a_timeout_runs_from_the_call_and_says_in_which_phase_it_struck(kind, call_queue):
+    with full_pool(call_queue, kind) as (pool, running, _), ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(pool.task(calls.echo, timeout=0.05).submit, 1)
 
         with pytest.raises(penstock.CallTimeout, match="0.05 s") as caught:
             waiting.result(30)
         assert "waiting" == caught.value.phase
         assert isinstance(caught.value, TimeoutError)
-        gate.touch()
+        call_queue.touch()
         assert "ran" == running.result(30)
 
 
@@ -208,9 +208,9 @@ def test_a_timeout_of_zero_ends_the_call_at_once():
             pool.task(calls.sleep, timeout=0).submit(0.2).result(30)
 
 
-def test_one_signal_ends_many_calls_and_every_later_one(kind, gate):
+def test_one_signal_ends_many_calls_and_every_later_one(kind, call_queue):
     stop = penstock.CancelSignal()
-    with full_pool(gate, kind) as (pool, running, pending):
+    with full_pool(call_queue, kind) as (pool, running, pending):
         pending.cancel()
         mine = pool.task(calls.echo, signal=stop).submit(1)
         stop.cancel("user left")
@@ -219,19 +219,19 @@ def test_one_signal_ends_many_calls_and_every_later_one(kind, gate):
             mine.result(30)
         with pytest.raises(penstock.CallCanceled, match="signal"):
             pool.task(calls.echo, signal=stop).submit(2)
-        gate.touch()
+        call_queue.touch()
         assert "ran" == running.result(30)
         assert not stop._calls
 
 
-def test_keys_timeouts_and_signals_combine(gate):
+def test_keys_timeouts_and_signals_combine(call_queue):
     stop = penstock.CancelSignal()
-    with full_pool(gate) as (pool, *_):
+    with full_pool(call_queue) as (pool, *_):
         for end in ("key", "timeout", "signal", "future"):
             task = pool.task(
                 calls.echo, key_of=lambda v: v, timeout=0.05 if end == "timeout" else 60, signal=stop
             )
-            pool._gate.queue.max_queue_depth += 1
+            pool._call_queue.queue.max_queue_depth += 1
             call = task.submit(end)
             match end:
                 case "key":
@@ -243,15 +243,15 @@ def test_keys_timeouts_and_signals_combine(gate):
             with pytest.raises(penstock.CallTimeout if end == "timeout" else penstock.CallCanceled):
                 call.result(30)
             stop = penstock.CancelSignal()
-        assert 0 == len(pool._gate.keys)
-        gate.touch()
+        assert 0 == len(pool._call_queue.keys)
+        call_queue.touch()
 
 
 # Futures
 
 
-def test_a_cancelled_call_is_a_cancelled_future_for_the_standard_library(gate):
-    with full_pool(gate) as (pool, running, pending):
+def test_a_cancelled_call_is_a_cancelled_future_for_the_standard_library(call_queue):
+    with full_pool(call_queue) as (pool, running, pending):
         pending.cancel()
 
         assert pending.cancelled()
@@ -260,7 +260,7 @@ def test_a_cancelled_call_is_a_cancelled_future_for_the_standard_library(gate):
             pending.result(0)
         with pytest.raises(CancelledError):
             pending.exception(0)
-        gate.touch()
+        call_queue.touch()
         running.result(30)
         assert not running.cancel()
 
@@ -282,8 +282,8 @@ async def test_cancelling_the_task_that_awaits_a_call_cancels_the_call(tmp_path)
             await asyncio.sleep(0.001)
 
 
-async def test_cancelling_a_waiting_coroutine_removes_the_waiter(gate):
-    with full_pool(gate) as (pool, *_):
+async def test_cancelling_a_waiting_coroutine_removes_the_waiter(call_queue):
+    with full_pool(call_queue) as (pool, *_):
         task = asyncio.ensure_future(pool.call(calls.echo, [1]))
         await asyncio.sleep(0)
         assert 1 == pool.state.waiting
@@ -292,12 +292,12 @@ async def test_cancelling_a_waiting_coroutine_removes_the_waiter(gate):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert 0 == pool.state.waiting
-        gate.touch()
+        call_queue.touch()
         await pool.aclose()
 
 
-def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(gate):
-    with full_pool(gate) as (pool, *_):
+def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(call_queue):
+    with full_pool(call_queue) as (pool, *_):
         main = threading.main_thread().ident
 
         def interrupt():
@@ -311,7 +311,7 @@ def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(gate):
         helper.join()
 
         assert 0 == pool.state.waiting
-        gate.touch()
+        call_queue.touch()
 
 
 SYNC = """

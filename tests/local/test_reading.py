@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from penstock.local.watch import _FEW, Watch
+from penstock.local.watch import _FEW, ReplyReader
 
 
 class Worker:
@@ -37,34 +37,34 @@ class Crew:
 
 
 @pytest.fixture
-def crew():
+def group():
     return Crew()
 
 
-def read(crew, answers):
+def read(group, answers):
     """Someone is told of the first of these answers, and the others come while it is settled."""
-    watch = Watch(crew, "test")
+    watch = ReplyReader(group, "test")
     watch.close()
     watch._workers[7] = Worker()
     watch._poller = Poller(answers)
     watch._read(watch._poller.pipes())
 
 
-def test_an_answer_that_came_meanwhile_needs_no_wake_up_of_its_own(crew):
-    read(crew, answers=3)
+def test_an_answer_that_came_meanwhile_needs_no_wake_up_of_its_own(group):
+    read(group, answers=3)
 
-    assert crew.settled == 3
-
-
-def test_whoever_reads_goes_back_to_its_own_work_after_a_few(crew):
-    read(crew, answers=10 * _FEW)
-
-    assert crew.settled == _FEW
+    assert group.settled == 3
 
 
-def test_nobody_looks_for_answers_when_none_can_come(crew):
-    crew.answers_may_come = False
+def test_whoever_reads_goes_back_to_its_own_work_after_a_few(group):
+    read(group, answers=10 * _FEW)
 
-    read(crew, answers=3)
+    assert group.settled == _FEW
 
-    assert crew.settled == 1
+
+def test_nobody_looks_for_answers_when_none_can_come(group):
+    group.answers_may_come = False
+
+    read(group, answers=3)
+
+    assert group.settled == 1

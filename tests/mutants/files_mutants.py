@@ -2,118 +2,127 @@
 
 from __future__ import annotations
 
-from tests.mutants.planting import planter
-
-LOST = ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start")
-FIRST = ("tests/contract/test_sqlite_lost_files.py", "-k", "first_start")
-DAEMON = ("tests/crash/test_lost_files.py", "-k", "health")
-
-planted = planter("files", "penstock/{}.py")
+from tests.mutants.planting import Mutant
 
 MUTANTS = [
-    planted(
-        "the file is not looked at before a write",
-        "stores/sqlite_tx",
+    Mutant(
+        "files: the file is not looked at before a write",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction._begin",
         "            self._guard.look()\n",
         "",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "another file under the same name is taken for ours",
-        "stores/sqlite_guard",
+    Mutant(
+        "files: another file under the same name is taken for ours",
+        "penstock/stores/sqlite_guard.py",
+        "FileGuard.check_main",
         "if (main.st_dev, main.st_ino) != self._main:",
         "if main.st_dev != self._main[0]:",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "a file that was overwritten in place is not examined",
-        "stores/sqlite_guard",
+    Mutant(
+        "files: a file that was overwritten in place is not examined",
+        "penstock/stores/sqlite_guard.py",
+        "FileGuard.look",
         "        if main != self._content:\n            self._examine(main)\n",
         "",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "checkpoints of other processes are taken for damage",
-        "stores/sqlite_guard",
+    Mutant(
+        "files: checkpoints of other processes are taken for damage",
+        "penstock/stores/sqlite_guard.py",
+        "FileGuard._examine",
         "if mark is None or mark.main_file != content:",
         "if mark is not None:",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "a copy that could not be made is called saved",
-        "stores/sqlite_guard",
+    Mutant(
+        "files: a copy that could not be made is called saved",
+        "penstock/stores/sqlite_guard.py",
+        "FileGuard.save",
         '            return _lost(lost, f"{why}, and {keep}")\n',
         "            copy = self._path\n",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "the mark is forgotten when all files are deleted",
-        "stores/sqlite_guard",
+    Mutant(
+        "files: the mark is forgotten when all files are deleted",
+        "penstock/stores/sqlite_guard.py",
+        "FileGuard._rescue",
         "        self._mark.secure(HighWater(event))",
         "        event = event",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "the mark is not raised by a commit",
-        "stores/sqlite_tx",
+    Mutant(
+        "files: the mark is not raised by a commit",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction._end",
         "                self._guard.committed(self._sums.event)\n",
         "",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "a missing file is made anew beside a full log",
-        "stores/sqlite_guard",
+    Mutant(
+        "files: a missing file is made anew beside a full log",
+        "penstock/stores/sqlite_guard.py",
+        "refuse_missing",
         "    if not log_bytes and not event:\n",
         "    if not event:\n",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "a refused file loses its log",
-        "stores/sqlite",
+    Mutant(
+        "files: a refused file loses its log",
+        "penstock/stores/sqlite.py",
+        "SqliteStore._open",
         "self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)",
         "self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "numbers of lost events are given out again",
-        "stores/sqlite_upkeep",
+    Mutant(
+        "files: numbers of lost events are given out again",
+        "penstock/stores/sqlite_upkeep.py",
+        "Upkeep.accept_loss",
         "        self._pages.batch = max(self._pages.batch, loss.known + 1)\n",
         "",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "tables that a killed first start has not made are examined",
-        "stores/sqlite_care",
+    Mutant(
+        "files: tables that a killed first start has not made are examined",
+        "penstock/stores/sqlite_care.py",
+        "first_problem",
         "for table in (table for table in TABLES if table in there):",
         "for table in TABLES:",
-        FIRST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "first_start"),
     ),
-    planted(
-        "what a failed commit wrote stays in the log",
-        "stores/sqlite_tx",
+    Mutant(
+        "files: what a failed commit wrote stays in the log",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction._commit",
         "            self._erase()\n",
         "",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "a failed sync is told as not written",
-        "stores/sqlite_tx",
+    Mutant(
+        "files: a failed sync is told as not written",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction._commit",
         "            raise OutcomeUnknown(",
         "            raise ValueError(",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "all who shared a failed commit are told the same jobs",
-        "stores/writer",
+    Mutant(
+        "files: all who shared a failed commit are told the same jobs",
+        "penstock/stores/writer.py",
+        "Writer._run",
         "op.told(None, _with_jobs(error, result))",
         "op.told(None, _with_jobs(error, (results or [None])[0]))",
-        LOST,
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
-    planted(
-        "health only reads",
-        "http/sight",
-        "        office.house.roll.prove()\n",
+    Mutant(
+        "files: health only reads",
+        "penstock/http/sight.py",
+        "problems_of",
+        "        app_state.service.registration.prove()\n",
         "",
-        DAEMON,
+        ("tests/crash/test_lost_files.py", "-k", "health"),
     ),
 ]

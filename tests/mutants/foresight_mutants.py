@@ -2,35 +2,159 @@
 
 from __future__ import annotations
 
-SPOTLIGHT = "penstock/local/graphs/spotlight.py"
-PLAY = "penstock/simulation/play.py"
-LOAD = "penstock/simulation/load.py"
-FIGURES = "penstock/simulation/figures.py"
-PROOF = "penstock/chaos/proof.py"
-TELEMETRY = "penstock/daemon/telemetry.py"
-LANES = ("tests/graph/test_spotlight.py",)
-SIMULATION = ("tests/simulation",)
-CHAOS = ("tests/chaos",)
-OTLP = ("tests/http/test_otlp.py", "-k", "not daemon")
+from tests.mutants.planting import Mutant
 
 MUTANTS = [
-    ("spotlight: a run is recorded though nobody looks", SPOTLIGHT, "self.vacant = False\n        self._prefix", "self.vacant = True\n        self._prefix", LANES),
-    ("spotlight: after one run every run is recorded", SPOTLIGHT, "            self.vacant = False\n            self._run = run", "            self._run = run", LANES),
-    ("spotlight: the values of a run stay", SPOTLIGHT, "            self._run = None\n", "            self._kept = run\n            self._run = None\n", LANES),
-    ("spotlight: a huge graph is recorded", SPOTLIGHT, "return self.vacant and len(plan) <= _MOST_NODES", "return self.vacant", LANES),
-    ("spotlight: what goes on looks ended", SPOTLIGHT, "None if math.isinf(event.ended) else event.ended", "event.ended", LANES),
-    ("spend: a window is judged by the other's limit", "penstock/core/spend.py", "(None, None) if budget is None else (budget.day, budget.month)", "(None, None) if budget is None else (budget.month, budget.day)", ("tests/core/test_spend.py",)),
-    ("settings: an addon that only a flag names is forgotten", "penstock/settings/reading.py", "self._addons[path[1]] = None", "pass", ("tests/settings",)),
-    ("simulation: a wait counts from the arrival", PLAY, "max(self.arrival.at, self.arrival.intent.earliest_start_at or 0)", "self.arrival.at", SIMULATION),
-    ("simulation: a deadline passes unnoticed", PLAY, "        self.keeper.step(self.now)\n", "", SIMULATION),
-    ("simulation: units of a run that ended stay in use", PLAY, "self.free[host] += units", "self.free[host] += 0", SIMULATION),
-    ("simulation: weights are not heeded", PLAY, "self.store.set_addon(AddonId(addon_id), weight=weight)", "pass", SIMULATION),
-    ("simulation: a key makes two jobs one", LOAD, "        idempotency_key=None,\n", "", SIMULATION),
-    ("simulation: a job that never started is in time", FIGURES, "(outcome.started is None or outcome.started > deadline)", "(outcome.started is not None and outcome.started > deadline)", SIMULATION),
-    ("chaos: a job that is gone is not missed", PROOF, '            yield f"{job_id} is gone"', "            continue", CHAOS),
-    ("chaos: a fence may stay as it is", PROOF, "if int(fence) <= last.get(job_id, 0):", "if int(fence) < last.get(job_id, 0):", CHAOS),
-    ("chaos: units are counted once too few", PROOF, "if len(held) * COST > UNITS:", "if len(held) * COST > 2 * UNITS:", CHAOS),
-    ("telemetry: a histogram counts as Prometheus does", TELEMETRY, "counts = [here - below for", "counts = [here for", OTLP),
-    ("telemetry: every refusal is told", TELEMETRY, "elif not sent and not self._refused:", "elif not sent:", OTLP),
-    ("telemetry: nothing is sent when it stops", TELEMETRY, "            self._send(_TIMEOUT_MS)\n        self._send(_LAST_WORD_MS)", "            self._send(_TIMEOUT_MS)", OTLP),
-]  # fmt: skip
+    Mutant(
+        "spotlight: a run is recorded though nobody looks",
+        "penstock/local/graphs/spotlight.py",
+        "RunRecorder.__init__",
+        "        self.vacant = False\n        self._prefix =",
+        "        self.vacant = True\n        self._prefix =",
+        ("tests/graph/test_spotlight.py",),
+    ),
+    Mutant(
+        "spotlight: after one run every run is recorded",
+        "penstock/local/graphs/spotlight.py",
+        "RunRecorder.offer",
+        "            self.vacant = False\n            self._run = run",
+        "            self._run = run",
+        ("tests/graph/test_spotlight.py",),
+    ),
+    Mutant(
+        "spotlight: the values of a run stay",
+        "penstock/local/graphs/spotlight.py",
+        "RunRecorder.ended",
+        "            self._run = None\n",
+        "            self._kept = run\n            self._run = None\n",
+        ("tests/graph/test_spotlight.py",),
+    ),
+    Mutant(
+        "spotlight: a huge graph is recorded",
+        "penstock/local/graphs/spotlight.py",
+        "RunRecorder.fits",
+        "return self.vacant and len(plan) <= _MOST_NODES",
+        "return self.vacant",
+        ("tests/graph/test_spotlight.py",),
+    ),
+    Mutant(
+        "spotlight: what goes on looks ended",
+        "penstock/local/graphs/spotlight.py",
+        "RunRecorder._bar",
+        "None if math.isinf(event.ended) else event.ended",
+        "event.ended",
+        ("tests/graph/test_spotlight.py",),
+    ),
+    Mutant(
+        "spend: a window is judged by the other's limit",
+        "penstock/core/spend.py",
+        "uses",
+        "(None, None) if budget is None else (budget.day, budget.month)",
+        "(None, None) if budget is None else (budget.month, budget.day)",
+        ("tests/core/test_spend.py",),
+    ),
+    Mutant(
+        "settings: an addon that only a flag names is forgotten",
+        "penstock/settings/reading.py",
+        "_Reader.take",
+        "self._addons[path[1]] = None",
+        "pass",
+        ("tests/settings",),
+    ),
+    Mutant(
+        "simulation: a wait counts from the arrival",
+        "penstock/simulation/play.py",
+        "PlayedJob.wait",
+        "max(self.arrival.at, self.arrival.intent.earliest_start_at or 0)",
+        "self.arrival.at",
+        ("tests/simulation",),
+    ),
+    Mutant(
+        "simulation: a deadline passes unnoticed",
+        "penstock/simulation/play.py",
+        "_Stage._pass_moments",
+        "        self.maintenance.step(self.now)\n",
+        "",
+        ("tests/simulation",),
+    ),
+    Mutant(
+        "simulation: units of a run that ended stay in use",
+        "penstock/simulation/play.py",
+        "_Stage._end",
+        "self.free[host] += units",
+        "self.free[host] += 0",
+        ("tests/simulation",),
+    ),
+    Mutant(
+        "simulation: weights are not heeded",
+        "penstock/simulation/play.py",
+        "_Stage.__post_init__",
+        "self.store.set_addon(AddonId(addon_id), weight=weight)",
+        "pass",
+        ("tests/simulation",),
+    ),
+    Mutant(
+        "simulation: a key makes two jobs one",
+        "penstock/simulation/load.py",
+        "_plain",
+        "        idempotency_key=None,\n",
+        "",
+        ("tests/simulation",),
+    ),
+    Mutant(
+        "simulation: a job that never started is in time",
+        "penstock/simulation/figures.py",
+        "_is_late",
+        "(outcome.started is None or outcome.started > deadline)",
+        "(outcome.started is not None and outcome.started > deadline)",
+        ("tests/simulation",),
+    ),
+    Mutant(
+        "chaos: a job that is gone is not missed",
+        "penstock/chaos/proof.py",
+        "_lost",
+        '            yield f"{job_id} is gone"',
+        "            continue",
+        ("tests/chaos",),
+    ),
+    Mutant(
+        "chaos: a fence may stay as it is",
+        "penstock/chaos/proof.py",
+        "_fences",
+        "if int(fence) <= last.get(job_id, 0):",
+        "if int(fence) < last.get(job_id, 0):",
+        ("tests/chaos",),
+    ),
+    Mutant(
+        "chaos: units are counted once too few",
+        "penstock/chaos/proof.py",
+        "_overfull",
+        "if len(held) * COST > UNITS:",
+        "if len(held) * COST > 2 * UNITS:",
+        ("tests/chaos",),
+    ),
+    Mutant(
+        "telemetry: a histogram counts as Prometheus does",
+        "penstock/daemon/telemetry.py",
+        "_distributions",
+        "counts = [here - below for",
+        "counts = [here for",
+        ("tests/http/test_otlp.py", "-k", "not daemon"),
+    ),
+    Mutant(
+        "telemetry: every refusal is told",
+        "penstock/daemon/telemetry.py",
+        "OtlpExport._send",
+        "elif not sent and not self._refused:",
+        "elif not sent:",
+        ("tests/http/test_otlp.py", "-k", "not daemon"),
+    ),
+    Mutant(
+        "telemetry: nothing is sent when it stops",
+        "penstock/daemon/telemetry.py",
+        "OtlpExport._run",
+        "            self._send(_TIMEOUT_MS)\n        self._send(_LAST_WORD_MS)",
+        "            self._send(_TIMEOUT_MS)",
+        ("tests/http/test_otlp.py", "-k", "not daemon"),
+    ),
+]

@@ -2,273 +2,319 @@
 
 from __future__ import annotations
 
-CREW = ("tests/jobs/test_crew.py",)
-RUNNING = ("tests/jobs/test_running.py",)
-PROCESSES = ("tests/jobs/test_processes.py",)
-ARGUMENTS = ("tests/jobs/test_arguments.py",)
-VIRTUAL = ("tests/testing/test_virtual.py",)
-
-
-def jobs(
-    file: str, name: str, old: str, new: str, tests: tuple[str, ...] = RUNNING
-) -> tuple[str, str, str, str, tuple[str, ...]]:
-    return f"jobs: {name}", f"penstock/jobs/{file}.py", old, new, tests
-
+from tests.mutants.planting import Mutant
 
 MUTANTS = [
-    # What travels
-    jobs(
-        "arguments",
-        "what comes back is not compared",
+    Mutant(
+        "jobs: what comes back is not compared",
+        "penstock/jobs/arguments.py",
+        "Arguments.encode",
         "            if not _same(value, getattr(back, name)):\n",
         "            if False:\n",
-        ARGUMENTS,
+        ("tests/jobs/test_arguments.py",),
     ),
-    jobs(
-        "arguments",
-        "a default is written down with the call",
+    Mutant(
+        "jobs: a default is written down with the call",
+        "penstock/jobs/arguments.py",
+        "Arguments._bound",
         "bind(*args, **kwargs).arguments",
         "bind(*args, **kwargs).arguments | {p.name: p.default for p in self._signature.parameters.values() if p.default is not p.empty and p.name not in kwargs}",
-        ARGUMENTS,
+        ("tests/jobs/test_arguments.py",),
     ),
-    jobs(
-        "attempt",
-        "a result of any size is kept",
+    Mutant(
+        "jobs: a result of any size is kept",
+        "penstock/jobs/attempt.py",
+        "_returned",
         "    if len(text) > MAX_PAYLOAD:\n",
         "    if False:\n",
-        ARGUMENTS,
+        ("tests/jobs/test_arguments.py",),
     ),
-    # Running
-    jobs(
-        "crew",
-        "more is claimed than there is room for",
+    Mutant(
+        "jobs: more is claimed than there is room for",
+        "penstock/jobs/crew.py",
+        "JobRunner._ahead",
         "        if self._mean_sec >= AHEAD_SEC:\n            return 0\n",
         "",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "crew",
-        "what waits for a thread waits for ever",
+    Mutant(
+        "jobs: what waits for a thread waits for ever",
+        "penstock/jobs/crew.py",
+        "JobRunner._give_back_stale",
         "            self._give_back([a for a in list(self._waiting.values()) if a.claimed_at < since])",
         "            pass",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "crew",
-        "what is given back is run as well",
+    Mutant(
+        "jobs: what is given back is run as well",
+        "penstock/jobs/crew.py",
+        "JobRunner._begin",
         "        if self._waiting.pop(attempt.facts.dispatch_id, None) is None:\n            return False\n",
         "        self._waiting.pop(attempt.facts.dispatch_id, None)\n",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "beats",
-        "a cancel is seen with the next renewal only",
+    Mutant(
+        "jobs: a cancel is seen with the next renewal only",
+        "penstock/jobs/beats.py",
+        "Heartbeats._round",
         "        if self._changed and long:\n            self._look(long)\n",
         "",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "beats",
-        "a cancel of what has just begun is overlooked",
+    Mutant(
+        "jobs: a cancel of what has just begun is overlooked",
+        "penstock/jobs/beats.py",
+        "Heartbeats._round",
         "        self._changed = self._changed and len(long) < len(running)\n",
         "        self._changed = False\n",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "beats",
-        "leases are not renewed",
+    Mutant(
+        "jobs: leases are not renewed",
+        "penstock/jobs/beats.py",
+        "Heartbeats._renew",
         "        due = left < self._lease_for * 2 // 3 or left > self._lease_for\n",
         "        due = False\n",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs("crew", "the place of a lost run is lost with it", "        self.hands.give_up(attempt)\n", ""),
-    jobs(
-        "hands",
-        "a thread leaves when the function found its lease lost",
+    Mutant(
+        "jobs: the place of a lost run is lost with it",
+        "penstock/jobs/crew.py",
+        "JobRunner.give_up",
+        "        self.executors.give_up(attempt)\n",
+        "",
+        ("tests/jobs/test_running.py",),
+    ),
+    Mutant(
+        "jobs: a thread leaves when the function found its lease lost",
+        "penstock/jobs/hands.py",
+        "ThreadExecutor._work",
         "            if attempt.given_up:\n",
         "            if attempt.lost:\n",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "hands",
-        "a coroutine is not canceled",
+    Mutant(
+        "jobs: a coroutine is not canceled",
+        "penstock/jobs/hands.py",
+        "ThreadExecutor.end",
         "            self._loop.call_soon_threadsafe(task.cancel)",
         "            pass",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "attempt",
-        "a lease that ran out is no reason to stop",
+    Mutant(
+        "jobs: a lease that ran out is no reason to stop",
+        "penstock/jobs/attempt.py",
+        "JobAttempt.cancelled",
         "        return self.stop is not None or self.lost or self._now() >= self.expires_at",
         "        return self.stop is not None",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "attempt",
-        "an exit takes the thread along",
+    Mutant(
+        "jobs: an exit takes the thread along",
+        "penstock/jobs/attempt.py",
+        "perform",
         "    except BaseException as error:  # noqa: BLE001  # whatever a job raises is its outcome, SystemExit too",
         "    except Exception as error:",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "crew",
-        "a ring by our own commit splits the batch that it brought",
+    Mutant(
+        "jobs: a ring by our own commit splits the batch that it brought",
+        "penstock/jobs/crew.py",
+        "JobRunner.step",
         "            if self._in_one and now < held:\n",
         "            if False:\n",
-        CREW,
+        ("tests/jobs/test_crew.py",),
     ),
-    jobs(
-        "crew",
-        "a batch that hangs is waited for to its end",
+    Mutant(
+        "jobs: a batch that hangs is waited for to its end",
+        "penstock/jobs/crew.py",
+        "JobRunner.step",
         "            if self._in_one and now < held:\n",
         "            if self._in_one:\n",
-        CREW,
+        ("tests/jobs/test_crew.py",),
     ),
-    jobs(
-        "crew",
-        "what is told while somebody looks is not looked for",
+    Mutant(
+        "jobs: what is told while somebody looks is not looked for",
+        "penstock/jobs/crew.py",
+        "JobRunner.heard",
         "            self._looked = False\n        self._ring()\n",
         "            pass\n        self._ring()\n",
-        CREW,
+        ("tests/jobs/test_crew.py",),
     ),
-    jobs(
-        "crew",
-        "where one who looks fails nobody looks",
+    Mutant(
+        "jobs: where one who looks fails nobody looks",
+        "penstock/jobs/crew.py",
+        "JobRunner._look",
         "to wait before it asks again\n            self._looked = False\n",
         "to wait before it asks again\n            pass\n",
-        CREW,
+        ("tests/jobs/test_crew.py",),
     ),
-    jobs(
-        "crew",
-        "one who looks in vain tells nobody",
+    Mutant(
+        "jobs: one who looks in vain tells nobody",
+        "penstock/jobs/crew.py",
+        "JobRunner._look",
         "            if not brought:  # else its commit has rung\n                self._ring()\n",
         "",
-        CREW,
+        ("tests/jobs/test_crew.py",),
     ),
-    # Stopping
-    jobs(
-        "crew",
-        "nobody is asked to yield",
+    Mutant(
+        "jobs: nobody is asked to yield",
+        "penstock/jobs/crew.py",
+        "JobRunner.drain",
         "                attempt.yielding = True\n",
         "                pass\n",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "attempt",
-        "yielding is a failure",
+    Mutant(
+        "jobs: yielding is a failure",
+        "penstock/jobs/attempt.py",
+        "_raised",
         "    if asked and is_kind(error, JobStopped):\n",
         "    if False:\n",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "crew",
-        "what will not stop stays in flight",
-        "        self._desk.end_many([Report(a.facts.dispatch_id, End.GRACEFUL_SHUTDOWN) for a in left])\n",
+    Mutant(
+        "jobs: what will not stop stays in flight",
+        "penstock/jobs/crew.py",
+        "JobRunner.close",
+        "        self._job_service.end_many([EndReport(a.facts.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in left])\n",
         "",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "crew",
-        "a stop waits for ever",
+    Mutant(
+        "jobs: a stop waits for ever",
+        "penstock/jobs/crew.py",
+        "JobRunner.drain",
         "            if left <= 0 or not (self.running or self._waiting):",
         "            if not (self.running or self._waiting):",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "crew",
-        "a stop does not wait",
+    Mutant(
+        "jobs: a stop does not wait",
+        "penstock/jobs/crew.py",
+        "JobRunner.drain",
         "            if left <= 0 or not (self.running or self._waiting):",
         "            if True:",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "work",
-        "a program that was killed leaves its runs to their leases",
+    Mutant(
+        "jobs: a program that was killed leaves its runs to their leases",
+        "penstock/jobs/work.py",
+        "BackgroundWork.__init__",
         "survivors=workers_named(WORKER),",
         "survivors=None,",
-        PROCESSES,
+        ("tests/jobs/test_processes.py",),
     ),
-    jobs(
-        "scheduler",
-        "a program that just ends stops nothing",
+    Mutant(
+        "jobs: a program that just ends stops nothing",
+        "penstock/jobs/scheduler.py",
+        "_stop_all",
         "    for scheduler in list(_running):\n        scheduler.stop()\n",
         "    pass\n",
-        PROCESSES,
+        ("tests/jobs/test_processes.py",),
     ),
-    # Waiting
-    jobs(
-        "waits",
-        "who waits elsewhere is not told",
+    Mutant(
+        "jobs: who waits elsewhere is not told",
+        "penstock/jobs/waits.py",
+        "ResultWaiter._loop",
         "                self._store.listen()\n",
         "                pass\n",
-        PROCESSES,
+        ("tests/jobs/test_processes.py",),
     ),
-    jobs(
-        "waits",
-        "a wait that was given up is kept",
+    Mutant(
+        "jobs: a wait that was given up is kept",
+        "penstock/jobs/waits.py",
+        "ResultWaiter.forget",
         "                crowd.remove(waiting)\n",
         "                pass\n",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "waits",
-        "an earlier attempt counts as the end",
+    Mutant(
+        "jobs: an earlier attempt counts as the end",
+        "penstock/jobs/waits.py",
+        "ResultWaiter._ended",
         "last if last is not None and last.ended_at == job.ended_at else None",
         "None",
+        ("tests/jobs/test_running.py",),
     ),
-    # Processes
-    jobs(
-        "processes",
-        "a canceled process is taken for gone at once",
+    Mutant(
+        "jobs: a canceled process is taken for gone at once",
+        "penstock/jobs/processes.py",
+        "ProcessExecutor.end",
         '            call.cancel("the job was told to stop")',
         "            pass",
-        PROCESSES,
+        ("tests/jobs/test_processes.py",),
     ),
-    jobs(
-        "processes",
-        "a crash is the job's own error",
-        "Outcome(End.WORKER_CRASHED, error=safe_str(error))",
+    Mutant(
+        "jobs: a crash is the job's own error",
+        "penstock/jobs/processes.py",
+        "ProcessExecutor._over",
+        "Outcome(EndReason.WORKER_CRASHED, error=safe_str(error))",
         "failure(error)",
-        PROCESSES,
+        ("tests/jobs/test_processes.py",),
     ),
-    jobs(
-        "processes",
-        "processes are not asked to yield",
+    Mutant(
+        "jobs: processes are not asked to yield",
+        "penstock/jobs/processes.py",
+        "ProcessExecutor.ask_to_yield",
         "        self._yield_file.touch()",
         "        pass",
-        PROCESSES,
+        ("tests/jobs/test_processes.py",),
     ),
-    # Options
-    jobs(
-        "options",
-        "a moment without a zone is taken for UTC",
+    Mutant(
+        "jobs: a moment without a zone is taken for UTC",
+        "penstock/jobs/options.py",
+        "moment",
         "        if value.tzinfo is None:\n",
         "        if False:\n",
         ("tests/jobs/test_options.py",),
     ),
-    jobs(
-        "function",
-        "other times make another job",
+    Mutant(
+        "jobs: other times make another job",
+        "penstock/jobs/function.py",
+        "JobFunction",
         "            return self._first(conflict, intent)\n        return self._handle(receipt)\n\n    async",
         "            raise\n        return self._handle(receipt)\n\n    async",
+        ("tests/jobs/test_running.py",),
     ),
-    jobs(
-        "scheduler",
-        "a job that nobody runs says that it starts soon",
+    Mutant(
+        "jobs: a job that nobody runs says that it starts soon",
+        "penstock/jobs/scheduler.py",
+        "Scheduler._explain",
         "        if not self._dispatched():\n",
         "        if False:\n",
+        ("tests/jobs/test_running.py",),
     ),
-    # The test kit
-    (
+    Mutant(
         "jobs: time does not pass inside a job",
         "penstock/testing/virtual.py",
+        "VirtualScheduler._shared_service",
         "            self.clock._passing.append(self._pass)\n",
         "",
-        VIRTUAL,
+        ("tests/testing/test_virtual.py",),
     ),
-    (
+    Mutant(
         "jobs: drain stops at the first job",
         "penstock/testing/virtual.py",
+        "VirtualScheduler._run_ready",
         "            runs += 1\n            if runs",
         "            runs += 1\n            return runs\n            if runs",
-        VIRTUAL,
+        ("tests/testing/test_virtual.py",),
     ),
-    (
+    Mutant(
         "jobs: inline swallows the error",
         "penstock/testing/virtual.py",
+        "VirtualScheduler._submit",
         "                    raise error\n",
         "                    pass\n",
-        VIRTUAL,
+        ("tests/testing/test_virtual.py",),
     ),
-    (
+    Mutant(
         "jobs: any call will do",
         "penstock/testing/calls.py",
+        "assert_calls",
         "(payload is None or plain(job.intent.payload) == plain(payload))",
         "True",
-        VIRTUAL,
+        ("tests/testing/test_virtual.py",),
     ),
 ]

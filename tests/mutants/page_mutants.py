@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from tests.mutants.planting import planter_for_one
+from tests.mutants.planting import Mutant
 
-PAGES = "tests/web/test_pages.py"
-
-
-mutant = planter_for_one("page", "penstock/{}")
-
-JS = "web/static/js"
 MUTANTS = [
-    mutant("control codes stay in output", f"{JS}/output.js", "${plain(part.text)}</span>", "${part.text}</span>", PAGES, "output_comes_without_the_control_codes_of_a_terminal"),
-    mutant("output is asked for once", f"{JS}/output.js", "if (answer.over && !moved) return;", "return;", PAGES, "output_is_shown_while_the_job_still_runs"),
-]  # fmt: skip
+    Mutant(
+        "page: control codes stay in output",
+        "penstock/web/static/js/output.js",
+        "",
+        "${plain(part.text)}</span>",
+        "${part.text}</span>",
+        ("tests/web/test_pages.py::test_output_comes_without_the_control_codes_of_a_terminal",),
+    ),
+    Mutant(
+        "page: output is asked for once",
+        "penstock/web/static/js/output.js",
+        "",
+        "if (answer.over && !moved) return;",
+        "return;",
+        ("tests/web/test_pages.py::test_output_is_shown_while_the_job_still_runs",),
+    ),
+]

@@ -2,83 +2,87 @@
 
 from __future__ import annotations
 
-from tests.mutants.planting import planter
-
-poison = planter("poison", "penstock/{}.py")
-TEXT = ("tests/core/test_text.py",)
-APART = ("tests/engine/test_apart.py", "-k", "not postgres")
-CLIENT = "tests/client/test_poison.py"
-CALLS = (f"{CLIENT}::test_a_call_comes_to_an_ending_and_never_raises",)
+from tests.mutants.planting import Mutant
 
 MUTANTS = [
-    poison(
-        "a lone surrogate stays in the text",
-        "core/text",
+    Mutant(
+        "poison: a lone surrogate stays in the text",
+        "penstock/core/text.py",
+        "storable",
         "        text = _SURROGATES.sub(_REPLACED, text)\n",
         "        pass\n",
-        TEXT,
+        ("tests/core/test_text.py",),
     ),
-    poison(
-        "a text that exits is let through",
-        "core/text",
+    Mutant(
+        "poison: a text that exits is let through",
+        "penstock/core/text.py",
+        "_formatted",
         "        return storable(form(value), most)\n    except BaseException as error:",
         "        return storable(form(value), most)\n    except Exception as error:",
-        TEXT,
+        ("tests/core/test_text.py",),
     ),
-    poison(
-        "NaN is written as null",
-        "core/json_text",
+    Mutant(
+        "poison: NaN is written as null",
+        "penstock/core/json_text.py",
+        "checked_json",
         '    if b"null" in text:\n',
         "    if False:\n",
         ("tests/jobs/test_poison.py", "-k", "nan_is_refused"),
     ),
-    poison(
-        "what a worker says is written as it came",
-        "engine/desk",
+    Mutant(
+        "poison: what a worker says is written as it came",
+        "penstock/engine/desk.py",
+        "_storable",
         "        None if error is None else storable(error, _MAX_ERROR),\n",
         "        error,\n",
-        APART,
+        ("tests/engine/test_apart.py", "-k", "not postgres"),
     ),
-    poison(
-        "one that cannot be written takes its batch along",
-        "engine/apart",
+    Mutant(
+        "poison: one that cannot be written takes its batch along",
+        "penstock/engine/apart.py",
+        "write_apart",
         "        if len(operations) == 1:\n            return [error]\n",
         "        raise\n",
-        APART,
+        ("tests/engine/test_apart.py", "-k", "not postgres"),
     ),
-    poison(
-        "a result that cannot be written leaves its job running",
-        "engine/desk",
+    Mutant(
+        "poison: a result that cannot be written leaves its job running",
+        "penstock/engine/desk.py",
+        "JobService._ended",
         "                    left[i] = _not_written(report, written)\n",
         "",
-        APART,
+        ("tests/engine/test_apart.py", "-k", "not postgres"),
     ),
-    poison(
-        "an exchange that fails takes its outcomes along",
-        "engine/desk",
+    Mutant(
+        "poison: an exchange that fails takes its outcomes along",
+        "penstock/engine/desk.py",
+        "JobService.exchange_soon.land",
         "                done, granted = self._completed(reports), []\n",
         "                raise\n",
-        APART,
+        ("tests/engine/test_apart.py", "-k", "not postgres"),
     ),
-    poison(
-        "a body that is not UTF-8 is read",
-        "http/body",
+    Mutant(
+        "poison: a body that is not UTF-8 is read",
+        "penstock/http/body.py",
+        "Decoder.__call__",
         "        if not _is_utf8(body):\n",
         "        if False:\n",
         ("tests/http/test_bad_input.py", "-k", "not_utf8"),
     ),
-    poison(
-        "a BaseException leaves the call of an SDK worker",
-        "client/handlers",
+    Mutant(
+        "poison: a BaseException leaves the call of an SDK worker",
+        "penstock/client/handlers.py",
+        "_awaited",
         "    except BaseException as error:  # noqa: BLE001  # whatever a job raises is",
         "    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a job raises is",
-        CALLS,
+        ("tests/client/test_poison.py::test_a_call_comes_to_an_ending_and_never_raises",),
     ),
-    poison(
-        "a result that raises leaves the call of an SDK worker",
-        "client/handlers",
+    Mutant(
+        "poison: a result that raises leaves the call of an SDK worker",
+        "penstock/client/handlers.py",
+        "_awaited",
         "    except BaseException as error:  # noqa: BLE001  # a foreign type may raise anything\n",
         "    except TypeError as error:\n",
-        CALLS,
+        ("tests/client/test_poison.py::test_a_call_comes_to_an_ending_and_never_raises",),
     ),
 ]

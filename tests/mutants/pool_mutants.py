@@ -2,266 +2,307 @@
 
 from __future__ import annotations
 
-CALLS = "tests/local/test_pool_calls.py"
-ENDING = "tests/local/test_pool_ending.py"
-CRASHES = "tests/local/test_pool_crashes.py"
-BUFFERS = "tests/local/test_buffers.py"
-EXECUTOR = "tests/local/test_executor.py"
-HOOKS = "tests/local/test_hooks_and_numbers.py"
-READING = "tests/local/test_reading.py"
-ENDS = "tests/local/test_call_endings.py"
+from tests.mutants.planting import Mutant
 
 MUTANTS = [
-    (
+    Mutant(
         "pool: a canceled key does not stick",
         "penstock/local/keys.py",
+        "Keys.cancel",
         "        self._canceled[key] = reason\n",
         "",
-        (f"{ENDING}::test_a_cancelled_key_stays_cancelled_until_cleared",),
+        ("tests/local/test_pool_ending.py::test_a_cancelled_key_stays_cancelled_until_cleared",),
     ),
-    (
+    Mutant(
         "pool: a cancel is not told to the worker",
         "penstock/local/crew.py",
+        "ProcessWorkers.tell_canceled",
         "        worker.ring_cancel()\n",
         "",
-        (f"{ENDING}::test_a_running_call_sees_its_cancel_and_keeps_its_worker",),
+        ("tests/local/test_pool_ending.py::test_a_running_call_sees_its_cancel_and_keeps_its_worker",),
     ),
-    (
+    Mutant(
         "pool: a canceled call that has not begun costs its neighbour the worker",
         "penstock/local/mortal.py",
+        "SupervisedWorkers._grace_over",
         "            if worker.running == dispatch:\n",
         "            if worker.running:\n",
-        (f"{ENDING}::test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_worker",),
+        (
+            "tests/local/test_pool_ending.py::test_a_cancelled_call_that_has_not_begun_does_not_cost_its_neighbour_the_worker",
+        ),
     ),
-    (
+    Mutant(
         "pool: only the worker is killed, not what its function started",
         "penstock/local/process.py",
+        "WorkerProcess._end",
         "                os.killpg(self.process.pid, signal.SIGKILL)\n",
         "                os.kill(self.process.pid, signal.SIGKILL)\n",
-        (f"{ENDING}::test_ending_a_worker_ends_what_its_function_started",),
+        ("tests/local/test_pool_ending.py::test_ending_a_worker_ends_what_its_function_started",),
     ),
-    (
+    Mutant(
         "pool: everything in the pipe of a dead worker is blamed",
         "penstock/local/mortal.py",
+        "SupervisedWorkers.bury",
         "call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread",
         "call for call in lost",
-        (f"{CRASHES}::test_calls_that_the_dead_worker_had_not_begun_are_not_failed",),
+        ("tests/local/test_pool_crashes.py::test_calls_that_the_dead_worker_had_not_begun_are_not_failed",),
     ),
-    (
+    Mutant(
         "pool: crashes in a row are never forgiven",
         "penstock/local/crew.py",
+        "ProcessWorkers.settle",
         "                self.crashes = 0\n",
         "",
-        (f"{CRASHES}::test_a_success_forgives_the_crashes_before_it",),
+        ("tests/local/test_pool_crashes.py::test_a_success_forgives_the_crashes_before_it",),
     ),
-    (
+    Mutant(
         "pool: workers outlive a killed parent",
         "penstock/local/child.py",
+        "main",
         "    die_with_the_parent(lifeline_fd, parent)\n",
         "",
-        (f"{CRASHES}::test_no_worker_outlives_a_parent_that_is_killed",),
+        ("tests/local/test_pool_crashes.py::test_no_worker_outlives_a_parent_that_is_killed",),
     ),
-    (
+    Mutant(
         "pool: a worker maps its arguments shared",
         "penstock/local/segments.py",
+        "Borrower.views",
         "        flags = mmap.MAP_PRIVATE\n",
         "        flags = mmap.MAP_SHARED\n",
-        (f"{BUFFERS}::test_what_a_function_did_to_its_array_does_not_reach_the_next_attempt",),
+        (
+            "tests/local/test_buffers.py::test_what_a_function_did_to_its_array_does_not_reach_the_next_attempt",
+        ),
     ),
-    (
+    Mutant(
         "pool: shared memory is given back while a view on it lives",
         "penstock/local/segments.py",
+        "Borrower.views",
         "        weakref.finalize(shared, self.done.append, ref.segment).atexit = False\n",
         "        self.done.append(ref.segment)\n",
-        (f"{BUFFERS}::test_an_array_that_a_function_keeps_stays_as_it_is",),
+        ("tests/local/test_buffers.py::test_an_array_that_a_function_keeps_stays_as_it_is",),
     ),
-    (
+    Mutant(
         "pool: a done-callback may block the watch",
         "penstock/local/blocking.py",
+        "may_block",
         "    if own_threads.yes:\n        return False\n",
         "",
-        (f"{CALLS}::test_submit_from_a_done_callback_never_blocks",),
+        ("tests/local/test_pool_calls.py::test_submit_from_a_done_callback_never_blocks",),
     ),
-    (
+    Mutant(
         "pool: submit blocks a running event loop",
         "penstock/local/blocking.py",
+        "may_block",
         "    return events is None or events._get_running_loop() is None\n",
         "    return True\n",
-        (f"{CALLS}::test_submit_from_a_running_event_loop_never_blocks_it",),
+        ("tests/local/test_pool_calls.py::test_submit_from_a_running_event_loop_never_blocks_it",),
     ),
-    (
+    Mutant(
         "pool: an early grant is mistaken for a result to come",
         "penstock/local/watch.py",
-        "            while call._state is PENDING and not (for_room and call.asleep is None):\n",
+        "ReplyReader.lead",
+        "            while call._state is PENDING and not (for_space and call.asleep is None):\n",
         "            while call._state is PENDING:\n",
-        (f"{ENDING}::test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter",),
+        (
+            "tests/local/test_pool_ending.py::test_a_call_cancelled_in_the_queue_gives_its_place_to_the_next_waiter",
+        ),
     ),
-    (
+    Mutant(
         "pool: nobody reads for a loop that is blocked",
         "penstock/local/watch.py",
+        "ReplyReader._look_in",
         "(earliest := self._loop_read_at + _STUCK - clock()) > 0:\n",
         "(earliest := _LOOK):\n",
-        (f"{EXECUTOR}::test_a_loop_that_blocks_does_not_stop_the_pool",),
+        ("tests/local/test_executor.py::test_a_loop_that_blocks_does_not_stop_the_pool",),
     ),
-    (
+    Mutant(
         "pool: whoever reads never goes back to its own work",
         "penstock/local/watch.py",
-        "                if few <= 0 or not self._crew.more_may_come():\n",
-        "                if not self._crew.more_may_come():\n",
-        (f"{READING}::test_whoever_reads_goes_back_to_its_own_work_after_a_few",),
+        "ReplyReader._read",
+        "                if few <= 0 or not self._group.more_may_come():\n",
+        "                if not self._group.more_may_come():\n",
+        ("tests/local/test_reading.py::test_whoever_reads_goes_back_to_its_own_work_after_a_few",),
     ),
-    (
+    Mutant(
         "pool: an answer that came meanwhile is left for another turn",
         "penstock/local/watch.py",
+        "ReplyReader._read",
         "                ready = self._poller.pipes()\n        finally:\n",
         "                break\n        finally:\n",
-        (f"{READING}::test_an_answer_that_came_meanwhile_needs_no_wake_up_of_its_own",),
+        ("tests/local/test_reading.py::test_an_answer_that_came_meanwhile_needs_no_wake_up_of_its_own",),
     ),
-    (
+    Mutant(
         "pool: nobody looks out for a call that turns out to be long",
         "penstock/local/thread.py",
+        "ThreadWorkers._look",
         "            self._brief = 0\n            self._rouse()\n",
         "            self._brief = 0\n",
-        (f"{CALLS}::test_a_long_call_after_many_brief_ones_holds_nobody_up",),
+        ("tests/local/test_pool_calls.py::test_a_long_call_after_many_brief_ones_holds_nobody_up",),
     ),
-    (
+    Mutant(
         "pool: nobody settles what ended before a call that turns out to be long",
         "penstock/local/thread.py",
+        "ThreadWorkers._look",
         "        self._settle(None)\n",
         "",
-        (f"{CALLS}::test_a_call_that_ended_is_told_while_a_long_one_runs_behind_it",),
+        ("tests/local/test_pool_calls.py::test_a_call_that_ended_is_told_while_a_long_one_runs_behind_it",),
     ),
-    (
+    Mutant(
         "pool: what did not fit into a pipe before its worker came is forgotten",
         "penstock/local/crew.py",
-        "            else:\n                self._watch.wait_for_room(worker)\n",
+        "ProcessWorkers.push",
+        "            else:\n                self._watch.wait_for_space(worker)\n",
         "",
-        (f"{EXECUTOR}::test_what_is_too_much_for_a_pipe_reaches_the_worker_in_parts",),
+        ("tests/local/test_executor.py::test_what_is_too_much_for_a_pipe_reaches_the_worker_in_parts",),
     ),
-    (
+    Mutant(
         "pool: a map that nobody reads is forgotten",
         "penstock/local/pool.py",
+        "WorkerPool.shutdown",
         "                unread.finish()\n",
         "                unread.close()\n",
-        (f"{EXECUTOR}::test_a_map_that_nobody_reads_still_runs_to_its_end",),
+        ("tests/local/test_executor.py::test_a_map_that_nobody_reads_still_runs_to_its_end",),
     ),
-    (
+    Mutant(
         "pool: a hook that raises is not caught",
         "penstock/local/hooks.py",
+        "HookDispatcher.tell",
         "            except BaseException as error:  # noqa: BLE001  # a hook is foreign code, and what it tells of has happened all the same\n                _log(hook, error)\n            finally:\n",
         "            finally:\n",
-        (f"{HOOKS}::test_a_hook_that_raises_is_logged_and_nothing_else_breaks",),
+        ("tests/local/test_hooks_and_numbers.py::test_a_hook_that_raises_is_logged_and_nothing_else_breaks",),
     ),
-    (
+    Mutant(
         "pool: a hook that raises ends the round of the others",
         "penstock/local/hooks.py",
+        "_together.tell_each",
         "        for hook in hooks:\n            try:\n                hook(what)\n",
         "        for hook in hooks:\n            hook(what)\n            try:\n                pass\n",
-        (f"{HOOKS}::test_a_hook_that_raises_keeps_the_news_from_no_other",),
+        ("tests/local/test_hooks_and_numbers.py::test_a_hook_that_raises_keeps_the_news_from_no_other",),
     ),
-    (
+    Mutant(
         "pool: a hook that raises for one call of a run misses the rest",
         "penstock/local/hooks.py",
+        "_tell_of_each",
         "    for call in calls:\n        try:\n            hook(call)\n",
         "    for call in calls:\n        hook(call)\n        try:\n            pass\n",
-        (f"{HOOKS}::test_a_hook_that_raises_for_one_call_of_a_run_hears_of_the_others",),
+        (
+            "tests/local/test_hooks_and_numbers.py::test_a_hook_that_raises_for_one_call_of_a_run_hears_of_the_others",
+        ),
     ),
-    (
+    Mutant(
         "pool: a run of calls enters past the bound",
         "penstock/core/queue.py",
+        "DispatchQueue.enter_run",
         "        entered = int(min(self.room(), len(tickets)))\n",
         "        entered = len(tickets)\n",
-        (f"{EXECUTOR}::test_what_a_run_of_calls_finds_no_room_for_is_left_outside",),
+        ("tests/local/test_executor.py::test_what_a_run_of_calls_finds_no_room_for_is_left_outside",),
     ),
-    (
+    Mutant(
         "pool: calls of a run are numbered alike",
         "penstock/core/queue.py",
+        "DispatchQueue.enter_run",
         "        for ticket in islice(tickets, entered):\n            serial += 1\n",
         "        serial += entered\n        for ticket in islice(tickets, entered):\n",
         ("tests/core/test_queue_model.py",),
     ),
-    (
+    Mutant(
         "pool: a map pulls more than its pool has room for",
         "penstock/local/mapping.py",
-        "        room = int(min(self._pool._gate.queue.room(), width - len(self._calls)))\n",
+        "OrderedMap._feed",
+        "        room = int(min(self._pool._call_queue.queue.room(), width - len(self._calls)))\n",
         "        room = 1000\n",
-        (f"{EXECUTOR}::test_map_pulls_its_items_as_results_are_taken",),
+        ("tests/local/test_executor.py::test_map_pulls_its_items_as_results_are_taken",),
     ),
-    (
+    Mutant(
         "pool: a map gathers items of a slow source",
         "penstock/local/mapping.py",
+        "OrderedMap._feed",
         "            if clock() - began > _GATHER:\n                break\n",
         "",
-        (f"{EXECUTOR}::test_a_map_does_not_keep_a_result_back_for_a_slow_source",),
+        ("tests/local/test_executor.py::test_a_map_does_not_keep_a_result_back_for_a_slow_source",),
     ),
-    (
+    Mutant(
         "pool: a map takes what has failed for a result",
         "penstock/local/mapping.py",
+        "OrderedMap._take_results",
         " and calls[0]._exception is None):\n",
         "):\n",
-        (f"{EXECUTOR}::test_a_map_with_much_room_raises_what_one_of_its_calls_raised",),
+        ("tests/local/test_executor.py::test_a_map_with_much_room_raises_what_one_of_its_calls_raised",),
     ),
-    (
+    Mutant(
         "pool: what is reserved counts as room",
         "penstock/core/queue.py",
+        "DispatchQueue.room",
         "startable - self.pending - self.reserved)\n",
         "startable - self.pending)\n",
         ("tests/core/test_queue_model.py",),
     ),
-    (
+    Mutant(
         "pool: the watch spins while a leader lets go",
         "penstock/local/watch.py",
+        "ReplyReader._turn",
         "self._reading.acquire(timeout=_LOOK):\n",
         "self._reading.acquire(blocking=False):\n",
-        (f"{CALLS}::test_the_watch_waits_for_whoever_is_about_to_let_go_of_the_pipes",),
+        ("tests/local/test_pool_calls.py::test_the_watch_waits_for_whoever_is_about_to_let_go_of_the_pipes",),
     ),
-    (
+    Mutant(
         "pool: a future tells those again who saw that it is done",
         "penstock/local/call.py",
+        "Call._settle",
         "            self._state = state\n            crowd = self._crowd\n",
         "            self._state = state\n            crowd = self._crowd\n            if crowd is not None and crowd.condition is not None:\n                self._announce(crowd, crowd.condition, state)\n",
-        (f"{EXECUTOR}::test_who_sees_that_a_future_is_done_is_not_told_again",),
+        ("tests/local/test_executor.py::test_who_sees_that_a_future_is_done_is_not_told_again",),
     ),
-    (
+    Mutant(
         "pool: who asks for a future's lock while it is settled is forgotten",
         "penstock/local/call.py",
+        "Call._condition",
         "        if self.body is _SETTLING:\n",
         "        if False:\n",
-        (f"{EXECUTOR}::test_who_asks_for_the_lock_while_it_is_settled_gets_it_after",),
+        ("tests/local/test_executor.py::test_who_asks_for_the_lock_while_it_is_settled_gets_it_after",),
     ),
-    (
+    Mutant(
         "pool: no hook hears of a call that is refused",
         "penstock/local/gate.py",
-        "                    herald.note(herald.cancel, (call, Phase.WAITING))\n",
+        "CallQueue._turn_away",
+        "                    hook_dispatcher.note(hook_dispatcher.cancel, (call, CancelPhase.WAITING))\n",
         "                    pass\n",
-        (ENDS,),
+        ("tests/local/test_call_endings.py",),
     ),
-    (
+    Mutant(
         "pool: one error is raised again and again",
         "penstock/local/gate.py",
+        "CallQueue.enter",
         "raise self.refusal.copy()",
         "raise self.refusal",
-        (CRASHES,),
+        ("tests/local/test_pool_crashes.py",),
     ),
-    (
+    Mutant(
         "pool: Ctrl-C waits for the running call",
         "penstock/local/pool.py",
+        "WorkerPool.__exit__",
         "        interrupted = isinstance(error, KeyboardInterrupt)\n",
         "        interrupted = False\n",
-        (f"{ENDING}::test_ctrl_c_does_not_wait_for_the_running_call",),
+        ("tests/local/test_pool_ending.py::test_ctrl_c_does_not_wait_for_the_running_call",),
     ),
-    (
+    Mutant(
         "pool: a copy takes the worker's calls",
         "penstock/local/child.py",
+        "ChildWorker.abandon",
         "            self._is_copy = True\n",
         "            return\n",
-        (f"{CRASHES}::test_a_function_that_forks_and_returns_in_the_copy_takes_no_calls_there",),
+        (
+            "tests/local/test_pool_crashes.py::test_a_function_that_forks_and_returns_in_the_copy_takes_no_calls_there",
+        ),
     ),
-    (
+    Mutant(
         "pool: a lost result counts as one that was never made",
         "penstock/local/process.py",
+        "WorkerProcess.can_reach",
         "            self.unread.add(dispatch)\n",
         "            self.unread.discard(dispatch)\n",
-        (f"{CRASHES}::test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call",),
+        (
+            "tests/local/test_pool_crashes.py::test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call",
+        ),
     ),
 ]

@@ -2,244 +2,269 @@
 
 from __future__ import annotations
 
-from tests.mutants.planting import planter
-
-RIDE = ("tests/contract/test_ride.py",)
-FILE = ("tests/contract/test_sqlite.py",)
-POST = ("tests/contract/test_post.py",)
-RUNNING = ("tests/jobs/test_running.py", "-k", "claim or busy or idle")
-
-
-planted = planter("post", "penstock/{}.py")
+from tests.mutants.planting import Mutant
 
 MUTANTS = [
-    planted(
-        "a rider that fails takes the submit down",
-        "stores/writer",
+    Mutant(
+        "post: a rider that fails takes the submit down",
+        "penstock/stores/writer.py",
+        "Writer._run",
         "if (len(batch) == 1 and not boarding) or _perhaps_written(error):",
         "if len(batch) == 1 or _perhaps_written(error):",
-        RIDE,
+        ("tests/contract/test_ride.py",),
     ),
-    planted(
-        "what a failed rider was promised is never told",
-        "stores/writer",
+    Mutant(
+        "post: what a failed rider was promised is never told",
+        "penstock/stores/writer.py",
+        "Writer._run",
         "            _land(riders, [None] * len(riders), None)\n",
         "",
-        RIDE,
+        ("tests/contract/test_ride.py",),
     ),
-    planted(
-        "everything takes riders along",
-        "stores/writer",
+    Mutant(
+        "post: everything takes riders along",
+        "penstock/stores/writer.py",
+        "Writer._run",
         "boarding = bool(boards) and any(op.brings for op in batch)",
         "boarding = bool(boards)",
-        RIDE,
+        ("tests/contract/test_ride.py",),
     ),
-    planted(
-        "a busy crew claims more",
-        "jobs/crew",
+    Mutant(
+        "post: a busy crew claims more",
+        "penstock/jobs/crew.py",
+        "JobRunner.board",
         "if self._closing or self._free <= 0 or self._over or not self._functions:",
         "if self._closing or not self._functions:",
-        RUNNING,
+        ("tests/jobs/test_running.py", "-k", "claim or busy or idle"),
     ),
-    planted(
-        "a crew that stops goes on claiming",
-        "jobs/crew",
+    Mutant(
+        "post: a crew that stops goes on claiming",
+        "penstock/jobs/crew.py",
+        "JobRunner.board",
         "if self._closing or self._free <= 0 or",
         "if self._free <= 0 or",
-        RUNNING,
+        ("tests/jobs/test_running.py", "-k", "claim or busy or idle"),
     ),
-    planted(
-        "an unanswered letter is written blindly",
-        "stores/sqlite_tx",
+    Mutant(
+        "post: an unanswered letter is written blindly",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction.submit",
         "known.update({} if sure else self._written(names))",
         "known.update({})",
-        POST,
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "who writes after a lost letter takes new ids",
-        "stores/sqlite",
-        "return self._writer.soon(_submitting(letter, sure=sure), brings=True).result()",
+    Mutant(
+        "post: who writes after a lost letter takes new ids",
+        "penstock/stores/sqlite.py",
+        "SqliteStore._submit_by_relay",
+        "return self._writer.soon(_submitting(request, sure=sure), brings=True).result()",
         "return self.submit_soon(intents, depth).result()",
-        POST,
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "a silent post is asked again and again",
-        "stores/post",
+    Mutant(
+        "post: a silent post is asked again and again",
+        "penstock/stores/post.py",
+        "SubmitRelayClient._hear",
         "            self._shy_until = time.monotonic() + SHY_SEC\n",
         "",
-        POST,
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "a fork keeps the door",
-        "stores/post",
+    Mutant(
+        "post: a fork keeps the door",
+        "penstock/stores/post.py",
+        "",
         "os.register_at_fork(after_in_child=_after_fork)\n",
         "",
-        POST,
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "a stand-in stays for ever",
-        "stores/sqlite",
-        "elif ring(self._names.wakeups, self._sender) and self._post is not None:",
-        "elif ring(self._names.wakeups, self._sender) and False:",
-        POST,
+    Mutant(
+        "post: a stand-in stays for ever",
+        "penstock/stores/sqlite.py",
+        "SqliteStore._tell",
+        "elif notify(self._names.wakeups, self._sender) and self._relay is not None:",
+        "elif notify(self._names.wakeups, self._sender) and False:",
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "nobody hears of what a thread stays with",
-        "stores/writer",
+    Mutant(
+        "post: nobody hears of what a thread stays with",
+        "penstock/stores/writer.py",
+        "Writer._run",
         "            self._left_untold = True\n",
         "            pass\n",
-        POST,
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "every thread that was lent stays for ever",
-        "stores/post",
+    Mutant(
+        "post: every thread that was lent stays for ever",
+        "penstock/stores/post.py",
+        "SubmitRelayServer._rests",
         "if self._closed or self._resting:",
         "if self._closed:",
-        POST,
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "a letter is read as the one before it",
-        "stores/post",
+    Mutant(
+        "post: a letter is read as the one before it",
+        "penstock/stores/post.py",
+        "_Reader._intent",
         "if self._make is None or like != self._like:",
         "if self._make is None:",
-        POST,
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "zeros over the end of the log",
-        "stores/sqlite_guard",
+    Mutant(
+        "post: zeros over the end of the log",
+        "penstock/stores/sqlite_guard.py",
+        "FileGuard._lengthen",
         "os.pwrite(file, bytes(more), size)",
         "os.pwrite(file, bytes(more), size - 4_096)",
         ("tests/contract/test_sqlite_damage.py",),
     ),
-    planted(
-        "letters in hand are dropped when the post closes",
-        "stores/post",
+    Mutant(
+        "post: letters in hand are dropped when the post closes",
+        "penstock/stores/post.py",
+        "SubmitRelayServer.close",
         "self._shut(self._guests - self._owed)",
         "self._shut(set(self._guests))",
-        POST,
+        ("tests/contract/test_post.py",),
     ),
-    planted(
-        "sums are kept although somebody else has written",
-        "stores/sqlite_sums",
+    Mutant(
+        "post: sums are kept although somebody else has written",
+        "penstock/stores/sqlite_sums.py",
+        "SqliteTotals.begin",
         "if self._con.data_version() != self._version:",
         "if self._version is None:",
-        FILE,
+        ("tests/contract/test_sqlite.py",),
     ),
-    planted(
-        "sums survive a rollback",
-        "stores/sqlite_tx",
+    Mutant(
+        "post: sums survive a rollback",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction._undo",
         "        self._demands.forget()\n        self._sums.forget()\n",
         "        self._demands.forget()\n",
-        FILE,
+        ("tests/contract/test_sqlite.py",),
     ),
-    planted(
-        "what SQLite itself has undone stays in the sums",
-        "stores/sqlite_tx",
+    Mutant(
+        "post: what SQLite itself has undone stays in the sums",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction._end",
         "            if not stands:\n",
         "            if not stands and self._con.in_transaction:\n",
         ("tests/contract/test_sqlite_damage.py",),
     ),
-    planted(
-        "nobody knows where a start was told",
-        "stores/sqlite_many",
+    Mutant(
+        "post: nobody knows where a start was told",
+        "penstock/stores/sqlite_many.py",
+        "_lease",
         "phase, n + 2, batch, now, now,",
         "phase, n + 2, None, now, now,",
         ("tests/contract/test_admit.py", "tests/contract/test_apply.py"),
     ),
-    planted(
-        "nobody knows where an end was told",
-        "stores/sqlite_pages",
+    Mutant(
+        "post: nobody knows where an end was told",
+        "penstock/stores/sqlite_pages.py",
+        "SqliteWriteBatch._flush_completed",
         "write(self._con, statement, (self.batch, self._now, listed(ended)), len(ended))",
         "write(self._con, statement, (None, self._now, listed(ended)), len(ended))",
         ("tests/contract/test_apply.py", "tests/contract/test_differential.py"),
     ),
-    planted(
-        "whoever runs a job gets the limits of the one before it",
-        "stores/sqlite_started",
+    Mutant(
+        "post: whoever runs a job gets the limits of the one before it",
+        "penstock/stores/sqlite_started.py",
+        "Started.job",
         "if self._make is None or like != self._like:",
         "if self._make is None:",
         ("tests/contract/test_admit.py",),
     ),
-    planted(
-        "what is made ready begins though it was decided otherwise in the end",
-        "engine/desk",
+    Mutant(
+        "post: what is made ready begins though it was decided otherwise in the end",
+        "penstock/engine/desk.py",
+        "JobService.exchange_soon.land",
         "if made is None or granted is not foreseen:",
         "if made is None:",
         ("tests/engine/test_desk_many.py",),
     ),
-    planted(
-        "a job that goes on is made ready before its checkpoint is on disk",
-        "engine/desk",
+    Mutant(
+        "post: a job that goes on is made ready before its checkpoint is on disk",
+        "penstock/engine/desk.py",
+        "JobService.exchange_soon.land",
         " and all(d.fence == 1 for d in foreseen):",
         ":",
         ("tests/engine/test_desk_many.py",),
     ),
-    planted(
-        "a lease is completed as it was given, whatever its heartbeats said",
-        "stores/sqlite_tx",
+    Mutant(
+        "post: a lease is completed as it was given, whatever its heartbeats said",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction.renew",
         "        self._pages.forget_leases()\n        self._pages.flush_rows()\n        return [renew(",
         "        self._pages.flush_rows()\n        return [renew(",
         ("tests/contract/test_apply.py",),
     ),
-    planted(
-        "a lease is completed as it was given, whatever was decided since",
-        "stores/sqlite_tx",
+    Mutant(
+        "post: a lease is completed as it was given, whatever was decided since",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction.apply",
         "        self._pages.forget_leases()\n        self._pages.flush_rows()\n        jobs = ",
         "        self._pages.flush_rows()\n        jobs = ",
         ("tests/contract/test_apply.py",),
     ),
-    planted(
-        "an expired lease that was given here still completes",
-        "stores/sqlite_pages",
+    Mutant(
+        "post: an expired lease that was given here still completes",
+        "penstock/stores/sqlite_pages.py",
+        "SqliteWriteBatch.leases",
         "if lease and lease[2][2] > now]",
         "if lease]",
         ("tests/contract/test_apply.py",),
     ),
-    planted(
-        "a lease that was given here can be completed twice",
-        "stores/sqlite_pages",
+    Mutant(
+        "post: a lease that was given here can be completed twice",
+        "penstock/stores/sqlite_pages.py",
+        "SqliteWriteBatch.leases",
         "self._sums.leases.pop(dispatch_id, None)",
         "self._sums.leases.get(dispatch_id)",
         ("tests/contract/test_apply.py", "tests/contract/test_differential.py"),
     ),
-    planted(
-        "a job that crashed before is handed out as if it had not",
-        "stores/sqlite_started",
+    Mutant(
+        "post: a job that crashed before is handed out as if it had not",
+        "penstock/stores/sqlite_started.py",
+        "Started._read",
         "if crash or unavailable or error else NONE_YET",
         "if unavailable or error else NONE_YET",
         ("tests/contract/test_admit.py",),
     ),
-    planted(
-        "who is in the file goes before who has just come, whatever their turns",
-        "stores/sqlite_floor",
+    Mutant(
+        "post: who is in the file goes before who has just come, whatever their turns",
+        "penstock/stores/sqlite_floor.py",
+        "SqliteAdmissionView.lines",
         "merge(jobs, self._new(fresh.pop(key)), key=_by_turn)",
         "iter([*jobs, *self._new(fresh.pop(key))])",
-        FILE,
+        ("tests/contract/test_sqlite.py",),
     ),
-    planted(
-        "who has just come is not in the round of its commit",
-        "stores/sqlite_floor",
+    Mutant(
+        "post: who has just come is not in the round of its commit",
+        "penstock/stores/sqlite_floor.py",
+        "SqliteAdmissionView.lines",
         "        for key, new in fresh.items():\n            yield self._line(key, self._new(new))\n",
         "",
-        RIDE,
+        ("tests/contract/test_ride.py",),
     ),
-    planted(
-        "a line in the file is not looked at because the last commit left none",
-        "stores/sqlite_pages",
+    Mutant(
+        "post: a line in the file is not looked at because the last commit left none",
+        "penstock/stores/sqlite_pages.py",
+        "SqliteWriteBatch.admission_view",
         "self._jobs_written or queued_here or bool(self._sums.queued)",
         "self._jobs_written or bool(self._sums.queued)",
-        FILE,
+        ("tests/contract/test_sqlite.py",),
     ),
-    planted(
-        "rows of a rolled back submit serve the next one that is like it",
-        "stores/sqlite_tx",
+    Mutant(
+        "post: rows of a rolled back submit serve the next one that is like it",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction._undo",
         "        self._sums.forget()\n        self._like = None\n",
         "        self._sums.forget()\n",
-        FILE,
+        ("tests/contract/test_sqlite.py",),
     ),
-    planted(
-        "a job waits from when the last one like it came",
-        "stores/sqlite_tx",
+    Mutant(
+        "post: a job waits from when the last one like it came",
+        "penstock/stores/sqlite_tx.py",
+        "Transaction._insert",
         "        elif now != self._like_at:\n",
         "        elif now < self._like_at:\n",
         ("tests/contract/test_submit.py", "tests/contract/test_differential.py"),

@@ -4,311 +4,965 @@ from __future__ import annotations
 
 from tests.mutants.planting import Mutant
 
-QUEUE = "penstock/core/queue.py"
-TICKET = "penstock/core/ticket.py"
-TESTS = (
-    "tests/core/test_queue_examples.py",
-    "tests/core/test_queue_endings.py",
-    "tests/core/test_queue_model.py",
-)
-
-
-def in_queue(name: str, old: str, new: str, file: str = QUEUE) -> Mutant:
-    return Mutant(f"queue: {name}", file, old, new, TESTS)
-
-
 MUTANTS = [
-    # Limits
-    in_queue(
-        "limits are not checked",
+    Mutant(
+        "queue: limits are not checked",
+        "penstock/core/ticket.py",
+        "_check_count",
         "if not isinstance(value, int) or isinstance(value, bool) or value < least:",
         "if False:",
-        TICKET,
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a plain policy word stays a plain word",
+    Mutant(
+        "queue: a plain policy word stays a plain word",
+        "penstock/core/ticket.py",
+        "QueueLimits.__post_init__",
         'object.__setattr__(self, "policy", Policy(self.policy))',
         "Policy(self.policy)",
-        TICKET,
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("no bound is a bound", "        self.max_queue_depth = limits.max_queue_depth\n", "        self.max_queue_depth = min(limits.max_queue_depth, 5)\n"),
-    # Room
-    in_queue(
-        "one too many enters",
+    Mutant(
+        "queue: no bound is a bound",
+        "penstock/core/queue.py",
+        "DispatchQueue.__init__",
+        "        self.max_queue_depth = limits.max_queue_depth\n",
+        "        self.max_queue_depth = min(limits.max_queue_depth, 5)\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: one too many enters",
+        "penstock/core/queue.py",
+        "DispatchQueue.enter",
         "            if self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0):",
         "            if self.pending + self.reserved <= self.max_queue_depth + (free if free > 0 else 0):",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "one too many reserves",
+    Mutant(
+        "queue: one too many reserves",
+        "penstock/core/queue.py",
+        "DispatchQueue._has_room",
         "        return self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0)",
         "        return self.pending + self.reserved <= self.max_queue_depth + (free if free > 0 else 0)",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "reserved places are not counted on entry",
+    Mutant(
+        "queue: reserved places are not counted on entry",
+        "penstock/core/queue.py",
+        "DispatchQueue.enter",
         "            if self.pending + self.reserved < self.max_queue_depth",
         "            if self.pending < self.max_queue_depth",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "reserved places are not counted on reserve",
+    Mutant(
+        "queue: reserved places are not counted on reserve",
+        "penstock/core/queue.py",
+        "DispatchQueue._has_room",
         "        return self.pending + self.reserved < self.max_queue_depth",
         "        return self.pending < self.max_queue_depth",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "free slots are no room: nothing enters at depth 0",
+    Mutant(
+        "queue: free slots are no room: nothing enters at depth 0",
+        "penstock/core/queue.py",
+        "DispatchQueue.enter",
         "            free = self.limit - self.in_flight\n            if",
         "            free = 0\n            if",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "room is counted when a call completes, paused or not",
+    Mutant(
+        "queue: room is counted when a call completes, paused or not",
+        "penstock/core/queue.py",
+        "DispatchQueue._has_room",
         "        free = self.limit - self.in_flight\n        return",
         "        free = self.limits.max_in_flight - self.in_flight\n        return",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "slots above the limit are used",
+    Mutant(
+        "queue: slots above the limit are used",
+        "penstock/core/queue.py",
+        "DispatchQueue._set_limit",
         "else min(self.slots, self.limits.max_in_flight)",
         "else self.slots",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("fewer slots change nothing", "        self.slots = slots\n", "        self.slots = max(slots, self.slots)\n"),
-    # Policies
-    in_queue(
-        "reject and drop-latest wait",
+    Mutant(
+        "queue: fewer slots change nothing",
+        "penstock/core/queue.py",
+        "DispatchQueue.offer_slots",
+        "        self.slots = slots\n",
+        "        self.slots = max(slots, self.slots)\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: reject and drop-latest wait",
+        "penstock/core/queue.py",
+        "DispatchQueue.enter",
         "            self._accept(ticket, now)\n            return ACCEPTED\n        return REFUSED",
         "            self._accept(ticket, now)\n            return ACCEPTED\n        return self._wait(ticket)",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "reject and drop-latest wait for a place",
-        "            return Verdict.RESERVED\n        return REFUSED",
-        "            return Verdict.RESERVED\n        return self._wait(ticket)",
+    Mutant(
+        "queue: reject and drop-latest wait for a place",
+        "penstock/core/queue.py",
+        "DispatchQueue.reserve",
+        "            return EnterResult.RESERVED\n        return REFUSED",
+        "            return EnterResult.RESERVED\n        return self._wait(ticket)",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a full queue refuses under block",
+    Mutant(
+        "queue: a full queue refuses under block",
+        "penstock/core/queue.py",
+        "DispatchQueue.enter",
         "                return ACCEPTED\n        if self._blocks:\n            return self._wait(ticket)",
         "                return ACCEPTED\n        if self._blocks:\n            return REFUSED",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "drop-oldest drops the newest",
+    Mutant(
+        "queue: drop-oldest drops the newest",
+        "penstock/core/queue.py",
+        "DispatchQueue._evict_oldest",
         "        oldest = self._pop_pending()\n",
         "        oldest = self._pending.pop()\n        self.pending -= 1\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "drop-oldest tells nobody",
+    Mutant(
+        "queue: drop-oldest tells nobody",
+        "penstock/core/queue.py",
+        "DispatchQueue._evict_oldest",
         "        self.evicted.append(oldest)\n",
         "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "the evicted are not settled",
+    Mutant(
+        "queue: the evicted are not settled",
+        "penstock/core/queue.py",
+        "DispatchQueue._evict_oldest",
         "        oldest.stage = SETTLED\n",
         "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a depth of 0 drops what was requeued",
+    Mutant(
+        "queue: a depth of 0 drops what was requeued",
+        "penstock/core/queue.py",
+        "DispatchQueue.__init__",
         " and limits.max_queue_depth > 0\n",
         "\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "drop-oldest accepts although there is nothing to drop",
+    Mutant(
+        "queue: drop-oldest accepts although there is nothing to drop",
+        "penstock/core/queue.py",
+        "DispatchQueue.enter",
         "        if self._evicts and self.pending:\n            self._evict_oldest()\n            self._accept(ticket, now)",
         "        if self._evicts:\n            if self.pending:\n                self._evict_oldest()\n            self._accept(ticket, now)",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    # Waiting
-    in_queue("a waiter enters behind its back", "            if ticket.eager:\n", "            if True:\n"),
-    in_queue("a waiter with a payload is asked for one", "            if ticket.eager:\n", "            if False:\n"),
-    in_queue("the last waiter is served first", "            ticket = waiters.popleft()\n", "            ticket = waiters.pop()\n"),
-    in_queue(
-        "all waiters are woken by one room",
+    Mutant(
+        "queue: a waiter enters behind its back",
+        "penstock/core/queue.py",
+        "DispatchQueue._grant",
+        "            if ticket.eager:\n",
+        "            if True:\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: a waiter with a payload is asked for one",
+        "penstock/core/queue.py",
+        "DispatchQueue._grant",
+        "            if ticket.eager:\n",
+        "            if False:\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: the last waiter is served first",
+        "penstock/core/queue.py",
+        "DispatchQueue._grant",
+        "            ticket = waiters.popleft()\n",
+        "            ticket = waiters.pop()\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: all waiters are woken by one room",
+        "penstock/core/queue.py",
+        "DispatchQueue._grant",
         "        while room > 0 and waiters and self._building is None:\n",
         "        while waiters and self._building is None:\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "waiters do not wait for the payload before them",
+    Mutant(
+        "queue: waiters do not wait for the payload before them",
+        "penstock/core/queue.py",
+        "DispatchQueue._grant",
         "        while room > 0 and waiters and self._building is None:\n",
         "        while room > 0 and waiters:\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a newcomer overtakes a payload that is being made",
+    Mutant(
+        "queue: a newcomer overtakes a payload that is being made",
+        "penstock/core/queue.py",
+        "DispatchQueue.enter",
         "        if not self.waiting and self._building is None:\n",
         "        if not self.waiting:\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a payload that is there goes on holding up others",
+    Mutant(
+        "queue: a payload that is there goes on holding up others",
+        "penstock/core/queue.py",
+        "DispatchQueue.fill",
         "        if self._building is ticket:\n            self._building = None\n        if self.disposed:",
         "        if self.disposed:",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "one waiter is skipped",
+    Mutant(
+        "queue: one waiter is skipped",
+        "penstock/core/queue.py",
+        "DispatchQueue._grant",
         "            ticket = waiters.popleft()\n",
         "            ticket = waiters.popleft()\n            waiters.rotate(-1)\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("a granted waiter is not told", "            self.granted.append(ticket)\n", ""),
-    in_queue(
-        "a completion wakes nobody",
+    Mutant(
+        "queue: a granted waiter is not told",
+        "penstock/core/queue.py",
+        "DispatchQueue._grant",
+        "            self.granted.append(ticket)\n",
+        "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: a completion wakes nobody",
+        "penstock/core/queue.py",
+        "DispatchQueue.settle",
         "        self.in_flight -= 1\n        if self.waiting:\n            self._grant(now)\n        return stage is IN_FLIGHT",
         "        self.in_flight -= 1\n        return stage is IN_FLIGHT",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a cancel wakes nobody",
+    Mutant(
+        "queue: a cancel wakes nobody",
+        "penstock/core/queue.py",
+        "DispatchQueue.cancel",
         "        if self.waiting:\n            self._grant(now)\n        return phase",
         "        return phase",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a loss wakes nobody",
+    Mutant(
+        "queue: a loss wakes nobody",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
         "        if self.waiting:\n            self._grant(now)\n        return exhausted",
         "        return exhausted",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "more slots wake nobody",
+    Mutant(
+        "queue: more slots wake nobody",
+        "penstock/core/queue.py",
+        "DispatchQueue._set_limit",
         "self.limits.max_in_flight)\n        if self.waiting:\n            self._grant(now)\n",
         "self.limits.max_in_flight)\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    # Places
-    in_queue(
-        "a place takes two payloads",
+    Mutant(
+        "queue: a place takes two payloads",
+        "penstock/core/queue.py",
+        "DispatchQueue.fill",
         "        if ticket.stage is not RESERVED:\n            return False\n",
         "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("a filled place stays reserved", "        self.reserved -= 1\n        if self._building", "        if self._building"),
-    in_queue(
-        "a cancelled place stays reserved",
+    Mutant(
+        "queue: a filled place stays reserved",
+        "penstock/core/queue.py",
+        "DispatchQueue.fill",
+        "        self.reserved -= 1\n        if self._building",
+        "        if self._building",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: a cancelled place stays reserved",
+        "penstock/core/queue.py",
+        "DispatchQueue.cancel",
         "                self.reserved -= 1\n                phase",
         "                phase",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a place may be filled after dispose",
+    Mutant(
+        "queue: a place may be filled after dispose",
+        "penstock/core/queue.py",
+        "DispatchQueue.fill",
         "        if self.disposed:\n            ticket.stage = SETTLED\n            return False\n",
         "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    # Order and dispatch
-    in_queue(
-        "first in, last out",
+    Mutant(
+        "queue: first in, last out",
+        "penstock/core/queue.py",
+        "DispatchQueue._pop_pending",
         "            ticket = queue.popleft()\n            if ticket.stage is PENDING:",
         "            ticket = queue.pop()\n            if ticket.stage is PENDING:",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "cancelled calls are dispatched",
+    Mutant(
+        "queue: cancelled calls are dispatched",
+        "penstock/core/queue.py",
+        "DispatchQueue._pop_pending",
         "            ticket = queue.popleft()\n            if ticket.stage is PENDING:",
         "            ticket = queue.popleft()\n            if True:",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a slot too many is used",
+    Mutant(
+        "queue: a slot too many is used",
+        "penstock/core/queue.py",
+        "DispatchQueue.take",
         "        if self.in_flight >= self.limit or not self.pending:",
         "        if self.in_flight > self.limit or not self.pending:",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("a requeued call keeps its dispatch id", "        ticket.dispatch = self._cursor\n", "        ticket.dispatch = ticket.dispatch or self._cursor\n"),
-    in_queue("attempts are not counted", "        ticket.attempt += 1\n", "        ticket.attempt = 1\n"),
-    # Endings
-    in_queue(
-        "a stale completion is accepted",
+    Mutant(
+        "queue: a requeued call keeps its dispatch id",
+        "penstock/core/queue.py",
+        "DispatchQueue.take",
+        "        ticket.dispatch = self._cursor\n",
+        "        ticket.dispatch = ticket.dispatch or self._cursor\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: attempts are not counted",
+        "penstock/core/queue.py",
+        "DispatchQueue.take",
+        "        ticket.attempt += 1\n",
+        "        ticket.attempt = 1\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: a stale completion is accepted",
+        "penstock/core/queue.py",
+        "DispatchQueue.settle",
         "        if ticket.dispatch != dispatch:\n            return False\n",
         "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a completion counts twice",
+    Mutant(
+        "queue: a completion counts twice",
+        "penstock/core/queue.py",
+        "DispatchQueue.settle",
         "        if stage is not IN_FLIGHT and stage is not ENDING:\n            return False\n",
         "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("the outcome of a cancelled call counts", "        return stage is IN_FLIGHT\n", "        return True\n"),
-    in_queue(
-        "a cancelled call in flight gives its slot away at once",
+    Mutant(
+        "queue: the outcome of a cancelled call counts",
+        "penstock/core/queue.py",
+        "DispatchQueue.settle",
+        "        return stage is IN_FLIGHT\n",
+        "        return True\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: a cancelled call in flight gives its slot away at once",
+        "penstock/core/queue.py",
+        "DispatchQueue.cancel",
         "                ticket.stage = ENDING\n",
         "                ticket.stage = SETTLED\n                self.in_flight -= 1\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a cancelled call never gives its slot back",
+    Mutant(
+        "queue: a cancelled call never gives its slot back",
+        "penstock/core/queue.py",
+        "DispatchQueue.settle",
         "        if stage is not IN_FLIGHT and stage is not ENDING:",
         "        if stage is not IN_FLIGHT:",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a cancelled call whose worker is ended never gives its slot back",
+    Mutant(
+        "queue: a cancelled call whose worker is ended never gives its slot back",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
         "            if ticket.stage is ENDING:\n                ticket.stage = SETTLED\n                self.in_flight -= 1\n            elif",
         "            if",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a cancelled pending call keeps its place",
+    Mutant(
+        "queue: a cancelled pending call keeps its place",
+        "penstock/core/queue.py",
+        "DispatchQueue.cancel",
         "                self.pending -= 1\n                phase",
         "                phase",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a waiter that gave up is still counted",
+    Mutant(
+        "queue: a waiter that gave up is still counted",
+        "penstock/core/queue.py",
+        "DispatchQueue.cancel",
         "                self.waiting -= 1\n                phase",
         "                phase",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "a reserved call is reported as queued",
-        "                self.reserved -= 1\n                phase = Phase.WAITING",
-        "                self.reserved -= 1\n                phase = Phase.QUEUED",
+    Mutant(
+        "queue: a reserved call is reported as queued",
+        "penstock/core/queue.py",
+        "DispatchQueue.cancel",
+        "                self.reserved -= 1\n                phase = CancelPhase.WAITING",
+        "                self.reserved -= 1\n                phase = CancelPhase.QUEUED",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "what has ended can be cancelled",
+    Mutant(
+        "queue: what has ended can be cancelled",
+        "penstock/core/queue.py",
+        "DispatchQueue.cancel",
         "            case _:\n                return None\n",
-        "            case _:\n                return Phase.QUEUED\n",
+        "            case _:\n                return CancelPhase.QUEUED\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("the cancelled are never swept out", "        if len(queue) > 2 * alive + 32:", "        if False:"),
-    in_queue(
-        "the sweep loses one",
+    Mutant(
+        "queue: the cancelled are never swept out",
+        "penstock/core/queue.py",
+        "DispatchQueue._sweep",
+        "        if len(queue) > 2 * alive + 32:",
+        "        if False:",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: the sweep loses one",
+        "penstock/core/queue.py",
+        "DispatchQueue._sweep",
         "            kept = [ticket for ticket in queue if ticket.stage is stage]\n",
         "            kept = [ticket for ticket in queue if ticket.stage is stage][1:]\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    # Crashes
-    in_queue(
-        "requeued to the back",
+    Mutant(
+        "queue: requeued to the back",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
         "            if self.limits.requeue_to_front:\n",
         "            if False:\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "requeued to the front though asked for the back",
+    Mutant(
+        "queue: requeued to the front though asked for the back",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
         "            if self.limits.requeue_to_front:\n",
         "            if True:\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "requeued in the order of loss",
+    Mutant(
+        "queue: requeued in the order of loss",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
         "                heappush(self._front, (ticket.serial, ticket))\n",
         "                self._serial += 1\n                heappush(self._front, (self._serial, ticket))\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue(
-        "to the back in any order",
+    Mutant(
+        "queue: to the back in any order",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
         "        requeued.sort(key=lambda ticket: ticket.serial)\n",
         "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("one attempt too many", "if ticket.crashes >= self.limits.max_attempts or", "if ticket.crashes > self.limits.max_attempts or"),
-    in_queue("one attempt too few", "if ticket.crashes >= self.limits.max_attempts or", "if ticket.crashes + 1 >= self.limits.max_attempts or"),
-    in_queue(
-        "whoever was on a dead worker is blamed",
+    Mutant(
+        "queue: one attempt too many",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
+        "if ticket.crashes >= self.limits.max_attempts or",
+        "if ticket.crashes > self.limits.max_attempts or",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: one attempt too few",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
+        "if ticket.crashes >= self.limits.max_attempts or",
+        "if ticket.crashes + 1 >= self.limits.max_attempts or",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: whoever was on a dead worker is blamed",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
         "if ticket.crashes >= self.limits.max_attempts or",
         "if ticket.attempt >= self.limits.max_attempts or",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("nobody is blamed", "            ticket.crashes += 1\n", "            pass\n"),
-    in_queue("lost after dispose, lost for ever", "max_attempts or self.disposed:", "max_attempts:"),
-    # Holding back and closing
-    in_queue("paused still dispatches", "        self.paused = True\n        self.limit = 0\n", "        self.paused = True\n"),
-    in_queue("slots resume a paused queue", "0 if self.paused or self.disposed else", "0 if self.disposed else"),
-    in_queue("resume wakes a disposed queue", "0 if self.paused or self.disposed else", "0 if self.paused else"),
-    in_queue("resume does nothing", "        self.paused = False\n        self._set_limit(now)\n", "        self.paused = False\n"),
-    in_queue("dispose leaves the waiters", "        ended = [*self, *self.waiters()]\n", "        ended = [*self]\n"),
-    in_queue("clear forgets the requeued", "        ended = [*self, *self.waiters()]\n        self._front.clear()\n", "        self._front.clear()\n        ended = [*self, *self.waiters()]\n"),
-    in_queue("the cleared are not settled", "        for ticket in ended:\n            ticket.stage = SETTLED\n", ""),
-    in_queue("the cleared still count", "        self.pending = self.waiting = 0\n", "        self.waiting = 0\n"),
-    in_queue("a disposed queue dispatches", "        self.disposed = True\n        self.limit = 0\n", "        self.disposed = True\n"),
-    in_queue("a disposed queue accepts", "        self.disposed = True\n", ""),
-    in_queue("clear disposes", "    def clear(self) -> list[TicketT]:\n", "    def clear(self) -> list[TicketT]:\n        self.disposed = True\n"),
-    in_queue(
-        "reserved places are idle",
+    Mutant(
+        "queue: nobody is blamed",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
+        "            ticket.crashes += 1\n",
+        "            pass\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: lost after dispose, lost for ever",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
+        "max_attempts or self.disposed:",
+        "max_attempts:",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: paused still dispatches",
+        "penstock/core/queue.py",
+        "DispatchQueue.pause",
+        "        self.paused = True\n        self.limit = 0\n",
+        "        self.paused = True\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: slots resume a paused queue",
+        "penstock/core/queue.py",
+        "DispatchQueue._set_limit",
+        "0 if self.paused or self.disposed else",
+        "0 if self.disposed else",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: resume wakes a disposed queue",
+        "penstock/core/queue.py",
+        "DispatchQueue._set_limit",
+        "0 if self.paused or self.disposed else",
+        "0 if self.paused else",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: resume does nothing",
+        "penstock/core/queue.py",
+        "DispatchQueue.resume",
+        "        self.paused = False\n        self._set_limit(now)\n",
+        "        self.paused = False\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: dispose leaves the waiters",
+        "penstock/core/queue.py",
+        "DispatchQueue.clear",
+        "        ended = [*self, *self.waiters()]\n",
+        "        ended = [*self]\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: clear forgets the requeued",
+        "penstock/core/queue.py",
+        "DispatchQueue.clear",
+        "        ended = [*self, *self.waiters()]\n        self._front.clear()\n",
+        "        self._front.clear()\n        ended = [*self, *self.waiters()]\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: the cleared are not settled",
+        "penstock/core/queue.py",
+        "DispatchQueue.clear",
+        "        for ticket in ended:\n            ticket.stage = SETTLED\n",
+        "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: the cleared still count",
+        "penstock/core/queue.py",
+        "DispatchQueue.clear",
+        "        self.pending = self.waiting = 0\n",
+        "        self.waiting = 0\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: a disposed queue dispatches",
+        "penstock/core/queue.py",
+        "DispatchQueue.dispose",
+        "        self.disposed = True\n        self.limit = 0\n",
+        "        self.disposed = True\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: a disposed queue accepts",
+        "penstock/core/queue.py",
+        "DispatchQueue.dispose",
+        "        self.disposed = True\n",
+        "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: clear disposes",
+        "penstock/core/queue.py",
+        "DispatchQueue.clear",
+        "    def clear(self) -> list[TicketT]:\n",
+        "    def clear(self) -> list[TicketT]:\n        self.disposed = True\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: reserved places are idle",
+        "penstock/core/ticket.py",
+        "QueueState.idle",
         "not (self.in_flight or self.pending or self.waiting or self.reserved)",
         "not (self.in_flight or self.pending or self.waiting)",
-        TICKET,
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("the state shows the slots as the limit", "                self._max_in_flight,\n", "                self.limit,\n"),
-    in_queue("the state shows no policy", "                self._policy,\n", "                Policy.BLOCK,\n"),
-    # Wait time
-    in_queue("the wait leaves waiting out", "        ticket.waiting_for = now - ticket.called_at\n", ""),
-    in_queue(
-        "the last wait leaves waiting out",
+    Mutant(
+        "queue: the state shows the slots as the limit",
+        "penstock/core/queue.py",
+        "DispatchQueue.state",
+        "                self._max_in_flight,\n",
+        "                self.limit,\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: the state shows no policy",
+        "penstock/core/queue.py",
+        "DispatchQueue.state",
+        "                self._policy,\n",
+        "                Policy.BLOCK,\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: the wait leaves waiting out",
+        "penstock/core/queue.py",
+        "DispatchQueue._accept",
+        "        ticket.waiting_for = now - ticket.called_at\n",
+        "",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: the last wait leaves waiting out",
+        "penstock/core/queue.py",
+        "DispatchQueue.take",
         "ticket.last_wait = pending_for if ticket.attempt > 1 else ticket.waiting_for + pending_for",
         "ticket.last_wait = pending_for",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-    in_queue("a requeued call forgets its first wait", "        ticket.pending_for += pending_for\n", "        ticket.pending_for = pending_for\n"),
-    in_queue(
-        "a requeued call counts its run as a wait",
+    Mutant(
+        "queue: a requeued call forgets its first wait",
+        "penstock/core/queue.py",
+        "DispatchQueue.take",
+        "        ticket.pending_for += pending_for\n",
+        "        ticket.pending_for = pending_for\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
+    ),
+    Mutant(
+        "queue: a requeued call counts its run as a wait",
+        "penstock/core/queue.py",
+        "DispatchQueue.lose",
         "        for ticket in requeued:\n            ticket.entered_at = now\n",
         "        for ticket in requeued:\n",
+        (
+            "tests/core/test_queue_examples.py",
+            "tests/core/test_queue_endings.py",
+            "tests/core/test_queue_model.py",
+        ),
     ),
-]  # fmt: skip
+]

@@ -6,8 +6,8 @@ Are the tests worth their time? Plants one bug after the other in a copy of the 
     python tests/mutants/run.py -j 1       one at a time, and not one more than there are processors
     python tests/mutants/run.py --idle     runs all tests to their end, and names those that no planted bug makes fail
 
-Each `*_mutants.py` beside this file has a list `MUTANTS` of (name, file below src/, old text, new text, what pytest is
-to run). The old text must be there exactly once: a list that has fallen behind its file is an error, not a pass. A list
+Each `*_mutants.py` beside this file has a list `MUTANTS` of (name, file below src/, function, old code, new code, what pytest
+is to run). `planting.py` says how the old code is found; if it is not there exactly once, that is an error, not a pass. A list
 with `NEEDS` is left out where that module is not installed, because its tests would be skipped. Where they are skipped for want of
 something else, such as a browser, the planted bug has neither been found nor survived, and the last line tells how many.
 """
@@ -38,7 +38,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))  # a script has its own folder there
 
-from tests.mutants.planting import Mutant  # noqa: E402  # not before it is there
+from tests.mutants.planting import Mutant, NotPlanted  # noqa: E402  # not before it is there
+from tests.mutants.planting import plant as plant_in  # noqa: E402  # not before it is there
 
 #: Seconds that the tests may take longer than without a planted bug. It may make them hang, and that is a way to find it.
 PATIENCE = 180.0
@@ -140,10 +141,10 @@ def plant(
         if mutant is not None:
             path = src / mutant.file
             text = path.read_text("utf-8")
-            if text.count(mutant.old) != 1:
-                times = text.count(mutant.old)
-                return Run("broken", frozenset(), 0, f"its old text is {times} times in {mutant.file}\n")
-            path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
+            try:
+                path.write_text(plant_in(text, mutant), "utf-8")
+            except NotPlanted as error:
+                return Run("broken", frozenset(), 0, f"{error}\n")
             for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
                 compiled.unlink()
         return run_tests(targets, env, every=every, patience=patience)

@@ -2,300 +2,343 @@
 
 from __future__ import annotations
 
-TRACKER = "tests/core/test_tracker.py"
-CANCEL = "tests/contract/test_cancel.py"
-PREEMPT = "tests/core/test_preempt.py"
-RUNNING = "tests/runner/test_running.py"
-ENDING = "tests/runner/test_ending.py"
-CONTEXT = "tests/runner/test_context.py"
-LOST = "tests/runner/test_lost.py"
-AHEAD = "tests/runner/test_ahead.py"
+from tests.mutants.planting import Mutant
 
 MUTANTS = [
-    (
+    Mutant(
         "tracker: the last reason wins",
         "penstock/core/tracker.py",
+        "Tracker.terminate",
         "        if flight.reason is None or replaces(reason, flight.reason):\n",
         "        if True:\n",
-        (TRACKER,),
+        ("tests/core/test_tracker.py",),
     ),
-    (
+    Mutant(
         "cancel: the tracker keeps a first reason that runs the job again",
         "penstock/core/tracker.py",
+        "Tracker.terminate",
         "        if flight.reason is None or replaces(reason, flight.reason):\n",
         "        if flight.reason is None:\n",
-        (TRACKER,),
+        ("tests/core/test_tracker.py",),
     ),
-    (
+    Mutant(
         "cancel: lost when another stop is under way",
         "penstock/core/changes.py",
+        "stop",
         "        if not replaces(reason, first):\n            return None\n",
         "        return None\n",
-        (CANCEL,),
+        ("tests/contract/test_cancel.py",),
     ),
-    (
+    Mutant(
         "cancel: one that comes too late for a final reason is not recorded",
         "penstock/core/changes.py",
-        "        if told is None and dispatch.reason is not End.CANCELED:\n",
+        "cancel",
+        "        if told is None and dispatch.reason is not EndReason.CANCELED:\n",
         "        if False:\n",
-        (CANCEL,),
+        ("tests/contract/test_cancel.py",),
     ),
-    (
+    Mutant(
         "cancel: an end that was decided before it puts the job back, in memory",
         "penstock/stores/memory.py",
+        "MemoryStore._dispatch_matches",
         " or dispatch.reason is not step.source_reason:\n",
         ":\n",
-        (CANCEL,),
+        ("tests/contract/test_cancel.py",),
     ),
-    (
+    Mutant(
         "cancel: an end that was decided before it puts the job back, on SQLite",
         "penstock/stores/sqlite_tx.py",
+        "Transaction._dispatch_matches",
         " or row[6] != step.source_reason:\n",
         ":\n",
-        (CANCEL,),
+        ("tests/contract/test_cancel.py",),
     ),
-    (
+    Mutant(
         "cancel: an end that was decided before it puts the job back, on PostgreSQL",
         "penstock/stores/postgres_apply.py",
+        "_stands",
         " or dispatch.reason != step.source_reason:\n",
         ":\n",
-        (CANCEL,),
+        ("tests/contract/test_cancel.py",),
     ),
-    (
+    Mutant(
         "runner: a late stop leaves dispatches with a lease and no end",
         "penstock/runner/runner.py",
+        "Runner._loop",
         '        self._guarded("the last ends", self._end_all)\n',
         "",
         ("tests/runner/test_stop.py",),
     ),
-    (
+    Mutant(
         "tracker: what the run says beats why it was told to end",
         "penstock/core/tracker.py",
+        "Tracker.settle",
         "None if flight is None else flight.reason or how",
         "None if flight is None else how",
-        (TRACKER,),
+        ("tests/core/test_tracker.py",),
     ),
-    (
+    Mutant(
         "tracker: a drain waits for who is slower already",
         "penstock/core/tracker.py",
+        "Tracker._hurry",
         "{step: min(moment, plan[step]) for step, moment in before.items()}",
         "plan",
-        (TRACKER,),
+        ("tests/core/test_tracker.py",),
     ),
-    (
+    Mutant(
         "preemption: a victim that frees too little",
         "penstock/core/preempt.py",
-        "next((flight for flight in lower if want.fits_without([*ending, flight.demand])), None)",
+        "choose",
+        "next((flight for flight in lower if want.fits_without([*ending, flight.admission_class])), None)",
         "next(iter(lower), None)",
-        (PREEMPT,),
+        ("tests/core/test_preempt.py",),
     ),
-    (
+    Mutant(
         "preemption: while there is room",
         "penstock/core/preempt.py",
-        "    if isinstance(decision(floor.books), Admitted):\n",
+        "_want",
+        "    if isinstance(decision(admission_view.ledger), Admitted):\n",
         "    if waiting is None:\n",
-        (PREEMPT,),
+        ("tests/core/test_preempt.py",),
     ),
-    (
+    Mutant(
         "preemption: forced after the first deadline",
         "penstock/core/preempt.py",
+        "advance",
         "    if cycle.asked == 1:\n",
         "    if cycle.asked == 0:\n",
-        (PREEMPT,),
+        ("tests/core/test_preempt.py",),
     ),
-    (
+    Mutant(
         "runner: a warden does not inherit orphans",
         "penstock/runner/warden.py",
+        "Warden.run",
         "        become_subreaper()\n",
         "",
-        (f"{ENDING}::test_a_warden_needs_no_help_to_end_its_tree",),
+        ("tests/runner/test_ending.py::test_a_warden_needs_no_help_to_end_its_tree",),
     ),
-    (
+    Mutant(
         "runner: only the process group is killed",
         "penstock/runner/warden.py",
+        "Warden._strike",
         "            send(process, signal.SIGKILL)\n        self._kill_at",
         "            pass\n        self._kill_at",
-        (f"{ENDING}::test_after_a_cancel",),
+        ("tests/runner/test_ending.py::test_after_a_cancel",),
     ),
-    (
+    Mutant(
         "runner: a run is over when its first process is",
         "penstock/runner/warden.py",
+        "Warden",
         "        except ChildProcessError:\n            return True\n        return False\n\n    def _report",
         "        except ChildProcessError:\n            return True\n        return True\n\n    def _report",
-        (f"{ENDING}::test_a_warden_needs_no_help_to_end_its_tree",),
+        ("tests/runner/test_ending.py::test_a_warden_needs_no_help_to_end_its_tree",),
     ),
-    (
+    Mutant(
         "runner: a warden goes on when the scheduler is gone",
         "penstock/runner/warden.py",
+        "Warden._hear",
         '            self._kill("the scheduler is gone")\n',
         "",
-        (f"{ENDING}::test_when_the_scheduler_is_killed_either_the_launcher_or_the_warden_is_enough",),
+        (
+            "tests/runner/test_ending.py::test_when_the_scheduler_is_killed_either_the_launcher_or_the_warden_is_enough",
+        ),
     ),
-    (
+    Mutant(
         "runner: a lease that is not renewed ends nothing",
         "penstock/runner/warden.py",
+        "Warden._mind_the_time",
         '            self._kill("the lease was not renewed in time")\n',
         "            self._until = None\n",
-        (f"{ENDING}::test_when_a_lease_cannot_be_renewed_the_warden_ends_the_tree_by_itself",),
+        (
+            "tests/runner/test_ending.py::test_when_a_lease_cannot_be_renewed_the_warden_ends_the_tree_by_itself",
+        ),
     ),
-    (
+    Mutant(
         "runner: what a killed warden leaves is not looked for",
         "penstock/runner/launcher.py",
+        "Launcher._end_strays",
         "        for stray in strays:\n",
         "        for stray in ():\n",
-        (f"{ENDING}::test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands",),
+        (
+            "tests/runner/test_ending.py::test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands",
+        ),
     ),
-    (
+    Mutant(
         "runner: the root does not die with its warden",
         "penstock/runner/warden.py",
+        "_prepare.prepare",
         "        die_with_the_parent(warden)\n",
         "",
-        (f"{ENDING}::test_a_new_scheduler_first_ends_what_the_killed_one_left",),
+        ("tests/runner/test_ending.py::test_a_new_scheduler_first_ends_what_the_killed_one_left",),
     ),
-    (
+    Mutant(
         "runner: a stopped warden is waited for",
         "penstock/runner/crew.py",
+        "ProcessSupervisor.force",
         "            run.warden.force()\n",
         "            pass\n",
-        (f"{ENDING}::test_a_warden_that_is_stopped_does_not_save_its_tree",),
+        ("tests/runner/test_ending.py::test_a_warden_that_is_stopped_does_not_save_its_tree",),
     ),
-    (
+    Mutant(
         "runner: the whole environment is passed on",
         "penstock/runner/options.py",
+        "RunnerOptions.environment",
         "for name, value in os.environ.items() if self._passes(name)}",
         "for name, value in os.environ.items()}",
-        (f"{RUNNING}::test_a_job_sees_a_clean_world",),
+        ("tests/runner/test_running.py::test_a_job_sees_a_clean_world",),
     ),
-    (
+    Mutant(
         "runner: a link is followed",
         "penstock/runner/output.py",
+        "open_folder",
         "os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC",
         "os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC",
-        (f"{RUNNING}::test_a_link_in_place_of_an_output_folder_is_not_followed",),
+        ("tests/runner/test_running.py::test_a_link_in_place_of_an_output_folder_is_not_followed",),
     ),
-    (
+    Mutant(
         "runner: any function may be run",
         "penstock/runner/payload.py",
+        "Functions.find",
         'if not by_name and f"{module}:*" not in self.paths:',
         "if not path:",
-        (f"{RUNNING}::test_a_bad_payload_is_refused_with_its_field",),
+        ("tests/runner/test_running.py::test_a_bad_payload_is_refused_with_its_field",),
     ),
-    (
+    Mutant(
         "runner: what a function leaves running stays",
         "penstock/runner/warm.py",
+        "WarmWorkers._heard",
         'if frame.get("left") or (not worker.calls and worker.left_behind()):',
         "if False:",
-        (f"{RUNNING}::test_what_a_function_leaves_running_is_ended_with_its_worker",),
+        ("tests/runner/test_running.py::test_what_a_function_leaves_running_is_ended_with_its_worker",),
     ),
-    (
+    Mutant(
         "runner: a token outlives its run",
         "penstock/runner/runner.py",
+        "Runner._settle",
         "            self._tokens.pop(run.token, None)\n",
         "",
-        (f"{CONTEXT}::test_a_token_is_good_for_its_run_and_no_longer",),
+        ("tests/runner/test_context.py::test_a_token_is_good_for_its_run_and_no_longer",),
     ),
-    (
+    Mutant(
         "runner: a phase that was asked to stop goes on",
         "penstock/runner/worker.py",
+        "_result",
         "        if context.should_yield:\n            value.close()\n            raise JobYielded\n",
         "",
-        (f"{CONTEXT}::test_a_generator_stops_between_phases_and_no_phase_is_done_twice",),
+        ("tests/runner/test_context.py::test_a_generator_stops_between_phases_and_no_phase_is_done_twice",),
     ),
-    (
+    Mutant(
         "runner: heartbeats stop",
         "penstock/runner/runner.py",
+        "Runner._beat",
         "        standings = write_apart(self._store.renew, beats) if beats else []\n",
         "        standings = []\n",
-        (f"{ENDING}::test_a_job_that_takes_many_leases_and_hears_nobody_runs_once",),
+        ("tests/runner/test_ending.py::test_a_job_that_takes_many_leases_and_hears_nobody_runs_once",),
     ),
-    (
+    Mutant(
         "runner: a lost tree gives its units back",
         "penstock/runner/runner.py",
-        "            self._lost[run] = hold_units(self._house, run)\n",
+        "Runner._give_up",
+        "            self._lost[run] = quarantine_units(self._service, run)\n",
         "",
-        (f"{LOST}::test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone",),
+        ("tests/runner/test_lost.py::test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone",),
     ),
-    (
+    Mutant(
         "runner: a shutdown waits for the store",
         "penstock/runner/runner.py",
+        "Runner._loop",
         "not (self._runs or self._ended) or boot_time() >= last",
         "not (self._runs or self._ended)",
-        (f"{LOST}::test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown",),
+        ("tests/runner/test_lost.py::test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown",),
     ),
-    (
+    Mutant(
         "runner: an end that could not be written is forgotten",
         "penstock/runner/runner.py",
-        "        desk, ended = self._house.desk, list(self._ended)\n",
-        "        desk, ended = self._house.desk, list(self._ended)\n        self._ended.clear()\n",
-        (f"{LOST}::test_an_end_that_cannot_be_written_is_written_later",),
+        "Runner._turn",
+        "        job_service, ended = self._service.job_service, list(self._ended)\n",
+        "        job_service, ended = self._service.job_service, list(self._ended)\n        self._ended.clear()\n",
+        ("tests/runner/test_lost.py::test_an_end_that_cannot_be_written_is_written_later",),
     ),
-    (
+    Mutant(
         "runner: a preempted worker of an add-on is not told",
         "penstock/engine/desk.py",
+        "JobService.heartbeat",
         "stop is None and dispatch_id in self._yields",
         "False",
         (
             "tests/client/test_worker.py::test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint",
         ),
     ),
-    (
+    Mutant(
         "runner: a dead warden is kept for the next command",
         "penstock/runner/crew.py",
+        "ProcessSupervisor._warden_said",
         '            warden.watch_over("")\n',
         "",
-        (f"{RUNNING}::test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one",),
+        (
+            "tests/runner/test_running.py::test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one",
+        ),
     ),
-    (
+    Mutant(
         "runner: a job runs beside what is left of its last attempt",
         "penstock/runner/runner.py",
+        "Runner._begin",
         "(*self._lost, *self._runs.values())",
         "()",
-        (f"{LOST}::test_its_job_does_not_run_here_again_until_then",),
+        ("tests/runner/test_lost.py::test_its_job_does_not_run_here_again_until_then",),
     ),
-    (
+    Mutant(
         "runner: a worker does not look for its ticket",
         "penstock/runner/worker.py",
+        "FunctionWorker.run",
         '            if not self._tickets.take(frame["call"]):\n',
         "            if False:\n",
         (
-            f"{AHEAD}::test_one_that_waits_in_a_workers_hands_is_canceled_at_once_and_the_one_before_it_goes_on",
+            "tests/runner/test_ahead.py::test_one_that_waits_in_a_workers_hands_is_canceled_at_once_and_the_one_before_it_goes_on",
         ),
     ),
-    (
+    Mutant(
         "runner: a worker does not wait until its output is read",
         "penstock/runner/worker.py",
+        "FunctionWorker.run",
         "            while not self._page.all_read(self._pipes):\n",
         "            while False:\n",
-        (f"{AHEAD}::test_what_each_printed_is_its_own",),
+        ("tests/runner/test_ahead.py::test_what_each_printed_is_its_own",),
     ),
-    (
+    Mutant(
         "runner: every call in a dead worker's hands has crashed",
         "penstock/runner/warm.py",
+        "WarmWorkers._retire",
         "            self._return(worker)\n            self._watch.drop(worker)\n",
         "            self._watch.drop(worker)\n",
-        (f"{AHEAD}::test_when_the_worker_dies_only_the_call_that_it_ran_has_crashed",),
+        ("tests/runner/test_ahead.py::test_when_the_worker_dies_only_the_call_that_it_ran_has_crashed",),
     ),
-    (
+    Mutant(
         "runner: calls wait behind a long one",
         "penstock/runner/warm.py",
+        "WarmWorkers.step",
         "            if now - worker.heard_at >= _STUCK_SEC:\n                self._return(worker)\n",
         "            pass\n",
-        (f"{AHEAD}::test_who_waits_behind_a_call_that_takes_longer_than_expected_is_run_by_another_worker",),
+        (
+            "tests/runner/test_ahead.py::test_who_waits_behind_a_call_that_takes_longer_than_expected_is_run_by_another_worker",
+        ),
     ),
-    (
+    Mutant(
         "runner: calls are claimed ahead of a worker that is at something long",
         "penstock/runner/warm.py",
+        "WarmWorkers.free_slots",
         "bool(w.calls) and w.heard_at < late",
         "False",
-        (f"{AHEAD}::test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there",),
+        ("tests/runner/test_ahead.py::test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there",),
     ),
-    (
+    Mutant(
         "runner: a worker goes on beside what its function left",
         "penstock/runner/worker.py",
+        "FunctionWorker.run",
         "            if self._left_something():\n",
         "            if False:\n",
         (
-            f"{AHEAD}::test_a_function_that_leaves_a_process_running_ends_with_its_worker_and_the_next_has_another",
+            "tests/runner/test_ahead.py::test_a_function_that_leaves_a_process_running_ends_with_its_worker_and_the_next_has_another",
         ),
     ),
 ]

@@ -11,9 +11,9 @@ import json
 import sys
 
 from penstock.core import changes
-from penstock.core.admission import Caps, Conditions, Limits
-from penstock.core.order import Offer, Ordering, weigh
-from penstock.core.states import State
+from penstock.core.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.order import Ordering, Placement, run_round
+from penstock.core.states import JobState
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.protocol import Query, Terms
 
@@ -21,13 +21,13 @@ from penstock.stores.protocol import Query, Terms
 def main(dsn: str, schema: str, host: str, capacity: int, cap: int) -> None:
     store = PostgresStore(dsn, schema=schema)
 
-    def decide(floor):
-        return weigh(
-            floor,
+    def decide(admission_view):
+        return run_round(
+            admission_view,
             Conditions(capacity),
-            Limits(Caps(per_addon=cap)),
+            AdmissionLimits(Caps(per_addon=cap)),
             Ordering(),
-            lambda _: Offer.LEASE,
+            lambda _: Placement.LEASE,
             most_leases=2,
         )
 
@@ -36,12 +36,12 @@ def main(dsn: str, schema: str, host: str, capacity: int, cap: int) -> None:
     sys.stdin.readline()
     while True:
         granted = store.admit(host, decide, Terms())
-        books = store.books(host)
-        if books.units > capacity or books.counts.get(("addon", "a"), 0) > cap:
-            excess.append((books.units, books.counts.get(("addon", "a"), 0)))
+        ledger = store.ledger(host)
+        if ledger.units > capacity or ledger.counts.get(("addon", "a"), 0) > cap:
+            excess.append((ledger.units, ledger.counts.get(("addon", "a"), 0)))
         done += [dispatch.job_id for dispatch in granted]
         assert all(store.apply([changes.completed(d.dispatch_id, store.now()) for d in granted]))
-        if not granted and not store.find(Query(states=[State.QUEUED], limit=1)):
+        if not granted and not store.find(Query(states=[JobState.QUEUED], limit=1)):
             break
     print(json.dumps({"done": done, "excess": excess}))
     store.close()

@@ -4,32 +4,32 @@ from time import monotonic
 
 import pytest
 
-from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.intent import Intent
-from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.order import Ordering, Placement, run_round
 from penstock.stores import postgres_bell
 from penstock.stores.postgres import PostgresStore
-from penstock.stores.protocol import Done, Terms
+from penstock.stores.protocol import CompletedDispatch, Terms
 
 JOB = Intent(addon_id="a", job_type="t")
 
 
-def tick(store, capacity=90, *, offer=Offer.LEASE, host="here", caps=None, limit=None, terms=None):
+def tick(store, capacity=90, *, offer=Placement.LEASE, host="here", caps=None, limit=None, terms=None):
     return store.admit(host, decider(capacity, offer, caps, limit), terms or Terms())
 
 
 def exchange(store, ended, capacity=90):
     """All of these are done, and what there is room for then starts."""
-    done = [Done(dispatch.dispatch_id) for dispatch in ended]
+    done = [CompletedDispatch(dispatch.dispatch_id) for dispatch in ended]
     answers, started = store.exchange_soon(done, "here", decider(capacity), Terms()).result()
     assert all(answers)
     return started
 
 
-def decider(capacity, offer=Offer.LEASE, caps=None, limit=None):
-    limits = Limits(caps or Caps())
-    return lambda floor: weigh(
-        floor, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit
+def decider(capacity, offer=Placement.LEASE, caps=None, limit=None):
+    limits = AdmissionLimits(caps or Caps())
+    return lambda admission_view: run_round(
+        admission_view, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit
     )
 
 

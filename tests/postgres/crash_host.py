@@ -27,10 +27,10 @@ from penstock.core.quiet import Capacity
 from penstock.core.refusals import QueueFull, Refused, Unavailable
 from penstock.core.retry import Schedules
 from penstock.core.words import MILLISECOND, SECOND
-from penstock.engine.desk import Claimed, Report
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.desk import EndReport, GrantedJob
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.protocol import Depth
 
@@ -44,7 +44,7 @@ TOGETHER = 25
 
 class Host:
     def __init__(self, dsn: str, host: str, journal: str) -> None:
-        rules = Rules(
+        rules = SchedulerRules(
             host=host,
             capacity=Capacity(fixed=1_000),
             schedules=Schedules(crash=(100 * MILLISECOND,) * 1_000, start=(100 * MILLISECOND,)),
@@ -53,8 +53,8 @@ class Host:
             reserve_for=int(LEASE_SEC * SECOND),
             tick=200 * MILLISECOND,
         )
-        self._house = House(PostgresStore(dsn), rules, reserves=False)
-        until_it_works(lambda: self._house.start(host))
+        self._service = SchedulerService(PostgresStore(dsn), rules, reserves=False)
+        until_it_works(lambda: self._service.start(host))
         self._name, self._runs = host, count(1)
         self._journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._enough = Event()
@@ -69,7 +69,7 @@ class Host:
                 for _ in range(random.randint(1, 3))  # no secret
             ]
             try:
-                receipts = self._house.desk.submit(more)
+                receipts = self._service.job_service.submit(more)
             except QueueFull:
                 again = []
                 time.sleep(WORK_SEC)
@@ -90,15 +90,15 @@ class Host:
         while True:
             asked = time.monotonic()
             try:
-                claimed = self._house.desk.claim(Kinds(), TOGETHER)
+                claimed = self._service.job_service.claim(WorkerKinds(), TOGETHER)
             except PenstockError:
                 claimed = []
             if not claimed:
                 time.sleep(WORK_SEC)
             elif ended := self._run(claimed, asked + LEASE_SEC):
-                until_it_works(lambda: self._house.desk.end_many(ended))  # called at once
+                until_it_works(lambda: self._service.job_service.end_many(ended))  # called at once
 
-    def _run(self, claimed: list[Claimed], until: float) -> list[Report]:
+    def _run(self, claimed: list[GrantedJob], until: float) -> list[EndReport]:
         """Those that kept their lease to the end. The first one renews its own."""
         runs = {one.dispatch.dispatch_id: self._named(one) for one in claimed}
         first, *_ = runs
@@ -107,7 +107,7 @@ class Host:
         time.sleep(WORK_SEC)
         asked = time.monotonic()
         try:
-            self._house.desk.heartbeat(first)
+            self._service.job_service.heartbeat(first)
         except Unavailable:
             pass  # the lease that it has is good until it ends
         except Refused:
@@ -115,9 +115,11 @@ class Host:
         else:
             self._note("R", [runs[first]], asked + LEASE_SEC)
         time.sleep(WORK_SEC)
-        return [Report(dispatch_id) for dispatch_id in runs] if self._note("E", runs.values(), until) else []
+        return (
+            [EndReport(dispatch_id) for dispatch_id in runs] if self._note("E", runs.values(), until) else []
+        )
 
-    def _named(self, claimed: Claimed) -> str:
+    def _named(self, claimed: GrantedJob) -> str:
         return f"{self._name}-{next(self._runs)} {claimed.job.job_id} {claimed.dispatch.fence}"
 
     def _note(self, what: str, runs: Iterable[str], until: float) -> bool:

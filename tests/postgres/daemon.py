@@ -15,15 +15,15 @@ import sys
 import time
 from threading import Thread
 
-from penstock.core.admission import Caps, Limits
+from penstock.core.admission import AdmissionLimits, Caps
 from penstock.core.quiet import Capacity
 from penstock.core.refusals import Unavailable
 from penstock.core.retry import Schedules
 from penstock.core.words import MILLISECOND, SECOND
-from penstock.engine.desk import Claimed, Report
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.desk import EndReport, GrantedJob
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.postgres import PostgresStore
 
 LEASE_SEC = 3.0
@@ -34,45 +34,45 @@ CAP = 150
 
 
 def main(dsn: str, schema: str, host: str, journal: str) -> None:
-    rules = Rules(
+    rules = SchedulerRules(
         host=host,
         capacity=Capacity(fixed=CAPACITY),
-        limits=Limits(Caps(per_addon=CAP)),
+        limits=AdmissionLimits(Caps(per_addon=CAP)),
         schedules=Schedules(crash=(100 * MILLISECOND,) * 50, start=(100 * MILLISECOND,)),
         lease_for=int(LEASE_SEC * SECOND),
         reserve_for=int(LEASE_SEC * SECOND),
         tick=200 * MILLISECOND,
         prune_every=1 * SECOND,
     )
-    house = House(PostgresStore(dsn, schema=schema), rules, reserves=False)
+    service = SchedulerService(PostgresStore(dsn, schema=schema), rules, reserves=False)
     while True:
         try:
-            house.start(host)
+            service.start(host)
             break
         except Unavailable:
             time.sleep(0.1)
     out = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    workers = [Thread(target=work, args=(house, host, out)) for _ in range(2)]
+    workers = [Thread(target=work, args=(service, host, out)) for _ in range(2)]
     for worker in workers:
         worker.start()
 
 
-def work(house: House, host: str, out: int) -> None:
+def work(service: SchedulerService, host: str, out: int) -> None:
     while True:
         asked = time.monotonic()
         try:
-            claimed = house.desk.claim(Kinds(), CAPACITY // 2)
+            claimed = service.job_service.claim(WorkerKinds(), CAPACITY // 2)
             if not claimed:
                 time.sleep(0.02)
             elif write(out, "B", claimed, host, asked):
                 time.sleep(WORK_SEC)
                 if write(out, "E", claimed, host, asked):
-                    house.desk.end_many([Report(c.dispatch.dispatch_id) for c in claimed])
+                    service.job_service.end_many([EndReport(c.dispatch.dispatch_id) for c in claimed])
         except Unavailable:
             time.sleep(0.05)
 
 
-def write(out: int, what: str, claimed: list[Claimed], host: str, asked: float) -> bool:
+def write(out: int, what: str, claimed: list[GrantedJob], host: str, asked: float) -> bool:
     """A lease counts from the moment it was asked for, the only one that is certainly before it was granted."""
     moment, until = time.monotonic(), asked + LEASE_SEC
     if moment < until:

@@ -8,16 +8,16 @@ from tests.postgres.conftest import tick
 
 from penstock.cli.main import cli
 from penstock.core import changes
-from penstock.core.changes import Beat
+from penstock.core.changes import Renewal
 from penstock.core.intent import Intent
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.order import Ordering
 from penstock.core.refusals import DispatcherHeld, KeyConflict, StoreFailed
 from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
 from penstock.stores import copying
 from penstock.stores.copying import copy_to_postgres
-from penstock.stores.opening import Sharing
+from penstock.stores.opening import SharedOptions
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.protocol import Depth, Query
 from penstock.stores.sqlite import SqliteStore
@@ -36,12 +36,16 @@ def file(tmp_path):
     store.set_addon("a", weight=250)
     first, second, *_ = tick(store, 40)
     store.renew(
-        [Beat(dispatch_id=second.dispatch_id, expires_at=T0 + 30 * SECOND, spent=3, checkpoint='{"at": 1}')]
+        [
+            Renewal(
+                dispatch_id=second.dispatch_id, expires_at=T0 + 30 * SECOND, spent=3, checkpoint='{"at": 1}'
+            )
+        ]
     )
     done = changes.end(
         store.job(first.job_id),
         first,
-        End.COMPLETED,
+        EndReason.COMPLETED,
         T0,
         schedules=Schedules(),
         ordering=Ordering(),
@@ -75,7 +79,7 @@ def read(path):
 def test_all_that_the_file_holds_is_on_the_server_and_numbers_go_on(file, postgres):
     before = read(file)
 
-    copied = copy_to_postgres(file, postgres.dsn, Sharing(postgres.schema))
+    copied = copy_to_postgres(file, postgres.dsn, SharedOptions(postgres.schema))
 
     store = PostgresStore(postgres.dsn, lambda: T0, schema=postgres.schema)
     after, newest = everything(store), store.newest()
@@ -96,10 +100,10 @@ def test_all_that_the_file_holds_is_on_the_server_and_numbers_go_on(file, postgr
 
 def test_a_file_that_somebody_dispatches_from_is_not_copied(file, postgres):
     store = SqliteStore(file, lambda: T0)
-    store.hold_dispatch("somebody")
+    store.quarantine_dispatch("somebody")
 
     with pytest.raises(DispatcherHeld, match="somebody"):
-        copy_to_postgres(file, postgres.dsn, Sharing(postgres.schema))
+        copy_to_postgres(file, postgres.dsn, SharedOptions(postgres.schema))
     store.close()
 
 
@@ -108,7 +112,7 @@ def test_a_target_that_holds_something_is_left_alone(file, postgres):
     store.submit([JOB], Depth())
 
     with pytest.raises(StoreFailed, match="is not empty"):
-        copy_to_postgres(file, postgres.dsn, Sharing(postgres.schema))
+        copy_to_postgres(file, postgres.dsn, SharedOptions(postgres.schema))
 
     assert 1 == len(store.find(Query()))
     store.close()
@@ -118,7 +122,7 @@ def test_a_copy_that_is_not_the_same_is_not_kept(file, postgres, monkeypatch):
     monkeypatch.setattr(copying, "TABLES", [table for table in copying.TABLES if table != "checkpoint"])
 
     with pytest.raises(StoreFailed, match="differs in checkpoints"):
-        copy_to_postgres(file, postgres.dsn, Sharing(postgres.schema))
+        copy_to_postgres(file, postgres.dsn, SharedOptions(postgres.schema))
 
     store = PostgresStore(postgres.dsn, schema=postgres.schema)
     assert [] == store.find(Query())

@@ -16,11 +16,11 @@ from tests.postgres.conftest import JOB, tick
 from tests.waiting import LONG
 
 from penstock.core import changes
-from penstock.core.changes import Beat
+from penstock.core.changes import Renewal
 from penstock.core.words import SECOND
 from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import Session
-from penstock.stores.protocol import Depth, Done, Query
+from penstock.stores.postgres_link import DatabaseSession
+from penstock.stores.protocol import CompletedDispatch, Depth, Query
 from penstock.testing.postgres import PostgresServer
 
 KEYED = replace(JOB, idempotency_key="once")
@@ -54,7 +54,7 @@ def through_a_crash(request, server, monkeypatch):
     """
 
     def call(function):
-        finish, reached, crashed = Session.finish, Event(), Event()
+        finish, reached, crashed = DatabaseSession.finish, Event(), Event()
 
         def lose(session):
             if not session._left or reached.is_set():
@@ -65,7 +65,7 @@ def through_a_crash(request, server, monkeypatch):
             session._con.close()
             raise psycopg.OperationalError("the connection is lost")
 
-        monkeypatch.setattr(Session, "finish", lose)
+        monkeypatch.setattr(DatabaseSession, "finish", lose)
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(function)
             assert reached.wait(LONG)
@@ -108,7 +108,7 @@ def test_a_start_that_a_crash_took_back_hands_out_no_dispatch_that_the_database_
 def test_a_completion_that_a_crash_took_back_is_not_answered_with_done(store, through_a_crash):
     store.submit([JOB], Depth())
     [dispatch] = tick(store)
-    [done] = through_a_crash(lambda: store.complete_soon([Done(dispatch.dispatch_id)]).result())
+    [done] = through_a_crash(lambda: store.complete_soon([CompletedDispatch(dispatch.dispatch_id)]).result())
 
     assert done
     assert "ended" == store.dispatch(dispatch.dispatch_id).phase
@@ -127,7 +127,7 @@ def test_a_change_that_a_crash_took_back_is_not_answered_with_success(store, thr
 def test_a_heartbeat_that_a_crash_took_back_does_not_promise_a_longer_lease(store, through_a_crash):
     store.submit([JOB], Depth())
     [dispatch] = tick(store)
-    beat = Beat(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 500 * SECOND)
+    beat = Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 500 * SECOND)
     [standing] = through_a_crash(lambda: store.renew([beat]))
 
     assert standing.expires_at == store.dispatch(dispatch.dispatch_id).expires_at

@@ -23,7 +23,7 @@ from tests.waiting import until
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import StoreFailed
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.protocol import Depth
 from penstock.testing.postgres import PostgresServer
@@ -159,7 +159,7 @@ def left(store):
         jobs = store.addons()[0].jobs
     except StoreFailed:
         return -1
-    return sum(n for state, n in jobs.items() if state is not State.DONE)
+    return sum(n for state, n in jobs.items() if state is not JobState.DONE)
 
 
 @pytest.mark.long

@@ -12,10 +12,10 @@ import pytest
 
 from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
-from penstock.core.states import State
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.core.states import JobState
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.protocol import Depth
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
@@ -60,13 +60,16 @@ def test_four_processes_never_take_more_than_there_is_and_nothing_twice(
     assert [] == [breach for answer in answers for breach in answer["excess"]]
     done = [job_id for answer in answers for job_id in answer["done"]]
     assert jobs == len(done) == len(set(done))
-    assert jobs == store.addons()[0].jobs[State.DONE]
+    assert jobs == store.addons()[0].jobs[JobState.DONE]
 
 
 def test_a_worker_takes_up_what_is_reserved_on_its_own_host_and_not_on_another(opened):
-    houses = [House(opened(), Rules(host=host, capacity=Capacity(fixed=30))) for host in ("one", "two")]
-    [receipt] = houses[0].desk.submit([Intent(addon_id="a", job_type="t", cost_units=20)])
+    houses = [
+        SchedulerService(opened(), SchedulerRules(host=host, capacity=Capacity(fixed=30)))
+        for host in ("one", "two")
+    ]
+    [receipt] = houses[0].job_service.submit([Intent(addon_id="a", job_type="t", cost_units=20)])
     houses[0].dispatcher.step(houses[0].store.now())
 
-    assert [] == houses[1].desk.claim(Kinds())
-    assert [receipt.job_id] == [claimed.job.job_id for claimed in houses[0].desk.claim(Kinds())]
+    assert [] == houses[1].job_service.claim(WorkerKinds())
+    assert [receipt.job_id] == [claimed.job.job_id for claimed in houses[0].job_service.claim(WorkerKinds())]

@@ -12,12 +12,12 @@ import pytest
 from tests.postgres.conftest import JOB, exchange, tick, until_there_is
 
 from penstock.core import changes
-from penstock.core.admission import Caps, Conditions, Limits
+from penstock.core.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.books import keys_of
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.intent import Intent
-from penstock.core.landing import End
-from penstock.core.order import Offer, Ordering, Verdict, weigh
+from penstock.core.landing import EndReason
+from penstock.core.order import Ordering, Placement, RoundResult, run_round
 from penstock.core.refusals import KeyConflict, QueueFull
 from penstock.core.retry import Schedules
 from penstock.core.words import SECOND
@@ -125,8 +125,10 @@ def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(op
     [first, second] = store.submit([JOB] * 2, Depth())
     weighed = []
 
-    def decide(floor):
-        verdict = weigh(floor, Conditions(90), Limits(), Ordering(), lambda _: Offer.LEASE)
+    def decide(admission_view):
+        verdict = run_round(
+            admission_view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.LEASE
+        )
         if not weighed:
             job = other.job(first.job_id)
             other.apply([changes.cancel(job, None, other.now(), grace=SECOND, **RULES)])
@@ -145,7 +147,7 @@ def test_who_waits_for_the_ledger_in_a_circle_is_tried_again(opened, postgres_se
     store.submit([JOB], Depth())
     [dispatch] = tick(store)
     job = store.job(dispatch.job_id)
-    change = changes.end(job, dispatch, End.COMPLETED, store.now(), **RULES)
+    change = changes.end(job, dispatch, EndReason.COMPLETED, store.now(), **RULES)
     with psycopg.connect(postgres_server.dsn) as other, ThreadPoolExecutor(1) as pool:
         other.execute("SELECT 1 FROM emptied.ledger FOR UPDATE")
         answer = pool.submit(store.apply, [change])
@@ -196,17 +198,22 @@ def test_the_tally_is_right_while_it_is_added_up(opened):
 
 
 def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
-    from penstock.core.loan import weigh_loan
+    from penstock.core.loan import decide_standalone_lease
 
     stores = [opened() for _ in range(4)]
 
     def borrow(pair):
         i, store = pair
 
-        def decide(floor):
-            limits = Limits(Caps(per_addon=1))
-            return weigh_loan(
-                floor, Conditions(90), limits, Ordering(), demand=Demand("guest", "t", 10), priority=50
+        def decide(admission_view):
+            limits = AdmissionLimits(Caps(per_addon=1))
+            return decide_standalone_lease(
+                admission_view,
+                Conditions(90),
+                limits,
+                Ordering(),
+                admission_class=AdmissionClass("guest", "t", 10),
+                priority=50,
             )[0]
 
         return store.admit(f"host-{i}", decide, Terms())
@@ -226,10 +233,12 @@ def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opene
     def before_and_after(session):
         before = written(session)
         turning = _Turning(
-            store._turns.admitting, {("host", "here"), *keys_of(Demand("a", "t", 50))}, careful=False
+            store._turns.admitting, {("host", "here"), *keys_of(AdmissionClass("a", "t", 50))}, careful=False
         )
         nothing_ended = Completing(store._link, store._demands, [])
-        turning.run(session, nothing_ended, [Admission("here", lambda floor: Verdict(), Terms())])
+        turning.run(
+            session, nothing_ended, [Admission("here", lambda admission_view: RoundResult(), Terms())]
+        )
         return before, written(session)
 
     before, after = store._link.transact(before_and_after)
@@ -244,7 +253,7 @@ def test_text_comes_back_as_it_was_given(opened, text):
     store.submit([JOB], Depth())
     [dispatch] = tick(store)
     job = store.job(dispatch.job_id)
-    end = changes.end(job, dispatch, End.JOB_ERROR, store.now(), error=text, **RULES)
+    end = changes.end(job, dispatch, EndReason.JOB_ERROR, store.now(), error=text, **RULES)
     store.apply([end])
 
     assert text.replace("\0", "\N{SYMBOL FOR NULL}") == store.dispatch(dispatch.dispatch_id).error
@@ -265,7 +274,7 @@ def test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and
     started += [d.job_id for d in tick(store, capacity=80)]
 
     assert {*jobs[:6], *of_other_kinds} == set(started)
-    store._turns.admitting.appetite._look_again_at = 0
+    store._turns.admitting.scan_hint._look_again_at = 0
     assert {first.job_id, jobs[6]} == {d.job_id for d in tick(store, capacity=100)}
 
 

@@ -11,15 +11,15 @@ from tests.postgres.conftest import JOB
 from tests.waiting import until
 
 from penstock.stores import postgres_bell
-from penstock.stores.postgres_link import Manners
+from penstock.stores.postgres_link import ConnectionOptions
 from penstock.stores.postgres_wire import statement
 from penstock.stores.protocol import Depth, Query
 
 
-def ear(store):
+def wakeup_client(store):
     heard = Event()
     store.on_change(heard.set)
-    store.hold_dispatch("somebody")
+    store.quarantine_dispatch("somebody")
     assert heard.wait(20)  # that it listens is the first it hears
     heard.clear()
     return heard
@@ -36,22 +36,22 @@ def test_one_process_hears_of_the_commits_of_another(opened, listens):
 
 @pytest.mark.parametrize("writes_behind_pooler", [True, False])
 def test_behind_a_pooler_it_finds_out_by_looking(opened, writes_behind_pooler):
-    heard = ear(opened(manners=Manners(pooler=True)))
-    opened(manners=Manners(pooler=writes_behind_pooler)).submit([JOB], Depth())
+    heard = wakeup_client(opened(options=ConnectionOptions(pooler=True)))
+    opened(options=ConnectionOptions(pooler=writes_behind_pooler)).submit([JOB], Depth())
 
     assert heard.wait(20)
 
 
 def test_while_nothing_happens_nothing_is_heard(opened):
-    quiet = ear(opened())
+    quiet = wakeup_client(opened())
 
     assert not quiet.wait(2.5)
 
 
 def test_any_number_may_dispatch_and_the_database_knows_them(opened):
     first, second = opened(), opened()
-    first.hold_dispatch("the first")
-    second.hold_dispatch("the second")
+    first.quarantine_dispatch("the first")
+    second.quarantine_dispatch("the second")
     first.release_dispatch()
     first.release_dispatch()
 
@@ -61,7 +61,7 @@ def test_any_number_may_dispatch_and_the_database_knows_them(opened):
 
 def test_the_ear_hears_again_after_the_server_cut_it_off(opened, postgres_server):
     store = opened()
-    heard = ear(store)
+    heard = wakeup_client(store)
     postgres_server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
     opened().submit([JOB], Depth())
 
@@ -92,7 +92,7 @@ def test_nobody_waits_for_a_notice(opened, postgres):
     """Its statement waits for a lock, so whoever waited for it would wait until the lock is given back."""
     store = opened()
     store.submit([JOB], Depth())
-    store._bell._by_notice = False  # its thread would be the one that comes next
+    store._wakeups._by_notice = False  # its thread would be the one that comes next
     store._link.sql["slow"] = statement("SELECT pg_catalog.pg_advisory_xact_lock(4711)")
     with psycopg.connect(postgres.dsn) as other:
         other.execute("SELECT pg_advisory_xact_lock(4711)")
@@ -108,14 +108,14 @@ def test_what_was_not_told_goes_along_with_the_next_commit(opened, monkeypatch):
     store, alone = opened(), []
     monkeypatch.setattr(postgres_bell, "GAP_SEC", 0.2)
     monkeypatch.setattr(postgres_bell, "SPARE_SEC", 0.2)
-    tell = store._bell._tell
-    monkeypatch.setattr(store._bell, "_tell", lambda: alone.append(tell()))
+    tell = store._wakeups._tell
+    monkeypatch.setattr(store._wakeups, "_tell", lambda: alone.append(tell()))
     for pause in (0, 0, 0.22, 0):
         sleep(pause)
         store.submit([JOB], Depth())
-        due = store._bell._due
+        due = store._wakeups._due
 
     assert due  # the last one came too soon behind the third, which had told of the second
     assert [] == alone
     until(lambda: alone)
-    assert not store._bell._due
+    assert not store._wakeups._due

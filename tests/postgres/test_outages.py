@@ -21,7 +21,7 @@ from penstock.core.refusals import OutcomeUnknown, StoreFailed
 from penstock.core.words import SECOND
 from penstock.stores import postgres_link
 from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import Connection, Manners, Session
+from penstock.stores.postgres_link import ConnectionOptions, DatabaseSession, PipelineConnection
 from penstock.stores.protocol import Depth, Query
 from penstock.testing.postgres import PostgresServer
 
@@ -107,7 +107,7 @@ def test_under_sessions_that_keep_ending_every_answer_is_true(server, store):
 def test_a_commit_whose_answer_was_lost_is_found_out(server, store, monkeypatch):
     """The connection breaks after the server has committed: the jobs are there, and the caller is told so."""
     store.submit([JOB], Depth())
-    finish, broken = Session.finish, []
+    finish, broken = DatabaseSession.finish, []
 
     def break_after_commit(session):
         finish(session)
@@ -116,7 +116,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out(server, store, monkeypatch)
             session._con.close()
             raise psycopg.OperationalError("the connection is lost")
 
-    monkeypatch.setattr(Session, "finish", break_after_commit)
+    monkeypatch.setattr(DatabaseSession, "finish", break_after_commit)
     [receipt] = store.submit([JOB], Depth(total=100))
 
     assert broken
@@ -126,7 +126,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out(server, store, monkeypatch)
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_submit_whose_answer_was_lost_is_there_once(server, store, monkeypatch, committed):
     store.submit([JOB], Depth())
-    exchange, broken = Connection.exchange, []
+    exchange, broken = PipelineConnection.exchange, []
 
     def break_once(con, calls, behind=()):
         if broken or "INSERT INTO" not in calls[0][0].text.decode():
@@ -135,7 +135,7 @@ def test_a_submit_whose_answer_was_lost_is_there_once(server, store, monkeypatch
         con.close()
         raise psycopg.OperationalError("the connection is lost")
 
-    monkeypatch.setattr(Connection, "exchange", break_once)
+    monkeypatch.setattr(PipelineConnection, "exchange", break_once)
     [receipt] = store.submit([JOB], Depth())
 
     assert broken
@@ -208,17 +208,17 @@ def test_an_outcome_that_cannot_be_found_out_is_called_unknown(server, store, mo
     """The server goes away with the COMMIT, and does not come back in time."""
     store.submit([JOB], Depth(total=100))
     monkeypatch.setattr(postgres_link, "FIND_OUT_SEC", 0.1)
-    exchange = Connection.exchange
+    exchange = PipelineConnection.exchange
 
     def lose(con, calls, behind=()):
         if b"COMMIT" != calls[-1][0].text:
             return exchange(con, calls, behind)
-        monkeypatch.setattr(Connection, "exchange", exchange)
+        monkeypatch.setattr(PipelineConnection, "exchange", exchange)
         server.stop(signal.SIGQUIT)
         con.close()
         raise psycopg.OperationalError("the connection is lost")
 
-    monkeypatch.setattr(Connection, "exchange", lose)
+    monkeypatch.setattr(PipelineConnection, "exchange", lose)
     try:
         with pytest.raises(StoreFailed, match="may or may not have been written") as refusal:
             store.submit([JOB], Depth(total=100))
@@ -279,14 +279,14 @@ def test_a_lease_is_judged_by_the_servers_clock(server, store):
     store.submit([JOB], Depth())
     [dispatch] = tick(store)
     [standing] = store.renew(
-        [changes.Beat(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 100_000)]
+        [changes.Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 100_000)]
     )
     assert standing is not None
     sleep(0.15)
 
-    assert store.renew([changes.Beat(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 10**9)]) == [
-        None
-    ]
+    assert store.renew(
+        [changes.Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 10**9)]
+    ) == [None]
     assert [False] == store.apply([changes.completed(dispatch.dispatch_id, store.now())])
     assert [dispatch.dispatch_id] == [item.dispatch.dispatch_id for item in store.overdue(10)]
 
@@ -300,7 +300,7 @@ def test_the_clock_is_the_servers_and_never_goes_back(server, store):
 
 
 def test_a_lock_that_is_not_let_go_ends_in_a_clear_refusal(server, store):
-    impatient = PostgresStore(server.dsn, manners=Manners(lock_timeout_ms=200))
+    impatient = PostgresStore(server.dsn, options=ConnectionOptions(lock_timeout_ms=200))
     impatient.submit([JOB], Depth())
     tick(impatient, capacity=0)
     with psycopg.connect(server.dsn) as other:

@@ -7,14 +7,14 @@ import pytest
 from tests.postgres.conftest import JOB, tick
 
 from penstock.core import changes
-from penstock.core.landing import Phase
+from penstock.core.landing import DispatchPhase
 from penstock.core.order import Ordering
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import SECOND
 from penstock.stores import postgres_schema
 from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import Link, Manners
-from penstock.stores.protocol import Depth, Done, Query
+from penstock.stores.postgres_link import ConnectionOptions, Database
+from penstock.stores.protocol import CompletedDispatch, Depth, Query
 from penstock.stores.statements import migrations
 
 #: Queued, told to wait for a reason; running; done; and failed, the last two a day ago. And a lease without a job.
@@ -47,7 +47,7 @@ SELECT setval('penstock.job_no', 4), setval('penstock.batch', 1);
 @pytest.fixture
 def brought_forward(postgres, monkeypatch):
     steps = migrations("postgres")
-    link = Link(postgres.dsn, postgres.schema, Manners(), None)
+    link = Database(postgres.dsn, postgres.schema, ConnectionOptions(), None)
     until = link.now() + 600 * SECOND
     with monkeypatch.context() as before:
         before.setattr(postgres_schema, "migrations", lambda _: steps[:3])
@@ -65,9 +65,12 @@ def test_every_job_and_every_attempt_is_as_it_was(brought_forward):
 
     assert [] == store.audit()
     found = {job.job_id: job for job in store.find(Query())}
-    assert {"waits": State.QUEUED, "runs": State.RUNNING, "done": State.DONE, "failed": State.FAILED} == {
-        job_id: job.state for job_id, job in found.items()
-    }
+    assert {
+        "waits": JobState.QUEUED,
+        "runs": JobState.RUNNING,
+        "done": JobState.DONE,
+        "failed": JobState.FAILED,
+    } == {job_id: job.state for job_id, job in found.items()}
     assert {"waits": 1, "runs": 2, "done": 1, "failed": 3} == {k: job.fence for k, job in found.items()}
     waits = found["waits"]
     assert ("capacity", 9, 7, '{"no": 1}') == (
@@ -76,7 +79,9 @@ def test_every_job_and_every_attempt_is_as_it_was(brought_forward):
         waits.active,
         waits.intent.payload,
     )
-    assert [Phase.ENDED, Phase.LEASED] == [attempt.phase for attempt in store.attempts("runs")]
+    assert [DispatchPhase.ENDED, DispatchPhase.LEASED] == [
+        attempt.phase for attempt in store.attempts("runs")
+    ]
     assert ["7"] == [attempt.result for attempt in store.attempts("done")]
     assert {"runs.2", "loan.0"} == {dispatch.dispatch_id for dispatch in store.live()}
     assert [1, 2, 3] == [event.n for event in store.events(0, 10, "runs")]
@@ -86,14 +91,14 @@ def test_what_waited_starts_what_ran_is_done_and_what_failed_is_tried_again(brou
     store = brought_forward
     rules = {"ordering": Ordering()}
     [(done,), again, started] = (
-        store.complete_soon([Done("runs.2")]).result(),
+        store.complete_soon([CompletedDispatch("runs.2")]).result(),
         store.apply([changes.retry(store.job("failed"), store.now(), **rules)]),
         tick(store),
     )
 
     assert [True, [True]] == [done, again]
     assert {"waits.2", "failed.4"} == {dispatch.dispatch_id for dispatch in started}
-    assert store.job("runs").state is State.DONE
+    assert store.job("runs").state is JobState.DONE
     assert [] == store.audit()
 
 

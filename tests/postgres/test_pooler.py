@@ -15,13 +15,13 @@ from tests.postgres.conftest import JOB, tick
 from tests.waiting import until
 
 from penstock.core.quiet import Capacity
-from penstock.engine.desk import Report
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.desk import EndReport
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import Manners
-from penstock.stores.protocol import Depth, Done, Query
+from penstock.stores.postgres_link import ConnectionOptions
+from penstock.stores.protocol import CompletedDispatch, Depth, Query
 
 BINARY = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 #: Fewer than the connections of one store, so that each client meets what others left on a server connection.
@@ -61,7 +61,7 @@ def opened(pooled, postgres_emptied):
     schema, stores = postgres_emptied().schema, []
 
     def one_more():
-        stores.append(PostgresStore(pooled, schema=schema, manners=Manners(pooler=True)))
+        stores.append(PostgresStore(pooled, schema=schema, options=ConnectionOptions(pooler=True)))
         return stores[-1]
 
     yield one_more
@@ -73,16 +73,16 @@ def test_many_at_once_submit_claim_and_complete(opened):
     """So often that a statement prepared on one server connection would long have been missed on another."""
     stores = [opened(), opened()]
     houses = [
-        House(store, Rules(host=f"host-{n}", capacity=Capacity(fixed=20)), reserves=False)
+        SchedulerService(store, SchedulerRules(host=f"host-{n}", capacity=Capacity(fixed=20)), reserves=False)
         for n, store in enumerate(stores)
     ]
 
     def work(number):
-        house, done = houses[number % 2], 0
-        house.desk.submit([JOB] * 25)
-        while claimed := house.desk.claim(Kinds(), 5):
+        service, done = houses[number % 2], 0
+        service.job_service.submit([JOB] * 25)
+        while claimed := service.job_service.claim(WorkerKinds(), 5):
             done += len(claimed)
-            house.desk.end_many([Report(c.dispatch.dispatch_id) for c in claimed])
+            service.job_service.end_many([EndReport(c.dispatch.dispatch_id) for c in claimed])
         return done
 
     with ThreadPoolExecutor(8) as pool:
@@ -113,7 +113,7 @@ def test_a_setting_of_ours_stays_with_our_transaction(opened, pooled):
     for _ in range(10):
         store.submit([JOB], Depth())
     [*dispatches] = tick(store)
-    store.complete_soon([Done(d.dispatch_id) for d in dispatches]).result()
+    store.complete_soon([CompletedDispatch(d.dispatch_id) for d in dispatches]).result()
 
     with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as con:
         found = {con.execute("SHOW statement_timeout").fetchone()[0] for _ in range(20)}

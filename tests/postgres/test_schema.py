@@ -12,8 +12,8 @@ from penstock.core.intent import Intent
 from penstock.core.refusals import SchemaNewer, StoreFailed
 from penstock.stores import postgres_schema
 from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import Manners
-from penstock.stores.protocol import Depth, Done
+from penstock.stores.postgres_link import ConnectionOptions
+from penstock.stores.protocol import CompletedDispatch, Depth
 from penstock.stores.statements import migrations, statements
 
 
@@ -105,7 +105,8 @@ def test_a_schema_may_have_any_name(postgres, con):
 
 def test_every_connection_is_bounded_in_time_and_looks_for_nothing_by_path(postgres):
     store = opened(
-        postgres, manners=Manners(statement_timeout_ms=7_000, lock_timeout_ms=3_000, idle_timeout_ms=9_000)
+        postgres,
+        options=ConnectionOptions(statement_timeout_ms=7_000, lock_timeout_ms=3_000, idle_timeout_ms=9_000),
     )
 
     with store._link.connection() as con:
@@ -151,10 +152,10 @@ def test_what_is_asked_twice_in_one_trip_is_prepared_once(opened):
 def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
     store = opened(postgres)
     con.execute(f"VACUUM ANALYZE {postgres.schema}.dispatch")
-    store.complete_soon([Done("nobody.1")]).result()
+    store.complete_soon([CompletedDispatch("nobody.1")]).result()
     for _ in range(20):
         store.submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 90, Depth())
-        store.complete_soon([Done(run.dispatch_id) for run in tick(store)]).result()
+        store.complete_soon([CompletedDispatch(run.dispatch_id) for run in tick(store)]).result()
     with store._link.connection() as busiest:
         plans = busiest.execute(
             "SELECT name, statement FROM pg_prepared_statements WHERE statement LIKE '%Of those that run under%'"
@@ -168,7 +169,7 @@ def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
 
 
 def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared(postgres):
-    store = opened(postgres, manners=Manners(statement_timeout_ms=7_000, pooler=True))
+    store = opened(postgres, options=ConnectionOptions(statement_timeout_ms=7_000, pooler=True))
     for _ in range(8):
         [receipt] = store.submit([JOB], Depth())
         store.job(receipt.job_id)

@@ -18,7 +18,7 @@ import pytest
 from tests.waiting import until
 
 from penstock.core.refusals import StoreFailed
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.stores.postgres import PostgresStore
 from penstock.testing.postgres import PostgresServer
 
@@ -103,7 +103,7 @@ def server(journal):
 def unfinished(store):
     try:
         return sum(
-            n for addon in store.addons() for state, n in addon.jobs.items() if state is not State.DONE
+            n for addon in store.addons() for state, n in addon.jobs.items() if state is not JobState.DONE
         )
     except StoreFailed:
         return -1

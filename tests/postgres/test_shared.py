@@ -13,7 +13,7 @@ from tests.waiting import LONG, until
 from penstock import Scheduler
 from penstock.cli.main import cli
 from penstock.cli.top import _numbers
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.refusals import StoreFailed
 from penstock.settings import BadSettings, load
 from penstock.stores.opening import open_postgres, shown
@@ -88,7 +88,7 @@ def test_what_a_killed_daemon_ran_is_done_by_another(daemons, store, tmp_path):
     one.process.wait(LONG)
 
     assert ["DONE"] * 8 == [two.client.wait(job, LONG).state for job in jobs]
-    lost = [d for job in jobs for d in store.attempts(job) if d.end is End.LEASE_EXPIRED]
+    lost = [d for job in jobs for d in store.attempts(job) if d.end is EndReason.LEASE_EXPIRED]
     assert lost
     assert {"one"} == {dispatch.host for dispatch in lost}
 

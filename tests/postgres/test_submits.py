@@ -11,7 +11,7 @@ import pytest
 from tests.postgres.conftest import JOB
 
 from penstock.stores import postgres_forms, postgres_submit
-from penstock.stores.postgres_link import Connection
+from penstock.stores.postgres_link import PipelineConnection
 from penstock.stores.protocol import Depth, Query
 from penstock.stores.writer import Writer
 
@@ -20,14 +20,14 @@ from penstock.stores.writer import Writer
 def trips(store, monkeypatch):
     """How many statements each round trip had, without what is behind it."""
     store.submit([JOB], Depth())
-    exchange, seen = Connection.exchange, []
+    exchange, seen = PipelineConnection.exchange, []
 
     def count(con, calls, behind=()):
         seen.append(len(calls))
         return exchange(con, calls, behind)
 
     store.now()
-    monkeypatch.setattr(Connection, "exchange", count)
+    monkeypatch.setattr(PipelineConnection, "exchange", count)
     return seen
 
 

@@ -9,12 +9,12 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB, exchange, tick
 
-from penstock.core.admission import Caps, Conditions, Limits
-from penstock.core.job import Kind
-from penstock.core.order import Offer, Ordering, weigh
+from penstock.core.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.job import EventKind
+from penstock.core.order import Ordering, Placement, run_round
 from penstock.core.spend import Budget
 from penstock.stores import postgres_admit
-from penstock.stores.postgres_link import Session
+from penstock.stores.postgres_link import DatabaseSession
 from penstock.stores.protocol import Depth, Terms
 
 
@@ -94,7 +94,7 @@ def test_a_turn_leaves_nothing_to_the_garbage_collector(store):
 def asked(monkeypatch):
     """The names of what is asked, a list for each round trip."""
     trips = []
-    together = Session.together
+    together = DatabaseSession.together
 
     def noted(session, *calls):
         names = [name for name, _ in calls]
@@ -102,7 +102,7 @@ def asked(monkeypatch):
             trips.append(names)
         return together(session, *calls)
 
-    monkeypatch.setattr(Session, "together", noted)
+    monkeypatch.setattr(DatabaseSession, "together", noted)
     return trips
 
 
@@ -152,10 +152,12 @@ def test_who_has_a_budget_asks_what_was_spent_and_then_with_the_rest(store, aske
     def start():
         store.submit([JOB], Depth())
         asked.clear()
-        limits = Limits(Caps(), budgets={"a": Budget(day=1_000, month=5_000)})
+        limits = AdmissionLimits(Caps(), budgets={"a": Budget(day=1_000, month=5_000)})
         return store.admit(
             "here",
-            lambda floor: weigh(floor, Conditions(90), limits, Ordering(), lambda _: Offer.LEASE),
+            lambda admission_view: run_round(
+                admission_view, Conditions(90), limits, Ordering(), lambda _: Placement.LEASE
+            ),
             Terms(),
         )
 
@@ -171,4 +173,7 @@ def test_a_round_that_starts_one_and_refuses_another_tells_of_both(store):
     tick(store, capacity=50)
 
     kinds = [[event.kind for event in store.events(0, 10, receipt.job_id)] for receipt in (one, other)]
-    assert [[Kind.SUBMITTED, Kind.DISPATCHING, Kind.RUNNING], [Kind.SUBMITTED, Kind.DENIED]] == kinds
+    assert [
+        [EventKind.SUBMITTED, EventKind.DISPATCHING, EventKind.RUNNING],
+        [EventKind.SUBMITTED, EventKind.DENIED],
+    ] == kinds

@@ -14,9 +14,9 @@ from penstock.core.retry import Schedules
 from penstock.core.tracker import Graces
 from penstock.core.words import SECOND
 from penstock.engine.clock import SteadyClock
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
-from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
+from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.runner.trees import RUNNER_MARK, marked
 from penstock.stores.sqlite import SqliteStore
 from tests.waiting import until
@@ -34,7 +34,7 @@ class Plant:
         self.data = data
         clock = SteadyClock()
         self.store = SqliteStore(data / "jobs.db", clock)
-        self.rules = Rules(
+        self.rules = SchedulerRules(
             **{
                 "capacity": Capacity(fixed=90),
                 "schedules": Schedules(crash=(0, 0), unavailable=(0,)),
@@ -42,13 +42,15 @@ class Plant:
             }
             | (rules or {})
         )
-        runs = RunsFolder(data)
-        self.house = House(self.store, self.rules, clock=clock, survivors=runs.survivors(), preempts=True)
+        runs = Leftovers(data)
+        self.service = SchedulerService(
+            self.store, self.rules, clock=clock, survivors=runs.survivors(), preempts=True
+        )
         functions = Functions(names={"add": "work_for_tests:add"}, paths=["work_for_tests:*"])
         self.runner = Runner(
-            self.house,
+            self.service,
             runs,
-            RunnerSettings(
+            RunnerOptions(
                 **{
                     "graces": QUICK,
                     "stragglers_sec": 0.2,
@@ -59,14 +61,14 @@ class Plant:
                 | settings
             ),
         )
-        self.desk = self.house.desk
+        self.job_service = self.service.job_service
         if dispatch:
-            self.house.start()
+            self.service.start()
             self.runner.start()
 
     def stop(self, timeout=5):
         self.runner.stop(timeout)
-        self.house.stop()
+        self.service.stop()
         problems = self.store.audit()
         self.store.close()
         assert problems == []
@@ -74,7 +76,7 @@ class Plant:
     def submit(self, job_type="command", payload=None, **fields):
         fields = {"addon_id": "a", "cost_units": 1} | fields
         intent = Intent(job_type=f"penstock.{job_type}", payload=json.dumps(payload), **fields)
-        return self.desk.submit([intent])[0].job_id
+        return self.job_service.submit([intent])[0].job_id
 
     def command(self, *argv, fields=None, **payload):
         return self.submit("command", {"argv": list(argv), **payload}, **(fields or {}))
@@ -118,11 +120,11 @@ class Plant:
         }
 
     def units(self):
-        return self.store.books(self.rules.host).units
+        return self.store.ledger(self.rules.host).units
 
     def ours(self):
         """Everything below this runner, and the launcher itself."""
-        return [process.pid for process, _ in marked(RUNNER_MARK, {RunsFolder(self.data).mark})]
+        return [process.pid for process, _ in marked(RUNNER_MARK, {Leftovers(self.data).mark})]
 
 
 def pids_in(path, n=None):

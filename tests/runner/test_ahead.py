@@ -18,15 +18,15 @@ def handful(plants, tmp_path):
     def hand_over(*calls, workers=1):
         plant = plants(workers=workers, ahead_sec=60.0)
         # So that it is known to be short.
-        while plant.runner._crew.functions.room < len(calls):
+        while plant.runner._supervisor.functions.room < len(calls):
             plant.settled(plant.function("maybe_long", str(ran)))
         ran.write_text("")
         pids = plant.runner.pids()
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        plant.desk.pause()
+        plant.job_service.pause()
         jobs = [plant.function("maybe_long", str(ran), **call) for call in calls]
-        plant.desk.resume()
+        plant.job_service.resume()
         until(lambda: all(plant.last(job) for job in jobs), what="the claim of all")
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
@@ -72,7 +72,7 @@ def test_who_waits_behind_a_call_that_takes_longer_than_expected_is_run_by_anoth
     for job in jobs[1:]:
         assert plant.settled(job).end == "completed"
     assert plant.state(jobs[0]) == "RUNNING"
-    plant.desk.cancel(jobs[0])
+    plant.job_service.cancel(jobs[0])
     plant.until(jobs[0], "CANCELED")
 
 
@@ -84,7 +84,7 @@ def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful):
     turns = set()
     until(lambda: turns.add(plant.runner._turned_at) or len(turns) > 3)
     assert [plant.state(job) for job in jobs[1:]] == ["QUEUED"] * 2
-    plant.desk.cancel(jobs[0])
+    plant.job_service.cancel(jobs[0])
 
     for job in jobs[1:]:
         plant.settled(job)
@@ -95,12 +95,12 @@ def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful):
 def test_one_that_waits_in_a_workers_hands_is_canceled_at_once_and_the_one_before_it_goes_on(handful):
     plant, jobs, [pid] = handful({"seconds": 60}, {}, {})
     until(lambda: plant.store.job(jobs[0]) and handful.ran())
-    plant.desk.cancel(jobs[2])
+    plant.job_service.cancel(jobs[2])
 
     plant.until(jobs[2], "CANCELED")
     assert plant.state(jobs[0]) == "RUNNING"
     assert alive(pid)
-    plant.desk.cancel(jobs[0])
+    plant.job_service.cancel(jobs[0])
     plant.until(jobs[0], "CANCELED")
     assert plant.settled(jobs[1]).end == "completed"
     assert jobs[2] not in handful.ran()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runner import RunsFolder
+from penstock.runner import Leftovers
 from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked
 from tests.waiting import until
 
@@ -140,7 +140,7 @@ def kill(pids, chance):
 
 def processes(scheduler, data):
     found = defaultdict(list, scheduler=[scheduler.pid])
-    for process, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}):
+    for process, _ in marked(RUNNER_MARK, {Leftovers(data).mark}):
         if DISPATCH_MARK.encode() in environment(process.pid):
             found["job"].append(process.pid)
         else:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.refusals import NotFound
 from penstock.core.words import SECOND
 from penstock.runner import current_job
@@ -94,7 +94,7 @@ def test_a_token_is_good_for_its_run_and_no_longer(plant):
 
 def test_the_door_answers_nonsense_and_goes_on(plant):
     with socket.socket(socket.AF_UNIX) as visitor:
-        visitor.connect(f"\0{plant.runner._door.address[1:]}")
+        visitor.connect(f"\0{plant.runner._control_socket.address[1:]}")
         visitor.sendall(b'nonsense\n{"op": 1}\n{"token": "x", "op": "spend"}\n')
         with visitor.makefile() as lines:
             answers = [json.loads(lines.readline()) for _ in range(3)]
@@ -121,7 +121,7 @@ def test_a_preempted_function_goes_on_from_its_checkpoint(plant, tmp_path):
     path.unlink()
     plant.store.set_addon("a", paused=False)
     assert int(until(lambda: path.exists() and path.read_text())) > reached
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
     plant.until(job, "CANCELED")
 
 
@@ -175,7 +175,7 @@ def test_spending_stops_at_the_limit_and_a_retry_grants_it_again(plant):
     attempt = plant.until(job, "BLOCKED")
     assert (str(attempt.end), attempt.spent) == ("cost_limit_reached", 1_200_000)
     assert ("SIGNALED", "term") not in plant.events(job)
-    plant.desk.retry(job)
+    plant.job_service.retry(job)
     plant.until(job, "BLOCKED")
     assert plant.store.job(job).spent == 2_400_000
 
@@ -230,7 +230,7 @@ def test_a_worker_that_was_stopped_while_the_next_attempt_began_changes_nothing(
     told, _ = late.communicate("go on\n", timeout=20)
     assert told.split() == ["StaleDispatch"] * 3
     assert (plant.store.job(job), plant.store.dispatch(stale), plant.units(), plant.events(job)) == before
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
     plant.until(job, "CANCELED")
 
 
@@ -238,9 +238,9 @@ def test_a_worker_of_ours_that_is_stopped_does_not_outlive_its_attempt(plant, tm
     job = plant.function("sleep", str(tmp_path / "pid"))
     pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     os.kill(pid, signal.SIGSTOP)
-    plant.desk.stop(f"{job}.1", End.WORKER_CRASHED)
+    plant.job_service.stop(f"{job}.1", EndReason.WORKER_CRASHED)
 
     until(lambda: len(plant.store.attempts(job)) == 2)
     assert not alive(pid)
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
     plant.until(job, "CANCELED")

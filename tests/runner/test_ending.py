@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.retry import Schedules
 from penstock.core.tracker import Graces
 from penstock.core.words import SECOND
-from penstock.runner import RunsFolder
+from penstock.runner import Leftovers
 from penstock.runner.trees import RUNNER_MARK, children, look, marked
 from tests import SOURCES
 from tests.waiting import alive, until
@@ -51,7 +51,7 @@ def reached(plant, job, pids, state, seconds=5):
 def test_after_a_cancel(plant, tmp_path, bystanders):
     job, path = plant.tree(tmp_path)
     pids = pids_in(path)
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
 
     reached(plant, job, pids, "CANCELED")
     assert plant.units() == 0
@@ -68,20 +68,20 @@ def test_after_a_cancel_that_cannot_wait(plants, tmp_path):
     plant = plants(graces=Graces(cancel=60 * SECOND, term=60 * SECOND))
     job, path = plant.tree(tmp_path, listens=True)
     pids = pids_in(path)
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
     plant.runner.kill(plant.store.job(job).dispatch_id)
 
     reached(plant, job, pids, "CANCELED")
 
 
 @pytest.mark.parametrize(
-    "reason", [End.PREEMPTION_TIMEOUT, End.COOPERATIVE_PREEMPTION, End.GRACEFUL_SHUTDOWN]
+    "reason", [EndReason.PREEMPTION_TIMEOUT, EndReason.COOPERATIVE_PREEMPTION, EndReason.GRACEFUL_SHUTDOWN]
 )
 def test_after_preemption(plant, tmp_path, reason, bystanders):
     job, path = plant.tree(tmp_path)
     pids = pids_in(path)
     plant.store.set_addon("a", paused=True)
-    plant.desk.stop(plant.store.job(job).dispatch_id, reason)
+    plant.job_service.stop(plant.store.job(job).dispatch_id, reason)
 
     reached(plant, job, pids, "QUEUED")
     assert plant.events(job)[-1] == ("REQUEUED", str(reason))
@@ -128,7 +128,7 @@ def test_when_a_lease_cannot_be_renewed_the_warden_ends_the_tree_by_itself(plant
     until(lambda: not any(map(alive, pids)), 5)
     assert time.monotonic() < stuck
     plant.until(job, "RUNNING", "FAILED")
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
 
 
 def test_a_job_that_takes_many_leases_and_hears_nobody_runs_once(plants, tmp_path):
@@ -193,7 +193,7 @@ def test_when_the_scheduler_is_killed_either_the_launcher_or_the_warden_is_enoug
     submitter = Plant(data, dispatch=False)
     _, path = submitter.tree(tmp_path)
     pids = pids_in(path)
-    [launcher] = [p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}) if p.parent == process.pid]
+    [launcher] = [p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(data).mark}) if p.parent == process.pid]
     for pid in children(launcher) if stopped == "warden" else [launcher]:
         os.kill(pid, signal.SIGSTOP)
     process.kill()
@@ -214,7 +214,7 @@ def test_a_new_scheduler_first_ends_what_the_killed_one_left(daemon, tmp_path, b
     submitter = Plant(data, dispatch=False)
     job, path = submitter.tree(tmp_path)
     pids = pids_in(path)
-    launcher = [p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(data).mark}) if p.parent == process.pid]
+    launcher = [p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(data).mark}) if p.parent == process.pid]
     wardens = children(launcher[0])
     roots = [pid for warden in wardens for pid in children(warden) if look(pid).group == pid]
     for number in (
@@ -245,7 +245,7 @@ def test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands(
     pids = pids_in(path)
     [root] = plant.runner.pids()
     [launcher] = [
-        p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(plant.data).mark}) if p.parent == os.getpid()
+        p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(plant.data).mark}) if p.parent == os.getpid()
     ]
     [warden] = [child for child in children(launcher) if root in children(child)]
     plant.store.set_addon("a", paused=True)
@@ -256,7 +256,7 @@ def test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands(
         plant.store.set_addon("a", paused=False)
         assert plant.settled(plant.command("true")).end == "completed"
         assert plant.state(job) == "RUNNING"
-        plant.desk.cancel(job)
+        plant.job_service.cancel(job)
         reached(plant, job, pids, "CANCELED")
     else:
         reached(plant, job, pids, "QUEUED")
@@ -270,13 +270,13 @@ def test_a_warden_needs_no_help_to_end_its_tree(plant, tmp_path, how, state):
     job, path = plant.tree(tmp_path, *how)
     until(plant.runner.pids)
     [launcher] = [
-        p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(plant.data).mark}) if p.parent == os.getpid()
+        p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(plant.data).mark}) if p.parent == os.getpid()
     ]
     os.kill(launcher, signal.SIGSTOP)
     try:
         pids = pids_in(path, 4 if how else 5)
         if not how:
-            plant.desk.cancel(job)
+            plant.job_service.cancel(job)
         reached(plant, job, pids, state, 10)
     finally:
         os.kill(launcher, signal.SIGCONT)
@@ -287,7 +287,7 @@ def test_a_warden_that_is_stopped_does_not_save_its_tree(plant, tmp_path):
     pids = pids_in(path)
     [root] = plant.runner.pids()
     os.kill(look(root).parent, signal.SIGSTOP)
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
 
     reached(plant, job, pids, "CANCELED", 10)
 
@@ -296,7 +296,7 @@ def test_a_function_that_listens_yields_and_its_worker_stays_warm(plant, tmp_pat
     job, heard = plant.function("listen", str(tmp_path / "n")), tmp_path / "n"
     until(lambda: heard.exists() and int(heard.read_text() or 0) > 1)  # it has asked once
     [pid] = plant.runner.pids()
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
 
     plant.until(job, "CANCELED")
     assert ("SIGNALED", "term") not in plant.events(job)
@@ -306,7 +306,7 @@ def test_a_function_that_listens_yields_and_its_worker_stays_warm(plant, tmp_pat
 def test_a_function_that_does_not_listen_is_ended_with_its_worker(plant, tmp_path):
     job = plant.function("sleep", str(tmp_path / "pid"))
     pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
 
     reached(plant, job, [pid], "CANCELED")
     assert plant.settled(plant.function("add", 1, 1)).result == "2"
@@ -339,15 +339,15 @@ def stop_forty(data):
     until(lambda: not plant.ours(), 10, "the end of all processes")
 
 
-@pytest.mark.parametrize("reason", [End.MAX_RUNTIME_EXCEEDED, End.PREEMPTION_TIMEOUT])
+@pytest.mark.parametrize("reason", [EndReason.MAX_RUNTIME_EXCEEDED, EndReason.PREEMPTION_TIMEOUT])
 def test_a_cancel_while_another_stop_is_under_way_is_the_end_of_the_job(plants, tmp_path, reason):
     plant = plants(graces=Graces(cancel=60 * SECOND, term=60 * SECOND))
     job, path = plant.tree(tmp_path)
     pids = pids_in(path)
     dispatch_id = plant.store.job(job).dispatch_id
-    plant.desk.stop(dispatch_id, reason)
+    plant.job_service.stop(dispatch_id, reason)
     until(lambda: ("SIGNALED", "term") in plant.events(job))
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
     plant.runner.kill(dispatch_id)
 
     reached(plant, job, pids, "CANCELED", 20)
@@ -363,7 +363,7 @@ def test_a_cancel_during_a_shutdown_is_the_end_of_the_job(tmp_path):
     with ThreadPoolExecutor() as pool:
         stopping = pool.submit(plant.runner.stop, 4)
         until(lambda: ("STOP_REQUESTED", "graceful_shutdown") in plant.events(job))
-        plant.desk.cancel(job)
+        plant.job_service.cancel(job)
         stopping.result()
 
     assert plant.state(job) == "CANCELED"

@@ -48,7 +48,7 @@ def test_the_job_for_the_night_waits_for_quiet_stops_when_asked_and_goes_on_wher
     plants, tmp_path, monkeypatch
 ):
     busy = [0.6]
-    monkeypatch.setattr(house, "Signals", partial(Weather, busy=busy))
+    monkeypatch.setattr(house, "LoadSampler", partial(Weather, busy=busy))
     plant = plants(rules={"capacity": Capacity()})
     folder, sums = tmp_path / "files", tmp_path / "sums"
     folder.mkdir()
@@ -63,7 +63,7 @@ def test_the_job_for_the_night_waits_for_quiet_stops_when_asked_and_goes_on_wher
         fields={"run_when": "quiet"},
     )
     until(lambda: plant.store.job(job).denied)
-    why = plant.desk.explain(job)
+    why = plant.job_service.explain(job)
     busy.append(0.1)
     until(lambda: len(sums.read_text().splitlines()) == 1)
     plant.runner.ask_to_yield(plant.last(job).dispatch_id)

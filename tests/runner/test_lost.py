@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.tracker import Graces
 from penstock.core.words import SECOND
-from penstock.runner.tidy import Tidy
+from penstock.runner.tidy import OutputCleaner
 from tests.waiting import alive, until
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -54,7 +54,7 @@ def test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone(plants, f
     job = plant.command("sleep", "60", fields={"cost_units": 7})
     [pid] = until(plant.runner.pids)
     freeze(pid)
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
 
     plant.until(job, "CANCELED")
     assert alive(pid)
@@ -72,7 +72,7 @@ def test_its_job_does_not_run_here_again_until_then(plants, freezer):
     job = plant.command("sleep", "60")
     [pid] = until(plant.runner.pids)
     freeze(pid)
-    plant.desk.stop(f"{job}.1", End.PREEMPTION_TIMEOUT)
+    plant.job_service.stop(f"{job}.1", EndReason.PREEMPTION_TIMEOUT)
 
     until(lambda: len(plant.store.attempts(job)) == 2 and plant.last(job).end)
     assert [str(attempt.end) for attempt in plant.store.attempts(job)] == [
@@ -83,7 +83,7 @@ def test_its_job_does_not_run_here_again_until_then(plants, freezer):
     assert plant.state(job) == "QUEUED"
     thaw()
     until(lambda: not alive(pid) and plant.units() == 0)
-    plant.desk.cancel(job)
+    plant.job_service.cancel(job)
 
 
 def test_a_shutdown_does_not_wait_for_it(plants, freezer):
@@ -107,7 +107,7 @@ def test_what_belongs_to_a_forgotten_job_is_removed_and_nothing_else(plant):
     runs = plant.data / "runs"
     (runs / old).rename(runs / "01a1e391-0000-7000-8000-000000000000")
 
-    Tidy(plant.store, runs).step()
+    OutputCleaner(plant.store, runs).step()
 
     assert sorted(path.name for path in runs.iterdir()) == sorted([".lock", kept])
     assert plant.output(kept)["stdout"] == "kept\n"

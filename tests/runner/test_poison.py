@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.runner import Functions
 from tests.poison import NOT_FINITE, POISONS, STATES, STORED
 
@@ -31,8 +31,8 @@ def test_functions(plants):
     assert list(beside) == [json.loads(plant.settled(job_id, 60).result) for job_id in beside.values()]
     ends = {attempt.end for job_id in beside.values() for attempt in plant.store.attempts(job_id)}
     assert ends <= {
-        End.COMPLETED,
-        End.RELEASED,
+        EndReason.COMPLETED,
+        EndReason.RELEASED,
     }  # a call that waits too long for a worker goes back to the queue
     states = {name: plant.state(job_id) for name, job_id in jobs.items()}
     assert "FAILED" == states.pop("leave_at_once")

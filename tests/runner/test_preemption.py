@@ -20,7 +20,7 @@ def requests(plant, job):
 
 
 def preempter(plant):
-    [part] = [part for part in plant.house.driver._parts if isinstance(part, Preempter)]
+    [part] = [part for part in plant.service.driver._parts if isinstance(part, Preempter)]
     return part
 
 
@@ -36,7 +36,7 @@ def test_a_victim_that_listens_yields_and_goes_on_from_its_checkpoint(plants, tm
     reached = json.loads(plant.store.checkpoint(low))
     until(lambda: int(path.read_text() or 0) > reached)
     assert str(plant.store.attempts(low)[0].end) == "cooperative_preemption"
-    plant.desk.cancel(low)
+    plant.job_service.cancel(low)
     plant.until(low, "CANCELED")
 
 
@@ -50,7 +50,7 @@ def test_a_victim_that_does_not_listen_is_asked_twice_and_then_made_to(plants, t
     assert [pid for pid in pids if alive(pid)] == []
     assert requests(plant, low) == [1, 2]
     assert ("REQUEUED", "preemption_timeout") in plant.events(low)
-    plant.desk.cancel(low)
+    plant.job_service.cancel(low)
     plant.until(low, "CANCELED")
 
 
@@ -66,7 +66,7 @@ def test_one_cycle_at_a_time(plants, tmp_path):
     until(lambda: looks.add(preempter(plant)._due) or len(looks) > 4)
     assert sorted(len(requests(plant, low)) for low, _ in lows) == [0, 1]
     for job in highs + [low for low, _ in lows]:
-        plant.desk.cancel(job)
+        plant.job_service.cancel(job)
         plant.until(job, "CANCELED")
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from penstock.core.refusals import BadIntent
-from penstock.runner import RunsFolder
+from penstock.runner import Leftovers
 from penstock.runner.payload import Functions, read
 from penstock.runner.trees import RUNNER_MARK, children, marked
 from tests.waiting import alive, until
@@ -130,9 +130,9 @@ def test_limits_hold(plant):
 
 
 def test_output_is_bounded_and_keeps_its_beginning_and_its_end(plants):
-    from penstock.runner.output import Room
+    from penstock.runner.output import OutputLimits
 
-    plant = plants(output=Room(head=100_000, tail=100_000))
+    plant = plants(output=OutputLimits(head=100_000, tail=100_000))
     job = plant.python("print('first');\nfor n in range(200_000): print(n)\nprint('last')")
 
     plant.settled(job)
@@ -307,7 +307,7 @@ def test_a_bad_payload_is_refused_with_its_field(job_type, payload, field):
 def test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one(plant):
     plant.settled(plant.command("true"))
     [launcher] = [
-        p.pid for p, _ in marked(RUNNER_MARK, {RunsFolder(plant.data).mark}) if p.parent == os.getpid()
+        p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(plant.data).mark}) if p.parent == os.getpid()
     ]
     [warden] = children(launcher)
     os.kill(warden, signal.SIGKILL)
@@ -322,13 +322,13 @@ def test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one(p
 def test_a_runner_without_news_leaves_the_lines_alone_until_one_of_its_own_is_seen(plants, monkeypatch):
     plant = plants(dispatch=False)
     runner, fetched = plant.runner, []
-    monkeypatch.setattr(plant.desk, "exchange", lambda *asked: fetched.append(asked) or ([], []))
+    monkeypatch.setattr(plant.job_service, "exchange", lambda *asked: fetched.append(asked) or ([], []))
     runner._turn()
-    plant.house.dispatcher.step(plant.store.now())
+    plant.service.dispatcher.step(plant.store.now())
     runner._turn()
     without = len(fetched)
     plant.command("true")
-    plant.house.dispatcher.step(plant.store.now())
+    plant.service.dispatcher.step(plant.store.now())
     runner._turn()
 
     assert (without, len(fetched)) == (1, 2)
@@ -337,8 +337,8 @@ def test_a_runner_without_news_leaves_the_lines_alone_until_one_of_its_own_is_se
 def test_a_runner_fetches_after_every_commit_whatever_the_last_round_saw(plants, monkeypatch):
     plant = plants(dispatch=False)
     runner, fetched = plant.runner, []
-    monkeypatch.setattr(plant.desk, "exchange", lambda *asked: fetched.append(asked) or ([], []))
-    plant.house.dispatcher.step(plant.store.now())
+    monkeypatch.setattr(plant.job_service, "exchange", lambda *asked: fetched.append(asked) or ([], []))
+    plant.service.dispatcher.step(plant.store.now())
     for _ in range(3):
         runner._look()
         runner._turn()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.landing import Phase
+from penstock.core.landing import DispatchPhase
 from penstock.runner import runner as runner_module
 from penstock.runner.warden import boot_time
 from tests.waiting import until
@@ -23,9 +23,9 @@ def busy(tmp_path, monkeypatch):
     until(lambda: all(plant.last(job) and plant.output(job)["stdout"] for job in jobs))
     write = runner_module.write_notes
 
-    def late(house, notes):
+    def late(service, notes):
         until(lambda: boot_time() >= plant.runner._give_up_at)
-        write(house, notes)
+        write(service, notes)
 
     monkeypatch.setattr(runner_module, "write_notes", late)
     yield plant, jobs
@@ -40,7 +40,7 @@ def test_a_runner_that_is_late_gives_every_dispatch_its_end(busy):
 
     assert {plant.state(job) for job in jobs} == {"QUEUED"}
     assert {plant.events(job)[-1] for job in jobs} == {("REQUEUED", "graceful_shutdown")}
-    assert plant.store.live(phases=[Phase.LEASED, Phase.ENDING]) == []
+    assert plant.store.live(phases=[DispatchPhase.LEASED, DispatchPhase.ENDING]) == []
     assert plant.units() == 0
 
 

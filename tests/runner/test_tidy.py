@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.intent import Intent
 from penstock.core.words import SECOND
-from penstock.runner.tidy import Tidy
+from penstock.runner.tidy import OutputCleaner
 from penstock.stores.memory import MemoryStore
 from penstock.stores.protocol import Depth
 from tests.waiting import until
@@ -73,7 +73,7 @@ def test_a_pass_is_cut_into_steps_and_removes_the_oldest_first(yard):
     known = yard.job()
     for n in range(5):
         yard.folder(f"0000000{n}")
-    tidy = Tidy(yard.store, yard.runs, batch=2)
+    tidy = OutputCleaner(yard.store, yard.runs, batch=2)
 
     left = []
     for _ in range(4):
@@ -84,7 +84,7 @@ def test_a_pass_is_cut_into_steps_and_removes_the_oldest_first(yard):
 
 
 def test_outputs_of_pruned_jobs_are_removed_and_others_stay(yard):
-    tidy = Tidy(yard.store, yard.runs)
+    tidy = OutputCleaner(yard.store, yard.runs)
     old, young = yard.job(), yard.job()
     tidy.step()
     assert yard.folders() == {old, young}
@@ -95,7 +95,7 @@ def test_outputs_of_pruned_jobs_are_removed_and_others_stay(yard):
 
 
 def test_no_job_is_looked_up_while_none_is_pruned(yard):
-    tidy = Tidy(yard.store, yard.runs)
+    tidy = OutputCleaner(yard.store, yard.runs)
     for _ in range(3):
         yard.job()
     tidy.step()

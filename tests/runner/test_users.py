@@ -106,7 +106,7 @@ def test_a_tree_of_another_user_is_ended_to_the_last_process(switching, other):
         "trap '' TERM; (trap '' TERM; setsid sleep 1000 & sleep 1000) & echo up; wait; sleep 1000",
     )
     until(lambda: "up" in switching.output(job_id)["stdout"] if switching.last(job_id) else False)
-    switching.desk.cancel(job_id)
+    switching.job_service.cancel(job_id)
     switching.until(job_id, "CANCELED")
 
     assert [pid for pid in switching.ours() if uid_of(pid) == other.uid] == []

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.core.spend import Budget
 from penstock.core.words import HOUR, MINUTE, SECOND
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 from penstock.settings import BadSettings, load
 from penstock.settings.reading import table
-from penstock.settings.sections import Server
+from penstock.settings.sections import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 HOME = {"HOME": "/home/ann"}
@@ -40,7 +40,7 @@ def problems_of(file=None, **given):
 
 
 def test_without_any_source_the_rules_are_the_defaults_of_the_engine():
-    assert Rules() == load(environ=HOME).rules()
+    assert SchedulerRules() == load(environ=HOME).rules()
 
 
 def test_no_queue_is_without_a_limit_unless_somebody_says_so():
@@ -416,7 +416,7 @@ def test_to_listen_beyond_loopback_takes_encryption_and_allowed_hosts(address, t
 
 
 def test_the_first_page_of_a_new_server_is_loopback_only():
-    assert Server().listen.local
+    assert ServerSettings().listen.local
 
 
 # What is written about them

@@ -14,23 +14,23 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from penstock.core.admission import Caps, Limits
+from penstock.core.admission import AdmissionLimits, Caps
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Event
-from penstock.core.landing import End, Phase
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.quiet import Capacity
 from penstock.core.refusals import Refused
 from penstock.core.spend import Budget
-from penstock.core.states import FINAL, SETTLED, State
+from penstock.core.states import FINAL, SETTLED, JobState
 from penstock.core.words import HOUR, MINUTE, SECOND, AddonId, Constraint, DispatchId, JobId, Moment
-from penstock.engine.desk import Desk
-from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
-from penstock.engine.keeper import Keeper
-from penstock.engine.machine import Machine
-from penstock.engine.purse import Purse
+from penstock.engine.desk import JobService
+from penstock.engine.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.engine.keeper import Maintenance
+from penstock.engine.machine import HostLoad
+from penstock.engine.purse import BudgetEnforcer
 from penstock.engine.recovery import put_in_order, recover
-from penstock.engine.room import Room
-from penstock.engine.rules import Rules
+from penstock.engine.room import SubmitWaitlist
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.protocol import Depth, Query, Receipt, Store
 
 __all__ = ["CAPACITY", "Broken", "World"]
@@ -110,9 +110,9 @@ class World:
         self.last_id = 0
         self.store = self.make_store(lambda: self.now, self.new_id)
         self.budget = self.rng.choice([700, 10_000])  # what addon "a" may spend in a day
-        self.rules = Rules(
+        self.rules = SchedulerRules(
             capacity=Capacity(fixed=CAPACITY),
-            limits=Limits(HOST_CAPS, {AddonId("a"): Budget(day=self.budget)}),
+            limits=AdmissionLimits(HOST_CAPS, {AddonId("a"): Budget(day=self.budget)}),
             depth=Depth(total=DEPTH),
             retention=30 * HOUR,
             grace=3 * SECOND,
@@ -124,7 +124,7 @@ class World:
         self.down = False
         self.late: list[tuple[Moment, Callable[[], object]]] = []
         self.acknowledged: set[JobId] = set()
-        self.seen: dict[JobId, tuple[State, int]] = {}
+        self.seen: dict[JobId, tuple[JobState, int]] = {}
         self.journal: list[
             tuple[JobId, Moment, Moment]
         ] = []  # when a job really ran, written outside of the system
@@ -150,11 +150,11 @@ class World:
     def start(self) -> None:
         tap: Any = Tap(self, self.store)
         self.waiting.clear()  # nobody will answer them
-        machine, fetchers = Machine(self.rules), Fetchers()
+        machine, fetchers = HostLoad(self.rules), PullingWorkers()
         self.dispatcher = Dispatcher(tap, self.rules, machine, fetchers)
-        self.keeper = Keeper(tap, self.rules)
-        self.room, self.purse = Room(tap, self.rules.depth), Purse(tap, self.rules)
-        self.desk = Desk(tap, self.rules, machine, self.dispatcher, self.room)
+        self.maintenance = Maintenance(tap, self.rules)
+        self.room, self.budgets = SubmitWaitlist(tap, self.rules.depth), BudgetEnforcer(tap, self.rules)
+        self.job_service = JobService(tap, self.rules, machine, self.dispatcher, self.room)
         put_in_order(tap, self.rules.ordering.aging)
         recover(tap, self.rules, self.end_survivors)
 
@@ -245,7 +245,7 @@ class World:
         wait_sec = rng.choice([0, 0, 20, 60])
         for _ in range(3):
             room = self.room
-            answer = self.send(lambda: self.desk.submit_soon([intent], wait_sec))
+            answer = self.send(lambda: self.job_service.submit_soon([intent], wait_sec))
             if answer is not None and room is self.room:  # else it died with the scheduler that was asked
                 self.waiting.append(answer)
                 break
@@ -268,8 +268,8 @@ class World:
     def tick(self) -> None:
         self.call(lambda: self.room.step(self.now))
         self.collect()
-        self.call(lambda: self.keeper.step(self.now))
-        if self.call(lambda: self.purse.step(self.now)) == self.now + self.rules.tick:
+        self.call(lambda: self.maintenance.step(self.now))
+        if self.call(lambda: self.budgets.step(self.now)) == self.now + self.rules.tick:
             self.check_purse()
         self.call(lambda: self.dispatcher.step(self.now))
 
@@ -311,20 +311,20 @@ class World:
     def find_work(self, worker: Worker) -> None:
         ask, sent = self.way(worker), self.now
         if self.rng.random() < 0.5:
-            kinds = Kinds(AddonId("a"), frozenset(self.rng.choice([[], ["x"]])))
-            claimed = ask(lambda: self.desk.claim(kinds, self.rng.choice([1, 2]), worker.name))
+            kinds = WorkerKinds(AddonId("a"), frozenset(self.rng.choice([[], ["x"]])))
+            claimed = ask(lambda: self.job_service.claim(kinds, self.rng.choice([1, 2]), worker.name))
             for job, dispatch, _ in claimed or []:
                 self.begin(worker, job.job_id, dispatch, sent)
             return
-        offered = ask(lambda: self.desk.dispatchable(None)) or []
+        offered = ask(lambda: self.job_service.dispatchable(None)) or []
         if offered and (job_id := self.rng.choice(offered).job_id) is not None:
-            dispatch = ask(lambda: self.desk.lease(job_id, worker.name))
+            dispatch = ask(lambda: self.job_service.lease(job_id, worker.name))
             if dispatch is not None:
                 self.begin(worker, job_id, dispatch, sent)
 
     def begin(self, worker: Worker, job_id: JobId, dispatch: Dispatch, sent: Moment) -> None:
         ends = self.now + self.rng.choice([0, 3, 20, 90]) * SECOND
-        cost = dispatch.demand.cost_units
+        cost = dispatch.admission_class.cost_units
         worker.runs.append(Run(job_id, dispatch.dispatch_id, cost, self.now, ends, sent))
 
     def beat(self, worker: Worker, run: Run) -> None:
@@ -332,7 +332,7 @@ class World:
         checkpoint = self.rng.choice([None, "[1]"])
         sent = self.now
         answer = self.way(worker)(
-            lambda: self.desk.heartbeat(run.dispatch_id, spent=spent, checkpoint=checkpoint)
+            lambda: self.job_service.heartbeat(run.dispatch_id, spent=spent, checkpoint=checkpoint)
         )
         if answer is None or run not in worker.runs:
             return
@@ -340,27 +340,29 @@ class World:
             self.check_limit(run.job_id)
             run.renewed = sent
         elif self.rng.random() < 0.7:  # some runs do not listen, until their time is up
-            self.finish(worker, run, End.RELEASED)
+            self.finish(worker, run, EndReason.RELEASED)
 
-    def finish(self, worker: Worker, run: Run, how: End | None = None) -> None:
+    def finish(self, worker: Worker, run: Run, how: EndReason | None = None) -> None:
         worker.runs.remove(run)
         self.journal.append((run.job_id, run.began, self.now))
-        end = how or self.rng.choice([End.COMPLETED] * 5 + [End.JOB_ERROR, End.UNAVAILABLE, End.RELEASED])
+        end = how or self.rng.choice(
+            [EndReason.COMPLETED] * 5 + [EndReason.JOB_ERROR, EndReason.UNAVAILABLE, EndReason.RELEASED]
+        )
         for _ in range(2):
-            if self.way(worker)(lambda: self.desk.end(run.dispatch_id, end)) is not None:
+            if self.way(worker)(lambda: self.job_service.end(run.dispatch_id, end)) is not None:
                 break
 
     def person(self) -> None:
         jobs = self.store.find(Query(limit=100))
         if not jobs:
             return
-        lively = [job for job in jobs if job.state is State.RUNNING]
+        lively = [job for job in jobs if job.state is JobState.RUNNING]
         job_id = self.rng.choice(lively if lively and self.rng.random() < 0.5 else jobs).job_id
         acts: list[Callable[[], object]] = [
-            lambda: self.desk.cancel(job_id),
-            lambda: self.desk.retry(job_id),
-            lambda: self.desk.edit(job_id, priority=99),
-            lambda: self.desk.explain(job_id),
+            lambda: self.job_service.cancel(job_id),
+            lambda: self.job_service.retry(job_id),
+            lambda: self.job_service.edit(job_id, priority=99),
+            lambda: self.job_service.explain(job_id),
             lambda: self.store.set_addon(AddonId("b"), paused=self.rng.random() < 0.5),
         ]
         act = self.rng.choice(acts)
@@ -377,8 +379,8 @@ class World:
             for run in worker.runs:
                 self.journal.append((run.job_id, run.began, self.now))
                 stale = run.dispatch_id
-                self.late.append((self.now + 90 * SECOND, lambda d=stale: self.desk.complete(d)))  # type: ignore[misc]  # bound now
-                self.late.append((self.now + 95 * SECOND, lambda d=stale: self.desk.heartbeat(d)))  # type: ignore[misc]
+                self.late.append((self.now + 90 * SECOND, lambda d=stale: self.job_service.complete(d)))  # type: ignore[misc]  # bound now
+                self.late.append((self.now + 95 * SECOND, lambda d=stale: self.job_service.heartbeat(d)))  # type: ignore[misc]
             worker.runs, worker.still_until = [], self.now + 90 * SECOND
 
     def deliver_late(self) -> None:
@@ -399,13 +401,13 @@ class World:
         self.check_events()
 
     def check_books(self) -> None:
-        books = self.store.books(self.rules.host)
+        ledger = self.store.ledger(self.rules.host)
         live = self.store.live()
-        if not books.units == sum(d.demand.cost_units for d in live) <= CAPACITY:
+        if not ledger.units == sum(d.admission_class.cost_units for d in live) <= CAPACITY:
             raise Broken(
-                f"{books.units} units are used of {CAPACITY}, dispatches say {[d.demand.cost_units for d in live]}"
+                f"{ledger.units} units are used of {CAPACITY}, dispatches say {[d.admission_class.cost_units for d in live]}"
             )
-        for (scope, name), count in books.counts.items():
+        for (scope, name), count in ledger.counts.items():
             limit = HOST_CAPS.limit(scope, name)
             if limit is not None and count > limit:
                 raise Broken(f"{count} of {scope} {name} are in flight, the cap is {limit}")
@@ -431,7 +433,7 @@ class World:
                 self.check_alert(event)
 
     def queued(self) -> int:
-        return sum(addon.jobs.get(State.QUEUED, 0) for addon in self.store.addons())
+        return sum(addon.jobs.get(JobState.QUEUED, 0) for addon in self.store.addons())
 
     def check_alert(self, event: Event) -> None:
         if event.data["key"] in self.told:
@@ -439,17 +441,17 @@ class World:
         self.told.add(event.data["key"])
 
     def over_budget(self) -> bool:
-        spent = self.store.books(self.rules.host).spent.get(AddonId("a"), {})
+        spent = self.store.ledger(self.rules.host).spent.get(AddonId("a"), {})
         return spent.get("day", 0) >= self.budget
 
     def check_purse(self) -> None:
-        live = self.store.live(addon_id=AddonId("a"), phases=[Phase.RESERVED, Phase.LEASED])
+        live = self.store.live(addon_id=AddonId("a"), phases=[DispatchPhase.RESERVED, DispatchPhase.LEASED])
         if live and self.over_budget():
             raise Broken(f"the budget is spent and {[d.dispatch_id for d in live]} go on")
 
     def check_limit(self, job_id: JobId) -> None:
         job = self.store.job(job_id)
-        if job is None or job.state is not State.RUNNING or job.intent.cost_limit is None:
+        if job is None or job.state is not JobState.RUNNING or job.intent.cost_limit is None:
             return
         if job.spent - job.spent_before >= job.intent.cost_limit:
             raise Broken(f"job {job_id} spent {job.spent} and was not told to stop")
@@ -493,9 +495,9 @@ class World:
         for _ in range(600):
             self.tick()
             self.serve()
-            if not self.store.find(Query(states=[s for s in State if s not in SETTLED])):
+            if not self.store.find(Query(states=[s for s in JobState if s not in SETTLED])):
                 break
-            self.now = max(self.now + SECOND, min(self.keeper.step(self.now), self.now + 10 * MINUTE))
+            self.now = max(self.now + SECOND, min(self.maintenance.step(self.now), self.now + 10 * MINUTE))
         self.check_healed()
 
     def serve(self) -> None:
@@ -503,11 +505,11 @@ class World:
         for worker in self.workers:
             worker.runs = []
         for dispatch in self.store.live():
-            if dispatch.phase is Phase.RESERVED and dispatch.job_id is not None:
-                self.call(lambda job_id=dispatch.job_id: self.desk.lease(job_id))  # type: ignore[misc]  # bound now
-            self.call(lambda d=dispatch.dispatch_id: self.desk.complete(d))  # type: ignore[misc]
-        for _, dispatch, _ in self.call(lambda: self.desk.claim(Kinds(), 10, "healer")) or []:
-            self.call(lambda d=dispatch.dispatch_id: self.desk.complete(d))  # type: ignore[misc]
+            if dispatch.phase is DispatchPhase.RESERVED and dispatch.job_id is not None:
+                self.call(lambda job_id=dispatch.job_id: self.job_service.lease(job_id))  # type: ignore[misc]  # bound now
+            self.call(lambda d=dispatch.dispatch_id: self.job_service.complete(d))  # type: ignore[misc]
+        for _, dispatch, _ in self.call(lambda: self.job_service.claim(WorkerKinds(), 10, "healer")) or []:
+            self.call(lambda d=dispatch.dispatch_id: self.job_service.complete(d))  # type: ignore[misc]
 
     def check_healed(self) -> None:
         jobs = {job.job_id: job for job in self.store.find(Query(limit=10_000))}
@@ -520,5 +522,5 @@ class World:
         keys = [job.intent.idempotency_key for job in jobs.values()]
         if len(keys) != len(set(keys)):
             raise Broken("one submit became two jobs")
-        if self.store.books(self.rules.host).units:
+        if self.store.ledger(self.rules.host).units:
             raise Broken("units are still held though nothing runs")

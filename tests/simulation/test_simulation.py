@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.admission import Caps, Limits
+from penstock.core.admission import AdmissionLimits, Caps
 from penstock.core.intent import Intent
 from penstock.core.quiet import Capacity
 from penstock.core.words import HOUR, MINUTE, SECOND, Priority
-from penstock.engine.desk import Desk
-from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
-from penstock.engine.machine import Machine
-from penstock.engine.room import Room
-from penstock.engine.rules import Rules
+from penstock.engine.desk import JobService
+from penstock.engine.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.engine.machine import HostLoad
+from penstock.engine.room import SubmitWaitlist
+from penstock.engine.rules import SchedulerRules
 from penstock.simulation import Arrival, figures, made_up, play, replayed
 from penstock.stores.memory import MemoryStore
 from penstock.stores.protocol import Depth
 
 BEGAN = 1_900_000_000 * SECOND
-RULES = Rules(capacity=Capacity(fixed=90))
+RULES = SchedulerRules(capacity=Capacity(fixed=90))
 
 
 def arrival(after=0, runs_for=10, addon="a", **fields):
@@ -91,7 +91,7 @@ def test_a_deadline_that_passes_in_the_queue_is_late():
     [
         (replace(RULES, depth=Depth(total=1)), 1),
         (replace(RULES, capacity=Capacity(fixed=50)), 3),
-        (replace(RULES, limits=Limits(Caps(concurrent=1))), 0),
+        (replace(RULES, limits=AdmissionLimits(Caps(concurrent=1))), 0),
     ],
 )
 def test_what_would_have_been_refused_is(rules, refused):
@@ -123,16 +123,18 @@ def test_a_trail_is_played_again_as_it_was():
     """Two that ran; one that did not, and is known by others of its type; one that said how long it would take."""
     now = [BEGAN]
     store = MemoryStore(lambda: now[0])
-    machine = Machine(RULES)
-    dispatcher = Dispatcher(store, RULES, machine, Fetchers())
-    desk = Desk(store, RULES, machine, dispatcher, Room(store, RULES.depth))
+    machine = HostLoad(RULES)
+    dispatcher = Dispatcher(store, RULES, machine, PullingWorkers())
+    job_service = JobService(store, RULES, machine, dispatcher, SubmitWaitlist(store, RULES.depth))
 
     for number in range(2):
-        desk.submit([Intent(addon_id="a", job_type="x", idempotency_key=str(number), payload='"large"')])
-        [(_, dispatch, _)] = desk.claim(Kinds(), 1, "w")
+        job_service.submit(
+            [Intent(addon_id="a", job_type="x", idempotency_key=str(number), payload='"large"')]
+        )
+        [(_, dispatch, _)] = job_service.claim(WorkerKinds(), 1, "w")
         now[0] += (20 + number) * SECOND
-        desk.complete(dispatch.dispatch_id)
-    desk.submit(
+        job_service.complete(dispatch.dispatch_id)
+    job_service.submit(
         [Intent(addon_id="a", job_type="x"), Intent(addon_id="a", job_type="y", expected_duration_sec=7.0)]
     )
     load = replayed(store)

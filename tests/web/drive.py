@@ -14,7 +14,7 @@ import time
 
 from penstock.client import Client
 from penstock.client.client import job_of
-from penstock.http.wire import Outcome
+from penstock.http.wire import OutcomeReport
 
 BATCH = 10
 EVENTS = 4
@@ -37,7 +37,7 @@ def drive(client, rate):
         client.submit_many([job_of("busy", "step", {"n": n}, cost_units=1) for n in range(BATCH)])
         taken = client.exchange(outcomes, addon_id="busy", limit=BATCH, worker="driver")
         done += len(outcomes)
-        outcomes = [Outcome(lease_id=job.lease_id, state="DONE") for job in taken.jobs]
+        outcomes = [OutcomeReport(lease_id=job.lease_id, state="DONE") for job in taken.jobs]
         time.sleep(max(0.0, pause - (time.monotonic() - began)))
     return done
 

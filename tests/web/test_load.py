@@ -92,7 +92,9 @@ def crowded():
 
 def test_ten_pages_get_the_same_beat_and_it_is_made_once(tmp_path, monkeypatch):
     made, view = [], beats._view
-    monkeypatch.setattr(beats, "_view", lambda house, frame: made.append(frame.number) or view(house, frame))
+    monkeypatch.setattr(
+        beats, "_view", lambda service, frame: made.append(frame.number) or view(service, frame)
+    )
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     place = Place(home)

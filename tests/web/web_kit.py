@@ -24,7 +24,7 @@ MARK = "<b id=planted>bold</b>"
 
 
 def pool(name, workers, load, pending, waiting, **more):
-    return wire.Task(
+    return wire.TaskInfo(
         name=name, workers={"running": workers}, in_flight=sum(load), pending_queue_depth=pending,
         waiting_queue_depth=waiting, max_in_flight=workers, max_queue_depth=40, policy="block", paused=False,
         load_by_worker=tuple(load), settled_by_worker=(100,) * workers,
@@ -39,7 +39,7 @@ def bar(node, lane, worker, ready, started, ended, **more):
 
 
 #: A run that goes on: one that waited for a worker, one that failed, one with a name that a page could mistake for something else.
-LANES = wire.Lanes(
+LANES = wire.LanesInfo(
     graph=f"album {MARK}", run=7, status="running", seconds=0.9, nodes=12, left_out=3,
     bars=[
         bar("fetch", "io", "loop-1", 0.0, 0.0, 0.2, critical=True),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from penstock.alerts.command import Command
+from penstock.alerts.command import CommandReceiver
 from penstock.alerts.messenger import Messenger, Way
 from penstock.alerts.reader import UNDELIVERED, Reader, Receivers
 from penstock.alerts.spool import Message, Spool
@@ -93,7 +93,7 @@ class Alerting:
 
     def _general(self) -> list[Spool]:
         ways = self._ways
-        spools = [self._messenger(Command(ways.command), "command")] if ways.command else []
+        spools = [self._messenger(CommandReceiver(ways.command), "command")] if ways.command else []
         return spools + ([self._messenger(self._webhook(ways.webhook), "webhook")] if ways.webhook else [])
 
     def _post(self, role: str, addon: str, url: str) -> Spool:

@@ -18,18 +18,18 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
-from penstock.alerts.messenger import Away, Refused, Stopped
+from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
 from penstock.alerts.spool import Message
 from penstock.core.words import Moment
 
-__all__ = ["Command"]
+__all__ = ["CommandReceiver"]
 
 _WITHIN: Final = 30.0
 _KEPT: Final = 1_000  # of what it says, for the log
 _VARIABLE: Final = 4_000
 
 
-class Command:
+class CommandReceiver:
     def __init__(self, argv: Sequence[str], *, within: float = _WITHIN) -> None:
         self._argv, self._within = tuple(argv), within
         self.name = f"command {argv[0]}"
@@ -44,7 +44,7 @@ class Command:
             try:
                 process = self._start(told.fileno(), message.told)
             except OSError as error:
-                raise Away(f"it cannot be started: {error.strerror}") from error
+                raise ReceiverAway(f"it cannot be started: {error.strerror}") from error
         with process:
             said, in_time = _listen(process, time.monotonic() + self._within)
             self._end(process)
@@ -52,9 +52,9 @@ class Command:
             raise Stopped
         words = said.decode("utf-8", "replace").strip()
         if not in_time:
-            raise Refused(f"it had not ended after {self._within:g} s and was killed")
+            raise MessageRefused(f"it had not ended after {self._within:g} s and was killed")
         if process.returncode:
-            raise Refused(f"it ended with {process.returncode}" + (f": {words!r}" if words else ""))
+            raise MessageRefused(f"it ended with {process.returncode}" + (f": {words!r}" if words else ""))
 
     def cut(self) -> None:
         with self._lock:

@@ -16,18 +16,18 @@ from penstock.alerts.spool import Message, Spool
 from penstock.core.outbound import LONGEST_PAUSE, pause
 from penstock.core.words import HOUR, Moment, seconds
 
-__all__ = ["Away", "Messenger", "Refused", "Stopped", "Way"]
+__all__ = ["MessageRefused", "Messenger", "ReceiverAway", "Stopped", "Way"]
 
 log = logging.getLogger("penstock.alerts")
 
 _LATER: Final = 24 * HOUR
 
 
-class Refused(Exception):
+class MessageRefused(Exception):
     """The receiver has answered, and does not want this message as it is."""
 
 
-class Away(Exception):
+class ReceiverAway(Exception):
     """There was no answer. The next message would not get one either."""
 
 
@@ -78,10 +78,10 @@ class Messenger:
             self.way.deliver(message, now)
         except Stopped:
             self._stopped = True
-        except Refused as error:
+        except MessageRefused as error:
             self._fails = 0
             self._again(message, now, str(error))
-        except Away as error:
+        except ReceiverAway as error:
             self._fails += 1
             self._opens_at = now + pause(self._fails)
             self._again(message, now, str(error))

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.alerts.spool import Message, Spool
-from penstock.core.alerts import Repeats, Told
-from penstock.core.job import Event, Job, Kind
+from penstock.core.alerts import Repeats, SentAlert
+from penstock.core.job import Event, EventKind, Job
 from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, JobId, Moment, Span
 from penstock.engine.private import replace_file
 from penstock.stores.protocol import Store
@@ -65,7 +65,9 @@ class Reader:
     ) -> None:
         self._store, self._file, self._receivers, self._posted = store, file, receivers, posted
         self._keep_for, self._dispatchable_for, self._logged = keep_for, dispatchable_for, logged
-        self._kinds = {Kind.ALERT, Kind.DISPATCHING} if receivers.dispatchable else {Kind.ALERT}
+        self._kinds = (
+            {EventKind.ALERT, EventKind.DISPATCHING} if receivers.dispatchable else {EventKind.ALERT}
+        )
         self._host = socket.gethostname()
         self._due: Moment = 0
         self._noted: Moment = 0
@@ -100,7 +102,7 @@ class Reader:
         end = self._store.newest()
         try:
             kept = json.loads(self._file.read_bytes())
-            told = {key: Told(*one) for key, one in kept["told"].items()}
+            told = {key: SentAlert(*one) for key, one in kept["told"].items()}
             # A cursor behind the end belongs to a trail that is no more: a database was put back from a copy.
             return kept["origin"], min(kept["cursor"], end), Repeats(window, told)
         except FileNotFoundError:
@@ -112,7 +114,7 @@ class Reader:
     def _take(self, batch: Sequence[Event], now: Moment) -> None:
         jobs = self._jobs(batch)
         for event in batch:
-            if event.kind is Kind.ALERT:
+            if event.kind is EventKind.ALERT:
                 self._alert(event, jobs, now)
             else:
                 self._dispatchable(event, jobs, now)

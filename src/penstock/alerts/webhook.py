@@ -23,7 +23,7 @@ from threading import Event, Thread, Timer
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from penstock.alerts.messenger import Away, Refused, Stopped
+from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
 from penstock.alerts.spool import Message
 from penstock.core.outbound import refusal
 from penstock.core.words import SECOND, Moment
@@ -66,7 +66,7 @@ class Webhook:
         except (OSError, HTTPException) as error:
             if self._stopped.is_set():
                 raise Stopped from None
-            raise Away(f"no answer: {str(error) or type(error).__name__}") from error
+            raise ReceiverAway(f"no answer: {str(error) or type(error).__name__}") from error
 
     def cut(self) -> None:
         self._stopped.set()
@@ -78,7 +78,7 @@ class Webhook:
         try:
             signed = " ".join(signatures(secrets_in(self._secret_file), name, at, body))
         except (OSError, Unsafe) as error:
-            raise Refused(f"it cannot be signed: {error}") from error
+            raise MessageRefused(f"it cannot be signed: {error}") from error
         head = {
             "Host": self._netloc,
             "User-Agent": "penstock",
@@ -127,7 +127,7 @@ class Webhook:
                     raise
             else:
                 return self._line
-        raise Away("it has no address")
+        raise ReceiverAway("it has no address")
 
     def _hang_up(self) -> None:
         """Who reads from it wakes up. Closing would not wake anybody, and TLS would first say goodbye."""
@@ -153,26 +153,28 @@ class Webhook:
         if self._stopped.is_set():
             raise Stopped
         if wrong:
-            raise Away(wrong[0])
+            raise ReceiverAway(wrong[0])
         if thread.is_alive():
-            raise Away(f"the address of {self._host} was not found in time")
+            raise ReceiverAway(f"the address of {self._host} was not found in time")
         # One address that must not be called spoils the name: an owner does not mix such addresses with others.
         for address in found:
             if why := refusal(address, private=self._private):
-                raise Away(f"{self._host} is not called: {why}" + ("" if self._private else _ALLOW))
+                raise ReceiverAway(f"{self._host} is not called: {why}" + ("" if self._private else _ALLOW))
         return list(found)
 
     def _judge(self, answer: HTTPResponse) -> None:
         if 200 <= answer.status < 300:
             return
         if 300 <= answer.status < 400:
-            raise Refused(
+            raise MessageRefused(
                 f"answered {answer.status}, and redirects are not followed: give the address it leads to"
             )
         with suppress(OSError, HTTPException):
             words = answer.read(200).decode("utf-8", "replace").strip()
-            raise Refused(f"answered {answer.status} {answer.reason}" + (f": {words!r}" if words else ""))
-        raise Refused(f"answered {answer.status} {answer.reason}")
+            raise MessageRefused(
+                f"answered {answer.status} {answer.reason}" + (f": {words!r}" if words else "")
+            )
+        raise MessageRefused(f"answered {answer.status} {answer.reason}")
 
 
 _ALLOW: Final = " (alerts.allow_private = true would allow the own network)"

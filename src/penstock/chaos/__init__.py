@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.chaos.havoc import Aftermath, Havoc
-from penstock.chaos.proof import Promise, proof
+from penstock.chaos.havoc import Aftermath, KillLoop
+from penstock.chaos.proof import PromiseCheck, check_promises
 
-__all__ = ["Aftermath", "Havoc", "Promise", "proof"]
+__all__ = ["Aftermath", "KillLoop", "PromiseCheck", "check_promises"]

@@ -24,7 +24,7 @@ from penstock.client.client import Client
 from penstock.core.errors import PenstockError
 from penstock.core.refusals import Unavailable
 
-__all__ = ["COST", "UNITS", "Aftermath", "Havoc"]
+__all__ = ["COST", "UNITS", "Aftermath", "KillLoop"]
 
 UNITS: Final = 40
 COST: Final = 10
@@ -43,7 +43,7 @@ class Aftermath(NamedTuple):
     settled: bool
 
 
-class Havoc:
+class KillLoop:
     def __init__(self, folder: Path, *, jobs: int, kills: int, seed: int) -> None:
         self._folder, self._jobs, self._kills = folder, jobs, kills
         self._dice = Random(seed)  # noqa: S311  # no secret: the same seed kills at about the same moments
@@ -130,7 +130,7 @@ class Havoc:
         """Witnesses that began and have not ended. The number may be another's by now, so its command is looked at."""
         marks = witness.marks(self._folder)
         began, ended = ({mark.pid for mark in marks if mark.what == what} for what in ("began", "ended"))
-        return sorted(pid for pid in began - ended if _is_witness(pid, self._folder))
+        return sorted(pid for pid in began - ended if _is_marker(pid, self._folder))
 
     def _calm(self, client: Client, tell: Callable[[str], object]) -> bool:
         """Nobody kills any more: everything must get somewhere."""
@@ -148,7 +148,7 @@ class Havoc:
         return False
 
 
-def _is_witness(pid: int, folder: Path) -> bool:
+def _is_marker(pid: int, folder: Path) -> bool:
     with suppress(OSError):
         return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

@@ -6,36 +6,36 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.chaos.havoc import COST, UNITS, Aftermath
-from penstock.chaos.witness import Mark, marks
-from penstock.core.job import Event, Kind
-from penstock.core.states import State
+from penstock.chaos.witness import Marker, marks
+from penstock.core.job import Event, EventKind
+from penstock.core.states import JobState
 from penstock.core.words import JobId
 from penstock.engine.feed import feed
 from penstock.engine.tallies import ENDS
 from penstock.stores.protocol import Store
 
-__all__ = ["Promise", "proof"]
+__all__ = ["PromiseCheck", "check_promises"]
 
 
-class Promise(NamedTuple):
+class PromiseCheck(NamedTuple):
     name: str
     promise: str
     #: What speaks against it. Empty: it holds.
     broken: list[str]
 
 
-def proof(aftermath: Aftermath, store: Store) -> list[Promise]:
+def check_promises(aftermath: Aftermath, store: Store) -> list[PromiseCheck]:
     found = marks(aftermath.folder)
     beside = [f"{mark.job_id} ran beside itself" for mark in found if mark.what == "beside"]
     events = list(feed(store))
     return [
-        Promise("RS-1", "a job accepted is never lost", [*_lost(aftermath, store)]),
-        Promise("RS-1", "what is DONE ran to its end", [*_undone(aftermath.acknowledged, found)]),
-        Promise("RS-2", "never two live runs of one job", beside),
-        Promise("RS-2", "every run has a higher fence than the one before", [*_fences(events)]),
-        Promise("RS-3", "every job lands in one state, and stays there", [*_landings(events)]),
-        Promise("RS-4", "never more units in use than there are", [*_overfull(events)]),
-        Promise("JB-3", "the trail has no gap and the books add up", store.audit()),
+        PromiseCheck("RS-1", "a job accepted is never lost", [*_lost(aftermath, store)]),
+        PromiseCheck("RS-1", "what is DONE ran to its end", [*_undone(aftermath.acknowledged, found)]),
+        PromiseCheck("RS-2", "never two live runs of one job", beside),
+        PromiseCheck("RS-2", "every run has a higher fence than the one before", [*_fences(events)]),
+        PromiseCheck("RS-3", "every job lands in one state, and stays there", [*_landings(events)]),
+        PromiseCheck("RS-4", "never more units in use than there are", [*_overfull(events)]),
+        PromiseCheck("JB-3", "the trail has no gap and the books add up", store.audit()),
     ]
 
 
@@ -45,11 +45,11 @@ def _lost(aftermath: Aftermath, store: Store) -> Iterator[str]:
         job = known.get(JobId(job_id))
         if job is None:
             yield f"{job_id} is gone"
-        elif job.state is not State.DONE:
+        elif job.state is not JobState.DONE:
             yield f"{job_id} is {job.state}"
 
 
-def _undone(acknowledged: Sequence[str], found: Sequence[Mark]) -> Iterator[str]:
+def _undone(acknowledged: Sequence[str], found: Sequence[Marker]) -> Iterator[str]:
     ended = {mark.job_id for mark in found if mark.what == "ended"}
     return (f"{job_id} did not" for job_id in acknowledged if job_id not in ended)
 
@@ -57,7 +57,7 @@ def _undone(acknowledged: Sequence[str], found: Sequence[Mark]) -> Iterator[str]
 def _fences(events: Iterable[Event]) -> Iterator[str]:
     last: dict[str, int] = {}
     for event in events:
-        if event.kind is Kind.RUNNING and event.dispatch_id is not None:
+        if event.kind is EventKind.RUNNING and event.dispatch_id is not None:
             job_id, _, fence = event.dispatch_id.rpartition(".")
             if int(fence) <= last.get(job_id, 0):
                 yield f"{event.dispatch_id} came after fence {last[job_id]}"
@@ -71,7 +71,7 @@ def _landings(events: Iterable[Event]) -> Iterator[str]:
             continue
         if event.job_id in done:
             yield f"{event.job_id} moved on to {event.state}"
-        elif event.state is State.DONE:
+        elif event.state is JobState.DONE:
             done.add(event.job_id)
 
 
@@ -83,7 +83,7 @@ def _overfull(events: Iterable[Event]) -> Iterator[str]:
             continue
         if event.kind in ENDS:
             held.discard(event.dispatch_id)
-        elif event.kind in (Kind.DISPATCHING, Kind.RUNNING):
+        elif event.kind in (EventKind.DISPATCHING, EventKind.RUNNING):
             held.add(event.dispatch_id)
             if len(held) * COST > UNITS:
                 yield f"{len(held) * COST} units at event {event.seq}"

@@ -14,20 +14,20 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mark", "marks"]
+__all__ = ["Marker", "marks"]
 
 
-class Mark(NamedTuple):
+class Marker(NamedTuple):
     what: str  # began, ended, or beside: another run of the job was alive
     job_id: str
     pid: int
 
 
-def marks(folder: Path) -> list[Mark]:
+def marks(folder: Path) -> list[Marker]:
     if not (folder / _JOURNAL).exists():
         return []
     lines = (folder / _JOURNAL).read_text("ascii").splitlines()
-    return [Mark(what, job_id, int(pid)) for what, job_id, pid in map(str.split, lines)]
+    return [Marker(what, job_id, int(pid)) for what, job_id, pid in map(str.split, lines)]
 
 
 _JOURNAL = "journal"

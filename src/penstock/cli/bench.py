@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from penstock.cli.daemon import load_settings
-from penstock.cli.session import Session, passes
+from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import span
-from penstock.core.states import State
+from penstock.core.states import JobState
 
 if TYPE_CHECKING:
     from penstock import JobFunction, Scheduler
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     help="On whose disk; that of the data directory unless given.",
 )
 @passes
-def bench(session: Session, /, jobs: int, folder: Path | None) -> None:
+def bench(session: CliSession, /, jobs: int, folder: Path | None) -> None:
     """
     Measure submits and runs on this disk, written as durably as real ones.
 
@@ -135,6 +135,6 @@ def _bulk(nothing: JobFunction[[], None, None], jobs: int) -> Measured:
 def _drain(scheduler: Scheduler, jobs: int) -> Measured:
     began = time.perf_counter()
     with scheduler:
-        while scheduler.counts()[State.DONE] < jobs:
+        while scheduler.counts()[JobState.DONE] < jobs:
             time.sleep(0.02)
         return Measured("run", jobs / (time.perf_counter() - began))

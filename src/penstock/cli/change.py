@@ -10,7 +10,7 @@ import click
 
 from penstock.cli.names import JOB
 from penstock.cli.printing import echo
-from penstock.cli.session import Session, passes
+from penstock.cli.session import CliSession, passes
 from penstock.cli.words import PRIORITY, WHEN, short
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ __all__ = ["cancel", "edit", "retry"]
 @click.option("--now", is_flag=True, help="Kill what the scheduler itself runs, instead of asking first.")
 @click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
 @passes
-def cancel(session: Session, jobs: tuple[str, ...], now: bool) -> None:
+def cancel(session: CliSession, jobs: tuple[str, ...], now: bool) -> None:
     """Cancel jobs. One that runs is told to stop, and ended if it does not."""
     _each(session, jobs, lambda job_id: session.client.cancel(job_id, now=now))
 
@@ -31,7 +31,7 @@ def cancel(session: Session, jobs: tuple[str, ...], now: bool) -> None:
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
 @passes
-def retry(session: Session, jobs: tuple[str, ...]) -> None:
+def retry(session: CliSession, jobs: tuple[str, ...]) -> None:
     """Queue FAILED or BLOCKED jobs again, with all their tries and limits anew."""
     _each(session, jobs, session.client.retry)
 
@@ -47,7 +47,7 @@ def retry(session: Session, jobs: tuple[str, ...]) -> None:
 @click.option("--deadline-none", is_flag=True, hidden=True)
 @passes
 def edit(
-    session: Session,
+    session: CliSession,
     job: str,
     priority: int | str | None,
     not_before: datetime | None,
@@ -68,12 +68,12 @@ def edit(
     _say(session, [session.client.edit(session.job_id(job), **fields)])
 
 
-def _each(session: Session, jobs: tuple[str, ...], act: Callable[[str], wire.Job]) -> None:
+def _each(session: CliSession, jobs: tuple[str, ...], act: Callable[[str], wire.JobInfo]) -> None:
     ids = [session.job_id(job) for job in jobs]  # all are found before any is touched
     _say(session, [act(job_id) for job_id in ids])
 
 
-def _say(session: Session, jobs: list[wire.Job]) -> None:
+def _say(session: CliSession, jobs: list[wire.JobInfo]) -> None:
     if session.tell(jobs):
         return
     for job in jobs:

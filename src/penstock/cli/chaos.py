@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.db import opened
-from penstock.cli.session import FAILED, Session, passes
+from penstock.cli.session import FAILED, CliSession, passes
 
 __all__ = ["chaos"]
 
@@ -26,21 +26,21 @@ __all__ = ["chaos"]
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--keep", is_flag=True, help="Keep the folder also when everything holds.")
 @passes
-def chaos(session: Session, /, kills: int, jobs: int, seed: int, keep: bool) -> None:
+def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) -> None:
     """
     Kill a real scheduler and its jobs, and prove the promises from what is left.
 
     It starts a scheduler of its own in a new folder, submits jobs, ends one after the other with SIGKILL, now the scheduler, now a job, and then holds what was promised
     against the audit trail and against marks that the jobs left outside of it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to look.
     """
-    from penstock.chaos import Havoc, proof
+    from penstock.chaos import KillLoop, check_promises
 
     folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
     with session.aside.status("starting") as status:
-        aftermath = Havoc(folder, jobs=jobs, kills=kills, seed=seed).wreak(status.update)
+        aftermath = KillLoop(folder, jobs=jobs, kills=kills, seed=seed).wreak(status.update)
         store = opened(str(folder / "jobs.db"))
         try:
-            promises = proof(aftermath, store)
+            promises = check_promises(aftermath, store)
         finally:
             store.close()
     broken = any(promise.broken for promise in promises) or not aftermath.settled

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from penstock.cli.printing import echo
-from penstock.cli.session import UNREACHABLE, Session, fail, passes
+from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import DURATION
 
@@ -43,7 +43,7 @@ def _config(command: Any) -> Any:
 )
 @passes
 def up(
-    _: Session,
+    _: CliSession,
     config: str | None,
     flags: tuple[str, ...],
     data_dir: str | None,
@@ -92,7 +92,7 @@ def load_settings(config: str | None, flags: dict[str, str]) -> Any:
 @click.option("--now", is_flag=True, help="Do not ask first: end what runs.")
 @click.option("--timeout", type=DURATION, default=60.0, help="How long to wait for it to be gone.")
 @passes
-def stop(session: Session, now: bool, timeout: float) -> None:
+def stop(session: CliSession, now: bool, timeout: float) -> None:
     """Stop this user's scheduler. What runs is asked to yield and goes back to the queue; nothing is lost."""
     pid = _pid()
     try:
@@ -135,7 +135,7 @@ def _pid() -> int:
 
 @click.command()
 @passes
-def login(session: Session) -> None:
+def login(session: CliSession) -> None:
     """A link that opens the page without typing. Good once, for ten minutes."""
     link = session.client.login()
     if not session.tell(link):
@@ -146,7 +146,7 @@ def login(session: Session) -> None:
 @_config
 @click.option("--changed", is_flag=True, help="Only what differs from the default.")
 @passes
-def settings(session: Session, config: str | None, flags: tuple[str, ...], changed: bool) -> None:
+def settings(session: CliSession, config: str | None, flags: tuple[str, ...], changed: bool) -> None:
     """Every setting, its value, and where that came from. Checks them all; exits with 2 when one is wrong."""
     found = [
         one

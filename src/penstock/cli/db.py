@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.printing import echo
-from penstock.cli.session import Session, fail, passes
+from penstock.cli.session import CliSession, fail, passes
 
 if TYPE_CHECKING:
     from penstock.stores.protocol import Store
@@ -35,7 +35,7 @@ def _place(given: str | None) -> str:
     help="Go on with a file that has lost acknowledged work; the trail records it.",
 )
 @passes
-def check(session: Session, path: str | None, accept_loss: bool) -> None:
+def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
     """Every page, every sum and every trail. Exits with 1 when something is wrong."""
     from penstock.stores.opening import is_address, shown
     from penstock.stores.sqlite_file import integrity
@@ -64,7 +64,7 @@ def check(session: Session, path: str | None, accept_loss: bool) -> None:
 @click.argument("target", type=click.Path(dir_okay=False))
 @click.option("--path", help="The database; this user's own unless given.")
 @passes
-def backup(session: Session, target: str, path: str | None) -> None:
+def backup(session: CliSession, target: str, path: str | None) -> None:
     """A copy that is whole, taken while the scheduler runs."""
     from penstock.stores.sqlite_file import copy
 
@@ -81,7 +81,7 @@ def backup(session: Session, target: str, path: str | None) -> None:
 @click.argument("source", metavar="BACKUP", type=click.Path(exists=True, dir_okay=False))
 @click.option("--path", help="The database; this user's own unless given.")
 @passes
-def restore(session: Session, source: str, path: str | None) -> None:
+def restore(session: CliSession, source: str, path: str | None) -> None:
     """Put BACKUP in the place of the database, while no scheduler runs. The file that was there is kept under another name."""
     from penstock.stores.opening import is_address, shown
     from penstock.stores.sqlite_restore import restore as put_back
@@ -105,12 +105,12 @@ def _record_restore(file: Path, source: str) -> None:
     import getpass
 
     from penstock.core.changes import admin_event
-    from penstock.core.job import Kind
+    from penstock.core.job import EventKind
 
     store = opened(str(file))
     try:
         by, told = f"user {getpass.getuser()}", {"backup": str(Path(source).absolute())}
-        store.apply([admin_event(store.now(), Kind.RESTORED, "", by, told)])
+        store.apply([admin_event(store.now(), EventKind.RESTORED, "", by, told)])
     finally:
         store.close()
 
@@ -118,7 +118,7 @@ def _record_restore(file: Path, source: str) -> None:
 @db.command()
 @click.argument("path", required=False)
 @passes
-def migrate(session: Session, path: str | None) -> None:
+def migrate(session: CliSession, path: str | None) -> None:
     """Bring it to this version's schema, after a backup beside it. The daemon does so by itself when it starts."""
     from penstock.stores.opening import is_address, shown
 
@@ -135,7 +135,7 @@ def migrate(session: Session, path: str | None) -> None:
 @click.argument("source", type=click.Path(exists=True, dir_okay=False))
 @click.argument("target")
 @passes
-def copy(session: Session, source: str, target: str) -> None:
+def copy(session: CliSession, source: str, target: str) -> None:
     """All jobs of the SQLite file SOURCE into the empty database TARGET (postgresql://...), with every count compared."""
     from penstock.settings import load
     from penstock.stores.opening import is_address, shown

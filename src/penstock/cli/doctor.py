@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from penstock.cli.session import Session, passes
+from penstock.cli.session import CliSession, passes
 
 if TYPE_CHECKING:
     from penstock.settings import Settings
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 @click.command()
 @passes
-def doctor(session: Session) -> None:
+def doctor(session: CliSession) -> None:
     """Look for what is wrong, and say how to mend it. Exits with 1 when something must be mended."""
     findings = list(look(session))
     if not session.tell([finding._asdict() for finding in findings]):
@@ -49,7 +49,7 @@ def doctor(session: Session) -> None:
     raise click.exceptions.Exit(1 if any(finding.level == "bad" for finding in findings) else 0)
 
 
-def look(session: Session) -> Iterator[Finding]:
+def look(session: CliSession) -> Iterator[Finding]:
     from penstock.settings import BadSettings, load
 
     yield from _versions()
@@ -208,8 +208,8 @@ _LOOKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
 )
 
 
-def _daemon(session: Session, settings: Settings) -> Iterator[Finding]:
-    from penstock.client.failures import Denied, Unreachable
+def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:
+    from penstock.client.failures import AccessDenied, Unreachable
 
     try:
         host = session.client.health()
@@ -217,7 +217,7 @@ def _daemon(session: Session, settings: Settings) -> Iterator[Finding]:
         yield Finding("note", "no scheduler answers", "`penstock up` starts one")
         yield from _port(settings)
         return
-    except Denied as denied:
+    except AccessDenied as denied:
         yield Finding(
             "bad",
             f"the scheduler does not take the token: {denied}",
@@ -241,7 +241,7 @@ def _daemon(session: Session, settings: Settings) -> Iterator[Finding]:
     )
 
 
-def _listening(session: Session) -> str:
+def _listening(session: CliSession) -> str:
     """Where it does, which an option of `penstock up` may have made another place than the settings say."""
     told = session.client.hosts()
     url = next((one.url for one in told.hosts if one.host == told.here), None)

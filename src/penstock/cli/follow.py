@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.names import JOB
 from penstock.cli.printing import echo, output, printable
-from penstock.cli.session import EXITS, Session, fail, passes
+from penstock.cli.session import EXITS, CliSession, fail, passes
 from penstock.cli.submit import command_of, described, fields_of
 from penstock.cli.words import DURATION, short, span
 from penstock.client.signals import interruptible
@@ -34,7 +34,7 @@ _TIMEOUT = 124
 )
 @passes
 @interruptible()
-def run(session: Session, /, command: tuple[str, ...], detach_on_interrupt: bool, **options: Any) -> None:
+def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: bool, **options: Any) -> None:
     """Submit a command, follow its output, exit with its code."""
     # As JSON the answer is the job that it became; what the command prints is then beside the point.
     show = _aside if session.as_json else _print
@@ -57,7 +57,7 @@ def run(session: Session, /, command: tuple[str, ...], detach_on_interrupt: bool
     raise click.exceptions.Exit(EXITS.get(job.state, 1) if code is None else code)
 
 
-def _code_of(job: wire.Job) -> int | None:
+def _code_of(job: wire.JobInfo) -> int | None:
     """The command's own, if it came to have one."""
     import msgspec
 
@@ -75,7 +75,7 @@ def _code_of(job: wire.Job) -> int | None:
 @click.option("--attempt", type=click.IntRange(1), help="Of an earlier attempt; the last unless given.")
 @passes
 @interruptible()
-def logs(session: Session, job: str, follow: bool, attempt: int | None) -> None:
+def logs(session: CliSession, job: str, follow: bool, attempt: int | None) -> None:
     """What a job printed: its standard output here on standard output, its errors on standard error."""
     job_id = session.job_id(job)
     if follow:
@@ -93,7 +93,7 @@ def logs(session: Session, job: str, follow: bool, attempt: int | None) -> None:
             _print(page)
 
 
-def _pages(session: Session, job_id: str, attempt: int | None) -> Iterator[wire.Logs]:
+def _pages(session: CliSession, job_id: str, attempt: int | None) -> Iterator[wire.Logs]:
     page = session.client.logs(job_id, attempt=attempt)
     yield page
     while page.pieces:
@@ -101,7 +101,7 @@ def _pages(session: Session, job_id: str, attempt: int | None) -> Iterator[wire.
         yield page
 
 
-def _follow(session: Session, job_id: str, show: Callable[[wire.Logs], None]) -> wire.Job:
+def _follow(session: CliSession, job_id: str, show: Callable[[wire.Logs], None]) -> wire.JobInfo:
     """Until it is settled, through all its attempts."""
     offset, attempt = 0, 0
     with _status(session, job_id) as seen:
@@ -151,7 +151,7 @@ def _lines(page: wire.Logs) -> None:
 
 
 @contextmanager
-def _status(session: Session, job_id: str) -> Iterator[Any]:
+def _status(session: CliSession, job_id: str) -> Iterator[Any]:
     """Why nothing is to be seen yet, for as long as that is so."""
     if not session.aside.is_terminal:
         yield lambda: None
@@ -188,7 +188,7 @@ def _status(session: Session, job_id: str) -> Iterator[Any]:
 @click.option("--timeout", type=DURATION, help="Exit with 124 when they have not all been settled by then.")
 @passes
 @interruptible()
-def wait(session: Session, jobs: tuple[str, ...], timeout: float | None) -> None:
+def wait(session: CliSession, jobs: tuple[str, ...], timeout: float | None) -> None:
     """Until jobs are settled; exits by how they ended: 0 DONE, 1 FAILED, 6 CANCELED, 7 BLOCKED (the worst of several)."""
     until = None if timeout is None else time.monotonic() + timeout
     ended = []
@@ -213,7 +213,7 @@ def wait(session: Session, jobs: tuple[str, ...], timeout: float | None) -> None
 @click.option("-n", "--limit", type=click.IntRange(1, 500), default=50, show_default=True)
 @passes
 @interruptible()
-def events(session: Session, follow: bool, job: str | None, limit: int) -> None:
+def events(session: CliSession, follow: bool, job: str | None, limit: int) -> None:
     """The audit trail: what happened, in order."""
     job_id = None if job is None else session.job_id(job)
     if follow:
@@ -229,7 +229,7 @@ def events(session: Session, follow: bool, job: str | None, limit: int) -> None:
         _event(session, event)
 
 
-def _event(session: Session, event: wire.Event) -> None:
+def _event(session: CliSession, event: wire.EventInfo) -> None:
     if session.as_json:
         import msgspec
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.names import ADDON, JOB
-from penstock.cli.session import Session, passes
+from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, state_text, table
 from penstock.cli.words import age, short, span
 
@@ -36,7 +36,7 @@ _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CAN
 @click.option("--oldest", is_flag=True, help="Oldest first instead of newest.")
 @passes
 def ls(
-    session: Session,
+    session: CliSession,
     states: tuple[str, ...],
     addon: str | None,
     job_type: str | None,
@@ -96,7 +96,7 @@ def _progress(progress: float | None) -> str:
 @click.command()
 @click.argument("job", type=JOB)
 @passes
-def show(session: Session, job: str) -> None:
+def show(session: CliSession, job: str) -> None:
     """Everything about a job. JOB: its id, a part of it, or `last`."""
     found = session.client.job(session.job_id(job))
     if session.tell(found):
@@ -144,7 +144,7 @@ def _json(raw: object) -> str:
 @click.command()
 @click.argument("job", type=JOB)
 @passes
-def explain(session: Session, job: str) -> None:
+def explain(session: CliSession, job: str) -> None:
     """Why a job is where it is, and when it will likely start."""
     told = session.client.explain(session.job_id(job))
     if session.tell(told):

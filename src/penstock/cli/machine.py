@@ -9,18 +9,18 @@ from rich.text import Text
 
 from penstock.cli.names import ADDON, HOST
 from penstock.cli.printing import echo
-from penstock.cli.session import Session, passes
+from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import age, span
-from penstock.core.spend import Mark
-from penstock.http.wire import Addon, KnownHost
+from penstock.core.spend import SpendMark
+from penstock.http.wire import AddonInfo, KnownHost
 
 __all__ = ["addons", "capacity", "drain", "hosts", "pause", "resume", "undrain"]
 
 
 @click.command()
 @passes
-def capacity(session: Session) -> None:
+def capacity(session: CliSession) -> None:
     """What may be used now, what is in use, and why it is not more."""
     told = session.client.capacity()
     if session.tell(told):
@@ -59,7 +59,7 @@ def capacity(session: Session) -> None:
 )
 @click.argument("addon", type=ADDON, required=False)
 @passes
-def addons(session: Session, addon: str | None, weight: int | None) -> None:
+def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
     """Who uses the machine: weights, shares, jobs, budgets. With ADDON and --weight: set it."""
     if weight is not None:
         if addon is None:
@@ -88,20 +88,20 @@ def addons(session: Session, addon: str | None, weight: int | None) -> None:
     table(session.console, columns, rows)
 
 
-def _spent(addon: Addon, window: str) -> Text:
+def _spent(addon: AddonInfo, window: str) -> Text:
     """Against the limit if there is one; yellow from the mark at which its owner is warned."""
     use = next((use for use in addon.budgets if use.window == window), None)
     if use is None:
         return Text("")
     limit = "" if use.limit is None else f" of {use.limit:.2f}"
-    color = {None: "", Mark.WARNED: "yellow", Mark.REACHED: "red"}[use.mark]
+    color = {None: "", SpendMark.WARNED: "yellow", SpendMark.REACHED: "red"}[use.mark]
     return Text(f"{use.spent:.2f}{limit}", style=color)
 
 
 @click.command()
 @click.argument("addon", type=ADDON, required=False)
 @passes
-def pause(session: Session, addon: str | None) -> None:
+def pause(session: CliSession, addon: str | None) -> None:
     """Start nothing more, of ADDON or at all. What runs goes on; submits are still taken."""
     session.client.pause(addon)
     if not session.tell({"paused": addon or "*"}):
@@ -113,7 +113,7 @@ def pause(session: Session, addon: str | None) -> None:
 @click.command()
 @click.argument("addon", type=ADDON, required=False)
 @passes
-def resume(session: Session, addon: str | None) -> None:
+def resume(session: CliSession, addon: str | None) -> None:
     """Take it up again."""
     session.client.resume(addon)
     if not session.tell({"resumed": addon or "*"}):
@@ -122,14 +122,14 @@ def resume(session: Session, addon: str | None) -> None:
 
 @click.command()
 @passes
-def hosts(session: Session) -> None:
+def hosts(session: CliSession) -> None:
     """The machines that share the jobs. A lost one is silent; what it ran comes back as its leases run out."""
     told = session.client.hosts()
     if not session.tell(told):
         _host_table(session, told.here, told.hosts)
 
 
-def _host_table(session: Session, here: str, known: Sequence[KnownHost]) -> None:
+def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> None:
     columns = [
         Column("host"), Column("state"), Column("units", True), Column("of", True), Column("machine"), Column("seen", True),
         Column("labels", keep=90), Column("version", keep=110), Column("url", keep=120),
@@ -147,7 +147,7 @@ def _host_table(session: Session, here: str, known: Sequence[KnownHost]) -> None
 @click.command()
 @click.argument("host", type=HOST)
 @passes
-def drain(session: Session, host: str) -> None:
+def drain(session: CliSession, host: str) -> None:
     """HOST starts nothing more, also after a restart. What runs there goes on."""
     session.client.drain(host)
     if not session.tell({"draining": host}):
@@ -157,7 +157,7 @@ def drain(session: Session, host: str) -> None:
 @click.command()
 @click.argument("host", type=HOST)
 @passes
-def undrain(session: Session, host: str) -> None:
+def undrain(session: CliSession, host: str) -> None:
     """HOST may start jobs again."""
     session.client.undrain(host)
     if not session.tell({"undrained": host}):

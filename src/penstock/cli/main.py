@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli.session import Session, explain_error
+from penstock.cli.session import CliSession, explain_error
 
 __all__ = ["VERBS", "cli", "main"]
 
@@ -96,7 +96,7 @@ class Verbs(click.Group):
 @click.pass_context
 def cli(context: click.Context, url: str | None, as_json: bool) -> None:
     """Penstock admits, queues and dispatches work."""
-    context.obj = session = Session(url, as_json=as_json)
+    context.obj = session = CliSession(url, as_json=as_json)
     context.call_on_close(session.close)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
     from penstock.core.errors import PenstockError
 
-__all__ = ["EXITS", "FAILED", "UNREACHABLE", "Session", "explain_error", "fail", "passes"]
+__all__ = ["EXITS", "FAILED", "UNREACHABLE", "CliSession", "explain_error", "fail", "passes"]
 
 FAILED: Final = 1
 EXITS: Final = {"DONE": 0, "FAILED": 1, "CANCELED": 6, "BLOCKED": 7}
@@ -29,7 +29,7 @@ NOT_FOUND: Final = 4
 REFUSED: Final = 5
 
 
-class Session:
+class CliSession:
     def __init__(self, url: str | None, *, as_json: bool) -> None:
         self._url, self.as_json = url, as_json
 
@@ -97,7 +97,7 @@ def _console(**options: Any) -> Console:
     return Printing(highlight=False, **options)
 
 
-passes = click.make_pass_decorator(Session)
+passes = click.make_pass_decorator(CliSession)
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
@@ -107,7 +107,7 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
 
 def explain_error(error: Exception) -> int:
     """One line of what happened, one of what to do. Only what nobody foresaw keeps its traceback."""
-    from penstock.client.failures import Denied, Unreachable
+    from penstock.client.failures import AccessDenied, Unreachable
     from penstock.core.errors import PenstockError
     from penstock.core.refusals import NotFound
 
@@ -126,7 +126,7 @@ def explain_error(error: Exception) -> int:
             return UNREACHABLE
         case NotFound():
             return NOT_FOUND
-        case Denied():
+        case AccessDenied():
             echo(f"          {_whose_token()}", err=True)
             return REFUSED
         case _:

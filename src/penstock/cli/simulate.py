@@ -10,7 +10,7 @@ import click
 
 from penstock.cli.daemon import load_settings, pair
 from penstock.cli.db import opened
-from penstock.cli.session import Session, fail, passes
+from penstock.cli.session import CliSession, fail, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import span
 
@@ -48,7 +48,7 @@ __all__ = ["simulate"]
     "--hosts", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Hosts that are alike."
 )
 @passes
-def simulate(session: Session, /, flags: tuple[str, ...], made_up: bool, hosts: int, **more: Any) -> None:
+def simulate(session: CliSession, /, flags: tuple[str, ...], made_up: bool, hosts: int, **more: Any) -> None:
     """
     Play the jobs of the database again, by the settings as they are and by those given with --set, and compare.
 
@@ -76,7 +76,7 @@ def _made_up(settings: Settings, hosts: int, more: Mapping[str, Any]) -> tuple[l
     ), {}
 
 
-def _known(session: Session, settings: Settings) -> tuple[list[Arrival], dict[str, int]]:
+def _known(session: CliSession, settings: Settings) -> tuple[list[Arrival], dict[str, int]]:
     from pathlib import Path
 
     from penstock.simulation import replayed
@@ -94,7 +94,7 @@ def _known(session: Session, settings: Settings) -> tuple[list[Arrival], dict[st
 
 
 def _play(
-    session: Session,
+    session: CliSession,
     what: str,
     arrivals: Sequence[Arrival],
     settings: Settings,
@@ -109,7 +109,7 @@ def _play(
 
 
 @contextmanager
-def _progress(session: Session, what: str, total: int) -> Iterator[Callable[[int], object]]:
+def _progress(session: CliSession, what: str, total: int) -> Iterator[Callable[[int], object]]:
     from rich.progress import Progress
 
     with Progress(console=session.aside, transient=True, disable=not session.aside.is_terminal) as progress:
@@ -124,7 +124,7 @@ def _plain(told: Figures) -> dict[str, Any]:
     }
 
 
-def _show(session: Session, before: Figures, after: Figures | None) -> None:
+def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
     def both(tell: Callable[[Any], str], one: Any, other: Any) -> str:
         """An arrow where it changes."""
         old, new = tell(one), None if other is None else tell(other)

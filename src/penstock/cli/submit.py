@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.names import ADDON
 from penstock.cli.printing import echo
-from penstock.cli.session import Session, passes
+from penstock.cli.session import CliSession, passes
 from penstock.cli.words import DURATION, PRIORITY, WHEN, short
 from penstock.core.json_text import parsed
 
@@ -94,7 +94,12 @@ def described(command: F) -> F:
 @described
 @passes
 def submit(
-    session: Session, /, job_type: str | None, payload: str | None, command: tuple[str, ...], **options: Any
+    session: CliSession,
+    /,
+    job_type: str | None,
+    payload: str | None,
+    command: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Submit a command, or with --type a job for an add-on. Durable when this returns; prints the job's id."""
     if (job_type is None) == (not command):

@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from penstock.cli.printing import echo
-from penstock.cli.session import Session, passes
+from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, table
 from penstock.cli.words import WHEN, age
 from penstock.http.wire import Scope
@@ -41,7 +41,7 @@ def token() -> None:
 @click.option("--expires", "expires_at", type=WHEN)
 @passes
 def make(
-    session: Session,
+    session: CliSession,
     name: str,
     scopes: tuple[str, ...],
     worker: bool,
@@ -77,7 +77,7 @@ def make(
 
 @token.command("ls")
 @passes
-def listing(session: Session) -> None:
+def listing(session: CliSession) -> None:
     """The tokens, without their secrets."""
     found = session.client.tokens()
     if not session.tell(found):
@@ -106,7 +106,7 @@ def listing(session: Session) -> None:
 @token.command("revoke")
 @click.argument("token_id")
 @passes
-def revoke(session: Session, token_id: str) -> None:
+def revoke(session: CliSession, token_id: str) -> None:
     """End a token, at once."""
     session.client.revoke_token(token_id)
     if not session.tell({"revoked": token_id}):

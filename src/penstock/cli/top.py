@@ -21,7 +21,7 @@ from textual.worker import Worker
 
 from penstock.cli.jobs import standing
 from penstock.cli.printing import printable
-from penstock.cli.session import Session, passes
+from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, state_text
 from penstock.cli.words import age, short, span
 
@@ -42,9 +42,9 @@ COLUMNS: Final = (
 
 @click.command()
 @passes
-def top(session: Session) -> None:
+def top(session: CliSession) -> None:
     """Everything live, full screen: c cancel, r retry, e explain, p pause, q quit. With --json: what it would show now."""
-    seen = Sight.of(
+    seen = TopView.of(
         session.client, open_only=True
     )  # an error is told in the terminal, not on a screen that goes away
     if session.tell(seen._asdict()):
@@ -54,14 +54,14 @@ def top(session: Session) -> None:
     Top(session.client).run()
 
 
-class Sight(NamedTuple):
+class TopView(NamedTuple):
     """What is shown at one time: those that run first, then those that wait or need a person."""
 
     stats: wire.Stats
     jobs: list[wire.JobSummary]
 
     @classmethod
-    def of(cls, client: Client, *, open_only: bool) -> Sight:
+    def of(cls, client: Client, *, open_only: bool) -> TopView:
         stats = client.stats()
         running = client.jobs(states=["RUNNING", "DISPATCHING"], limit=_SHOWN).jobs
         states = ["QUEUED", "FAILED", "BLOCKED"] if open_only else []
@@ -70,7 +70,7 @@ class Sight(NamedTuple):
         return cls(stats, [*running, *(job for job in others if job.job_id not in seen)][:_SHOWN])
 
 
-class Told(ModalScreen[None]):
+class TopData(ModalScreen[None]):
     """A few sentences on top of everything, until a key is pressed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -88,7 +88,7 @@ class Told(ModalScreen[None]):
         yield Static(Text(printable(self._text)), id="told")
 
 
-class Asked(ModalScreen[bool]):
+class TopQuery(ModalScreen[bool]):
     BINDINGS: ClassVar[list[BindingType]] = [
         ("y", "dismiss(True)", "yes"),
         ("n", "dismiss(False)", "no"),
@@ -152,13 +152,13 @@ class Top(App[None]):
         from penstock.core.errors import PenstockError
 
         try:
-            seen = Sight.of(self._client, open_only=self._open_only)
+            seen = TopView.of(self._client, open_only=self._open_only)
         except PenstockError as error:
             self.call_from_thread(self._say, f"{error}")
             return
         self.call_from_thread(self._draw, seen)
 
-    def _draw(self, seen: Sight) -> None:
+    def _draw(self, seen: TopView) -> None:
         stats, jobs = seen
         self._paused = stats.paused
         done = stats.jobs.get("DONE", 0)
@@ -209,7 +209,7 @@ class Top(App[None]):
         job_id = self._chosen()
         if job_id is not None:
             self.push_screen(
-                Asked(f"Cancel {short(job_id)}?"), lambda yes: self._act("cancel", job_id) if yes else None
+                TopQuery(f"Cancel {short(job_id)}?"), lambda yes: self._act("cancel", job_id) if yes else None
             )
 
     def action_retry(self) -> None:
@@ -242,7 +242,7 @@ class Top(App[None]):
             self.call_from_thread(self._say, f"{error}")
             return
         if verb == "explain":
-            self.call_from_thread(self.push_screen, Told(answer.text))
+            self.call_from_thread(self.push_screen, TopData(answer.text))
         else:
             self.call_from_thread(self._say, f"{verb}: {short(job_id) if job_id else 'everything'}")
             self.call_from_thread(self._refresh)

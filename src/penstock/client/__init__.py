@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.client.client import Client as Client
     from penstock.client.context import JobContext as JobContext
-    from penstock.client.failures import Denied as Denied
+    from penstock.client.failures import AccessDenied as AccessDenied
     from penstock.client.failures import Unreachable as Unreachable
     from penstock.client.worker import Worker as Worker
 
 _HOMES = {
     "Client": "client",
-    "Denied": "failures",
+    "AccessDenied": "failures",
     "JobContext": "context",
     "Unreachable": "failures",
     "Worker": "worker",

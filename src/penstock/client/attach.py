@@ -20,7 +20,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.refusals import Unavailable
 from penstock.http import wire
 from penstock.local.graphs.executor import GraphExecutor
-from penstock.local.graphs.spotlight import Lanes
+from penstock.local.graphs.spotlight import LaneBars
 from penstock.local.registry import Registered, TaskSnapshot, registered
 
 __all__ = ["Attachment", "attach"]
@@ -87,7 +87,7 @@ def _program() -> str:
     return f"{main[:80]} ({os.getpid()})"
 
 
-def _tasks(things: list[Registered]) -> list[wire.Task]:
+def _tasks(things: list[Registered]) -> list[wire.TaskInfo]:
     """The graphs share what there is room for."""
     graphs = sum(isinstance(thing, GraphExecutor) for thing in things)
     most = _MOST_BARS // max(1, graphs)
@@ -97,7 +97,7 @@ def _tasks(things: list[Registered]) -> list[wire.Task]:
     ]
 
 
-def _task(told: TaskSnapshot, lanes: Lanes | None, most_bars: int) -> wire.Task:
+def _task(told: TaskSnapshot, lanes: LaneBars | None, most_bars: int) -> wire.TaskInfo:
     """As the wire takes it: JSON has no infinity, and a page no room for a thousand workers."""
     fields: dict[str, Any] = told._asdict() | {
         "name": _text(told.name, _LINE),
@@ -107,16 +107,16 @@ def _task(told: TaskSnapshot, lanes: Lanes | None, most_bars: int) -> wire.Task:
         "last_crash": None if told.last_crash is None else _text(told.last_crash, _WORDS),
         "lanes": None if lanes is None else _lanes(lanes, most_bars),
     }
-    return wire.Task(**fields)
+    return wire.TaskInfo(**fields)
 
 
-def _lanes(told: Lanes, most: int) -> wire.Lanes:
+def _lanes(told: LaneBars, most: int) -> wire.LanesInfo:
     bars = [
         wire.LaneBar(**bar._asdict() | {"node": _text(bar.node, _LINE), "worker": _text(bar.worker, _LINE)})
         for bar in told.bars[-most:]
     ]
     left_out = told.left_out + len(told.bars) - len(bars)
-    return wire.Lanes(
+    return wire.LanesInfo(
         **told._asdict() | {"graph": _text(told.graph, _LINE), "bars": bars, "left_out": left_out}
     )
 

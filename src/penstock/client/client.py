@@ -22,7 +22,7 @@ from penstock.client.stream import EventStream
 from penstock.client.transport import Transport
 from penstock.core.json_text import refuse_not_finite
 from penstock.core.refusals import BadIntent
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.text import safe_str
 from penstock.http import wire
 
@@ -85,12 +85,12 @@ class Client:
             "queue/jobs/submit/bulk", body, wire.BulkSubmitted, again=again, wait_sec=wait_sec
         ).jobs
 
-    def job(self, job_id: str, *, wait_sec: float = 0) -> wire.Job:
+    def job(self, job_id: str, *, wait_sec: float = 0) -> wire.JobInfo:
         """With `wait_sec` the answer comes when the job is settled, or when the time is over."""
         query = {"wait_sec": wait_sec} if wait_sec else {}
-        return self._get(f"queue/jobs/{_part(job_id)}", wire.Job, query, wait_sec=wait_sec)
+        return self._get(f"queue/jobs/{_part(job_id)}", wire.JobInfo, query, wait_sec=wait_sec)
 
-    def wait(self, job_id: str, timeout: float | None = None) -> wire.Job:
+    def wait(self, job_id: str, timeout: float | None = None) -> wire.JobInfo:
         """Until the job is settled; after `timeout` seconds as it then is."""
         left = timeout
         while True:
@@ -103,7 +103,7 @@ class Client:
     def jobs(
         self,
         *,
-        states: Sequence[State | str] = (),
+        states: Sequence[JobState | str] = (),
         addon_id: str | None = None,
         job_type: str | None = None,
         tag: str | None = None,
@@ -120,17 +120,17 @@ class Client:
         """Job ids that contain this."""
         return self._get("queue/find", wire.Found, {"part": part, "limit": limit}).job_ids
 
-    def cancel(self, job_id: str, *, now: bool = False) -> wire.Job:
+    def cancel(self, job_id: str, *, now: bool = False) -> wire.JobInfo:
         """`now`: a run of the scheduler's own is killed instead of being asked first."""
         body = wire.Cancel(now=True) if now else None
-        return self._post(f"queue/jobs/{_part(job_id)}/cancel", body, wire.Job, again=True)
+        return self._post(f"queue/jobs/{_part(job_id)}/cancel", body, wire.JobInfo, again=True)
 
-    def retry(self, job_id: str) -> wire.Job:
-        return self._post(f"queue/jobs/{_part(job_id)}/retry", None, wire.Job)
+    def retry(self, job_id: str) -> wire.JobInfo:
+        return self._post(f"queue/jobs/{_part(job_id)}/retry", None, wire.JobInfo)
 
-    def edit(self, job_id: str, **fields: Any) -> wire.Job:
+    def edit(self, job_id: str, **fields: Any) -> wire.JobInfo:
         """`priority`, `earliest_start_at`, `deadline_at` of a queued job; None takes a time away."""
-        return self._post(f"queue/jobs/{_part(job_id)}/edit", wire.Edit(**fields), wire.Job, again=True)
+        return self._post(f"queue/jobs/{_part(job_id)}/edit", wire.Edit(**fields), wire.JobInfo, again=True)
 
     def explain(self, job_id: str) -> wire.Explained:
         return self._get(f"queue/jobs/{_part(job_id)}/explain", wire.Explained)
@@ -163,11 +163,11 @@ class Client:
         limit: int = 1,
         wait_sec: float = 0,
         worker: str = "",
-    ) -> wire.Claimed:
-        body = wire.Claim(
+    ) -> wire.ClaimAnswer:
+        body = wire.ClaimRequest(
             addon_id=addon_id, job_types=tuple(job_types), limit=limit, wait_sec=wait_sec, worker=worker
         )
-        return self._post("queue/claim", body, wire.Claimed, wait_sec=wait_sec)
+        return self._post("queue/claim", body, wire.ClaimAnswer, wait_sec=wait_sec)
 
     def lease(self, job_id: str, *, worker: str = "") -> wire.LeaseGranted:
         """The two-step way: the reservation of a DISPATCHING job becomes the lease."""
@@ -178,10 +178,12 @@ class Client:
         body = wire.LeaseRequest(addon_id=addon_id, job_type=job_type, **fields)
         return self._post("lease/request", body, wire.LeaseGranted)
 
-    def ack(self, job_id: str, lease_id: str, *, worker: str = "", pid: int | None = None) -> wire.Beaten:
+    def ack(
+        self, job_id: str, lease_id: str, *, worker: str = "", pid: int | None = None
+    ) -> wire.HeartbeatAnswer:
         """The worker has started. `pid`: of the process that runs the job."""
         body = wire.Ack(lease_id=lease_id, worker=worker, pid=pid)
-        return self._post(f"queue/jobs/{_part(job_id)}/ack", body, wire.Beaten, again=True)
+        return self._post(f"queue/jobs/{_part(job_id)}/ack", body, wire.HeartbeatAnswer, again=True)
 
     def heartbeat(
         self,
@@ -192,7 +194,7 @@ class Client:
         checkpoint: bytes | None = None,
         pid: int | None = None,
         timeout: float | None = None,
-    ) -> wire.Beaten:
+    ) -> wire.HeartbeatAnswer:
         """`spent`: the total of this lease so far. `checkpoint` is JSON. `pid`: of the process that runs the job. Sent again for as long as `timeout` allows, but no longer."""
         body = wire.Heartbeat(
             lease_id=lease_id,
@@ -201,7 +203,9 @@ class Client:
             checkpoint=UNSET if checkpoint is None else Raw(checkpoint),
             pid=pid,
         )
-        return self._post("lease/heartbeat", body, wire.Beaten, timeout=timeout, again=timeout is None)
+        return self._post(
+            "lease/heartbeat", body, wire.HeartbeatAnswer, timeout=timeout, again=timeout is None
+        )
 
     def complete(self, job_id: str, lease_id: str, result: Any = None) -> wire.Completed:
         body = wire.Complete(lease_id=lease_id, state="DONE", result=Raw(encoded(result)))
@@ -213,30 +217,30 @@ class Client:
         body = wire.Complete(lease_id=lease_id, state="FAILED", error=error, failure=failure)
         return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
 
-    def complete_many(self, outcomes: Sequence[wire.Outcome]) -> list[wire.Ended]:
+    def complete_many(self, outcomes: Sequence[wire.OutcomeReport]) -> list[wire.Ended]:
         """Each on its own merits: a stale one among them has a `problem`, the others are settled."""
         return self._post(
-            "queue/complete/bulk", wire.Outcomes(outcomes=list(outcomes)), wire.Settled, again=True
+            "queue/complete/bulk", wire.Outcomes(outcomes=list(outcomes)), wire.SettledJob, again=True
         ).outcomes
 
     def exchange(
         self,
-        outcomes: Sequence[wire.Outcome],
+        outcomes: Sequence[wire.OutcomeReport],
         *,
         addon_id: str | None = None,
         job_types: Sequence[str] = (),
         limit: int = 1,
         worker: str = "",
-    ) -> wire.Exchanged:
+    ) -> wire.ExchangeAnswerBody:
         """`complete_many` and a `claim` that does not wait, in one round trip and one commit."""
-        body = wire.Exchange(
+        body = wire.ExchangeRequest(
             outcomes=list(outcomes), addon_id=addon_id, job_types=tuple(job_types), limit=limit, worker=worker
         )
-        return self._post("queue/exchange", body, wire.Exchanged)
+        return self._post("queue/exchange", body, wire.ExchangeAnswerBody)
 
-    def report(self, lease_id: str, **fields: Any) -> wire.Reported:
+    def report(self, lease_id: str, **fields: Any) -> wire.LoadReported:
         """Progress, spending and perhaps the outcome, in one call: any of `wire.Report`."""
-        return self._post("lease/report", wire.Report(lease_id=lease_id, **fields), wire.Reported)
+        return self._post("lease/report", wire.LoadReport(lease_id=lease_id, **fields), wire.LoadReported)
 
     def release(self, lease_id: str) -> wire.Completed:
         return self._post("lease/release", wire.Release(lease_id=lease_id), wire.Completed, again=True)
@@ -268,34 +272,36 @@ class Client:
 
     def programs(self) -> list[wire.Program]:
         """Pools and graphs of the programs that attached them."""
-        return self._get("programs", wire.Programs).programs
+        return self._get("programs", wire.ProgramList).programs
 
-    def attach(self, name: str, tasks: Sequence[wire.Task]) -> None:
+    def attach(self, name: str, tasks: Sequence[wire.TaskInfo]) -> None:
         """Show a program's pools and graphs. Told again about once a second, for as long as they should be shown."""
-        self._post("programs/attach", wire.Attach(name=name, tasks=list(tasks)), wire.Done, again=True)
+        self._post("programs/attach", wire.Attach(name=name, tasks=list(tasks)), wire.Ok, again=True)
 
     def leases(self, *, addon_id: str | None = None, limit: int = 100) -> list[wire.Lease]:
-        return self._get("leases", wire.Leases, {"addon_id": addon_id, "limit": limit}).leases
+        return self._get("leases", wire.LeaseList, {"addon_id": addon_id, "limit": limit}).leases
 
     def addons(self) -> wire.Addons:
         return self._get("addons", wire.Addons)
 
-    def set_addon(self, addon_id: str, **fields: Any) -> wire.Addon:
+    def set_addon(self, addon_id: str, **fields: Any) -> wire.AddonInfo:
         """`weight`, `paused`."""
-        return self._post("addons/edit", wire.AddonEdit(addon_id=addon_id, **fields), wire.Addon, again=True)
+        return self._post(
+            "addons/edit", wire.AddonEdit(addon_id=addon_id, **fields), wire.AddonInfo, again=True
+        )
 
-    def capacity(self) -> wire.Capacity:
-        return self._get("capacity", wire.Capacity)
+    def capacity(self) -> wire.CapacityInfo:
+        return self._get("capacity", wire.CapacityInfo)
 
     def signals(self, addon_id: str, **readings: float) -> None:
         """An application's own readings, such as `p95_ms=180`."""
-        self._post("signals", wire.Signals(addon_id=addon_id, readings=readings), wire.Done, again=True)
+        self._post("signals", wire.LoadSignals(addon_id=addon_id, readings=readings), wire.Ok, again=True)
 
     def pause(self, addon_id: str | None = None) -> None:
-        self._post("pause", wire.Scoped(addon_id=addon_id), wire.Done, again=True)
+        self._post("pause", wire.Scoped(addon_id=addon_id), wire.Ok, again=True)
 
     def resume(self, addon_id: str | None = None) -> None:
-        self._post("resume", wire.Scoped(addon_id=addon_id), wire.Done, again=True)
+        self._post("resume", wire.Scoped(addon_id=addon_id), wire.Ok, again=True)
 
     def hosts(self) -> wire.Hosts:
         """Who shares these jobs: alive or lost, with what capacity, drained or not."""
@@ -303,21 +309,21 @@ class Client:
 
     def drain(self, host: str) -> None:
         """It starts nothing more, also after a restart, until `undrain`. What runs there goes on."""
-        self._post("hosts/drain", wire.HostNamed(host=host), wire.Done, again=True)
+        self._post("hosts/drain", wire.HostNamed(host=host), wire.Ok, again=True)
 
     def undrain(self, host: str) -> None:
-        self._post("hosts/undrain", wire.HostNamed(host=host), wire.Done, again=True)
+        self._post("hosts/undrain", wire.HostNamed(host=host), wire.Ok, again=True)
 
     def kick(self) -> None:
-        self._post("kick", None, wire.Done, again=True)
+        self._post("kick", None, wire.Ok, again=True)
 
     def login(self) -> wire.Login:
         """A link that opens the page, good once."""
         return self._post("login", None, wire.Login)
 
-    def health(self) -> wire.Host:
+    def health(self) -> wire.HostInfo:
         """Which version answers, since when, and what is wrong."""
-        return self._get("health", wire.Host)
+        return self._get("health", wire.HostInfo)
 
     # tokens
 
@@ -329,7 +335,7 @@ class Client:
         return self._post("tokens/create", body, wire.TokenMade)
 
     def revoke_token(self, token_id: str) -> None:
-        self._post(f"tokens/{_part(token_id)}/revoke", None, wire.Done)
+        self._post(f"tokens/{_part(token_id)}/revoke", None, wire.Ok)
 
     # the way there and back
 
@@ -375,7 +381,7 @@ class Client:
         return msgspec.json.decode(reply.body, type=answer)
 
 
-_OPEN = frozenset({State.QUEUED, State.DISPATCHING, State.RUNNING})
+_OPEN = frozenset({JobState.QUEUED, JobState.DISPATCHING, JobState.RUNNING})
 
 
 def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> wire.Submit:

@@ -12,10 +12,10 @@ from penstock.core.errors import JobStopped
 from penstock.core.json_text import checked_json
 from penstock.http.wire import ClaimedJob
 
-__all__ = ["Facts", "JobContext", "Ties", "encoded", "facts_of"]
+__all__ = ["JobContext", "LeaseControl", "LeaseFacts", "encoded", "facts_of"]
 
 
-class Ties(Protocol):
+class LeaseControl(Protocol):
     """What binds a running function to its lease: an object beside it, or shared memory from a process of its own."""
 
     @property
@@ -32,7 +32,7 @@ class Ties(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LeaseFacts:
     """What stays true for the whole attempt. It travels to other processes."""
 
     job_id: str
@@ -46,8 +46,8 @@ class Facts:
     checkpoint: bytes
 
 
-def facts_of(job: ClaimedJob) -> Facts:
-    return Facts(
+def facts_of(job: ClaimedJob) -> LeaseFacts:
+    return LeaseFacts(
         job.job_id,
         job.lease_id,
         job.fence,
@@ -71,7 +71,7 @@ class JobContext:
     given up can do no harm there. `resumed` is the last checkpoint of the attempts before, or None.
     """
 
-    def __init__(self, facts: Facts, ties: Ties) -> None:
+    def __init__(self, facts: LeaseFacts, ties: LeaseControl) -> None:
         self._ties, self._spent = ties, 0.0
         self.job_id, self.lease_id, self.fence = facts.job_id, facts.lease_id, facts.fence
         self.addon_id, self.job_type, self.tags = facts.addon_id, facts.job_type, facts.tags

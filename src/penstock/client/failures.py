@@ -18,16 +18,16 @@ import msgspec
 from penstock.core import refusals
 from penstock.core.errors import PenstockError
 from penstock.core.refusals import Refused, Unavailable
-from penstock.http.wire import Problem
+from penstock.http.wire import ProblemDetails
 
-__all__ = ["Denied", "Unreachable", "error_of", "from_answer"]
+__all__ = ["AccessDenied", "Unreachable", "error_of", "from_answer"]
 
 
 class Unreachable(Unavailable):
     code = "unreachable"
 
 
-class Denied(Refused):
+class AccessDenied(Refused):
     """The token is missing, wrong, or may not do this."""
 
     code = "denied"
@@ -36,7 +36,7 @@ class Denied(Refused):
 
 def from_answer(status: int, body: bytes) -> PenstockError:
     try:
-        return error_of(msgspec.json.decode(body, type=Problem))
+        return error_of(msgspec.json.decode(body, type=ProblemDetails))
     except msgspec.MsgspecError:
         # Not from us: a proxy, or another program on that port.
         text = body[:200].decode("utf-8", "replace")
@@ -44,8 +44,10 @@ def from_answer(status: int, body: bytes) -> PenstockError:
         return kind(f"the answer {status} is not the scheduler's: {text!r}", status=status)
 
 
-def error_of(problem: Problem) -> PenstockError:
-    otherwise = Unavailable if problem.status >= 500 else Denied if problem.status in (401, 403) else Refused
+def error_of(problem: ProblemDetails) -> PenstockError:
+    otherwise = (
+        Unavailable if problem.status >= 500 else AccessDenied if problem.status in (401, 403) else Refused
+    )
     kind = _KINDS.get(problem.code, otherwise)
     told: dict[str, Any] = {
         **problem.data,

@@ -17,13 +17,13 @@ from penstock.core.refusals import Unavailable
 from penstock.core.text import error_text, is_kind, safe_str
 from penstock.http.wire import Failure
 
-__all__ = ["Done", "Ending", "Failed", "Given", "Handler", "call"]
+__all__ = ["Ending", "Failed", "Handler", "Released", "Succeeded", "call"]
 
 Handler: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Succeeded:
     result: bytes
 
 
@@ -34,11 +34,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Released:
     """The lease is given back without a result: it stopped as it was asked to, or never began."""
 
 
-Ending: TypeAlias = Done | Failed | Given
+Ending: TypeAlias = Succeeded | Failed | Released
 
 
 def call(handler: Handler, job: JobContext) -> Ending:
@@ -50,7 +50,7 @@ def call(handler: Handler, job: JobContext) -> Ending:
             if error is not None:
                 raise error
     except JobStopped:
-        return Given()
+        return Released()
     except (JobUnavailable, Unavailable) as error:
         return Failed(error_text(error), Failure.UNAVAILABLE)
     except BaseException as error:  # noqa: BLE001  # whatever a job raises is the job's own end, KeyboardInterrupt too
@@ -58,7 +58,7 @@ def call(handler: Handler, job: JobContext) -> Ending:
             return Failed(f"the payload does not fit {_name(handler)}: {safe_str(error)}")
         return Failed(error_text(error))
     try:
-        return Done(encoded(result))
+        return Succeeded(encoded(result))
     except BaseException as error:  # noqa: BLE001  # a foreign type may raise anything
         return Failed(f"{_name(handler)} returned what JSON has no form for: {safe_str(error)}")
 

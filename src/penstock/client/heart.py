@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from penstock.client.failures import Unreachable
-from penstock.client.holds import Hold, Holds
+from penstock.client.holds import ActiveLease, ActiveLeases
 from penstock.core.refusals import NotFound, Refused, StaleDispatch, Unavailable
-from penstock.http.wire import Beaten
+from penstock.http.wire import HeartbeatAnswer
 
-__all__ = ["Beats", "Heart"]
+__all__ = ["HeartbeatCalls", "Heartbeater"]
 
 log = logging.getLogger("penstock.worker")
 
@@ -25,7 +25,7 @@ NEWS_EVERY: Final = 1.0
 PATIENCE: Final = 0.15
 
 
-class Beats(Protocol):
+class HeartbeatCalls(Protocol):
     def heartbeat(
         self,
         lease_id: str,
@@ -35,75 +35,75 @@ class Beats(Protocol):
         checkpoint: bytes | None = None,
         pid: int | None = None,
         timeout: float | None = None,
-    ) -> Beaten: ...
+    ) -> HeartbeatAnswer: ...
 
 
-class Heart:
-    def __init__(self, client: Beats, holds: Holds, clock: Callable[[], float]) -> None:
-        self._client, self._holds, self._clock = client, holds, clock
+class Heartbeater:
+    def __init__(self, client: HeartbeatCalls, leases: ActiveLeases, clock: Callable[[], float]) -> None:
+        self._client, self._leases, self._clock = client, leases, clock
         self._told_at: dict[str, float] = {}
         self._silent = False
 
     def step(self, now: float) -> float:
         """Beat what is due; answer when to be asked again."""
-        held = list(self._holds)
-        self._told_at = {hold.lease_id: self._told_at.get(hold.lease_id, 0.0) for hold in held}
-        for hold in held:
-            if hold.cancelled and hold.lost:
+        held = list(self._leases)
+        self._told_at = {lease.lease_id: self._told_at.get(lease.lease_id, 0.0) for lease in held}
+        for lease in held:
+            if lease.cancelled and lease.lost:
                 continue  # nobody may think that it goes on
-            if self._due_at(hold) <= self._clock() and not self._beat_alone(hold):
+            if self._due_at(lease) <= self._clock() and not self._beat_alone(lease):
                 break  # nobody answers: the others would only wait for the same
-        alive = [self._due_at(hold) for hold in held if hold.stop is None]
+        alive = [self._due_at(lease) for lease in held if lease.stop is None]
         soonest = min(alive, default=now + NEWS_EVERY)
         return max(soonest, now + (NEWS_EVERY / 5 if self._silent else 0.02))
 
-    def beat_now(self, hold: Hold) -> None:
+    def beat_now(self, lease: ActiveLease) -> None:
         """What the function just saved is worth a request of its own."""
-        if not hold.cancelled:
-            self._beat(hold)
+        if not lease.cancelled:
+            self._beat(lease)
 
-    def confirm(self, hold: Hold) -> bool:
+    def confirm(self, lease: ActiveLease) -> bool:
         """Out of turn: before anything runs under a lease that is not quite new, and after the end, for what was not told yet."""
-        return self._beat(hold)
+        return self._beat(lease)
 
-    def _beat_alone(self, hold: Hold) -> bool:
+    def _beat_alone(self, lease: ActiveLease) -> bool:
         try:
-            return self._beat(hold)
+            return self._beat(lease)
         except Exception:  # the others keep their leases
-            log.exception("the lease of job %s cannot be renewed", hold.facts.job_id)
+            log.exception("the lease of job %s cannot be renewed", lease.facts.job_id)
             return True
 
-    def _due_at(self, hold: Hold) -> float:
-        due, told_at = hold.tenure.beat_at, self._told_at.get(hold.lease_id, 0.0)
-        if hold.has_news:
+    def _due_at(self, lease: ActiveLease) -> float:
+        due, told_at = lease.timer.beat_at, self._told_at.get(lease.lease_id, 0.0)
+        if lease.has_news:
             return min(due, told_at + NEWS_EVERY)
-        return due if hold.pid_told else min(due, max(told_at, hold.began_at) + NEWS_EVERY)
+        return due if lease.pid_told else min(due, max(told_at, lease.began_at) + NEWS_EVERY)
 
-    def _beat(self, hold: Hold) -> bool:
-        news, sent_at = hold.take_news(), self._clock()
-        self._told_at[hold.lease_id] = sent_at
+    def _beat(self, lease: ActiveLease) -> bool:
+        news, sent_at = lease.take_news(), self._clock()
+        self._told_at[lease.lease_id] = sent_at
         try:
             answer = self._client.heartbeat(
-                hold.lease_id,
+                lease.lease_id,
                 **news._asdict(),
-                pid=None if hold.pid_told else hold.pid,
-                timeout=max(0.2, hold.tenure.ttl * PATIENCE),
+                pid=None if lease.pid_told else lease.pid,
+                timeout=max(0.2, lease.timer.ttl * PATIENCE),
             )
         except (StaleDispatch, NotFound) as error:
-            log.warning("lease %s is no longer ours: %s", hold.lease_id, error)
-            hold.end("its lease was refused")
+            log.warning("lease %s is no longer ours: %s", lease.lease_id, error)
+            lease.end("its lease was refused")
         except (Unreachable, Unavailable) as error:
-            hold.put_back(news)
+            lease.put_back(news)
             if not self._silent:
                 log.warning("heartbeats are not answered: %s", error)
             self._silent = True
             return False
         except Refused as error:
             # Not about the lease but about the news: without them the lease goes on.
-            log.error("the scheduler did not take what job %s told: %s", hold.facts.job_id, error)  # noqa: TRY400  # a line, not a crash
+            log.error("the scheduler did not take what job %s told: %s", lease.facts.job_id, error)  # noqa: TRY400  # a line, not a crash
         else:
-            hold.heard(answer, sent_at)
-        hold.pid_told = True
+            lease.heard(answer, sent_at)
+        lease.pid_told = True
         if self._silent:
             log.info("heartbeats are answered again")
         self._silent = False

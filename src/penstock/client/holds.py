@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import NamedTuple
 
-from penstock.client.context import Facts
-from penstock.client.tenure import Tenure, monotonic
-from penstock.http.wire import Beaten
+from penstock.client.context import LeaseFacts
+from penstock.client.tenure import LeaseTimer, monotonic
+from penstock.http.wire import HeartbeatAnswer
 
-__all__ = ["Hold", "Holds", "News"]
+__all__ = ["ActiveLease", "ActiveLeases", "News"]
 
 
 class News(NamedTuple):
@@ -30,11 +30,11 @@ class News(NamedTuple):
 NO_NEWS = News(None, None, None)
 
 
-class Hold:
+class ActiveLease:
     """The ties of a function that runs in a thread beside us. It looks at the clock itself: no thread of ours has to be in time for it."""
 
-    def __init__(self, facts: Facts, tenure: Tenure, beat: Callable[[Hold], None]) -> None:
-        self.facts, self.tenure = facts, tenure
+    def __init__(self, facts: LeaseFacts, timer: LeaseTimer, beat: Callable[[ActiveLease], None]) -> None:
+        self.facts, self.timer = facts, timer
         #: Why this run must end, if it must. The first reason stays.
         self.stop: str | None = None
         #: The process that runs the function, and whether a heartbeat told it. A job of less than a second ends before.
@@ -50,7 +50,7 @@ class Hold:
 
     @property
     def cancelled(self) -> bool:
-        if self.stop is None and monotonic() >= self.tenure.at_risk_at:
+        if self.stop is None and monotonic() >= self.timer.at_risk_at:
             self.end("its lease could not be renewed in time")
         return self.stop is not None
 
@@ -77,7 +77,7 @@ class Hold:
     @property
     def over(self) -> bool:
         """The lease may be another's by now: nothing that this run did may be reported."""
-        return monotonic() >= self.tenure.over_at
+        return monotonic() >= self.timer.over_at
 
     @property
     def lost(self) -> bool:
@@ -113,30 +113,30 @@ class Hold:
         """What must be told even if the run is over. How far it came is of no interest then."""
         return self.stop is None and (self._news.spent is not None or self._news.checkpoint is not None)
 
-    def heard(self, answer: Beaten, sent_at: float) -> None:
-        self.tenure = self.tenure.renewed(sent_at, answer.ttl_sec)
+    def heard(self, answer: HeartbeatAnswer, sent_at: float) -> None:
+        self.timer = self.timer.renewed(sent_at, answer.ttl_sec)
         if answer.yield_:
             self.ask_to_yield()
         if answer.cancel or (answer.stop is not None and not answer.yield_):
             self.end(f"the scheduler said {answer.stop or 'cancel'}", told=True)
 
 
-class Holds:
+class ActiveLeases:
     """All of them. Threads add, beat, report and remove."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Hold] = {}
+        self._all: dict[str, ActiveLease] = {}
         self._lock = Lock()
 
-    def add(self, hold: Hold) -> None:
+    def add(self, lease: ActiveLease) -> None:
         with self._lock:
-            self._all[hold.lease_id] = hold
+            self._all[lease.lease_id] = lease
 
-    def remove(self, hold: Hold) -> None:
+    def remove(self, lease: ActiveLease) -> None:
         with self._lock:
-            self._all.pop(hold.lease_id, None)
+            self._all.pop(lease.lease_id, None)
 
-    def __iter__(self) -> Iterator[Hold]:
+    def __iter__(self) -> Iterator[ActiveLease]:
         with self._lock:
             return iter(list(self._all.values()))
 

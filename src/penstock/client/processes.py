@@ -15,74 +15,74 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.client.client import Client
-from penstock.client.context import Facts, JobContext
-from penstock.client.handlers import Ending, Failed, Given, Handler, call
-from penstock.client.holds import Hold
+from penstock.client.context import JobContext, LeaseFacts
+from penstock.client.handlers import Ending, Failed, Handler, Released, call
+from penstock.client.holds import ActiveLease
 from penstock.core.errors import CallCanceled, NotPicklable, WorkerCrashedError
 from penstock.core.text import error_text, safe_str
 from penstock.http.wire import Failure
 from penstock.local.pool import WorkerPool
 
-__all__ = ["Hand"]
+__all__ = ["ProcessExecutorThread"]
 
 #: Of the lease: from being told to stop to being ended. With it the process is gone before the lease is.
 GRACE: Final = 0.1
 LOOK_EVERY: Final = 0.05
 
 
-class Hand:
+class ProcessExecutorThread:
     """One process at a time, kept warm from job to job. Used by one thread."""
 
     def __init__(self, client: Client) -> None:
         self._url, self._token = client.url, client.token
         self._pool: WorkerPool | None = None
-        self._page = Page()
+        self._page = SharedFlags()
 
-    def run(self, handler: Handler, hold: Hold) -> Ending:
-        pool = self._pool_for(hold)
+    def run(self, handler: Handler, lease: ActiveLease) -> Ending:
+        pool = self._pool_for(lease)
         self._page.clear()
         try:
-            running = pool.submit(_in_process, handler, hold.facts, self._page.name, self._url, self._token)
+            running = pool.submit(_in_process, handler, lease.facts, self._page.name, self._url, self._token)
         except NotPicklable as error:
             return Failed(f"the function cannot be run in a process: {safe_str(error)}")
         while not running.done():
-            hold.pid = running.pid or hold.pid
-            self._page.tell(yielding=hold.yielding, cancelled=hold.cancelled)
-            self._pass_on(hold)
-            if hold.cancelled:
+            lease.pid = running.pid or lease.pid
+            self._page.tell(yielding=lease.yielding, cancelled=lease.cancelled)
+            self._pass_on(lease)
+            if lease.cancelled:
                 running.cancel()
                 self._until_gone(pool)
-                return Given()
+                return Released()
             try:
                 running.exception(timeout=LOOK_EVERY)
             except TimeoutError:
                 continue
-        self._pass_on(hold)
+        self._pass_on(lease)
         try:
             ending: Ending = running.result()
         except WorkerCrashedError as error:
             return Failed(f"its process died: {safe_str(error)}", Failure.WORKER_CRASHED)
         except CallCanceled:
-            return Given()
+            return Released()
         except BaseException as error:  # noqa: BLE001  # what the process could not even turn into an ending
             return Failed(error_text(error))
         return ending
 
-    def _pool_for(self, hold: Hold) -> WorkerPool:
+    def _pool_for(self, lease: ActiveLease) -> WorkerPool:
         """Made with the first job, for only then is it known how long a lease is."""
         if self._pool is None:
-            grace = max(0.1, hold.tenure.ttl * GRACE)
+            grace = max(0.1, lease.timer.ttl * GRACE)
             self._pool = WorkerPool(
                 workers=1, max_queue_depth=1, grace=grace, name=None, crash_max_retries=1_000_000
             )
         return self._pool
 
-    def _pass_on(self, hold: Hold) -> None:
+    def _pass_on(self, lease: ActiveLease) -> None:
         progress, spent = self._page.said()
         if progress is not None:
-            hold.progress(progress)
+            lease.progress(progress)
         if spent is not None:
-            hold.spend(spent)
+            lease.spend(spent)
 
     def _until_gone(self, pool: WorkerPool) -> None:
         """The lease may be given back when nothing runs under it any more."""
@@ -95,7 +95,7 @@ class Hand:
         self._page.close()
 
 
-class Page:
+class SharedFlags:
     """Two flags for the function, two numbers from it, each with a count of how often it was said."""
 
     _LAYOUT: Final = struct.Struct("=BBxxxxxxdqdq")
@@ -144,7 +144,7 @@ class Page:
 class _FromAfar:
     """The ties of a function whose lease is held by another process."""
 
-    def __init__(self, page: Page, facts: Facts, url: str, token: str) -> None:
+    def __init__(self, page: SharedFlags, facts: LeaseFacts, url: str, token: str) -> None:
         self._page, self._facts, self._url, self._token = page, facts, url, token
         self._client: Client | None = None
 
@@ -172,8 +172,8 @@ class _FromAfar:
             self._client.close()
 
 
-def _in_process(handler: Handler, facts: Facts, page_name: str, url: str, token: str) -> Any:
-    page = Page(page_name)
+def _in_process(handler: Handler, facts: LeaseFacts, page_name: str, url: str, token: str) -> Any:
+    page = SharedFlags(page_name)
     ties = _FromAfar(page, facts, url, token)
     try:
         return call(handler, JobContext(facts, ties))

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple, Protocol
 from msgspec import UNSET, Raw
 
 from penstock.client.failures import Unreachable, error_of
-from penstock.client.handlers import Done, Ending, Failed, Given
-from penstock.client.holds import Hold
+from penstock.client.handlers import Ending, Failed, Released, Succeeded
+from penstock.client.holds import ActiveLease
 from penstock.core.refusals import NotFound, Refused, StaleDispatch, Unavailable
 from penstock.core.text import safe_str, storable
-from penstock.http.wire import Ended, Outcome
+from penstock.http.wire import Ended, OutcomeReport
 
-__all__ = ["Reporter", "Reports"]
+__all__ = ["ReportCalls", "Reporter"]
 
 log = logging.getLogger("penstock.worker")
 
@@ -29,14 +29,14 @@ MOST_BYTES: Final = 500_000
 PAUSE: Final = 0.25
 
 
-class Reports(Protocol):
-    def complete_many(self, outcomes: Sequence[Outcome]) -> list[Ended]: ...
+class ReportCalls(Protocol):
+    def complete_many(self, outcomes: Sequence[OutcomeReport]) -> list[Ended]: ...
 
     def release(self, lease_id: str) -> object: ...
 
 
-class Report(NamedTuple):
-    hold: Hold
+class OutcomeToSend(NamedTuple):
+    lease: ActiveLease
     ending: Ending
 
 
@@ -48,13 +48,13 @@ class Reporter:
 
     def __init__(
         self,
-        client: Reports,
-        reported: Callable[[Hold, Ending | None], None],
-        tell_news: Callable[[Hold], bool],
+        client: ReportCalls,
+        reported: Callable[[ActiveLease, Ending | None], None],
+        tell_news: Callable[[ActiveLease], bool],
         rested: Callable[[], None],
     ) -> None:
         self._client, self._reported, self._tell_news, self._rested = client, reported, tell_news, rested
-        self._out: deque[Report] = deque()
+        self._out: deque[OutcomeToSend] = deque()
         self._changed = Condition()
         self._closing = self._sending = False
         self._silent = False
@@ -63,9 +63,9 @@ class Reporter:
     def idle(self) -> bool:
         return not self._out and not self._sending
 
-    def put(self, hold: Hold, ending: Ending) -> None:
+    def put(self, lease: ActiveLease, ending: Ending) -> None:
         with self._changed:
-            self._out.append(Report(hold, ending))
+            self._out.append(OutcomeToSend(lease, ending))
             self._changed.notify()
 
     def close(self) -> None:
@@ -91,33 +91,33 @@ class Reporter:
                     self._out.extendleft(reversed(left))
                     self._changed.wait(PAUSE)
 
-    def _take(self) -> list[Report]:
-        batch: list[Report] = []
+    def _take(self) -> list[OutcomeToSend]:
+        batch: list[OutcomeToSend] = []
         size = 0
         while self._out and len(batch) < MOST and size < MOST_BYTES:
-            hold, ending = self._out.popleft()
-            if hold.over:
+            lease, ending = self._out.popleft()
+            if lease.over:
                 log.warning(
                     "job %s: its lease was over before its end could be told; it will be run again",
-                    hold.facts.job_id,
+                    lease.facts.job_id,
                 )
-                self._reported(hold, None)
+                self._reported(lease, None)
                 continue
-            if hold.lost and not isinstance(ending, Given):
-                log.warning("job %s: %s, so what it did does not count", hold.facts.job_id, hold.stop)
-                ending = Given()
-            batch.append(Report(hold, ending))
-            size += len(ending.result) if isinstance(ending, Done) else 200
+            if lease.lost and not isinstance(ending, Released):
+                log.warning("job %s: %s, so what it did does not count", lease.facts.job_id, lease.stop)
+                ending = Released()
+            batch.append(OutcomeToSend(lease, ending))
+            size += len(ending.result) if isinstance(ending, Succeeded) else 200
         return batch
 
-    def _send(self, batch: list[Report]) -> list[Report]:
+    def _send(self, batch: list[OutcomeToSend]) -> list[OutcomeToSend]:
         """What must be told again, because nobody answered."""
-        given = [report for report in batch if isinstance(report.ending, Given)]
-        told = [report for report in batch if not isinstance(report.ending, Given)]
+        given = [report for report in batch if isinstance(report.ending, Released)]
+        told = [report for report in batch if not isinstance(report.ending, Released)]
         try:
-            for hold, _ in batch:
+            for lease, _ in batch:
                 # What a run spent belongs to it, and after its end nobody takes it any more.
-                if hold.owes_news and not self._tell_news(hold):
+                if lease.owes_news and not self._tell_news(lease):
                     raise Unreachable("what a run spent could not be told", sent=True)
             if told:
                 self._settle(told)
@@ -133,7 +133,7 @@ class Reporter:
             self._silent = False
         return told + given
 
-    def _settle(self, batch: list[Report]) -> None:
+    def _settle(self, batch: list[OutcomeToSend]) -> None:
         try:
             answers = self._client.complete_many([_outcome(report) for report in batch])
         except Exception as error:
@@ -147,7 +147,7 @@ class Reporter:
             else:
                 self._refused(report, error_of(answer.problem))
 
-    def _apart(self, batch: list[Report], error: Exception) -> None:
+    def _apart(self, batch: list[OutcomeToSend], error: Exception) -> None:
         """One of them is not acceptable, and spoils the request: find out which."""
         if len(batch) == 1:
             self._refused(batch[0], error)
@@ -155,24 +155,24 @@ class Reporter:
         for report in batch:
             self._settle([report])
 
-    def _refused(self, report: Report, error: Exception) -> None:
-        hold, ending = report
+    def _refused(self, report: OutcomeToSend, error: Exception) -> None:
+        lease, ending = report
         if isinstance(error, (StaleDispatch, NotFound)):
-            log.warning("job %s: its end was refused: %s", hold.facts.job_id, error)
-            self._reported(hold, None)
+            log.warning("job %s: its end was refused: %s", lease.facts.job_id, error)
+            self._reported(lease, None)
         elif isinstance(error, Unavailable) and not _is_internal(error):
-            self.put(hold, ending)
-        elif isinstance(ending, Done):
-            self.put(hold, Failed(storable(f"its result was not accepted: {safe_str(error)}")))
+            self.put(lease, ending)
+        elif isinstance(ending, Succeeded):
+            self.put(lease, Failed(storable(f"its result was not accepted: {safe_str(error)}")))
         else:
-            log.error("job %s: its end was not accepted: %s", hold.facts.job_id, safe_str(error))
-            self._reported(hold, None)
+            log.error("job %s: its end was not accepted: %s", lease.facts.job_id, safe_str(error))
+            self._reported(lease, None)
 
-    def _release(self, report: Report) -> None:
+    def _release(self, report: OutcomeToSend) -> None:
         try:
-            self._client.release(report.hold.lease_id)
+            self._client.release(report.lease.lease_id)
         except Refused as error:
-            log.info("job %s: its lease had ended already: %s", report.hold.facts.job_id, error)
+            log.info("job %s: its lease had ended already: %s", report.lease.facts.job_id, error)
         self._reported(*report)
 
 
@@ -181,12 +181,14 @@ def _is_internal(error: Exception) -> bool:
     return getattr(error, "code", "") == "internal"
 
 
-def _outcome(report: Report) -> Outcome:
-    hold, ending = report
+def _outcome(report: OutcomeToSend) -> OutcomeReport:
+    lease, ending = report
     match ending:
-        case Done(result):
-            return Outcome(lease_id=hold.lease_id, state="DONE", result=Raw(result))
+        case Succeeded(result):
+            return OutcomeReport(lease_id=lease.lease_id, state="DONE", result=Raw(result))
         case Failed(error, failure):
-            return Outcome(lease_id=hold.lease_id, state="FAILED", result=UNSET, error=error, failure=failure)
+            return OutcomeReport(
+                lease_id=lease.lease_id, state="FAILED", result=UNSET, error=error, failure=failure
+            )
         case _:
             raise AssertionError(f"{ending} is not an outcome")

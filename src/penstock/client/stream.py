@@ -37,7 +37,7 @@ class EventStream:
         self._connection: HTTPConnection | None = None
         self.closed = False
 
-    def __iter__(self) -> Iterator[wire.Event]:
+    def __iter__(self) -> Iterator[wire.EventInfo]:
         heard_at, turn = time.monotonic(), 0
         while not self.closed:
             try:
@@ -63,7 +63,7 @@ class EventStream:
             raise from_answer(answer.status, answer.read())
         return answer
 
-    def _read(self, answer: HTTPResponse) -> Iterator[tuple[int, wire.Event]]:
+    def _read(self, answer: HTTPResponse) -> Iterator[tuple[int, wire.EventInfo]]:
         said: dict[bytes, bytes] = {}
         for line in iter(answer.readline, b""):
             name, colon, value = line.rstrip(b"\r\n").partition(b":")
@@ -73,7 +73,7 @@ class EventStream:
                 not colon
             ):  # an empty line ends an event; one that begins with a colon only says that somebody is there
                 if b"data" in said:
-                    yield int(said[b"id"]), msgspec.json.decode(said[b"data"], type=wire.Event)
+                    yield int(said[b"id"]), msgspec.json.decode(said[b"data"], type=wire.EventInfo)
                 said = {}
 
     def _drop(self) -> None:

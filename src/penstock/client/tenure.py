@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["AT_RISK", "BEAT", "Tenure", "monotonic"]
+__all__ = ["AT_RISK", "BEAT", "LeaseTimer", "monotonic"]
 
 #: Of the lease: after so much without a renewal the run is told to stop, so that it is gone when the lease is over.
 AT_RISK: Final = 0.66
@@ -20,13 +20,13 @@ BEAT: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Tenure:
+class LeaseTimer:
     sent_at: float
     ttl: float
 
-    def renewed(self, sent_at: float, ttl: float) -> Tenure:
+    def renewed(self, sent_at: float, ttl: float) -> LeaseTimer:
         """Answers may overtake each other: the latest to be sent counts."""
-        return Tenure(sent_at, ttl) if sent_at > self.sent_at else self
+        return LeaseTimer(sent_at, ttl) if sent_at > self.sent_at else self
 
     @property
     def beat_at(self) -> float:

@@ -27,18 +27,18 @@ from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from penstock.client.client import Client
 from penstock.client.context import JobContext, facts_of
-from penstock.client.handlers import Ending, Failed, Given, Handler, call
-from penstock.client.heart import Heart
-from penstock.client.holds import Hold, Holds
+from penstock.client.handlers import Ending, Failed, Handler, Released, call
+from penstock.client.heart import Heartbeater
+from penstock.client.holds import ActiveLease, ActiveLeases
 from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
-from penstock.client.tenure import Tenure, monotonic
+from penstock.client.tenure import LeaseTimer, monotonic
 from penstock.core.refusals import Unavailable
 from penstock.core.text import error_text
-from penstock.http.wire import Claimed, Ended, Outcome
+from penstock.http.wire import ClaimAnswer, Ended, OutcomeReport
 
 if TYPE_CHECKING:
-    from penstock.client.processes import Hand
+    from penstock.client.processes import ProcessExecutorThread
 
 __all__ = ["Worker"]
 
@@ -72,7 +72,7 @@ class Worker:
         self.poll_sec = poll_sec
         self._handlers: dict[str, Handler] = {}
         self.stopping = threading.Event()
-        self._running: _Shift | None = None
+        self._running: _WorkerLoop | None = None
 
     def job(self, job_type: str | None = None) -> Callable[[F], F]:
         """The function that runs jobs of this type; by default the type is its name. Its first argument is the JobContext."""
@@ -106,24 +106,24 @@ class Worker:
             raise ValueError("this worker has no functions: register some with @worker.job(...)")
         if concurrency < 1 or prefetch < 0:
             raise ValueError("concurrency must be at least 1, and prefetch at least 0")
-        shift = self._running = _Shift(self, self._handlers, concurrency, prefetch, processes=processes)
+        loop = self._running = _WorkerLoop(self, self._handlers, concurrency, prefetch, processes=processes)
         with heard(self._on_signal):
             try:
-                shift.work(until_idle=until_idle)
+                loop.work(until_idle=until_idle)
             finally:
                 self.stopping.set()
-                shift.finish(stop_within)
+                loop.finish(stop_within)
                 self._running = None
                 self.stopping.clear()
-        return shift.ran
+        return loop.ran
 
     def stop(self) -> None:
         """From any thread: claim no more, let functions yield or finish, then `run` returns."""
         self.stopping.set()
         self.fetcher.hang_up()
-        shift = self._running
-        if shift is not None:
-            shift.wind_down()
+        loop = self._running
+        if loop is not None:
+            loop.wind_down()
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.stopping.is_set():
@@ -142,7 +142,7 @@ class Wanted(TypedDict):
     worker: str
 
 
-class _Shift:
+class _WorkerLoop:
     """One `run` of a worker."""
 
     def __init__(
@@ -156,21 +156,21 @@ class _Shift:
     ) -> None:
         self._worker, self._client, self._handlers = worker, worker.client, handlers
         self._room, self._prefetch = concurrency + prefetch, prefetch
-        self._holds = Holds()
-        self._waiting: SimpleQueue[Hold | None] = SimpleQueue()
+        self._leases = ActiveLeases()
+        self._waiting: SimpleQueue[ActiveLease | None] = SimpleQueue()
         self._busy = 0  # claimed, and not yet through its function
         self._asked = 0  # asked for, and not yet answered
         self._stopping = worker.stopping
         self._changed = Condition()
         self._abandoned = False
         self.ran = 0
-        self._heart = Heart(self._client, self._holds, monotonic)
-        self._heart_stop = threading.Event()
-        self._reporter = Reporter(self, self._reported, self._heart.confirm, self._look_up)
+        self._heartbeater = Heartbeater(self._client, self._leases, monotonic)
+        self._heartbeater_stop = threading.Event()
+        self._reporter = Reporter(self, self._reported, self._heartbeater.confirm, self._look_up)
         self._processes = processes
-        self._hands = [self._thread(f"hand-{n}", self._hand) for n in range(concurrency)]
+        self._executors = [self._thread(f"hand-{n}", self._hand) for n in range(concurrency)]
         self._keepers = [self._thread("heart", self._beat), self._thread("reporter", self._reporter.run)]
-        for thread in (*self._hands, *self._keepers):
+        for thread in (*self._executors, *self._keepers):
             thread.start()
 
     def _thread(self, name: str, target: Callable[[], None]) -> Thread:
@@ -239,79 +239,85 @@ class _Shift:
             "worker": self._worker.name,
         }
 
-    def _take(self, claimed: Claimed, sent_at: float) -> None:
+    def _take(self, claimed: ClaimAnswer, sent_at: float) -> None:
         for job in claimed.jobs:
-            hold = Hold(facts_of(job), Tenure(sent_at, claimed.ttl_sec), self._heart.beat_now)
-            if monotonic() >= hold.tenure.beat_at:
+            lease = ActiveLease(
+                facts_of(job), LeaseTimer(sent_at, claimed.ttl_sec), self._heartbeater.beat_now
+            )
+            if monotonic() >= lease.timer.beat_at:
                 # The answer waited for a job, or for us: how long the lease has run we cannot know, so it is renewed first.
-                self._heart.confirm(hold)
+                self._heartbeater.confirm(lease)
             if self._stopping.is_set():
-                hold.ask_to_yield()
-            self._holds.add(hold)
+                lease.ask_to_yield()
+            self._leases.add(lease)
             with self._changed:
                 self._busy += 1
-            self._waiting.put(hold)
+            self._waiting.put(lease)
 
     def _all_told(self) -> bool:
         """Nothing to claim, and nothing of ours that could still come back to the queue."""
         with self._changed:
-            while len(self._holds) and not self._stopping.is_set():
+            while len(self._leases) and not self._stopping.is_set():
                 self._changed.wait(0.2)
                 if self._busy < self._room:
                     break
-            return not len(self._holds)
+            return not len(self._leases)
 
     # Hands run functions
 
     def _hand(self) -> None:
-        hand = self._own_process() if self._processes else None
+        executor = self._own_process() if self._processes else None
         try:
-            while (hold := self._waiting.get()) is not None:
-                ending = self._run(hold, hand)
+            while (lease := self._waiting.get()) is not None:
+                ending = self._run(lease, executor)
                 with self._changed:
                     self._busy -= 1
-                self._reporter.put(hold, ending)  # and when that is told, whoever waits for room looks up
+                self._reporter.put(lease, ending)  # and when that is told, whoever waits for room looks up
         finally:
-            if hand is not None:
-                hand.close()
+            if executor is not None:
+                executor.close()
 
-    def _own_process(self) -> Hand:
-        from penstock.client.processes import Hand  # noqa: PLC0415  # pools are slow to import for those who run threads
+    def _own_process(self) -> ProcessExecutorThread:
+        from penstock.client.processes import ProcessExecutorThread  # noqa: PLC0415  # pools are slow to import for those who run threads
 
-        return Hand(self._client)
+        return ProcessExecutorThread(self._client)
 
-    def _run(self, hold: Hold, hand: Hand | None) -> Ending:
-        if hold.cancelled or hold.yielding:
-            return Given()
-        handler = self._handlers.get(hold.facts.job_type)
+    def _run(self, lease: ActiveLease, executor: ProcessExecutorThread | None) -> Ending:
+        if lease.cancelled or lease.yielding:
+            return Released()
+        handler = self._handlers.get(lease.facts.job_type)
         if handler is None:
-            return Failed(f"this worker has no function for {hold.facts.job_type!r}")
+            return Failed(f"this worker has no function for {lease.facts.job_type!r}")
         self.ran += 1
         try:
-            return call(handler, JobContext(hold.facts, hold)) if hand is None else hand.run(handler, hold)
+            return (
+                call(handler, JobContext(lease.facts, lease))
+                if executor is None
+                else executor.run(handler, lease)
+            )
         except BaseException as error:  # noqa: BLE001  # this thread runs the next jobs, whatever was wrong with this one
             return Failed(error_text(error))
 
     # The keepers: heart and reporter
 
     def _beat(self) -> None:
-        while not self._heart_stop.is_set():
+        while not self._heartbeater_stop.is_set():
             try:
-                next_at = self._heart.step(monotonic())
+                next_at = self._heartbeater.step(monotonic())
             except Exception:  # without heartbeats every lease here runs out
                 log.exception("a heartbeat failed; the next one is tried")
                 next_at = monotonic() + 0.5
             # Looked at often enough that news are told within a second, whatever the lease.
-            self._heart_stop.wait(min(0.5, max(0.01, next_at - monotonic())))
+            self._heartbeater_stop.wait(min(0.5, max(0.01, next_at - monotonic())))
 
-    def _reported(self, hold: Hold, _ending: Ending | None) -> None:
-        self._holds.remove(hold)
+    def _reported(self, lease: ActiveLease, _ending: Ending | None) -> None:
+        self._leases.remove(lease)
 
     def _look_up(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def complete_many(self, outcomes: Sequence[Outcome]) -> list[Ended]:
+    def complete_many(self, outcomes: Sequence[OutcomeReport]) -> list[Ended]:
         """For the reporter: what has ended makes room, so new jobs are asked for in the same breath."""
         with self._asking() as limit:
             if limit < 1 or self._stopping.is_set():
@@ -328,8 +334,8 @@ class _Shift:
 
     def wind_down(self) -> None:
         """What has not begun is given back; what runs is asked to yield."""
-        for hold in self._holds:
-            hold.ask_to_yield()
+        for lease in self._leases:
+            lease.ask_to_yield()
         self._look_up()
 
     def abandon(self) -> None:
@@ -337,25 +343,25 @@ class _Shift:
 
     def finish(self, within: float) -> None:
         self.wind_down()
-        for _ in self._hands:
+        for _ in self._executors:
             self._waiting.put(None)
-        self._wait_until(self._hands_are_free, within)
-        if self._processes and not self._hands_are_free():
-            for hold in self._holds:
-                hold.end("this worker leaves")
-            self._wait_until(self._hands_are_free, 10.0)
-        stuck = [hold for hold in self._holds if hold.stop is None]
-        if stuck and not self._hands_are_free():
+        self._wait_until(self._executors_are_free, within)
+        if self._processes and not self._executors_are_free():
+            for lease in self._leases:
+                lease.end("this worker leaves")
+            self._wait_until(self._executors_are_free, 10.0)
+        stuck = [lease for lease in self._leases if lease.stop is None]
+        if stuck and not self._executors_are_free():
             # A thread cannot be ended. Giving its lease back would let the job run twice at once, so the lease is left to expire.
-            names = ", ".join(hold.facts.job_id[-8:] for hold in stuck)
+            names = ", ".join(lease.facts.job_id[-8:] for lease in stuck)
             log.warning("still running and left to the expiry of their leases: %s", names)
         self._reporter.close()
         self._wait_until(lambda: not self._keepers[1].is_alive(), 5.0)
-        self._heart_stop.set()
+        self._heartbeater_stop.set()
         self._keepers[0].join(2.0)
 
-    def _hands_are_free(self) -> bool:
-        return not any(hand.is_alive() for hand in self._hands)
+    def _executors_are_free(self) -> bool:
+        return not any(executor.is_alive() for executor in self._executors)
 
     def _wait_until(self, true: Callable[[], bool], within: float) -> None:
         until = time.monotonic() + within

@@ -11,27 +11,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.core.books import Books, keys_of
-from penstock.core.demand import Demand
+from penstock.core.books import Ledger, keys_of
+from penstock.core.demand import AdmissionClass
 from penstock.core.quiet import Busy, QuietState
 from penstock.core.reasons import (
     BudgetSpent,
     CapReached,
     Draining,
     LabelMissing,
-    NoRoom,
+    NotEnoughUnits,
     NotQuiet,
     NotQuietLongEnough,
     NotReady,
     Paused,
     Reason,
-    RoomKept,
+    UnitsKept,
     retry_after_sec,
 )
 from penstock.core.spend import Budget
 from penstock.core.words import AddonId, JobId, Moment, RunWhen, Span, seconds
 
-__all__ = ["Admitted", "Caps", "Conditions", "Decision", "Denied", "Gates", "Kept", "Limits", "decide"]
+__all__ = [
+    "AdmissionLimits",
+    "Admitted",
+    "Caps",
+    "Conditions",
+    "Decision",
+    "Denied",
+    "Gates",
+    "Kept",
+    "decide",
+]
 
 
 UNMEASURED = Busy(0.0, "fixed capacity")
@@ -48,11 +58,11 @@ class Conditions:
     draining: bool = False
     labels: frozenset[str] = frozenset()
 
-    def missing(self, demand: Demand) -> tuple[str, ...]:
+    def missing(self, admission_class: AdmissionClass) -> tuple[str, ...]:
         """The labels that such a job asks for and this host does not have."""
-        if not demand.labels:  # nearly always, and it is asked at every line of every round
+        if not admission_class.labels:  # nearly always, and it is asked at every line of every round
             return ()
-        return tuple(label for label in demand.labels if label not in self.labels)
+        return tuple(label for label in admission_class.labels if label not in self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,7 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdmissionLimits:
     caps: Caps = Caps()
     budgets: Mapping[AddonId, Budget] = field(default_factory=dict)
 
@@ -113,10 +123,10 @@ Decision: TypeAlias = Admitted | Denied
 
 
 def decide(
-    demand: Demand,
-    books: Books,
+    admission_class: AdmissionClass,
+    ledger: Ledger,
     conditions: Conditions,
-    limits: Limits,
+    limits: AdmissionLimits,
     now: Moment,
     *,
     ready_at: Moment = 0,
@@ -125,35 +135,37 @@ def decide(
     ends_at: Moment | None = None,
 ) -> Decision:
     """`urgent`: time-sensitive and near its deadline. `ends_at`: when it is expected to end if it starts now."""
-    gates = Gates(demand, books, conditions, limits, now, ready_at=ready_at, urgent=urgent)
+    gates = Gates(admission_class, ledger, conditions, limits, now, ready_at=ready_at, urgent=urgent)
     reason = gates.refusal(kept, ends_at)
     if reason is not None:
         return Denied(reason, retry_after_sec(reason, now))
-    return Admitted(conditions.capacity - books.units - demand.cost_units)
+    return Admitted(conditions.capacity - ledger.units - admission_class.cost_units)
 
 
 class Gates:
     """The gates before one demand. What stays as it is for a whole round is looked at once, and the rest at every job."""
 
-    __slots__ = ("_books", "_budget", "_capacity", "_caps", "_concurrent", "_cost", "_shut", "keys")
+    __slots__ = ("_budget", "_capacity", "_caps", "_concurrent", "_cost", "_ledger", "_shut", "keys")
 
     def __init__(
         self,
-        demand: Demand,
-        books: Books,
+        admission_class: AdmissionClass,
+        ledger: Ledger,
         conditions: Conditions,
-        limits: Limits,
+        limits: AdmissionLimits,
         now: Moment,
         *,
         ready_at: Moment = 0,
         urgent: bool = False,
     ) -> None:
-        self._books, self._capacity, self._cost = books, conditions.capacity, demand.cost_units
-        self._shut = _gate(demand, books, conditions, now, ready_at) or _machine(demand, conditions, urgent)
+        self._ledger, self._capacity, self._cost = ledger, conditions.capacity, admission_class.cost_units
+        self._shut = _gate(admission_class, ledger, conditions, now, ready_at) or _machine(
+            admission_class, conditions, urgent
+        )
         self._concurrent = limits.caps.concurrent
-        self.keys = keys_of(demand)
+        self.keys = keys_of(admission_class)
         self._caps = [(key, limit) for key in self.keys if (limit := limits.caps.limit(*key)) is not None]
-        self._budget = _budget(demand, books, limits, now)
+        self._budget = _budget(admission_class, ledger, limits, now)
 
     def refusal(self, kept: Kept | None = None, ends_at: Moment | None = None) -> Reason | None:
         """None: it may start."""
@@ -163,69 +175,71 @@ class Gates:
         """How many may start one after the other, with no room kept for anybody; `refusal` says why not one more."""
         if self._shut or self._budget:
             return 0
-        books = self._books
-        free = [(self._capacity - books.units) // self._cost]
+        ledger = self._ledger
+        free = [(self._capacity - ledger.units) // self._cost]
         if self._concurrent is not None:
-            free.append(self._concurrent - books.running)
-        free += [limit - books.counts.get(key, 0) for key, limit in self._caps]
+            free.append(self._concurrent - ledger.running)
+        free += [limit - ledger.counts.get(key, 0) for key, limit in self._caps]
         return max(0, min(free))
 
     def _cap(self) -> Reason | None:
-        if self._concurrent is not None and self._books.running >= self._concurrent:
+        if self._concurrent is not None and self._ledger.running >= self._concurrent:
             return CapReached("concurrent", "", self._concurrent)
         for key, limit in self._caps:
-            if self._books.counts.get(key, 0) >= limit:
+            if self._ledger.counts.get(key, 0) >= limit:
                 return CapReached(*key, limit)
         return None
 
     def _room(self, kept: Kept | None, ends_at: Moment | None) -> Reason | None:
-        free = max(0, self._capacity - self._books.units)
+        free = max(0, self._capacity - self._ledger.units)
         if self._cost > free:
-            return NoRoom(self._cost, free, self._capacity)
+            return NotEnoughUnits(self._cost, free, self._capacity)
         if kept is not None and not kept.lets_past(self._cost, ends_at):
-            return RoomKept(kept.job_id, kept.needs, kept.starts_at)
+            return UnitsKept(kept.job_id, kept.needs, kept.starts_at)
         return None
 
 
 def _gate(
-    demand: Demand, books: Books, conditions: Conditions, now: Moment, ready_at: Moment
+    admission_class: AdmissionClass, ledger: Ledger, conditions: Conditions, now: Moment, ready_at: Moment
 ) -> Reason | None:
-    if missing := conditions.missing(demand):
+    if missing := conditions.missing(admission_class):
         return LabelMissing(missing)
     if conditions.draining:
         return Draining()
-    scope = books.paused(demand.addon_id)
+    scope = ledger.paused(admission_class.addon_id)
     if scope is not None:
         return Paused(scope)
     return NotReady(ready_at) if ready_at > now else None
 
 
-def _machine(demand: Demand, conditions: Conditions, urgent: bool) -> Reason | None:
-    wants = _worst_allowed(demand, urgent)
+def _machine(admission_class: AdmissionClass, conditions: Conditions, urgent: bool) -> Reason | None:
+    wants = _worst_allowed(admission_class, urgent)
     if _RANK[conditions.quiet] > _RANK[wants]:
         return NotQuiet(conditions.quiet, wants, conditions.busy.score, conditions.busy.by)
     streak_sec = seconds(conditions.streak)
-    if demand.quiet_for_sec > streak_sec and not urgent:
-        return NotQuietLongEnough(streak_sec, demand.quiet_for_sec)
+    if admission_class.quiet_for_sec > streak_sec and not urgent:
+        return NotQuietLongEnough(streak_sec, admission_class.quiet_for_sec)
     return None
 
 
 _RANK = {state: rank for rank, state in enumerate(QuietState)}
 
 
-def _worst_allowed(demand: Demand, urgent: bool) -> QuietState:
-    if urgent or demand.run_when is RunWhen.ANY:
+def _worst_allowed(admission_class: AdmissionClass, urgent: bool) -> QuietState:
+    if urgent or admission_class.run_when is RunWhen.ANY:
         return QuietState.BUSY
-    if demand.run_when is RunWhen.QUIET:
+    if admission_class.run_when is RunWhen.QUIET:
         return QuietState.QUIET
-    return QuietState.BUSY if demand.high else QuietState.NORMAL
+    return QuietState.BUSY if admission_class.high else QuietState.NORMAL
 
 
-def _budget(demand: Demand, books: Books, limits: Limits, now: Moment) -> Reason | None:
-    budget = limits.budgets.get(demand.addon_id)
+def _budget(
+    admission_class: AdmissionClass, ledger: Ledger, limits: AdmissionLimits, now: Moment
+) -> Reason | None:
+    budget = limits.budgets.get(admission_class.addon_id)
     if budget is None:
         return None
-    spent = books.spent.get(demand.addon_id, {})
+    spent = ledger.spent.get(admission_class.addon_id, {})
     for window, limit, until in budget.windows(now):
         if spent.get(window, 0) >= limit:
             return BudgetSpent(window, spent.get(window, 0), limit, until)

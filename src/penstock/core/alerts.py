@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.core.words import AddonId, JobId, Moment, Span
 
-__all__ = ["Alert", "Repeats", "Told"]
+__all__ = ["Alert", "Repeats", "SentAlert"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Alert:
         }
 
 
-class Told(NamedTuple):
+class SentAlert(NamedTuple):
     """That an occasion was told, and what has been held back since."""
 
     at: Moment
@@ -51,7 +51,7 @@ class Repeats:
 
     MOST: Final = 10_000
 
-    def __init__(self, window: Span, told: Mapping[str, Told] = MappingProxyType({})) -> None:
+    def __init__(self, window: Span, told: Mapping[str, SentAlert] = MappingProxyType({})) -> None:
         self._window, self.told = window, dict(told)
 
     def hear(self, key: str, now: Moment) -> int | None:
@@ -61,7 +61,7 @@ class Repeats:
             self.told[key] = last._replace(held=last.held + 1)
             return None
         self.told.pop(key, None)  # so that the dict stays in the order of time
-        self.told[key] = Told(now)
+        self.told[key] = SentAlert(now)
         return 0 if last is None else last.held
 
     def forget(self, now: Moment) -> None:

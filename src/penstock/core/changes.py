@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 
 from penstock.core.alerts import Alert
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Job, Kind, Place, place
-from penstock.core.landing import End, Landed, Phase, land, replaces
+from penstock.core.job import Dispatch, EventKind, Job, Place, place
+from penstock.core.landing import DispatchPhase, EndReason, EndResult, replaces, resolve_end
 from penstock.core.order import Ordering
 from penstock.core.outcome import DEADLINE_PASSED
 from penstock.core.refusals import IllegalMove, StaleDispatch
 from penstock.core.retry import NONE_YET, Counters, Schedules
-from penstock.core.states import IN_FLIGHT, Move, State, step
+from penstock.core.states import IN_FLIGHT, JobState, Move, step
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Moment, Money, Span
 
 __all__ = [
-    "Beat",
     "Change",
     "DispatchStep",
     "JobStep",
     "Note",
+    "Renewal",
     "addon_note",
     "admin_event",
     "alert_note",
@@ -54,9 +54,9 @@ class JobStep(NamedTuple):
     """Only if the job is still in `source` under the same `fence`."""
 
     job_id: JobId
-    source: State
+    source: JobState
     fence: int
-    target: State
+    target: JobState
     counters: Counters | None = None
     place: Place | None = None  # needed when the target is QUEUED
     fresh: bool = False  # the hard-cap clock and the spending limit count from here
@@ -69,17 +69,17 @@ class DispatchStep(NamedTuple):
     """
 
     dispatch_id: DispatchId
-    source: Phase
-    target: Phase
-    source_reason: End | None = None
+    source: DispatchPhase
+    target: DispatchPhase
+    source_reason: EndReason | None = None
     #: A worker's own report counts only while its lease does; the keeper's does not ask.
     while_valid: bool = False
     expires_at: Moment | None = None
     stop_at: Moment | None = None
-    stop_for: End | None = None
-    reason: End | None = None
+    stop_for: EndReason | None = None
+    reason: EndReason | None = None
     worker: str | None = None
-    end: End | None = None
+    end: EndReason | None = None
     result: str | None = None
     error: str | None = None
 
@@ -88,7 +88,7 @@ class DispatchStep(NamedTuple):
 class Note:
     """`of_job`: False for what stands in no job's trail, though a job was the occasion."""
 
-    kind: Kind
+    kind: EventKind
     reason: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
     of_job: bool = True
@@ -101,16 +101,16 @@ def principal_data(by: str) -> dict[str, str]:
 
 def addon_note(addon_id: AddonId, weight: int, paused: bool, by: str) -> Note:
     data = {"addon_id": addon_id, "weight": weight, "paused": paused, **principal_data(by)}
-    return Note(Kind.ADDON_SET, data=data)
+    return Note(EventKind.ADDON_SET, data=data)
 
 
-def admin_event(now: Moment, kind: Kind, reason: str, by: str, data: Mapping[str, Any]) -> Change:
+def admin_event(now: Moment, kind: EventKind, reason: str, by: str, data: Mapping[str, Any]) -> Change:
     """An act of administration that changes nothing in the store."""
     return Change(at=now, notes=(Note(kind, reason, {**data, **principal_data(by)}),))
 
 
 def alert_note(alert: Alert) -> Note:
-    return Note(Kind.ALERT, alert.kind, alert.as_json(), of_job=alert.job_id is not None)
+    return Note(EventKind.ALERT, alert.kind, alert.as_json(), of_job=alert.job_id is not None)
 
 
 class Change(NamedTuple):
@@ -121,7 +121,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Renewal:
     """A heartbeat. `spent` is the total of this dispatch, so that a beat told twice counts once. `pid`: of the process that runs it."""
 
     dispatch_id: DispatchId
@@ -133,13 +133,13 @@ class Beat:
 
 
 _KINDS = {
-    Move.START: Kind.RUNNING,
-    Move.COMPLETE: Kind.DONE,
-    Move.FAIL: Kind.FAILED,
-    Move.CANCEL: Kind.CANCELED,
-    Move.BLOCK: Kind.BLOCKED,
-    Move.REQUEUE: Kind.REQUEUED,
-    Move.RETRY: Kind.RETRIED,
+    Move.START: EventKind.RUNNING,
+    Move.COMPLETE: EventKind.DONE,
+    Move.FAIL: EventKind.FAILED,
+    Move.CANCEL: EventKind.CANCELED,
+    Move.BLOCK: EventKind.BLOCKED,
+    Move.REQUEUE: EventKind.REQUEUED,
+    Move.RETRY: EventKind.RETRIED,
 }
 
 
@@ -152,8 +152,8 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
         job=_step(job, Move.START, counters=replace(job.counters, start=0)),
         dispatch=DispatchStep(
             dispatch_id=dispatch.dispatch_id,
-            source=Phase.RESERVED,
-            target=Phase.LEASED,
+            source=DispatchPhase.RESERVED,
+            target=DispatchPhase.LEASED,
             while_valid=True,
             expires_at=now + ttl,
             stop_at=stop_at,
@@ -164,7 +164,7 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
 
 
 def running(worker: str, waited: Span) -> Note:
-    return Note(Kind.RUNNING, data=running_data(worker, waited))
+    return Note(EventKind.RUNNING, data=running_data(worker, waited))
 
 
 def running_data(worker: str, waited: Span) -> dict[str, Any]:
@@ -174,22 +174,22 @@ def running_data(worker: str, waited: Span) -> dict[str, Any]:
 
 def stop_moment(
     max_runtime_sec: int | None, max_active_sec: int | None, active: Span, now: Moment
-) -> tuple[Moment | None, End | None]:
+) -> tuple[Moment | None, EndReason | None]:
     """When an attempt that starts now must be stopped, and why: the runtime limit or the hard cap, whichever is first."""
     if max_runtime_sec is None and max_active_sec is None:
         return None, None
-    limits: list[tuple[Moment, End]] = []
+    limits: list[tuple[Moment, EndReason]] = []
     if max_active_sec is not None:
-        limits.append((now + max(0, max_active_sec * SECOND - active), End.HARD_CAP_EXCEEDED))
+        limits.append((now + max(0, max_active_sec * SECOND - active), EndReason.HARD_CAP_EXCEEDED))
     if max_runtime_sec is not None:
-        limits.append((now + max_runtime_sec * SECOND, End.MAX_RUNTIME_EXCEEDED))
+        limits.append((now + max_runtime_sec * SECOND, EndReason.MAX_RUNTIME_EXCEEDED))
     return min(limits, key=lambda limit: limit[0], default=(None, None))
 
 
 def end(
     job: Job,
     dispatch: Dispatch,
-    how: End,
+    how: EndReason,
     now: Moment,
     *,
     schedules: Schedules,
@@ -199,7 +199,7 @@ def end(
     reported: bool = False,
 ) -> Change:
     """The dispatch is over: its units go back, and the job lands by the table. `reported`: by its worker."""
-    landed = land(
+    end_result = resolve_end(
         how,
         dispatch.phase,
         first_reason=dispatch.reason,
@@ -209,27 +209,29 @@ def end(
     )
     return Change(
         at=now,
-        notes=_landing_notes(landed, job, now, error),
+        notes=_end_notes(end_result, job, now, error),
         job=_step(
             job,
-            landed.move,
-            counters=landed.counters,
-            place=_requeued(job, landed.delay, now, ordering) if landed.move is Move.REQUEUE else None,
+            end_result.move,
+            counters=end_result.counters,
+            place=_requeued(job, end_result.delay, now, ordering)
+            if end_result.move is Move.REQUEUE
+            else None,
         ),
         dispatch=DispatchStep(
             dispatch_id=dispatch.dispatch_id,
             source=dispatch.phase,
-            target=Phase.ENDED,
+            target=DispatchPhase.ENDED,
             source_reason=dispatch.reason,
             while_valid=reported,
-            end=landed.end,
+            end=end_result.end,
             result=result,
             error=error,
         ),
     )
 
 
-_COMPLETED = (Note(Kind.DONE, str(End.COMPLETED)),)
+_COMPLETED = (Note(EventKind.DONE, str(EndReason.COMPLETED)),)
 
 
 def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -> Change:
@@ -242,45 +244,45 @@ def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -
         at=now,
         notes=_COMPLETED,
         job=JobStep(
-            JobId(job_id), State.RUNNING, int(fence) if fence.isdecimal() else 0, State.DONE, NONE_YET
+            JobId(job_id), JobState.RUNNING, int(fence) if fence.isdecimal() else 0, JobState.DONE, NONE_YET
         ),
         dispatch=DispatchStep(
             dispatch_id=dispatch_id,
-            source=Phase.LEASED,
-            target=Phase.ENDED,
+            source=DispatchPhase.LEASED,
+            target=DispatchPhase.ENDED,
             while_valid=True,
-            end=End.COMPLETED,
+            end=EndReason.COMPLETED,
             result=result,
         ),
     )
 
 
-def _landing_notes(landed: Landed, job: Job, now: Moment, error: str | None) -> tuple[Note, ...]:
+def _end_notes(end_result: EndResult, job: Job, now: Moment, error: str | None) -> tuple[Note, ...]:
     data: dict[str, Any] = {}
-    if landed.delay:
-        data["not_before"] = now + landed.delay
+    if end_result.delay:
+        data["not_before"] = now + end_result.delay
     if error is not None:
         data["error"] = error[:1_000]
-    if landed.end is End.COST_LIMIT_REACHED:
+    if end_result.end is EndReason.COST_LIMIT_REACHED:
         spent, limit = job.spent - job.spent_before, job.intent.cost_limit
         data |= {"spent": spent} | (
             {} if limit is None else {"limit": limit, "overshoot": max(0, spent - limit)}
         )
-    notes = [Note(_KINDS[landed.move], str(landed.end), data)]
-    if landed.mark is not None:
-        notes.insert(0, Note(Kind(landed.mark), str(landed.end)))
-    if landed.alert:
-        notes.append(alert_note(_landing_alert(landed, job)))
+    notes = [Note(_KINDS[end_result.move], str(end_result.end), data)]
+    if end_result.mark is not None:
+        notes.insert(0, Note(EventKind(end_result.mark), str(end_result.end)))
+    if end_result.alert:
+        notes.append(alert_note(_end_alert(end_result, job)))
     return tuple(notes)
 
 
-def _landing_alert(landed: Landed, job: Job) -> Alert:
+def _end_alert(end_result: EndResult, job: Job) -> Alert:
     return Alert(
-        kind=str(landed.end),
+        kind=str(end_result.end),
         addon_id=job.intent.addon_id,
         job_id=job.job_id,
-        key=f"{landed.end}/{job.job_id}/{job.fence}",
-        text=f"job {job.job_id[-8:]} is {landed.target}: {landed.end}",
+        key=f"{end_result.end}/{job.job_id}/{job.fence}",
+        text=f"job {job.job_id[-8:]} is {end_result.target}: {end_result.end}",
     )
 
 
@@ -294,7 +296,7 @@ def _requeued(job: Job, delay: Span, now: Moment, ordering: Ordering) -> Place:
 def stop(
     dispatch: Dispatch,
     job: Job | None,
-    reason: End,
+    reason: EndReason,
     now: Moment,
     *,
     grace: Span,
@@ -307,20 +309,20 @@ def stop(
     keeps its end then, for the worker is on its way out.
     """
     first, because = dispatch.reason, because or {}
-    if dispatch.phase is Phase.ENDING and first is not None:
+    if dispatch.phase is DispatchPhase.ENDING and first is not None:
         if not replaces(reason, first):
             return None
         because = {**because, "instead_of": str(first)}
-    elif dispatch.phase is not Phase.LEASED:
+    elif dispatch.phase is not DispatchPhase.LEASED:
         raise IllegalMove(f"a {dispatch.phase} dispatch has nothing to stop", phase=str(dispatch.phase))
     return Change(
         at=now,
-        notes=(Note(Kind.STOP_REQUESTED, str(reason), because),),
+        notes=(Note(EventKind.STOP_REQUESTED, str(reason), because),),
         job=None if job is None else _same(job),
         dispatch=DispatchStep(
             dispatch_id=dispatch.dispatch_id,
             source=dispatch.phase,
-            target=Phase.ENDING,
+            target=DispatchPhase.ENDING,
             source_reason=first,
             reason=reason,
             expires_at=max(dispatch.expires_at, now + grace) if first is None else None,
@@ -358,7 +360,7 @@ def cancel(
     that settles the job lands by that reason; the trail records the cancel. None: already canceled. Canceling twice is no mistake: the first
     answer may have been lost.
     """
-    if job.state is State.CANCELED:
+    if job.state is JobState.CANCELED:
         return None
     because = principal_data(by)
     if job.state in IN_FLIGHT:
@@ -366,30 +368,32 @@ def cancel(
             raise StaleDispatch(
                 "the job's dispatch ended while it was being canceled; ask again", job_id=job.job_id
             )
-        if dispatch.phase is Phase.RESERVED:
-            ended = end(job, dispatch, End.CANCELED, now, schedules=schedules, ordering=ordering)
+        if dispatch.phase is DispatchPhase.RESERVED:
+            ended = end(job, dispatch, EndReason.CANCELED, now, schedules=schedules, ordering=ordering)
             first, *rest = ended.notes
             return ended._replace(notes=(replace(first, data={**first.data, **because}), *rest))
-        told = stop(dispatch, job, End.CANCELED, now, grace=grace, because=because)
-        if told is None and dispatch.reason is not End.CANCELED:
+        told = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)
+        if told is None and dispatch.reason is not EndReason.CANCELED:
             late = Note(
-                Kind.STOP_REQUESTED, str(End.CANCELED), {**because, "too_late_for": str(dispatch.reason)}
+                EventKind.STOP_REQUESTED,
+                str(EndReason.CANCELED),
+                {**because, "too_late_for": str(dispatch.reason)},
             )
             return remark(job, late, now)
         return told
-    note = Note(Kind.CANCELED, "canceled", because)
+    note = Note(EventKind.CANCELED, "canceled", because)
     return Change(at=now, notes=(note,), job=_step(job, Move.CANCEL))
 
 
-def release(dispatch: Dispatch, now: Moment, how: End) -> Change:
+def release(dispatch: Dispatch, now: Moment, how: EndReason) -> Change:
     """A lease without a job is over."""
     return Change(
         at=now,
-        notes=(Note(Kind.RELEASED, str(how)),),
+        notes=(Note(EventKind.RELEASED, str(how)),),
         dispatch=DispatchStep(
             dispatch_id=dispatch.dispatch_id,
             source=dispatch.phase,
-            target=Phase.ENDED,
+            target=DispatchPhase.ENDED,
             source_reason=dispatch.reason,
             end=how,
         ),
@@ -401,7 +405,7 @@ def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
     fresh = replace(job.intent, deadline_at=_still_ahead(job.intent.deadline_at, now))
     return Change(
         at=now,
-        notes=(Note(Kind.RETRIED, data=principal_data(by)),),
+        notes=(Note(EventKind.RETRIED, data=principal_data(by)),),
         job=_step(job, Move.RETRY, counters=NONE_YET, place=place(fresh, now, None, ordering), fresh=True),
     )
 
@@ -412,12 +416,12 @@ def _still_ahead(deadline: Moment | None, now: Moment) -> Moment | None:
 
 
 def miss_deadline(job: Job, now: Moment) -> Change:
-    return Change(at=now, notes=(Note(Kind.FAILED, DEADLINE_PASSED),), job=_step(job, Move.FAIL))
+    return Change(at=now, notes=(Note(EventKind.FAILED, DEADLINE_PASSED),), job=_step(job, Move.FAIL))
 
 
 def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = "") -> Change:
     """Priority and times of a queued job. Its age stays: an edit is not a way to the back of the line."""
-    if job.state is not State.QUEUED:
+    if job.state is not JobState.QUEUED:
         raise IllegalMove(
             f"a {job.state} job cannot be edited, only a QUEUED one", state=str(job.state), move="edit"
         )
@@ -429,7 +433,7 @@ def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = ""
     }
     return Change(
         at=now,
-        notes=(Note(Kind.EDITED, data={"priority": intent.priority, **times, **principal_data(by)}),),
+        notes=(Note(EventKind.EDITED, data={"priority": intent.priority, **times, **principal_data(by)}),),
         job=JobStep(
             job_id=job.job_id,
             source=job.state,

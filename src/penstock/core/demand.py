@@ -12,11 +12,11 @@ from dataclasses import astuple, dataclass
 from penstock.core.intent import Intent
 from penstock.core.words import SECOND, AddonId, Constraint, Priority, RunWhen, Span
 
-__all__ = ["Demand", "demand_of"]
+__all__ = ["AdmissionClass", "admission_class_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class AdmissionClass:
     addon_id: AddonId
     job_type: str
     cost_units: int
@@ -43,10 +43,10 @@ class Demand:
         return (1 << self.duration_class) * SECOND if self.duration_class else None
 
 
-def demand_of(intent: Intent, priority: int | None = None) -> Demand:
+def admission_class_of(intent: Intent, priority: int | None = None) -> AdmissionClass:
     """`priority` when it has been edited since."""
     expected = intent.expected_duration_sec
-    return Demand(
+    return AdmissionClass(
         addon_id=intent.addon_id,
         job_type=intent.job_type,
         cost_units=intent.cost_units,

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from penstock.core.job import Dispatch, Job
-from penstock.core.landing import End, Phase
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.outcome import DEADLINE_PASSED, outcome_of
 from penstock.core.reasons import Reason, as_json, named, retry_after_sec, words
-from penstock.core.states import SETTLED, State, allowed
+from penstock.core.states import SETTLED, JobState, allowed
 from penstock.core.viewer import Viewer
 from penstock.core.words import AddonId, JobId, Moment, seconds, spelled
 
@@ -33,7 +33,7 @@ class Ahead(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     job_id: JobId
-    state: State
+    state: JobState
     text: str
     waiting_sec: float | None = None
     reason: str = ""
@@ -73,7 +73,7 @@ def explain(
     ways = tuple(str(move) for move in allowed(job.state))
     if job.state in SETTLED:
         return _settled(job, dispatch, now, ways)
-    if job.state is not State.QUEUED:
+    if job.state is not JobState.QUEUED:
         text = _beyond_the_queue(job, dispatch, now)
         return Explanation(job_id=job.job_id, state=job.state, text=text, allowed=ways)
     waiting = max(0, now - job.ready_at)
@@ -132,7 +132,7 @@ def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]
     code, error = end or "", ""
     if text and code != DEADLINE_PASSED:  # whose text says no more than the code
         error = (text.strip().splitlines() or [""])[-1]
-    told = code not in ("", End.COMPLETED, End.CANCELED)  # those say no more than the state
+    told = code not in ("", EndReason.COMPLETED, EndReason.CANCELED)  # those say no more than the state
     return Explanation(
         job_id=job.job_id,
         state=job.state,
@@ -146,11 +146,11 @@ def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]
 def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
     if dispatch is None:
         return str(job.state)
-    if dispatch.phase is Phase.RESERVED:
+    if dispatch.phase is DispatchPhase.RESERVED:
         left = spelled(dispatch.expires_at - now)
-        return f"{dispatch.demand.cost_units} units are reserved; its worker has {left} left to ask for the lease"
+        return f"{dispatch.admission_class.cost_units} units are reserved; its worker has {left} left to ask for the lease"
     since = spelled(now - (dispatch.started_at or dispatch.admitted_at))
-    if dispatch.phase is Phase.ENDING:
+    if dispatch.phase is DispatchPhase.ENDING:
         left = spelled(dispatch.expires_at - now)
         return f"running for {since} and told to stop ({dispatch.reason}); given up in {left} at the latest"
     expected = ""

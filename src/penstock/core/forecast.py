@@ -13,10 +13,19 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from penstock.core.admission import Conditions, Limits
-from penstock.core.books import Books
-from penstock.core.demand import Demand
-from penstock.core.order import Floor, Line, Offer, Ordering, Pick, Running, Verdict, weigh
+from penstock.core.admission import AdmissionLimits, Conditions
+from penstock.core.books import Ledger
+from penstock.core.demand import AdmissionClass
+from penstock.core.order import (
+    AdmissionView,
+    Ordering,
+    Pick,
+    Placement,
+    ReadyQueue,
+    RoundResult,
+    RunningJob,
+    run_round,
+)
 from penstock.core.share import Account
 from penstock.core.words import SECOND, AddonId, JobId, Moment
 
@@ -28,38 +37,42 @@ _ENDLESS: Final = 1 << 40
 
 
 def try_round(
-    floor: Floor,
+    admission_view: AdmissionView,
     conditions: Conditions,
-    limits: Limits,
+    limits: AdmissionLimits,
     ordering: Ordering,
-    offer: Callable[[Demand], Offer],
-) -> tuple[Verdict, Books]:
+    offer: Callable[[AdmissionClass], Placement],
+) -> tuple[RoundResult, Ledger]:
     """What a round would do now, and the books after it. Nothing is taken."""
-    trial = Trial(floor)
-    verdict = weigh(trial, conditions, limits, ordering, offer, most_picks=MOST_COUNTED)
-    return verdict, trial.books
+    trial = Trial(admission_view)
+    round_result = run_round(trial, conditions, limits, ordering, offer, most_picks=MOST_COUNTED)
+    return round_result, trial.ledger
 
 
-def forecast(floor: Floor, conditions: Conditions, ordering: Ordering) -> dict[JobId, Moment | None]:
+def forecast(
+    admission_view: AdmissionView, conditions: Conditions, ordering: Ordering
+) -> dict[JobId, Moment | None]:
     """For the first thousand in order, whether their addons are told or come by themselves. None: it cannot be said."""
     endless = replace(conditions, capacity=_ENDLESS)
-    order = weigh(Trial(floor), endless, Limits(), ordering, _anybody, most_picks=MOST_COUNTED).picks
-    free = conditions.capacity - floor.books.units
-    return dict(_starts(order, free, floor.running(), floor.now))
+    order = run_round(
+        Trial(admission_view), endless, AdmissionLimits(), ordering, _anybody, most_picks=MOST_COUNTED
+    ).picks
+    free = conditions.capacity - admission_view.ledger.units
+    return dict(_starts(order, free, admission_view.running(), admission_view.now))
 
 
-def _anybody(_: Demand) -> Offer:
-    return Offer.RESERVE
+def _anybody(_: AdmissionClass) -> Placement:
+    return Placement.RESERVE
 
 
 def _starts(
-    order: Iterable[Pick], free: int, running: Sequence[Running], now: Moment
+    order: Iterable[Pick], free: int, running: Sequence[RunningJob], now: Moment
 ) -> Iterator[tuple[JobId, Moment | None]]:
     ends = [(max(now, run.ends_at), run.cost) for run in running if run.ends_at is not None]
     heapify(ends)
     moment: Moment | None = now
     for pick in order:
-        cost = pick.demand.cost_units
+        cost = pick.admission_class.cost_units
         while free < cost and ends:
             ended, units = heappop(ends)
             free, moment = free + units, ended
@@ -76,16 +89,16 @@ def _starts(
 class Trial:
     """The same floor, with books of its own: what is tried out on it leaves no trace."""
 
-    def __init__(self, floor: Floor) -> None:
-        self._floor, self.now = floor, floor.now
-        books = floor.books
-        self.books = replace(books, counts=dict(books.counts), accounts=_Borrowed(books.accounts))
+    def __init__(self, admission_view: AdmissionView) -> None:
+        self._admission_view, self.now = admission_view, admission_view.now
+        ledger = admission_view.ledger
+        self.ledger = replace(ledger, counts=dict(ledger.counts), accounts=_Borrowed(ledger.accounts))
 
-    def lines(self) -> Iterable[Line]:
-        return self._floor.lines()
+    def lines(self) -> Iterable[ReadyQueue]:
+        return self._admission_view.lines()
 
-    def running(self) -> Sequence[Running]:
-        return self._floor.running()
+    def running(self) -> Sequence[RunningJob]:
+        return self._admission_view.running()
 
 
 class _Borrowed(dict[AddonId, Account]):

@@ -35,11 +35,11 @@ __all__ = [
     "Const",
     "Env",
     "Lane",
+    "NodeRules",
     "NodeStatus",
     "OnError",
     "Plan",
     "Queue",
-    "Rules",
     "RunStatus",
     "Step",
     "critical_path",
@@ -148,7 +148,7 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class NodeRules:
     """What happens to a node beyond being called once. Most nodes share the one default object."""
 
     retries: int = 0
@@ -195,7 +195,7 @@ class Plan:
     index: Mapping[str, int] = field(repr=False)
     functions: tuple[Callable[..., Any], ...] = field(repr=False)
     bindings: tuple[Binding, ...] = field(repr=False)
-    rules: tuple[Rules, ...] = field(repr=False)
+    rules: tuple[NodeRules, ...] = field(repr=False)
     queues: bytes = field(repr=False)  # and `NOWHERE` for the end
     predecessors: tuple[tuple[int, ...], ...] = field(repr=False)
     successors: tuple[tuple[int, ...], ...] = field(repr=False)

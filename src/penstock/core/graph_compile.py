@@ -17,7 +17,7 @@ from penstock.core.errors import GraphError
 from penstock.core.graph import Const, Env, Plan
 from penstock.core.graph_layout import cycles, lay_out, topological
 from penstock.core.graph_options import checked_queue, checked_rules
-from penstock.core.graph_spec import ITEM_SOURCE, Leaf, Node, NodeSpec, Problem, Resolved
+from penstock.core.graph_spec import ITEM_SOURCE, GraphProblem, Leaf, Node, NodeSpec, Resolved
 from penstock.core.graph_types import TypeCheck
 from penstock.core.text import safe_repr
 
@@ -42,9 +42,9 @@ def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -
     return lay_out(name, [(nodes[node], feeders[node]) for node in order], env)
 
 
-def _cycle_problems(feeders: Mapping[str, Sequence[str]]) -> list[Problem]:
+def _cycle_problems(feeders: Mapping[str, Sequence[str]]) -> list[GraphProblem]:
     return [
-        Problem(
+        GraphProblem(
             path[0],
             "cycle",
             f"it waits for itself: {' -> '.join(path)}",
@@ -62,7 +62,7 @@ class _Compiler:
         self._env = env
         self._by_function: dict[int, str] = {}
         self._signatures: dict[tuple[int, bool], Mapping[str, inspect.Parameter] | None] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[GraphProblem] = []
 
     def nodes(self) -> dict[str, Node]:
         nodes = self._named()
@@ -73,7 +73,7 @@ class _Compiler:
         return nodes
 
     def _note(self, node: str | None, kind: str, text: str, fix: str) -> None:
-        self.problems.append(Problem(node, kind, text, fix))
+        self.problems.append(GraphProblem(node, kind, text, fix))
 
     def _named(self) -> dict[str, Node]:
         nodes: dict[str, Node] = {}

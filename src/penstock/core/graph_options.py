@@ -8,13 +8,13 @@ from difflib import get_close_matches
 from types import FunctionType
 from typing import Any
 
-from penstock.core.graph import Lane, OnError, Queue, Rules
-from penstock.core.graph_spec import NodeSpec, Problem
+from penstock.core.graph import Lane, NodeRules, OnError, Queue
+from penstock.core.graph_spec import GraphProblem, NodeSpec
 from penstock.core.text import safe_repr, safe_str
 
 __all__ = ["checked_queue", "checked_rules"]
 
-_PLAIN = Rules()
+_PLAIN = NodeRules()
 _QUEUES = {
     Lane.COMPUTE: Queue.COMPUTE,
     Lane.IO: Queue.IO,
@@ -23,30 +23,32 @@ _QUEUES = {
 }
 
 
-def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[Problem]]:
+def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[GraphProblem]]:
     """The lane comes from the function (`async def`: io, `def`: compute) unless the node says otherwise."""
     if _yields(spec.fn):
         text = "its function yields, so its value could be read by one reader only"
-        return Queue.COMPUTE, [Problem(name, "function", text, "return a list instead")]
+        return Queue.COMPUTE, [GraphProblem(name, "function", text, "return a list instead")]
     waits = _is_async(spec.fn)
     if spec.lane is not None and spec.lane not in _QUEUES:
         return Queue.COMPUTE, [_not_one_of(name, "lane", spec.lane, [str(lane) for lane in Lane])]
     if waits and spec.lane not in (None, Lane.IO):
         text = f"an async def cannot run on the {spec.lane} lane"
-        return Queue.LOOP, [Problem(name, "lane", text, "leave lane= out, or make it a plain def")]
+        return Queue.LOOP, [GraphProblem(name, "lane", text, "leave lane= out, or make it a plain def")]
     if waits:
         return Queue.LOOP, []
     return _QUEUES[Lane(spec.lane or Lane.COMPUTE)], []
 
 
-def checked_rules(name: str, spec: NodeSpec) -> tuple[Rules, list[Problem]]:
+def checked_rules(name: str, spec: NodeSpec) -> tuple[NodeRules, list[GraphProblem]]:
     if _given(spec) == _GIVEN_NOTHING:
         return _PLAIN, []
-    wrong: list[Problem] = []
+    wrong: list[GraphProblem] = []
 
     def check(good: bool, option: str, value: object, fix: str) -> None:
         if not good:
-            wrong.append(Problem(name, "option", f"{option}={safe_repr(value, 200)} makes no sense", fix))
+            wrong.append(
+                GraphProblem(name, "option", f"{option}={safe_repr(value, 200)} makes no sense", fix)
+            )
 
     errors = spec.retry_on if isinstance(spec.retry_on, tuple) else (spec.retry_on,)
     check(
@@ -70,7 +72,7 @@ def checked_rules(name: str, spec: NodeSpec) -> tuple[Rules, list[Problem]]:
         wrong.append(_not_one_of(name, "on_error", spec.on_error, [str(choice) for choice in OnError]))
     if wrong:
         return _PLAIN, wrong
-    return Rules(
+    return NodeRules(
         retries=spec.retries,
         retry_delay=spec.retry_delay,
         retry_on=errors,
@@ -87,10 +89,10 @@ def _given(spec: NodeSpec) -> tuple[Any, ...]:
 _GIVEN_NOTHING = _given(NodeSpec(fn=None))
 
 
-def _not_one_of(name: str, option: str, given: object, choices: list[str]) -> Problem:
+def _not_one_of(name: str, option: str, given: object, choices: list[str]) -> GraphProblem:
     close = get_close_matches(safe_str(given, 200), choices, n=1)
     fix = f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(map(repr, choices))}"
-    return Problem(name, "option", f"there is no {option}={safe_repr(given, 200)}", fix)
+    return GraphProblem(name, "option", f"there is no {option}={safe_repr(given, 200)}", fix)
 
 
 def _is_int(value: object) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from penstock.core.graph import Const, Env, OnError, Queue, Rules
+from penstock.core.graph import Const, Env, NodeRules, OnError, Queue
 from penstock.core.text import safe_repr
 
-__all__ = ["ITEM_SOURCE", "Leaf", "Node", "NodeSpec", "Problem", "Resolved", "leaves"]
+__all__ = ["ITEM_SOURCE", "GraphProblem", "Leaf", "Node", "NodeSpec", "Resolved", "leaves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class GraphProblem:
     """One mistake: where, of which kind, what is wrong, and what to change."""
 
     node: str | None
@@ -78,7 +78,7 @@ class Node:
     name: str
     spec: NodeSpec
     queue: Queue
-    rules: Rules
+    rules: NodeRules
     parameters: Mapping[str, inspect.Parameter]
     feeds: dict[str, Resolved] = field(default_factory=dict)  # by parameter, in the function's order
     over: Resolved | None = None

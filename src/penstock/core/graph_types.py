@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Union, get_args, get_origin
 
 from penstock.core.graph import Const, Env
-from penstock.core.graph_spec import Leaf, Node, Problem, leaves
+from penstock.core.graph_spec import GraphProblem, Leaf, Node, leaves
 from penstock.core.text import safe_repr, safe_str
 
 __all__ = ["TypeCheck", "clash", "value_clash"]
@@ -35,7 +35,7 @@ class TypeCheck:
         self._env = dict(env)
         self._hints: dict[int, dict[str, Any]] = {}
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[GraphProblem]:
         for node in self._nodes.values():
             hints = self._hints_of(node)
             for parameter, source in node.feeds.items():
@@ -48,17 +48,17 @@ class TypeCheck:
                     yield from self._edge(node, parameter, leaf, wanted)
             yield from self._map(node)
 
-    def _edge(self, node: Node, parameter: str, leaf: Leaf, wanted: Any) -> Iterator[Problem]:
+    def _edge(self, node: Node, parameter: str, leaf: Leaf, wanted: Any) -> Iterator[GraphProblem]:
         fix = f"change the hint of {parameter!r}, or feed it from something else"
         match leaf:
             case Const(value=value):
                 if value_clash(value, wanted):
                     text = f"{parameter!r} wants {describe(wanted)} and gets the constant {safe_repr(value, 200)}"
-                    yield Problem(node.name, "types", text, fix)
+                    yield GraphProblem(node.name, "types", text, fix)
             case Env(name=name):
                 if clash(self._env[name], wanted):
                     text = f"{parameter!r} wants {describe(wanted)}, but Env({name!r}) is {describe(self._env[name])}"
-                    yield Problem(node.name, "types", text, fix)
+                    yield GraphProblem(node.name, "types", text, fix)
                 elif self._env[name] is _UNKNOWN:
                     self._env[name] = wanted  # the first to say what it wants speaks for an undeclared type
             case str():
@@ -67,20 +67,22 @@ class TypeCheck:
                     text = (
                         f"{parameter!r} wants {describe(wanted)}, but node {leaf!r} returns {describe(made)}"
                     )
-                    yield Problem(node.name, "types", text, fix)
+                    yield GraphProblem(node.name, "types", text, fix)
             case _:
                 made = item_hint(self._over(node))
                 if clash(made, wanted):
                     text = f"{parameter!r} wants {describe(wanted)}, but the items it maps over are {describe(made)}"
-                    yield Problem(node.name, "types", text, fix)
+                    yield GraphProblem(node.name, "types", text, fix)
 
-    def _map(self, node: Node) -> Iterator[Problem]:
+    def _map(self, node: Node) -> Iterator[GraphProblem]:
         over = self._over(node)
         if over is _UNKNOWN:
             return
         if clash(over, collections.abc.Iterable) or _plain(over) in (str, bytes):
             text = f"it maps over {describe(over)}"
-            yield Problem(node.name, "types", text, "map over a list, or any iterable that is not a text")
+            yield GraphProblem(
+                node.name, "types", text, "map over a list, or any iterable that is not a text"
+            )
 
     def _over(self, node: Node) -> Any:
         match node.over:

@@ -9,18 +9,28 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from penstock.core.demand import Demand, demand_of
+from penstock.core.demand import AdmissionClass, admission_class_of
 from penstock.core.intent import Intent
-from penstock.core.landing import End, Phase
-from penstock.core.order import Ordering, turn, urgent_from
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.order import Ordering, order_key, urgent_from
 from penstock.core.retry import NONE_YET, Counters
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
-__all__ = ["Dispatch", "Event", "Job", "Kind", "Place", "dispatch_id_of", "place", "shift_place", "shown"]
+__all__ = [
+    "Dispatch",
+    "Event",
+    "EventKind",
+    "Job",
+    "Place",
+    "dispatch_id_of",
+    "place",
+    "shift_place",
+    "shown",
+]
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """What an event tells."""
 
     SUBMITTED = "SUBMITTED"
@@ -67,7 +77,7 @@ class Place:
     ready_at: Moment
     urgent_at: Moment | None
     turn: Moment
-    demand: Demand
+    admission_class: AdmissionClass
 
     def line(self, now: Moment) -> int:
         """0: its time has not come; 1: in line; 2: in the urgent line."""
@@ -81,11 +91,11 @@ def place(
     since: Moment,
     not_before: Moment | None,
     ordering: Ordering,
-    demand: Demand | None = None,
+    admission_class: AdmissionClass | None = None,
 ) -> Place:
     """
     `since`: from when it counts as waiting. A requeue that costs the job nothing keeps the old one, so it keeps its age.
-    `demand`: the intent's, where somebody has it already.
+    `admission_class`: the intent's, where somebody has it already.
     """
     ready_at = max(since, not_before or 0, intent.earliest_start_at or 0)
     return Place(
@@ -97,8 +107,8 @@ def place(
         urgent_at=urgent_from(
             intent.deadline_at, intent.expected_duration_sec, intent.time_sensitive, ordering
         ),
-        turn=turn(intent.priority, ready_at, ordering.aging),
-        demand=demand or demand_of(intent),
+        turn=order_key(intent.priority, ready_at, ordering.aging),
+        admission_class=admission_class or admission_class_of(intent),
     )
 
 
@@ -127,7 +137,7 @@ class Job:
     no: int
     job_id: JobId
     intent: Intent  # with the edits since
-    state: State
+    state: JobState
     created_at: Moment
     ready_at: Moment
     not_before: Moment | None = None
@@ -157,21 +167,21 @@ class Dispatch:
     job_id: JobId | None  # None: a lease without a job
     addon_id: AddonId
     host: HostId
-    demand: Demand
+    admission_class: AdmissionClass
     fence: int
-    phase: Phase
+    phase: DispatchPhase
     admitted_at: Moment
     expires_at: Moment
     started_at: Moment | None = None
     ends_at: Moment | None = None  # expected
     stop_at: Moment | None = None  # it must have ended: runtime limit or hard cap
-    stop_for: End | None = None
-    reason: End | None = None  # the first one that told it to end
+    stop_for: EndReason | None = None
+    reason: EndReason | None = None  # the first one that told it to end
     worker: str = ""
     spent: Money = 0
     progress: float | None = None
     ended_at: Moment | None = None
-    end: End | None = None
+    end: EndReason | None = None
     result: str | None = None
     error: str | None = None
     pid: int | None = None
@@ -183,10 +193,10 @@ class Event:
 
     seq: int
     at: Moment
-    kind: Kind
+    kind: EventKind
     job_id: JobId | None = None
     n: int = 0
-    state: State | None = None
+    state: JobState | None = None
     reason: str = ""
     dispatch_id: DispatchId | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -197,6 +207,6 @@ def shown(event: Event) -> tuple[Event, ...]:
     An entry of the trail as readers see it. A job is admitted and dispatched in one decision, which is stored as one entry: a second one would
     make every start dearer. Readers see both events, under the entry's one number.
     """
-    if event.kind is not Kind.DISPATCHING:
+    if event.kind is not EventKind.DISPATCHING:
         return (event,)
-    return replace(event, kind=Kind.ADMITTED, state=State.QUEUED, reason=""), event
+    return replace(event, kind=EventKind.ADMITTED, state=JobState.QUEUED, reason=""), event

@@ -13,13 +13,22 @@ from typing import Final
 
 from penstock.core.refusals import IllegalMove
 from penstock.core.retry import DEFAULT, NONE_YET, Category, Counters, Schedules, after_failure
-from penstock.core.states import Move, State, step
+from penstock.core.states import JobState, Move, step
 from penstock.core.words import Span
 
-__all__ = ["LANDINGS", "End", "Landed", "Landing", "Phase", "land", "replaces", "table"]
+__all__ = [
+    "END_RULES",
+    "DispatchPhase",
+    "EndReason",
+    "EndResult",
+    "EndRule",
+    "replaces",
+    "resolve_end",
+    "table",
+]
 
 
-class End(StrEnum):
+class EndReason(StrEnum):
     """Every way a dispatch can end. What a process did (a signal, an exit code) is turned into one of these."""
 
     COMPLETED = "completed"
@@ -40,7 +49,7 @@ class End(StrEnum):
     CANCELED = "canceled"
 
 
-class Phase(StrEnum):
+class DispatchPhase(StrEnum):
     RESERVED = "reserved"  # units held, no run
     LEASED = "leased"  # a worker starts or runs it
     ENDING = "ending"  # told to stop; units held until it is gone
@@ -48,7 +57,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class EndRule:
     """`retry`: while that schedule has a delay left the job is requeued instead of making `move`."""
 
     move: Move
@@ -58,106 +67,108 @@ class Landing:
     mark: str | None = None
 
 
-_BACK: Final = Landing(Move.REQUEUE)
-_LATER: Final = Landing(Move.REQUEUE, retry=Category.START)
-_CRASH: Final = Landing(Move.FAIL, retry=Category.CRASH)
+_BACK: Final = EndRule(Move.REQUEUE)
+_LATER: Final = EndRule(Move.REQUEUE, retry=Category.START)
+_CRASH: Final = EndRule(Move.FAIL, retry=Category.CRASH)
 
 #: None: a run that never started has nothing to report; the call is refused and changes nothing.
-LANDINGS: Final[dict[End, tuple[Landing | None, Landing]]] = {
+END_RULES: Final[dict[EndReason, tuple[EndRule | None, EndRule]]] = {
     #                          reserved                             leased
-    End.COMPLETED: (None, Landing(Move.COMPLETE)),
-    End.JOB_ERROR: (None, Landing(Move.FAIL, retry=Category.ERROR)),
-    End.UNAVAILABLE: (
-        Landing(Move.FAIL, retry=Category.UNAVAILABLE),
-        Landing(Move.BLOCK, retry=Category.UNAVAILABLE),
+    EndReason.COMPLETED: (None, EndRule(Move.COMPLETE)),
+    EndReason.JOB_ERROR: (None, EndRule(Move.FAIL, retry=Category.ERROR)),
+    EndReason.UNAVAILABLE: (
+        EndRule(Move.FAIL, retry=Category.UNAVAILABLE),
+        EndRule(Move.BLOCK, retry=Category.UNAVAILABLE),
     ),
-    End.WORKER_CRASHED: (_CRASH, _CRASH),
-    End.LEASE_EXPIRED: (_BACK, _CRASH),
-    End.HOST_LOST: (_BACK, _CRASH),
-    End.SCHEDULER_RESTARTED: (_CRASH, _CRASH),
-    End.START_TIMEOUT: (_LATER, _LATER),
-    End.RELEASED: (_BACK, _BACK),
-    End.MAX_RUNTIME_EXCEEDED: (_BACK, Landing(Move.FAIL, retry=Category.CRASH, mark="TIMEOUT")),
-    End.HARD_CAP_EXCEEDED: (Landing(Move.FAIL, alert=True), Landing(Move.FAIL, alert=True)),
+    EndReason.WORKER_CRASHED: (_CRASH, _CRASH),
+    EndReason.LEASE_EXPIRED: (_BACK, _CRASH),
+    EndReason.HOST_LOST: (_BACK, _CRASH),
+    EndReason.SCHEDULER_RESTARTED: (_CRASH, _CRASH),
+    EndReason.START_TIMEOUT: (_LATER, _LATER),
+    EndReason.RELEASED: (_BACK, _BACK),
+    EndReason.MAX_RUNTIME_EXCEEDED: (_BACK, EndRule(Move.FAIL, retry=Category.CRASH, mark="TIMEOUT")),
+    EndReason.HARD_CAP_EXCEEDED: (EndRule(Move.FAIL, alert=True), EndRule(Move.FAIL, alert=True)),
     # Its owner was told when the limit was reached; a budget that ends many runs must not tell of each.
-    End.COST_LIMIT_REACHED: (_BACK, Landing(Move.BLOCK)),
-    End.COOPERATIVE_PREEMPTION: (_BACK, _BACK),
-    End.PREEMPTION_TIMEOUT: (_BACK, _BACK),
-    End.GRACEFUL_SHUTDOWN: (_BACK, _BACK),
-    End.CANCELED: (Landing(Move.CANCEL), Landing(Move.CANCEL)),
+    EndReason.COST_LIMIT_REACHED: (_BACK, EndRule(Move.BLOCK)),
+    EndReason.COOPERATIVE_PREEMPTION: (_BACK, _BACK),
+    EndReason.PREEMPTION_TIMEOUT: (_BACK, _BACK),
+    EndReason.GRACEFUL_SHUTDOWN: (_BACK, _BACK),
+    EndReason.CANCELED: (EndRule(Move.CANCEL), EndRule(Move.CANCEL)),
 }
 
 
-def replaces(reason: End, first: End) -> bool:
+def replaces(reason: EndReason, first: EndReason) -> bool:
     """
     Whether `reason` takes the place of the first reason that a dispatch was told to end for (SPEC TR-3). Only a cancel does, and only
     where the first reason puts the job back into the queue: an answered cancel means that the job does not run again.
     """
-    _, leased = LANDINGS[first]
-    return reason is End.CANCELED and (leased.move is Move.REQUEUE or leased.retry is not None)
+    _, leased = END_RULES[first]
+    return reason is EndReason.CANCELED and (leased.move is Move.REQUEUE or leased.retry is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class EndResult:
     """`delay` until the next attempt, for a job that goes back to the queue."""
 
-    end: End
+    end: EndReason
     move: Move
-    target: State
+    target: JobState
     counters: Counters
     delay: Span = 0
     alert: bool = False
     mark: str | None = None
 
 
-def land(
-    end: End,
-    phase: Phase,
+def resolve_end(
+    end: EndReason,
+    phase: DispatchPhase,
     *,
-    first_reason: End | None = None,
+    first_reason: EndReason | None = None,
     counters: Counters = NONE_YET,
     schedules: Schedules = DEFAULT,
     own_delays_sec: tuple[int, ...] = (),
-) -> Landed:
+) -> EndResult:
     """`first_reason`: why an ENDING dispatch was told to end. It decides; what the run says now is too late."""
-    if phase is Phase.ENDED:
+    if phase is DispatchPhase.ENDED:
         raise IllegalMove(
             f"a dispatch that has ended cannot end again ({end})", phase=str(phase), end=str(end)
         )
-    if phase is Phase.ENDING and first_reason is not None:
+    if phase is DispatchPhase.ENDING and first_reason is not None:
         end = first_reason
-    reserved, leased = LANDINGS[end]
-    landing, state = (reserved, State.DISPATCHING) if phase is Phase.RESERVED else (leased, State.RUNNING)
-    if landing is None:
+    reserved, leased = END_RULES[end]
+    end_rule, state = (
+        (reserved, JobState.DISPATCHING) if phase is DispatchPhase.RESERVED else (leased, JobState.RUNNING)
+    )
+    if end_rule is None:
         raise IllegalMove(
             f"a dispatch that is only reserved cannot be {end}: ask for its lease first",
             phase=str(phase),
             end=str(end),
         )
-    move, delay = landing.move, 0
-    if landing.retry is not None:
-        counters, wait = after_failure(landing.retry, counters, schedules, own_delays_sec)
+    move, delay = end_rule.move, 0
+    if end_rule.retry is not None:
+        counters, wait = after_failure(end_rule.retry, counters, schedules, own_delays_sec)
         if wait is not None:
             move, delay = Move.REQUEUE, wait
     if move is Move.COMPLETE:
         counters = Counters()
-    return Landed(end, move, step(state, move), counters, delay, landing.alert, landing.mark)
+    return EndResult(end, move, step(state, move), counters, delay, end_rule.alert, end_rule.mark)
 
 
 def table() -> str:
     """The rows of `docs/states.md`; a test fails when they differ."""
     rows = [
-        f"| {end} | {_cell(reserved, State.DISPATCHING)} | {_cell(leased, State.RUNNING)} |"
-        for end, (reserved, leased) in LANDINGS.items()
+        f"| {end} | {_cell(reserved, JobState.DISPATCHING)} | {_cell(leased, JobState.RUNNING)} |"
+        for end, (reserved, leased) in END_RULES.items()
     ]
     return "\n".join(["| end | while reserved | while leased |", "|---|---|---|", *rows])
 
 
-def _cell(landing: Landing | None, state: State) -> str:
-    if landing is None:
+def _cell(end_rule: EndRule | None, state: JobState) -> str:
+    if end_rule is None:
         return "refused"
-    target = step(state, landing.move)
-    words = f"QUEUED by {landing.retry} schedule" if landing.retry else str(target)
-    if landing.retry and target is not State.QUEUED:
+    target = step(state, end_rule.move)
+    words = f"QUEUED by {end_rule.retry} schedule" if end_rule.retry else str(target)
+    if end_rule.retry and target is not JobState.QUEUED:
         words += f", then {target}"
-    return words + (" + alert" if landing.alert else "")
+    return words + (" + alert" if end_rule.alert else "")

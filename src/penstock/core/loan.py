@@ -6,27 +6,40 @@ Whoever asks is not in line, so everybody in line who could start now and counts
 
 from __future__ import annotations
 
-from penstock.core.admission import Admitted, Conditions, Decision, Denied, Limits, decide
-from penstock.core.demand import Demand
-from penstock.core.order import Floor, Ordering, Verdict, effective
+from penstock.core.admission import AdmissionLimits, Admitted, Conditions, Decision, Denied, decide
+from penstock.core.demand import AdmissionClass
+from penstock.core.order import AdmissionView, Ordering, RoundResult, effective
 from penstock.core.reasons import QueuedAhead, retry_after_sec
 
-__all__ = ["weigh_loan"]
+__all__ = ["decide_standalone_lease"]
 
 
-def weigh_loan(
-    floor: Floor, conditions: Conditions, limits: Limits, ordering: Ordering, *, demand: Demand, priority: int
-) -> tuple[Verdict, Decision]:
-    decision = decide(demand, floor.books, conditions, limits, floor.now)
+def decide_standalone_lease(
+    admission_view: AdmissionView,
+    conditions: Conditions,
+    limits: AdmissionLimits,
+    ordering: Ordering,
+    *,
+    admission_class: AdmissionClass,
+    priority: int,
+) -> tuple[RoundResult, Decision]:
+    decision = decide(admission_class, admission_view.ledger, conditions, limits, admission_view.now)
     if isinstance(decision, Denied):
-        return Verdict(), decision
-    for line in floor.lines():
+        return RoundResult(), decision
+    for line in admission_view.lines():
         head = next(line.jobs, None)
-        if head is None or effective(head.turn, floor.now, ordering.aging) < priority:
+        if head is None or effective(head.turn, admission_view.now, ordering.aging) < priority:
             continue
-        theirs = decide(line.demand, floor.books, conditions, limits, floor.now, urgent=line.urgent)
+        theirs = decide(
+            line.admission_class,
+            admission_view.ledger,
+            conditions,
+            limits,
+            admission_view.now,
+            urgent=line.urgent,
+        )
         if isinstance(theirs, Admitted):
             reason = QueuedAhead(head.job_id, head.priority)
-            return Verdict(), Denied(reason, retry_after_sec(reason, floor.now))
-    floor.books.take(demand, floor.now, ordering.sharing)
-    return Verdict(loan=demand), decision
+            return RoundResult(), Denied(reason, retry_after_sec(reason, admission_view.now))
+    admission_view.ledger.take(admission_class, admission_view.now, ordering.sharing)
+    return RoundResult(loan=admission_class), decision

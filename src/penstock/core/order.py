@@ -1,7 +1,7 @@
 """
 Who is next.
 
-All jobs age alike, so the order within an addon never changes: it is the `turn`, fixed when the job becomes ready. Between addons, heads
+All jobs age alike, so the order within an addon never changes: it is the `order_key`, fixed when the job becomes ready. Between addons, heads
 compare by band, then urgency, then fair share. A round therefore looks at the head of each line (one line per demand), starts
 what it may, pulls the next of a line only after it started the head, and never learns how long the lines are.
 """
@@ -15,42 +15,42 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
-from penstock.core.admission import Conditions, Gates, Kept, Limits
-from penstock.core.books import Books
-from penstock.core.demand import Demand
+from penstock.core.admission import AdmissionLimits, Conditions, Gates, Kept
+from penstock.core.books import Ledger
+from penstock.core.demand import AdmissionClass
 from penstock.core.quick import quick_tuple
 from penstock.core.quiet import QuietState
 from penstock.core.reasons import (
     BudgetSpent,
     CapReached,
     Draining,
-    NoRoom,
+    NotEnoughUnits,
     NotQuiet,
     Paused,
     Reason,
     as_json,
 )
-from penstock.core.share import Sharing
+from penstock.core.share import FairShare
 from penstock.core.words import MINUTE, SECOND, JobId, Moment, Span
 
 __all__ = [
     "MOST_PICKS",
     "TOP_BAND",
+    "AdmissionView",
     "Aging",
     "Denial",
-    "Floor",
-    "Line",
-    "Offer",
     "Ordering",
     "Pick",
-    "Running",
-    "Verdict",
-    "Waiting",
+    "Placement",
+    "QueuedJob",
+    "ReadyQueue",
+    "RoundResult",
+    "RunningJob",
     "band",
     "effective",
-    "turn",
+    "order_key",
+    "run_round",
     "urgent_from",
-    "weigh",
 ]
 
 #: What one transaction starts at most.
@@ -73,16 +73,16 @@ class Ordering:
     patience: Span = 30 * SECOND
     #: A time-sensitive job is urgent from its deadline minus its expected duration minus this.
     slack: Span = 10 * MINUTE
-    sharing: Sharing = field(default_factory=Sharing)
+    sharing: FairShare = field(default_factory=FairShare)
 
 
-def turn(priority: int, ready_at: Moment, aging: Aging) -> Moment:
+def order_key(priority: int, ready_at: Moment, aging: Aging) -> Moment:
     """The smaller goes first, within an addon, at any moment: both sides of the comparison age alike."""
     return ready_at - priority * aging.per_point
 
 
 def ready_at(its_turn: Moment, priority: int, aging: Aging) -> Moment:
-    """What `turn` was made from."""
+    """What `order_key` was made from."""
     return its_turn + priority * aging.per_point
 
 
@@ -102,7 +102,7 @@ def urgent_from(
     return deadline_at - int((expected_sec or 0) * SECOND) - ordering.slack
 
 
-class Waiting(NamedTuple):
+class QueuedJob(NamedTuple):
     """A job in line: what weighing needs and no more, for most of the time nobody looks at the rest."""
 
     no: int
@@ -115,35 +115,35 @@ class Waiting(NamedTuple):
     denied: str = ""  # the code of its last recorded denial
 
 
-class Line(NamedTuple):
-    demand: Demand
+class ReadyQueue(NamedTuple):
+    admission_class: AdmissionClass
     urgent: bool
-    jobs: Iterator[Waiting]  # by turn, then number; pulled one by one
+    jobs: Iterator[QueuedJob]  # by turn, then number; pulled one by one
 
 
-class Running(NamedTuple):
+class RunningJob(NamedTuple):
     cost: int
     started_at: Moment
     ends_at: Moment | None
 
 
-class Floor(Protocol):
+class AdmissionView(Protocol):
     """What a round sees of the store, inside the admission transaction."""
 
     @property
     def now(self) -> Moment: ...
 
     @property
-    def books(self) -> Books: ...
+    def ledger(self) -> Ledger: ...
 
-    def lines(self) -> Iterable[Line]: ...
+    def lines(self) -> Iterable[ReadyQueue]: ...
 
-    def running(self) -> Sequence[Running]:
+    def running(self) -> Sequence[RunningJob]:
         """What is in flight on this host. Asked for only when room must be kept."""
         ...
 
 
-class Offer(Enum):
+class Placement(Enum):
     """Who would take a job of this demand now."""
 
     RESERVE = "reserve"  # its addon is told, and asks for the lease
@@ -152,9 +152,9 @@ class Offer(Enum):
 
 
 class Pick(NamedTuple):
-    waiting: Waiting
-    demand: Demand
-    offer: Offer
+    waiting: QueuedJob
+    admission_class: AdmissionClass
+    offer: Placement
     ends_at: Moment | None
 
 
@@ -166,7 +166,7 @@ _pick: Final = quick_tuple(Pick)
 class Denial:
     """`after`: how often it had been refused for the reason before this one."""
 
-    waiting: Waiting
+    waiting: QueuedJob
     reason: Reason
     after: int = 0
 
@@ -175,32 +175,32 @@ class Denial:
 
 
 @dataclass(slots=True)
-class Verdict:
+class RoundResult:
     picks: list[Pick] = field(default_factory=list)
     #: Only those whose reason is not the one already recorded.
     denials: list[Denial] = field(default_factory=list)
     #: Every head that was refused, whatever is recorded.
-    refused: list[Waiting] = field(default_factory=list)
+    refused: list[QueuedJob] = field(default_factory=list)
     #: Refused for room while something behind it started; for the first time.
-    passed: list[Waiting] = field(default_factory=list)
+    passed: list[QueuedJob] = field(default_factory=list)
     kept: Kept | None = None
     weighed: int = 0
     #: A lease without a job (`core.loan`).
-    loan: Demand | None = None
+    loan: AdmissionClass | None = None
 
 
-def weigh(
-    floor: Floor,
+def run_round(
+    admission_view: AdmissionView,
     conditions: Conditions,
-    limits: Limits,
+    limits: AdmissionLimits,
     ordering: Ordering,
-    offer: Callable[[Demand], Offer],
+    offer: Callable[[AdmissionClass], Placement],
     *,
     most_leases: int | None = None,
     most_picks: int = MOST_PICKS,
-) -> Verdict:
+) -> RoundResult:
     """`most_picks` bounds the transaction: whoever calls comes again at once when it was reached."""
-    return _Round(floor, conditions, limits, ordering, offer).run(most_leases, most_picks)
+    return _Round(admission_view, conditions, limits, ordering, offer).run(most_leases, most_picks)
 
 
 class _Head(NamedTuple):
@@ -212,34 +212,34 @@ class _Head(NamedTuple):
     turn: Moment
     no: int
     lane: _Lane
-    waiting: Waiting
+    waiting: QueuedJob
 
 
 class _Lane(NamedTuple):
     """A line, and what holds for all jobs in it for as long as the round lasts."""
 
-    line: Line
-    offer: Offer
+    line: ReadyQueue
+    offer: Placement
     gates: Gates
 
 
 class _Round:
     def __init__(
         self,
-        floor: Floor,
+        admission_view: AdmissionView,
         conditions: Conditions,
-        limits: Limits,
+        limits: AdmissionLimits,
         ordering: Ordering,
-        offer: Callable[[Demand], Offer],
+        offer: Callable[[AdmissionClass], Placement],
     ) -> None:
-        self.floor, self.now, self.books = floor, floor.now, floor.books
+        self.admission_view, self.now, self.ledger = admission_view, admission_view.now, admission_view.ledger
         self.conditions, self.limits, self.ordering, self.offer = conditions, limits, ordering, offer
-        self.verdict = Verdict()
-        self.refused_for_room: list[Waiting] = []
+        self.round_result = RoundResult()
+        self.refused_for_units: list[QueuedJob] = []
         self.closed: set[str] = set()  # addons that are shut for the rest of this round
         self.shares: dict[str, float] = {}
 
-    def run(self, most_leases: int | None, most_picks: int) -> Verdict:
+    def run(self, most_leases: int | None, most_picks: int) -> RoundResult:
         lanes = list(self._lanes())
         if len(lanes) == 1:  # nobody to be compared with, so nothing is reckoned for it
             head = self._only(lanes[0])
@@ -248,22 +248,22 @@ class _Round:
             heads = [head for lane in lanes if (head := self._head(lane)) is not None]
             heapify(heads)
         leases = 0
-        while heads and len(self.verdict.picks) < most_picks and leases != most_leases:
+        while heads and len(self.round_result.picks) < most_picks and leases != most_leases:
             head = heads[0]
-            lane, demand = head.lane, head.lane.line.demand
-            if demand.addon_id in self.closed:
+            lane, admission_class = head.lane, head.lane.line.admission_class
+            if admission_class.addon_id in self.closed:
                 heappop(heads)
                 continue
             alone = len(heads) == 1  # by now
-            most = most_picks - len(self.verdict.picks)
-            if most_leases is not None and lane.offer is Offer.LEASE:
+            most = most_picks - len(self.round_result.picks)
+            if most_leases is not None and lane.offer is Placement.LEASE:
                 most = min(most, most_leases - leases)
             if alone and (started := self._start_many(head, most)):
-                leases += started if lane.offer is Offer.LEASE else 0
+                leases += started if lane.offer is Placement.LEASE else 0
                 following = self._behind(head)
                 heads = [] if following is None else [following]
                 continue
-            if not alone and (share := self._share(demand)) != head.share:
+            if not alone and (share := self._share(admission_class)) != head.share:
                 # Its addon has started something since it was put here. Shares only grow, so it can only sink.
                 heapreplace(heads, head._replace(share=share))
                 continue
@@ -274,18 +274,23 @@ class _Round:
             else:
                 heapreplace(heads, following)
             if reason is None:
-                leases += lane.offer is Offer.LEASE
+                leases += lane.offer is Placement.LEASE
             elif self._shuts_everything(reason):
                 break
-        return self.verdict
+        return self.round_result
 
     def _lanes(self) -> Iterator[_Lane]:
-        for line in self.floor.lines():
-            offer = self.offer(line.demand)
+        for line in self.admission_view.lines():
+            offer = self.offer(line.admission_class)
             # What is not for this host is passed over without a word: others have it in their rounds, and record what they decide.
-            if offer is not Offer.NOBODY and not self.conditions.missing(line.demand):
+            if offer is not Placement.NOBODY and not self.conditions.missing(line.admission_class):
                 gates = Gates(
-                    line.demand, self.books, self.conditions, self.limits, self.now, urgent=line.urgent
+                    line.admission_class,
+                    self.ledger,
+                    self.conditions,
+                    self.limits,
+                    self.now,
+                    urgent=line.urgent,
                 )
                 yield _Lane(line, offer, gates)
 
@@ -295,7 +300,7 @@ class _Round:
         if waiting is None:
             return None
         its_band = band(waiting.turn, self.now, self.ordering.aging)
-        share = self._share(line.demand)
+        share = self._share(line.admission_class)
         return _Head(-its_band, not line.urgent, share, waiting.turn, waiting.no, lane, waiting)
 
     def _only(self, lane: _Lane) -> _Head | None:
@@ -308,25 +313,25 @@ class _Round:
             return None
         return _Head(head.band, head.calm, head.share, waiting.turn, waiting.no, head.lane, waiting)
 
-    def _share(self, demand: Demand) -> float:
-        share = self.shares.get(demand.addon_id)
+    def _share(self, admission_class: AdmissionClass) -> float:
+        share = self.shares.get(admission_class.addon_id)
         if share is None:
-            share = self.books.share(demand.addon_id, self.now, self.ordering.sharing)
-            self.shares[demand.addon_id] = share
+            share = self.ledger.share(admission_class.addon_id, self.now, self.ordering.sharing)
+            self.shares[admission_class.addon_id] = share
         return share
 
-    def _try(self, lane: _Lane, waiting: Waiting) -> Reason | None:
-        demand = lane.line.demand
-        self.verdict.weighed += 1
+    def _try(self, lane: _Lane, waiting: QueuedJob) -> Reason | None:
+        admission_class = lane.line.admission_class
+        self.round_result.weighed += 1
         ends_at = None if waiting.expected_sec is None else self.now + int(waiting.expected_sec * SECOND)
-        kept = self.verdict.kept
+        kept = self.round_result.kept
         reason = lane.gates.refusal(kept, ends_at)
         if reason is not None:
-            self._denied(demand, waiting, reason)
+            self._denied(admission_class, waiting, reason)
             return reason
         if kept is not None and not kept.ends_before(ends_at):
-            kept.spare -= demand.cost_units
-        self._started(lane, [Pick(waiting, demand, lane.offer, ends_at)])
+            kept.spare -= admission_class.cost_units
+        self._started(lane, [Pick(waiting, admission_class, lane.offer, ends_at)])
         return None
 
     def _start_many(self, head: _Head, most: int) -> int:
@@ -335,67 +340,82 @@ class _Round:
         room is kept for somebody, each is looked at by itself.
         """
         lane, now = head.lane, self.now
-        n = 0 if self.verdict.kept is not None else min(lane.gates.room_for(), most)
+        n = 0 if self.round_result.kept is not None else min(lane.gates.room_for(), most)
         if n <= 0:
             return 0
-        demand, offer = lane.line.demand, lane.offer
+        admission_class, offer = lane.line.admission_class, lane.offer
         picks = [
-            _pick((w, demand, offer, None if w.expected_sec is None else now + int(w.expected_sec * SECOND)))
+            _pick(
+                (
+                    w,
+                    admission_class,
+                    offer,
+                    None if w.expected_sec is None else now + int(w.expected_sec * SECOND),
+                )
+            )
             for w in (head.waiting, *islice(lane.line.jobs, n - 1))
         ]
         self._started(lane, picks)
-        self.verdict.weighed += len(picks)
+        self.round_result.weighed += len(picks)
         return len(picks)
 
     def _started(self, lane: _Lane, picks: list[Pick]) -> None:
-        demand = lane.line.demand
-        self.books.take(demand, self.now, self.ordering.sharing, lane.gates.keys, len(picks))
-        self.shares.pop(demand.addon_id, None)
-        self.verdict.picks += picks
-        if self.refused_for_room:
-            self.verdict.passed += self.refused_for_room
-            self.refused_for_room.clear()
+        admission_class = lane.line.admission_class
+        self.ledger.take(admission_class, self.now, self.ordering.sharing, lane.gates.keys, len(picks))
+        self.shares.pop(admission_class.addon_id, None)
+        self.round_result.picks += picks
+        if self.refused_for_units:
+            self.round_result.passed += self.refused_for_units
+            self.refused_for_units.clear()
 
-    def _denied(self, demand: Demand, waiting: Waiting, reason: Reason) -> None:
-        self.verdict.refused.append(waiting)
+    def _denied(self, admission_class: AdmissionClass, waiting: QueuedJob, reason: Reason) -> None:
+        self.round_result.refused.append(waiting)
         if reason.code != waiting.denied:
-            self.verdict.denials.append(Denial(waiting, reason))
+            self.round_result.denials.append(Denial(waiting, reason))
         match reason:
-            case NoRoom():
-                self._no_room(demand, waiting)
+            case NotEnoughUnits():
+                self._no_room(admission_class, waiting)
             case Paused() | BudgetSpent() | CapReached(scope="addon"):
-                self.closed.add(demand.addon_id)
+                self.closed.add(admission_class.addon_id)
             case _:
                 pass
 
-    def _no_room(self, demand: Demand, waiting: Waiting) -> None:
+    def _no_room(self, admission_class: AdmissionClass, waiting: QueuedJob) -> None:
         if waiting.passed_at is None:
-            self.refused_for_room.append(waiting)
+            self.refused_for_units.append(waiting)
             return
         waited = self.now - waiting.passed_at >= self.ordering.patience
         # What the present capacity could never hold keeps no room: the machine must calm down first.
-        if waited and self.verdict.kept is None and demand.cost_units <= self.conditions.capacity:
-            self.verdict.kept = self._keep(demand, waiting)
+        if (
+            waited
+            and self.round_result.kept is None
+            and admission_class.cost_units <= self.conditions.capacity
+        ):
+            self.round_result.kept = self._keep(admission_class, waiting)
 
-    def _keep(self, demand: Demand, waiting: Waiting) -> Kept:
+    def _keep(self, admission_class: AdmissionClass, waiting: QueuedJob) -> Kept:
         """Until enough of what runs is expected to have ended: the known ends first, then the oldest of the rest."""
-        picked = [Running(p.demand.cost_units, self.now, p.ends_at) for p in self.verdict.picks]
+        picked = [
+            RunningJob(p.admission_class.cost_units, self.now, p.ends_at) for p in self.round_result.picks
+        ]
         runs = sorted(
-            [*self.floor.running(), *picked],
+            [*self.admission_view.running(), *picked],
             key=lambda run: (run.ends_at is None, run.started_at if run.ends_at is None else run.ends_at),
         )
-        free = self.conditions.capacity - self.books.units
+        free = self.conditions.capacity - self.ledger.units
         starts_at: Moment | None = self.now
         for run in runs:
-            if free >= demand.cost_units:
+            if free >= admission_class.cost_units:
                 break
             free += run.cost
             starts_at = None if run.ends_at is None else max(self.now, run.ends_at)
-        return Kept(waiting.job_id, demand.cost_units, starts_at, max(0, free - demand.cost_units))
+        return Kept(
+            waiting.job_id, admission_class.cost_units, starts_at, max(0, free - admission_class.cost_units)
+        )
 
     def _shuts_everything(self, reason: Reason) -> bool:
         match reason:
             case Draining() | Paused("*") | CapReached(scope="concurrent") | NotQuiet(QuietState.PANIC):
                 return True
             case _:
-                return self.books.units >= self.conditions.capacity
+                return self.ledger.units >= self.conditions.capacity

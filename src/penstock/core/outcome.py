@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from penstock.core.job import Dispatch, Job
-from penstock.core.landing import End
-from penstock.core.states import SETTLED, State
+from penstock.core.landing import EndReason
+from penstock.core.states import SETTLED, JobState
 
 __all__ = ["DEADLINE_PASSED", "JobOutcome", "outcome_of"]
 
@@ -23,10 +23,10 @@ class JobOutcome(NamedTuple):
 def outcome_of(job: Job, last: Dispatch | None) -> JobOutcome:
     """`last`: its last attempt. A settled job may have ended after that one: in the queue, by its deadline or by a cancel."""
     if job.state in SETTLED and (last is None or last.ended_at != job.ended_at):
-        if job.state is State.FAILED:
+        if job.state is JobState.FAILED:
             return JobOutcome(DEADLINE_PASSED, _LATE)
-        if job.state is State.CANCELED:
-            return JobOutcome(str(End.CANCELED), None)
+        if job.state is JobState.CANCELED:
+            return JobOutcome(str(EndReason.CANCELED), None)
     if last is None:
         return JobOutcome(None, None)
     return JobOutcome(None if last.end is None else str(last.end), last.error)

@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
 
-from penstock.core.admission import Admitted, Conditions, Denied, Limits, decide
-from penstock.core.demand import Demand
+from penstock.core.admission import AdmissionLimits, Admitted, Conditions, Denied, decide
+from penstock.core.demand import AdmissionClass
 from penstock.core.explain import Ahead
 from penstock.core.forecast import MOST_COUNTED, forecast, try_round
 from penstock.core.intent import Intent
-from penstock.core.order import Floor, Offer, Ordering, Running, Waiting, band
+from penstock.core.order import AdmissionView, Ordering, Placement, QueuedJob, RunningJob, band
 from penstock.core.reasons import (
     BudgetSpent,
-    NoRoom,
+    NotEnoughUnits,
     NotQuietLongEnough,
     NotReady,
     QueuedAhead,
     Reason,
-    RoomKept,
+    UnitsKept,
 )
 from penstock.core.words import SECOND, JobId, Moment
 
@@ -48,44 +48,59 @@ class Outlook:
 class View(NamedTuple):
     """All that a round goes by."""
 
-    floor: Floor
+    admission_view: AdmissionView
     conditions: Conditions
-    limits: Limits
+    limits: AdmissionLimits
     ordering: Ordering
-    offer: Callable[[Demand], Offer]
+    offer: Callable[[AdmissionClass], Placement]
 
 
-def outlook(view: View, *, job_id: JobId, demand: Demand, ready_at: Moment) -> Outlook:
+def outlook(view: View, *, job_id: JobId, admission_class: AdmissionClass, ready_at: Moment) -> Outlook:
     """For a job that is not in line yet, `ready_at` alone decides."""
-    floor, conditions = view.floor, view.conditions
-    found, urgent, before = _find(floor, job_id, demand)
+    admission_view, conditions = view.admission_view, view.conditions
+    found, urgent, before = _find(admission_view, job_id, admission_class)
     decision = decide(
-        demand, floor.books, conditions, view.limits, floor.now, ready_at=ready_at, urgent=urgent
+        admission_class,
+        admission_view.ledger,
+        conditions,
+        view.limits,
+        admission_view.now,
+        ready_at=ready_at,
+        urgent=urgent,
     )
     reason = None if isinstance(decision, Admitted) else decision.reason
-    if reason is None and found is not None and view.offer(demand) is not Offer.NOBODY:
-        reason = _held_by_others(view, found, demand, urgent=urgent)
-    if isinstance(reason, NoRoom):
-        reason = replace(reason, until=_room_at(floor, conditions, demand.cost_units))
-    starts = forecast(floor, conditions, view.ordering) if _known_from_the_order(reason) else {}
+    if reason is None and found is not None and view.offer(admission_class) is not Placement.NOBODY:
+        reason = _held_by_others(view, found, admission_class, urgent=urgent)
+    if isinstance(reason, NotEnoughUnits):
+        reason = replace(reason, until=_room_at(admission_view, conditions, admission_class.cost_units))
+    starts = forecast(admission_view, conditions, view.ordering) if _known_from_the_order(reason) else {}
     return Outlook(
         reason,
-        () if found is None else _ahead(floor, view.ordering, found, demand, urgent=urgent),
+        () if found is None else _ahead(admission_view, view.ordering, found, admission_class, urgent=urgent),
         before,
-        _likely(reason, floor.now, starts.get(job_id)),
+        _likely(reason, admission_view.now, starts.get(job_id)),
         found is not None and not before,
     )
 
 
-def likely_starts(view: View, jobs: Sequence[tuple[JobId, Demand, Moment]]) -> dict[JobId, Moment | None]:
+def likely_starts(
+    view: View, jobs: Sequence[tuple[JobId, AdmissionClass, Moment]]
+) -> dict[JobId, Moment | None]:
     """For many at once: the order is walked through a single time. Of each: its id, its demand, when it is ready."""
-    floor, conditions = view.floor, view.conditions
-    starts = forecast(floor, conditions, view.ordering)
+    admission_view, conditions = view.admission_view, view.conditions
+    starts = forecast(admission_view, conditions, view.ordering)
     likely: dict[JobId, Moment | None] = {}
-    for job_id, demand, ready_at in jobs:
-        decision = decide(demand, floor.books, conditions, view.limits, floor.now, ready_at=ready_at)
+    for job_id, admission_class, ready_at in jobs:
+        decision = decide(
+            admission_class,
+            admission_view.ledger,
+            conditions,
+            view.limits,
+            admission_view.now,
+            ready_at=ready_at,
+        )
         reason = decision.reason if isinstance(decision, Denied) else None
-        likely[job_id] = _likely(reason, floor.now, starts.get(job_id))
+        likely[job_id] = _likely(reason, admission_view.now, starts.get(job_id))
     return likely
 
 
@@ -96,11 +111,13 @@ def reachable(intent: Intent, likely_start_at: Moment | None) -> bool | None:
     return likely_start_at + int((intent.expected_duration_sec or 0) * SECOND) <= intent.deadline_at
 
 
-def _find(floor: Floor, job_id: JobId, demand: Demand) -> tuple[Waiting | None, bool, int]:
+def _find(
+    admission_view: AdmissionView, job_id: JobId, admission_class: AdmissionClass
+) -> tuple[QueuedJob | None, bool, int]:
     """Itself, whether it is urgent, and how many of its own line are before it."""
     longest = 0
-    for line in floor.lines():
-        if line.demand == demand:
+    for line in admission_view.lines():
+        if line.admission_class == admission_class:
             position = -1
             for position, waiting in enumerate(islice(line.jobs, MOST_COUNTED)):
                 if waiting.job_id == job_id:
@@ -110,32 +127,46 @@ def _find(floor: Floor, job_id: JobId, demand: Demand) -> tuple[Waiting | None, 
     return None, False, longest if longest == MOST_COUNTED else 0
 
 
-def _held_by_others(view: View, me: Waiting, demand: Demand, *, urgent: bool) -> Reason | None:
-    floor, conditions, limits, ordering, offer = view
-    verdict, books = try_round(floor, conditions, limits, ordering, offer)
+def _held_by_others(
+    view: View, me: QueuedJob, admission_class: AdmissionClass, *, urgent: bool
+) -> Reason | None:
+    admission_view, conditions, limits, ordering, offer = view
+    verdict, ledger = try_round(admission_view, conditions, limits, ordering, offer)
     if any(pick.waiting.job_id == me.job_id for pick in verdict.picks):
         return None
-    ends_at = None if me.expected_sec is None else floor.now + int(me.expected_sec * SECOND)
+    ends_at = None if me.expected_sec is None else admission_view.now + int(me.expected_sec * SECOND)
     after = decide(
-        demand, books, conditions, limits, floor.now, urgent=urgent, kept=verdict.kept, ends_at=ends_at
+        admission_class,
+        ledger,
+        conditions,
+        limits,
+        admission_view.now,
+        urgent=urgent,
+        kept=verdict.kept,
+        ends_at=ends_at,
     )
-    if isinstance(after, Denied) and isinstance(after.reason, RoomKept):
+    if isinstance(after, Denied) and isinstance(after.reason, UnitsKept):
         return after.reason
     first = next(iter(verdict.picks), None)
     return None if first is None else QueuedAhead(first.waiting.job_id, first.waiting.priority)
 
 
 def _ahead(
-    floor: Floor, ordering: Ordering, me: Waiting, demand: Demand, *, urgent: bool
+    admission_view: AdmissionView,
+    ordering: Ordering,
+    me: QueuedJob,
+    admission_class: AdmissionClass,
+    *,
+    urgent: bool,
 ) -> tuple[Ahead, ...]:
-    mine = _key(floor, ordering, me, demand, urgent=urgent)
+    mine = _key(admission_view, ordering, me, admission_class, urgent=urgent)
     keys = []
-    for line in floor.lines():
+    for line in admission_view.lines():
         head = next(line.jobs, None)
-        if head is not None and line.demand != demand:
-            key = _key(floor, ordering, head, line.demand, urgent=line.urgent)
+        if head is not None and line.admission_class != admission_class:
+            key = _key(admission_view, ordering, head, line.admission_class, urgent=line.urgent)
             if key < mine:
-                keys.append((key, head, line.demand))
+                keys.append((key, head, line.admission_class))
     keys.sort(key=lambda item: item[0])
     return tuple(
         Ahead(head.job_id, other.addon_id, _why(key, mine)) for key, head, other in keys[:MOST_NAMED]
@@ -143,10 +174,21 @@ def _ahead(
 
 
 def _key(
-    floor: Floor, ordering: Ordering, waiting: Waiting, demand: Demand, *, urgent: bool
+    admission_view: AdmissionView,
+    ordering: Ordering,
+    waiting: QueuedJob,
+    admission_class: AdmissionClass,
+    *,
+    urgent: bool,
 ) -> tuple[float, ...]:
-    share = floor.books.share(demand.addon_id, floor.now, ordering.sharing)
-    return (-band(waiting.turn, floor.now, ordering.aging), not urgent, share, waiting.turn, waiting.no)
+    share = admission_view.ledger.share(admission_class.addon_id, admission_view.now, ordering.sharing)
+    return (
+        -band(waiting.turn, admission_view.now, ordering.aging),
+        not urgent,
+        share,
+        waiting.turn,
+        waiting.no,
+    )
 
 
 def _why(theirs: Sequence[float], mine: Sequence[float]) -> str:
@@ -155,21 +197,21 @@ def _why(theirs: Sequence[float], mine: Sequence[float]) -> str:
     return next((name for name, a, b in zip(names, theirs, mine, strict=False) if a != b), "turn")
 
 
-def _room_at(floor: Floor, conditions: Conditions, cost: int) -> Moment | None:
+def _room_at(admission_view: AdmissionView, conditions: Conditions, cost: int) -> Moment | None:
     """When enough of what runs is expected to have ended, if nobody else took it."""
     if cost > conditions.capacity:
         return None
-    free = conditions.capacity - floor.books.units
-    known: list[Running] = [run for run in floor.running() if run.ends_at is not None]
+    free = conditions.capacity - admission_view.ledger.units
+    known: list[RunningJob] = [run for run in admission_view.running() if run.ends_at is not None]
     for run in sorted(known, key=lambda run: run.ends_at or 0):
         free += run.cost
         if free >= cost:
-            return max(floor.now, run.ends_at or 0)
+            return max(admission_view.now, run.ends_at or 0)
     return None
 
 
 def _known_from_the_order(reason: Reason | None) -> bool:
-    return reason is None or isinstance(reason, NoRoom | RoomKept | QueuedAhead)
+    return reason is None or isinstance(reason, NotEnoughUnits | UnitsKept | QueuedAhead)
 
 
 def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Moment | None:
@@ -179,7 +221,7 @@ def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Mome
             return until
         case NotQuietLongEnough(streak, wants):
             return now + int((wants - streak) * SECOND)
-        case None | NoRoom() | RoomKept() | QueuedAhead():
+        case None | NotEnoughUnits() | UnitsKept() | QueuedAhead():
             return in_order
         case _:
             return None

@@ -14,9 +14,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.core.admission import Admitted, Denied, decide
-from penstock.core.books import Books
-from penstock.core.demand import Demand
-from penstock.core.order import Line, Waiting
+from penstock.core.books import Ledger
+from penstock.core.demand import AdmissionClass
+from penstock.core.order import QueuedJob, ReadyQueue
 from penstock.core.outlook import View
 from penstock.core.words import SECOND, DispatchId, JobId, Moment, Span
 
@@ -36,7 +36,7 @@ class InFlight(NamedTuple):
     job_id: JobId
     priority: int
     started_at: Moment
-    demand: Demand
+    admission_class: AdmissionClass
     ending: bool  # its room comes back by itself
 
 
@@ -45,37 +45,43 @@ class Want(NamedTuple):
 
     job_id: JobId
     priority: int
-    demand: Demand
+    admission_class: AdmissionClass
     #: Whether it would be admitted if these had ended.
-    fits_without: Callable[[Sequence[Demand]], bool]
+    fits_without: Callable[[Sequence[AdmissionClass]], bool]
 
 
 def wanted(view: View) -> list[Want]:
     """Heads of lines, the highest priority first. Priority itself and not its age: waiting long is no reason to evict."""
-    heads = [(waiting, line) for line in view.floor.lines() if (waiting := next(line.jobs, None)) is not None]
+    heads = [
+        (waiting, line)
+        for line in view.admission_view.lines()
+        if (waiting := next(line.jobs, None)) is not None
+    ]
     heads.sort(key=lambda head: (-head[0].priority, head[0].turn, head[0].no))
     return [want for waiting, line in heads if (want := _want(view, waiting, line)) is not None]
 
 
-def _want(view: View, waiting: Waiting, line: Line) -> Want | None:
-    floor, demand = view.floor, line.demand
+def _want(view: View, waiting: QueuedJob, line: ReadyQueue) -> Want | None:
+    admission_view, admission_class = view.admission_view, line.admission_class
 
-    def decision(books: Books) -> Admitted | Denied:
-        return decide(demand, books, view.conditions, view.limits, floor.now, urgent=line.urgent)
+    def decision(ledger: Ledger) -> Admitted | Denied:
+        return decide(
+            admission_class, ledger, view.conditions, view.limits, admission_view.now, urgent=line.urgent
+        )
 
-    if isinstance(decision(floor.books), Admitted):
+    if isinstance(decision(admission_view.ledger), Admitted):
         return None  # it starts by itself
     return Want(
         waiting.job_id,
         waiting.priority,
-        demand,
-        lambda ended: isinstance(decision(floor.books.without(ended)), Admitted),
+        admission_class,
+        lambda ended: isinstance(decision(admission_view.ledger.without(ended)), Admitted),
     )
 
 
 def choose(want: Want, running: Sequence[InFlight], preemption: Preemption) -> InFlight | None:
     """Its victim; None if there is none, or if room comes without one."""
-    ending = [flight.demand for flight in running if flight.ending]
+    ending = [flight.admission_class for flight in running if flight.ending]
     if preemption.threshold is None or (ending and want.fits_without(ending)):
         return None
     lower = [
@@ -84,7 +90,7 @@ def choose(want: Want, running: Sequence[InFlight], preemption: Preemption) -> I
         if not flight.ending and want.priority - flight.priority >= preemption.threshold
     ]
     lower.sort(key=lambda flight: (flight.priority, -flight.started_at))
-    return next((flight for flight in lower if want.fits_without([*ending, flight.demand])), None)
+    return next((flight for flight in lower if want.fits_without([*ending, flight.admission_class])), None)
 
 
 class Act(Enum):

@@ -42,13 +42,13 @@ from penstock.core.ticket import (
     SETTLED,
     WAIT,
     WAITING,
-    Limits,
-    Phase,
+    CancelPhase,
+    EnterResult,
     Policy,
+    QueueLimits,
     QueueState,
     Stage,
     Ticket,
-    Verdict,
 )
 
 __all__ = ["DispatchQueue"]
@@ -70,7 +70,7 @@ class DispatchQueue(Generic[TicketT]):
         "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self._policy = limits.policy
         self._blocks = limits.policy is Policy.BLOCK
@@ -97,7 +97,7 @@ class DispatchQueue(Generic[TicketT]):
 
     # Coming in
 
-    def enter(self, ticket: TicketT, now: float) -> Verdict:
+    def enter(self, ticket: TicketT, now: float) -> EnterResult:
         """Accept a call whose payload exists, make it wait, or refuse it."""
         ticket.called_at = now
         if self.disposed:
@@ -121,20 +121,20 @@ class DispatchQueue(Generic[TicketT]):
             return ACCEPTED
         return REFUSED
 
-    def reserve(self, ticket: TicketT, now: float) -> Verdict:
+    def reserve(self, ticket: TicketT, now: float) -> EnterResult:
         """The same for a caller that has not made its payload yet; `fill` or `cancel` must follow."""
         ticket.called_at = now
         if self.disposed:
             return CLOSED
         if not self.waiting and self._building is None and self._has_room():
             self._keep_place(ticket)
-            return Verdict.RESERVED
+            return EnterResult.RESERVED
         if self._blocks:
             return self._wait(ticket)
         if self._evicts and self.pending:
             self._evict_oldest()
             self._keep_place(ticket)
-            return Verdict.RESERVED
+            return EnterResult.RESERVED
         return REFUSED
 
     def fill(self, ticket: TicketT, now: float) -> bool:
@@ -190,7 +190,7 @@ class DispatchQueue(Generic[TicketT]):
         ticket.stage = RESERVED
         self.reserved += 1
 
-    def _wait(self, ticket: TicketT) -> Verdict:
+    def _wait(self, ticket: TicketT) -> EnterResult:
         ticket.stage = WAITING
         self.waiting += 1
         self._waiters.append(ticket)
@@ -279,28 +279,28 @@ class DispatchQueue(Generic[TicketT]):
             self._grant(now)
         return stage is IN_FLIGHT
 
-    def cancel(self, ticket: TicketT, now: float) -> Phase | None:
+    def cancel(self, ticket: TicketT, now: float) -> CancelPhase | None:
         """End a call wherever it is; the phase says where that was. None: too late, it ended already."""
         match ticket.stage:
             case Stage.WAITING:
                 self.waiting -= 1
-                phase = Phase.WAITING
+                phase = CancelPhase.WAITING
                 ticket.stage = SETTLED
                 self._sweep(self._waiters, WAITING, self.waiting)
             case Stage.RESERVED:
                 self.reserved -= 1
-                phase = Phase.WAITING
+                phase = CancelPhase.WAITING
                 ticket.stage = SETTLED
                 if self._building is ticket:
                     self._building = None
             case Stage.PENDING:
                 self.pending -= 1
-                phase = Phase.QUEUED
+                phase = CancelPhase.QUEUED
                 ticket.stage = SETTLED
                 self._sweep(self._pending, PENDING, self.pending)
             case Stage.IN_FLIGHT:
                 ticket.stage = ENDING
-                return Phase.IN_FLIGHT
+                return CancelPhase.IN_FLIGHT
             case _:
                 return None
         if self.waiting:

@@ -20,14 +20,14 @@ __all__ = [
     "CapReached",
     "Draining",
     "LabelMissing",
-    "NoRoom",
+    "NotEnoughUnits",
     "NotQuiet",
     "NotQuietLongEnough",
     "NotReady",
     "Paused",
     "QueuedAhead",
     "Reason",
-    "RoomKept",
+    "UnitsKept",
     "as_json",
     "from_json",
     "named",
@@ -103,7 +103,7 @@ class BudgetSpent:
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoom:
+class NotEnoughUnits:
     needs: int
     free: int
     capacity: int
@@ -113,7 +113,7 @@ class NoRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomKept:
+class UnitsKept:
     kept_for: JobId | None  # None: a job that the reader may not know
     needs: int
     until: Moment | None = None
@@ -149,8 +149,8 @@ Reason: TypeAlias = (
     | NotQuietLongEnough
     | CapReached
     | BudgetSpent
-    | NoRoom
-    | RoomKept
+    | NotEnoughUnits
+    | UnitsKept
     | QueuedAhead
     | AwaitsWorker
 )
@@ -166,8 +166,8 @@ REASONS: Final[dict[str, type[Reason]]] = {
         NotQuietLongEnough,
         CapReached,
         BudgetSpent,
-        NoRoom,
-        RoomKept,
+        NotEnoughUnits,
+        UnitsKept,
         QueuedAhead,
         AwaitsWorker,
     )
@@ -179,7 +179,7 @@ def retry_after_sec(reason: Reason, now: Moment) -> float:
     match reason:
         case NotReady(until) | BudgetSpent(until=until):
             wait = seconds(until - now)
-        case NoRoom(until=until) | RoomKept(until=until):
+        case NotEnoughUnits(until=until) | UnitsKept(until=until):
             wait = min(seconds(until - now), 60.0) if until is not None else 5.0
         case NotQuietLongEnough(streak, wants):
             wait = wants - streak
@@ -204,9 +204,9 @@ def words(reason: Reason, now: Moment) -> str:
             text = f"quiet for {streak:.0f} s, it waits for {wants_sec} s of quiet"
         case BudgetSpent(window, spent, limit, until):
             text = f"the {window}'s budget is spent ({spent / 1e6:.2f} of {limit / 1e6:.2f}), again {_in(until, now)}"
-        case NoRoom(needs, free, capacity, until):
+        case NotEnoughUnits(needs, free, capacity, until):
             text = f"needs {needs} units, {free} free of {capacity}{_when(', expected', until, now)}"
-        case RoomKept(kept_for, needs, until):
+        case UnitsKept(kept_for, needs, until):
             text = f"{needs} units are being kept for {named(kept_for)}{_when(', to start', until, now)}"
         case QueuedAhead(job_id, priority):
             text = f"{named(job_id)} of priority {priority} is in line for the same room"

@@ -16,7 +16,7 @@ What the durable scheduler raises, under the same root as everything else. The f
         ├── SchemaNewer    the file belongs to a newer Penstock
         └── DispatcherHeld another process dispatches from this file; `holder` says which
 
-A job that fails is none of these: it is an outcome, and lands by the table in `landing`.
+A job that fails is none of these: it is an outcome, and lands by the table in `end_rule`.
 """
 
 from __future__ import annotations

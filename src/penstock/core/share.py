@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from penstock.core.words import MINUTE, SECOND, Moment, Span
 
-__all__ = ["Account", "Sharing"]
+__all__ = ["Account", "FairShare"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class FairShare:
     half_life: Span = 5 * MINUTE
     #: Accounts compare as they will stand this far ahead: two starts within one tick must already count.
     ahead: Span = 10 * SECOND
@@ -33,17 +33,17 @@ class Account:
     units: int = 0
     at: Moment = 0
 
-    def key(self, now: Moment, sharing: Sharing) -> float:
+    def key(self, now: Moment, sharing: FairShare) -> float:
         """The smaller, the further below its share."""
         return self._then(now + sharing.ahead, sharing) / self.weight
 
-    def hold(self, units: int, now: Moment, sharing: Sharing) -> None:
+    def hold(self, units: int, now: Moment, sharing: FairShare) -> None:
         """Negative units give back."""
         self.average = self._then(now, sharing)
         self.at = max(self.at, now)
         self.units += units
 
-    def _then(self, moment: Moment, sharing: Sharing) -> float:
+    def _then(self, moment: Moment, sharing: FairShare) -> float:
         if moment <= self.at:
             return self.average
         gone: float = 0.5 ** ((moment - self.at) / sharing.half_life)

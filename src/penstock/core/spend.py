@@ -19,7 +19,7 @@ from penstock.core.words import HOUR, SECOND, AddonId, DispatchId, JobId, Moment
 __all__ = [
     "WARN_AT",
     "Budget",
-    "Mark",
+    "SpendMark",
     "Spending",
     "Use",
     "Window",
@@ -33,22 +33,22 @@ __all__ = [
 WARN_AT: Final = 0.80
 
 
-class Mark(StrEnum):
+class SpendMark(StrEnum):
     """What one more amount did to a limit. Each is reached once, however the spending was cut into pieces."""
 
     WARNED = "warned"
     REACHED = "reached"
 
 
-def judge(before: Money, added: Money, limit: Money | None) -> Mark | None:
+def judge(before: Money, added: Money, limit: Money | None) -> SpendMark | None:
     """The mark that this amount crossed, the worse one if it crossed both."""
     if limit is None:
         return None
     after = before + added
     if before < limit <= after:
-        return Mark.REACHED
+        return SpendMark.REACHED
     if before < limit * WARN_AT <= after < limit:
-        return Mark.WARNED
+        return SpendMark.WARNED
     return None
 
 
@@ -103,7 +103,7 @@ class Use(NamedTuple):
     limit: Money | None
 
     @property
-    def mark(self) -> Mark | None:
+    def mark(self) -> SpendMark | None:
         return judge(0, self.spent, self.limit)
 
 
@@ -148,12 +148,12 @@ def spending_alerts(spending: Spending, budget: Budget | None, now: Moment) -> l
     return alerts
 
 
-_COST: Final = {Mark.WARNED: "cost_warning", Mark.REACHED: "cost_limit_reached"}
-_BUDGET: Final = {Mark.WARNED: "budget_warning", Mark.REACHED: "budget_spent"}
+_COST: Final = {SpendMark.WARNED: "cost_warning", SpendMark.REACHED: "cost_limit_reached"}
+_BUDGET: Final = {SpendMark.WARNED: "budget_warning", SpendMark.REACHED: "budget_spent"}
 
 
-def _told(whose: str, mark: Mark, spent: Money, limit: Money) -> dict[str, Any]:
-    stopped = "; what runs on it is stopped" if mark is Mark.REACHED else ""
+def _told(whose: str, mark: SpendMark, spent: Money, limit: Money) -> dict[str, Any]:
+    stopped = "; what runs on it is stopped" if mark is SpendMark.REACHED else ""
     return {
         "text": f"{whose} has spent {spent / 1e6:.2f} of {limit / 1e6:.2f}{stopped}",
         "data": {"spent": spent, "limit": limit, "overshoot": max(0, spent - limit)},

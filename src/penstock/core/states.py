@@ -19,15 +19,15 @@ __all__ = [
     "MOVES",
     "PRUNABLE",
     "SETTLED",
+    "JobState",
     "Move",
-    "State",
     "allowed",
     "mermaid",
     "step",
 ]
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     QUEUED = "QUEUED"  # accepted, not started
     DISPATCHING = "DISPATCHING"  # its units are reserved; a worker is being found or started
     RUNNING = "RUNNING"  # a worker holds its lease
@@ -48,35 +48,35 @@ class Move(StrEnum):
     RETRY = "retry"
 
 
-MOVES: Final[dict[tuple[State, Move], State]] = {
-    (State.QUEUED, Move.ADMIT): State.DISPATCHING,
-    (State.QUEUED, Move.CANCEL): State.CANCELED,
-    (State.QUEUED, Move.FAIL): State.FAILED,  # its deadline passed
-    (State.DISPATCHING, Move.START): State.RUNNING,
-    (State.DISPATCHING, Move.REQUEUE): State.QUEUED,
-    (State.DISPATCHING, Move.CANCEL): State.CANCELED,
-    (State.DISPATCHING, Move.FAIL): State.FAILED,
-    (State.RUNNING, Move.COMPLETE): State.DONE,
-    (State.RUNNING, Move.FAIL): State.FAILED,
-    (State.RUNNING, Move.CANCEL): State.CANCELED,
-    (State.RUNNING, Move.BLOCK): State.BLOCKED,
-    (State.RUNNING, Move.REQUEUE): State.QUEUED,
-    (State.BLOCKED, Move.CANCEL): State.CANCELED,
-    (State.BLOCKED, Move.RETRY): State.QUEUED,
-    (State.FAILED, Move.RETRY): State.QUEUED,
+MOVES: Final[dict[tuple[JobState, Move], JobState]] = {
+    (JobState.QUEUED, Move.ADMIT): JobState.DISPATCHING,
+    (JobState.QUEUED, Move.CANCEL): JobState.CANCELED,
+    (JobState.QUEUED, Move.FAIL): JobState.FAILED,  # its deadline passed
+    (JobState.DISPATCHING, Move.START): JobState.RUNNING,
+    (JobState.DISPATCHING, Move.REQUEUE): JobState.QUEUED,
+    (JobState.DISPATCHING, Move.CANCEL): JobState.CANCELED,
+    (JobState.DISPATCHING, Move.FAIL): JobState.FAILED,
+    (JobState.RUNNING, Move.COMPLETE): JobState.DONE,
+    (JobState.RUNNING, Move.FAIL): JobState.FAILED,
+    (JobState.RUNNING, Move.CANCEL): JobState.CANCELED,
+    (JobState.RUNNING, Move.BLOCK): JobState.BLOCKED,
+    (JobState.RUNNING, Move.REQUEUE): JobState.QUEUED,
+    (JobState.BLOCKED, Move.CANCEL): JobState.CANCELED,
+    (JobState.BLOCKED, Move.RETRY): JobState.QUEUED,
+    (JobState.FAILED, Move.RETRY): JobState.QUEUED,
 }
 
 #: A dispatch lives exactly in these.
-IN_FLIGHT: Final = frozenset({State.DISPATCHING, State.RUNNING})
+IN_FLIGHT: Final = frozenset({JobState.DISPATCHING, JobState.RUNNING})
 #: Nothing happens by itself any more.
-SETTLED: Final = frozenset({State.DONE, State.FAILED, State.CANCELED, State.BLOCKED})
+SETTLED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELED, JobState.BLOCKED})
 #: Nothing can happen any more.
-FINAL: Final = frozenset(State) - frozenset(source for source, _ in MOVES)
+FINAL: Final = frozenset(JobState) - frozenset(source for source, _ in MOVES)
 #: BLOCKED waits for a person, however long that takes.
-PRUNABLE: Final = SETTLED - {State.BLOCKED}
+PRUNABLE: Final = SETTLED - {JobState.BLOCKED}
 
 
-def step(state: State, move: Move) -> State:
+def step(state: JobState, move: Move) -> JobState:
     try:
         return MOVES[state, move]
     except KeyError:
@@ -92,12 +92,12 @@ _DONE_TO_IT: Final = {
 }  # fmt: skip
 
 
-def allowed(state: State) -> tuple[Move, ...]:
+def allowed(state: JobState) -> tuple[Move, ...]:
     return tuple(move for source, move in MOVES if source is state)
 
 
 def mermaid() -> str:
     """`docs/states.md` holds this string; a test fails when they differ."""
     lines = [f"    {source} --> {target}: {move}" for (source, move), target in MOVES.items()]
-    ends = [f"    {state} --> [*]" for state in State if state in FINAL]
-    return "\n".join(["stateDiagram-v2", f"    [*] --> {State.QUEUED}: submit", *lines, *ends])
+    ends = [f"    {state} --> [*]" for state in JobState if state in FINAL]
+    return "\n".join(["stateDiagram-v2", f"    [*] --> {JobState.QUEUED}: submit", *lines, *ends])

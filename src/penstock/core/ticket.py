@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-__all__ = ["Limits", "Phase", "Policy", "QueueState", "Stage", "Ticket", "Verdict"]
+__all__ = ["CancelPhase", "EnterResult", "Policy", "QueueLimits", "QueueState", "Stage", "Ticket"]
 
 
 class Policy(StrEnum):
@@ -19,7 +19,7 @@ class Policy(StrEnum):
     DROP_OLDEST = "drop-oldest"
 
 
-class Phase(StrEnum):
+class CancelPhase(StrEnum):
     """Where a call was when it was cancelled."""
 
     WAITING = "waiting"
@@ -37,7 +37,7 @@ class Stage(Enum):
     SETTLED = 6
 
 
-class Verdict(Enum):
+class EnterResult(Enum):
     ACCEPTED = 0
     RESERVED = 1
     WAIT = 2
@@ -54,14 +54,14 @@ IN_FLIGHT: Final = Stage.IN_FLIGHT
 ENDING: Final = Stage.ENDING
 SETTLED: Final = Stage.SETTLED
 
-ACCEPTED: Final = Verdict.ACCEPTED
-WAIT: Final = Verdict.WAIT
-REFUSED: Final = Verdict.REFUSED
-CLOSED: Final = Verdict.CLOSED
+ACCEPTED: Final = EnterResult.ACCEPTED
+WAIT: Final = EnterResult.WAIT
+REFUSED: Final = EnterResult.REFUSED
+CLOSED: Final = EnterResult.CLOSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class QueueLimits:
     """Checked when made, so that no queue with impossible limits exists."""
 
     max_in_flight: int

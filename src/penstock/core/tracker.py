@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from penstock.core.landing import End, replaces
+from penstock.core.landing import EndReason, replaces
 from penstock.core.words import SECOND, DispatchId, Moment, Span
 
 __all__ = ["EX_TEMPFAIL", "Effect", "Graces", "Step", "Tracker", "end_of_exit"]
@@ -37,7 +37,7 @@ class Step(StrEnum):
 class Effect(NamedTuple):
     dispatch_id: DispatchId
     step: Step
-    reason: End | None
+    reason: EndReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _plan_until(now: Moment, timeout: Span, *, listens: bool) -> dict[Step, Mome
 @dataclass(slots=True)
 class _Flight:
     listens: bool
-    reason: End | None = None
+    reason: EndReason | None = None
     asked: bool = False
     plan: dict[Step, Moment] | None = None
 
@@ -103,7 +103,7 @@ class Tracker:
         if flight := self._flights.get(dispatch_id):
             flight.listens = True
 
-    def reason(self, dispatch_id: DispatchId) -> End | None:
+    def reason(self, dispatch_id: DispatchId) -> EndReason | None:
         flight = self._flights.get(dispatch_id)
         return None if flight is None else flight.reason
 
@@ -121,7 +121,7 @@ class Tracker:
         return [Effect(dispatch_id, Step.YIELD, None)]
 
     def terminate(
-        self, dispatch_id: DispatchId, reason: End, now: Moment, *, at_once: bool = False
+        self, dispatch_id: DispatchId, reason: EndReason, now: Moment, *, at_once: bool = False
     ) -> list[Effect]:
         """`at_once` begins at SIGKILL; said of a run that is on the ladder already, it hurries and keeps the first reason."""
         flight = self._flights.get(dispatch_id)
@@ -140,7 +140,7 @@ class Tracker:
         effects: list[Effect] = []
         for dispatch_id, flight in self._flights.items():
             self._hurry(flight, _plan_until(now, timeout, listens=flight.listens))
-            flight.reason = flight.reason or End.GRACEFUL_SHUTDOWN
+            flight.reason = flight.reason or EndReason.GRACEFUL_SHUTDOWN
             effects += self._due(dispatch_id, flight, now)
         return effects
 
@@ -156,7 +156,7 @@ class Tracker:
             (moment for f in self._flights.values() for moment in (f.plan or {}).values()), default=None
         )
 
-    def settle(self, dispatch_id: DispatchId, how: End) -> End | None:
+    def settle(self, dispatch_id: DispatchId, how: EndReason) -> EndReason | None:
         """It is over: by its first reason, else as it says. None: it was not in flight, and this is a late word."""
         flight = self._flights.pop(dispatch_id, None)
         return None if flight is None else flight.reason or how
@@ -178,10 +178,10 @@ class Tracker:
         return [Effect(dispatch_id, step, flight.reason) for step in due]
 
 
-def end_of_exit(code: int) -> End:
+def end_of_exit(code: int) -> EndReason:
     """What a process did, as a way to end. Negative: minus the signal, as the standard library counts."""
     if code == 0:
-        return End.COMPLETED
+        return EndReason.COMPLETED
     if code < 0:
-        return End.WORKER_CRASHED
-    return End.UNAVAILABLE if code == EX_TEMPFAIL else End.JOB_ERROR
+        return EndReason.WORKER_CRASHED
+    return EndReason.UNAVAILABLE if code == EX_TEMPFAIL else EndReason.JOB_ERROR

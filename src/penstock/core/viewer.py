@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
 
-from penstock.core.job import Event, Kind
+from penstock.core.job import Event, EventKind
 from penstock.core.reasons import (
     REASONS,
     AwaitsWorker,
@@ -19,14 +19,14 @@ from penstock.core.reasons import (
     CapReached,
     Draining,
     LabelMissing,
-    NoRoom,
+    NotEnoughUnits,
     NotQuiet,
     NotQuietLongEnough,
     NotReady,
     Paused,
     QueuedAhead,
     Reason,
-    RoomKept,
+    UnitsKept,
     as_json,
     from_json,
 )
@@ -61,7 +61,7 @@ class Viewer:
 
     def reason(self, reason: Reason) -> Reason:
         match reason:
-            case RoomKept(kept_for):
+            case UnitsKept(kept_for):
                 return replace(reason, kept_for=self.job(kept_for))
             case QueuedAhead(job_id):
                 return replace(reason, job_id=self.job(job_id))
@@ -69,7 +69,7 @@ class Viewer:
                 return replace(reason, by=self.signal(by))
             case (
                 Draining() | LabelMissing() | Paused() | NotReady() | NotQuietLongEnough() | CapReached()
-                | BudgetSpent() | NoRoom() | AwaitsWorker()
+                | BudgetSpent() | NotEnoughUnits() | AwaitsWorker()
             ):  # fmt: skip
                 return reason
             case _:
@@ -81,12 +81,12 @@ class Viewer:
 
     def _data(self, event: Event) -> dict[str, Any]:
         match event.kind:
-            case Kind.DENIED if event.reason in REASONS:
+            case EventKind.DENIED if event.reason in REASONS:
                 reason = as_json(self.reason(from_json(event.reason, dict(event.data))))
                 return reason | {name: event.data[name] for name in ("after",) if name in event.data}
-            case Kind.PREEMPT_REQUESTED:
+            case EventKind.PREEMPT_REQUESTED:
                 shown = {"for": self.job(event.data.get("for"))}
-            case Kind.SIGNALED:
+            case EventKind.SIGNALED:
                 shown = {"for": event.data.get("for")}
             case _:
                 shown = {}

@@ -31,13 +31,13 @@ from penstock.core.tracker import Graces
 from penstock.core.words import AddonId, seconds
 from penstock.daemon.logs import configure
 from penstock.engine.clock import SteadyClock
-from penstock.engine.fetchers import FOR_EVER, Kinds
-from penstock.engine.house import House
+from penstock.engine.fetchers import FOR_EVER, WorkerKinds
+from penstock.engine.house import SchedulerService
 from penstock.engine.private import private_directory, replace_file
 from penstock.engine.roll import Introduction
 from penstock.engine.users import account
 from penstock.http.server import Config, Server, serve
-from penstock.runner import Functions, Runner, RunnerSettings, RunsFolder
+from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.runner.runner import AFTER_STOP
 from penstock.settings import Settings
 from penstock.stores.opening import open_store, shown
@@ -131,11 +131,11 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     rules, clock = settings.rules(), SteadyClock()
     store = open_store(settings.jobs_at, clock, rules.ordering, settings.sharing, accept_loss=accept_loss)
     down.callback(store.close)
-    runs, runner = RunsFolder(settings.data_dir), list[Runner]()
+    runs, runner = Leftovers(settings.data_dir), list[Runner]()
     if settings.shared:
         runs.take()  # a file has its own lock; here nothing else keeps two daemons out of one data directory
         down.callback(runs.give_back)
-    house = House(
+    service = SchedulerService(
         store,
         rules,
         clock=None if settings.shared else clock,  # a server's clock is not ours to follow
@@ -144,30 +144,30 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
         preempts=True,
         introduction=Introduction(_instance(settings)),
     )
-    house.start(_holder(settings))
-    down.callback(house.stop)
+    service.start(_holder(settings))
+    down.callback(service.stop)
     down.callback(Alerting(store, settings.data_dir / "alerts", _ways(settings)).start().stop)
     for name, addon in settings.addons.items():
         if (
             addon.webhook is not None
         ):  # told of each reservation, so it is a two-step worker that is always present
-            house.fetchers.polled(Kinds(AddonId(name)), until=FOR_EVER)
+            service.fetchers.polled(WorkerKinds(AddonId(name)), until=FOR_EVER)
         if addon.weight is not None:
             store.set_addon(AddonId(name), weight=addon.weight, by="settings")
     config = _config(settings)
-    server = serve(house, config)
+    server = serve(service, config)
     down.callback(server.stop)
     if settings.runner.enabled:
-        runner.append(Runner(house, runs, _runner_settings(settings, server)).start())
+        runner.append(Runner(service, runs, _runner_settings(settings, server)).start())
         server.hear(runner[0])
         down.callback(runner[0].stop, shares(seconds(settings.server.shutdown_timeout))[0])
     _send_metrics(settings, server, down)
     down.callback(
-        setattr, house.machine, "draining", True
+        setattr, service.machine, "draining", True
     )  # before anything else goes: nothing more is granted
     _tell(settings, server, config.socket, down)
     if settings.server.listen is not None:
-        house.roll.tell(server.url)
+        service.registration.tell(server.url)
     return server
 
 
@@ -200,7 +200,7 @@ def _config(settings: Settings) -> Config:
         trusted_proxies=server.trusted_proxies,
         allowed_hosts=server.allowed_hosts,
         stop_sec=shares(seconds(server.shutdown_timeout))[1],
-        output=RunsFolder(settings.data_dir).output,
+        output=Leftovers(settings.data_dir).output,
         functions=_functions(settings),
         page=web.static() if web.complete() else None,
     )
@@ -239,9 +239,9 @@ def _functions(settings: Settings) -> Functions:
     return Functions(paths=settings.runner.functions)
 
 
-def _runner_settings(settings: Settings, server: Server) -> RunnerSettings:
-    told, usual = settings.runner, RunnerSettings()
-    return RunnerSettings(
+def _runner_settings(settings: Settings, server: Server) -> RunnerOptions:
+    told, usual = settings.runner, RunnerOptions()
+    return RunnerOptions(
         slots=told.slots,
         workers=usual.workers if told.workers is None else told.workers,
         graces=Graces(told.cancel_grace, told.term_grace),
@@ -256,9 +256,9 @@ def _runner_settings(settings: Settings, server: Server) -> RunnerSettings:
 def _send_metrics(settings: Settings, server: Server, down: ExitStack) -> None:
     if settings.telemetry.otlp is None:
         return
-    from penstock.daemon.telemetry import Telemetry, otlp  # noqa: PLC0415  # an extra, and slow to load
+    from penstock.daemon.telemetry import OtlpExport, otlp  # noqa: PLC0415  # an extra, and slow to load
 
-    telemetry = Telemetry(
+    telemetry = OtlpExport(
         server.families,
         otlp(settings.telemetry.otlp),
         every=seconds(settings.telemetry.every),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
     from prometheus_client.samples import Sample
 
-__all__ = ["Telemetry", "measured", "otlp"]
+__all__ = ["OtlpExport", "measured", "otlp"]
 
 log = logging.getLogger("penstock.telemetry")
 
@@ -57,7 +57,7 @@ def otlp(address: str) -> MetricExporter:
     return exporter
 
 
-class Telemetry:
+class OtlpExport:
     """A thread that sends what there is every `every` seconds, and once more when it is stopped."""
 
     def __init__(

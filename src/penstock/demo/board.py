@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.client import Client
-from penstock.http.wire import Event, Lease, Stats
+from penstock.http.wire import EventInfo, Lease, Stats
 
 __all__ = ["Board", "LiveBoard", "PlainBoard", "Sight"]
 
@@ -47,7 +47,7 @@ class Sight:
         news = [line for event in page.events if (line := self._line(event))]
         return View(client.stats(), client.leases(limit=12), news, self._why())
 
-    def _line(self, event: Event) -> str:
+    def _line(self, event: EventInfo) -> str:
         if event.job_id is None or event.state is None:
             return ""
         self._states[event.job_id] = event.state

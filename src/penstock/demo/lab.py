@@ -24,7 +24,7 @@ class Lab:
     def __init__(self, diary: Diary) -> None:
         self.diary = diary
         self.photos = PhotoBook()
-        self.books = {name: StageBook(name, diary) for name in ("decode", "resize", "analyse")}
+        self.ledger = {name: StageBook(name, diary) for name in ("decode", "resize", "analyse")}
         self.decode = WorkerPool(
             2,
             name="decode",
@@ -33,7 +33,7 @@ class Lab:
             crash_policy="restart-requeue-in-flight",
             restart_delay=1.0,  # ten times the default, for the eye
             start="eager",
-            hooks=self.books["decode"],
+            hooks=self.ledger["decode"],
         )
         self.resize = WorkerPool(
             1,
@@ -42,7 +42,7 @@ class Lab:
             max_queue_depth=4,
             key_of=_album_of,
             start="eager",
-            hooks=self.books["resize"],
+            hooks=self.ledger["resize"],
         )
         self.analyse = WorkerPool(
             1,
@@ -52,7 +52,7 @@ class Lab:
             policy="drop-oldest",
             key_of=_album_of,
             start="eager",
-            hooks=self.books["analyse"],
+            hooks=self.ledger["analyse"],
         )
         self.pools = (self.decode, self.resize, self.analyse)
         self.places = 4 + 8  # of the first stage
@@ -81,7 +81,7 @@ class Lab:
     @property
     def in_memory(self) -> int:
         """Negatives that were made and whose call has not ended."""
-        return self.photos.negatives - self.books["decode"].ended
+        return self.photos.negatives - self.ledger["decode"].ended
 
     async def look_again(self, photo: Photo) -> None:
         with _Outcome(self):
@@ -103,7 +103,7 @@ class Lab:
 
     @property
     def balanced(self) -> bool:
-        return self.photos.balanced and all(book.balanced for book in self.books.values())
+        return self.photos.balanced and all(book.balanced for book in self.ledger.values())
 
 
 def _album_of(photo: Photo) -> str | None:

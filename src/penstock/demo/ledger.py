@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock import Call, QueueHooks
-from penstock.core.ticket import Phase
+from penstock.core.ticket import CancelPhase
 from penstock.local.timers import clock
 
 
@@ -63,8 +63,8 @@ class StageBook(QueueHooks):
         else:
             self.failed += 1
 
-    def on_cancel(self, _: Call[Any], phase: Phase) -> None:
-        if phase is Phase.WAITING:
+    def on_cancel(self, _: Call[Any], phase: CancelPhase) -> None:
+        if phase is CancelPhase.WAITING:
             self.turned_away += 1
         else:
             self.canceled += 1

@@ -69,7 +69,7 @@ def summary(lab: Lab) -> list[list[str]]:
     """A head and a row for each stage; the live display puts the same into a finer table."""
     rows = [["stage", "accepted", "done", "canceled", "shed", "requeued", "crashes", "wait", "run"]]
     for pool in lab.pools:
-        book, totals = lab.books[pool.name], pool.snapshot().totals
+        book, totals = lab.ledger[pool.name], pool.snapshot().totals
         counts = (book.accepted, book.done, book.canceled, book.shed, book.requeued, totals["crashed"])
         wait, run = book.waited / max(book.dispatched, 1), book.ran / max(book.done + book.failed, 1)
         times = [f"{seconds * 1000:,.0f} ms" for seconds in (wait, run)]
@@ -78,10 +78,10 @@ def summary(lab: Lab) -> list[list[str]]:
 
 
 def proof(lab: Lab, *, interrupted: bool) -> list[str]:
-    photos, books = lab.photos, lab.books.values()
-    accepted = sum(book.accepted for book in books)
+    photos, ledger = lab.photos, lab.ledger.values()
+    accepted = sum(book.accepted for book in ledger)
     calls = {
-        name: sum(getattr(book, name) for book in books) for name in ("done", "failed", "canceled", "shed")
+        name: sum(getattr(book, name) for book in ledger) for name in ("done", "failed", "canceled", "shed")
     }
     ends = {
         "analysed": photos.analysed,
@@ -89,7 +89,7 @@ def proof(lab: Lab, *, interrupted: bool) -> list[str]:
         "canceled": photos.canceled.total(),
         "shed": photos.shed,
     }
-    holds = all(book.balanced for book in books)
+    holds = all(book.balanced for book in ledger)
     lines = [
         equation(f"{photos.taken:,} photos taken", ends, holds=photos.balanced),
         equation(f"{accepted:,} calls accepted", calls, holds=holds),

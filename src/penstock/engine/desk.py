@@ -17,32 +17,32 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from penstock.core import changes
 from penstock.core.admission import Decision
 from penstock.core.books import EVERYTHING
-from penstock.core.changes import Beat, Change
-from penstock.core.demand import Demand
+from penstock.core.changes import Change, Renewal
+from penstock.core.demand import AdmissionClass
 from penstock.core.explain import Explanation
 from penstock.core.intent import Intent, check, check_all
 from penstock.core.job import Dispatch, Job
 from penstock.core.json_text import storable_json
-from penstock.core.landing import End, Phase
-from penstock.core.loan import weigh_loan
-from penstock.core.order import Floor, Verdict
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.loan import decide_standalone_lease
+from penstock.core.order import AdmissionView, RoundResult
 from penstock.core.quick import quick_tuple
 from penstock.core.refusals import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.text import error_text, storable, type_name
 from penstock.core.viewer import Viewer
 from penstock.core.words import SECOND, AddonId, DispatchId, JobId, Money
 from penstock.engine.apart import write_apart
-from penstock.engine.dispatcher import Dispatcher, Kinds, leased
-from penstock.engine.foresight import Foresight
-from penstock.engine.machine import Machine
-from penstock.engine.purse import Purse
-from penstock.engine.room import Room, then
-from penstock.engine.rules import Rules
-from penstock.engine.yields import Yields
-from penstock.stores.protocol import Done, Receipt, Rest, Ride, Store, Transactional
+from penstock.engine.dispatcher import Dispatcher, WorkerKinds, leased
+from penstock.engine.foresight import Explainer
+from penstock.engine.machine import HostLoad
+from penstock.engine.purse import BudgetEnforcer
+from penstock.engine.room import SubmitWaitlist, then
+from penstock.engine.rules import SchedulerRules
+from penstock.engine.yields import YieldRequests
+from penstock.stores.protocol import CompletedDispatch, Receipt, Rest, Ride, Store, Transactional
 
-__all__ = ["Answer", "Claimed", "Desk", "Idler", "Landing", "Report"]
+__all__ = ["Answer", "EndReport", "ExchangeAnswer", "GrantedJob", "IdleWorker", "JobService"]
 
 T = TypeVar("T")
 log = logging.getLogger("penstock.engine")
@@ -54,69 +54,72 @@ _MOST_POLLED: Final = 1_000
 _MAX_ERROR: Final = 20_000
 
 
-class Claimed(NamedTuple):
+class GrantedJob(NamedTuple):
     job: Job
     dispatch: Dispatch
     checkpoint: str | None
 
 
-_claimed: Final = quick_tuple(Claimed)
+_claimed: Final = quick_tuple(GrantedJob)
 
 
-class Landing(Protocol):
+class ExchangeAnswer(Protocol):
     """
     Waits for an exchange. What is to be run is handed to `ready`, perhaps before it is on disk, so that it can be made ready meanwhile; it
     may begin when it comes back from here.
     """
 
     def __call__(
-        self, ready: Callable[[list[Claimed]], list[T]], /
-    ) -> tuple[list[State | Refused | None], list[T]]: ...
+        self, ready: Callable[[list[GrantedJob]], list[T]], /
+    ) -> tuple[list[JobState | Refused | None], list[T]]: ...
 
 
-class Report(NamedTuple):
+class EndReport(NamedTuple):
     """A worker's word that a run is over, and how."""
 
     dispatch_id: DispatchId
-    how: End = End.COMPLETED
+    how: EndReason = EndReason.COMPLETED
     result: str | None = None
     error: str | None = None
 
 
-class Idler(Protocol):
+class IdleWorker(Protocol):
     """
     A worker that waits for something to do. `board` says what it would take now: kinds, how many, under which name; None: nothing.
     It is asked inside a transaction. When it has said something it hears by `landed` what came of it, perhaps nothing, before it is asked again.
     If the thread in which it hears that `stays`, it may answer with what it shall do there.
     """
 
-    def board(self) -> tuple[Kinds, int, str] | None: ...
+    def board(self) -> tuple[WorkerKinds, int, str] | None: ...
 
-    def landed(self, claimed: list[Claimed], *, stays: bool) -> Rest | None: ...
+    def landed(self, claimed: list[GrantedJob], *, stays: bool) -> Rest | None: ...
 
 
 class Answer(NamedTuple):
     """To a heartbeat. `stop`: why the run must end now, if it must. `should_yield`: it is asked to, at its next safe place."""
 
     expires_at: int
-    stop: End | None
+    stop: EndReason | None
     should_yield: bool = False
 
 
-class Desk:
+class JobService:
     def __init__(
         self,
         store: Store,
-        rules: Rules,
-        machine: Machine,
+        rules: SchedulerRules,
+        machine: HostLoad,
         dispatcher: Dispatcher,
-        room: Room | None = None,
+        waitlist: SubmitWaitlist | None = None,
         *,
-        yields: Yields | None = None,
+        yields: YieldRequests | None = None,
     ) -> None:
         self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
-        self._room, self._purse = room or Room(store, rules.depth), Purse(store, rules)
-        self._yields, self._foresight = yields or Yields(), Foresight(store, rules, dispatcher)
+        self._waitlist, self._budgets = (
+            waitlist or SubmitWaitlist(store, rules.depth),
+            BudgetEnforcer(store, rules),
+        )
+        self._yields, self._explainer = yields or YieldRequests(), Explainer(store, rules, dispatcher)
         #: What the last submit was like. Any thread may see an older one: it then looks once more.
         self._passed: object = None
 
@@ -127,7 +130,7 @@ class Desk:
         if wait_sec:
             return self.submit_soon(intents, wait_sec).result()
         self._check(intents)
-        return self._foresight.foretold(intents, self._room.submit(intents))
+        return self._explainer.foretold(intents, self._waitlist.submit(intents))
 
     def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
         """As part of a transaction of the caller's own. At the depth limit QueueFull at once: it could not wait for others' room."""
@@ -142,15 +145,15 @@ class Desk:
     @property
     def waiting(self) -> int:
         """How many submits wait for room."""
-        return self._room.waiting
+        return self._waitlist.waiting
 
     def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
         """Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up its place."""
         self._check(intents)
-        answer = self._room.submit_soon(intents, wait_sec)
+        answer = self._waitlist.submit_soon(intents, wait_sec)
         if all(intent.deadline_at is None for intent in intents):
             return answer
-        return then(answer, lambda receipts: self._foresight.foretold(intents, receipts))
+        return then(answer, lambda receipts: self._explainer.foretold(intents, receipts))
 
     def _check(self, intents: Sequence[Intent]) -> None:
         most = self._rules.capacity.most
@@ -182,7 +185,7 @@ class Desk:
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
         """`viewer`: an addon that must not learn the names of others' jobs."""
-        return self._foresight.explain(job_id, viewer)
+        return self._explainer.explain(job_id, viewer)
 
     def pause(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
         """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""
@@ -218,15 +221,15 @@ class Desk:
 
     def dispatchable(self, addon_id: AddonId | None = None, limit: int = 100) -> list[Dispatch]:
         """Reserved, and waiting for a worker to ask for the lease."""
-        return self._store.live(addon_id=addon_id, phases=[Phase.RESERVED], limit=limit)
+        return self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED], limit=limit)
 
-    def poll(self, kinds: Kinds, limit: int = 100) -> list[Dispatch]:
+    def poll(self, kinds: WorkerKinds, limit: int = 100) -> list[Dispatch]:
         """What is reserved for a worker of the two-step way, which is present from now on."""
         self.offer_to(kinds)
         reserved = self.dispatchable(kinds.addon_id, _MOST_POLLED)
-        return [d for d in reserved if d.job_id is not None and kinds.fits(d.demand)][:limit]
+        return [d for d in reserved if d.job_id is not None and kinds.fits(d.admission_class)][:limit]
 
-    def offer_to(self, kinds: Kinds) -> None:
+    def offer_to(self, kinds: WorkerKinds) -> None:
         """A worker of the two-step way is present: jobs of these kinds are reserved for it, and not left for any claim."""
         self._dispatcher.offer_to(kinds, self._store.now())
 
@@ -236,7 +239,7 @@ class Desk:
         if job is None:
             raise NotFound(f"there is no job {job_id}", job_id=job_id)
         dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
-        if dispatch is None or dispatch.phase is not Phase.RESERVED:
+        if dispatch is None or dispatch.phase is not DispatchPhase.RESERVED:
             raise StaleDispatch(
                 f"a {job.state} job has no reservation to lease", state=str(job.state), job_id=job_id
             )
@@ -245,14 +248,14 @@ class Desk:
             raise StaleDispatch("the reservation was taken, canceled or timed out", job_id=job_id)
         return self._dispatch(dispatch.dispatch_id)
 
-    def claim(self, kinds: Kinds, limit: int = 1, worker: str = "") -> list[Claimed]:
+    def claim(self, kinds: WorkerKinds, limit: int = 1, worker: str = "") -> list[GrantedJob]:
         """The one-step way: what is reserved for such a worker already, then what may start now."""
         leases = self._take_up(kinds, limit, worker)
         if len(leases) < limit:
             leases += self._dispatcher.fetch(kinds, limit - len(leases), worker, self._store.now())
         return self.claimed(leases)
 
-    def _take_up(self, kinds: Kinds, limit: int, worker: str) -> list[Dispatch]:
+    def _take_up(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
         """Leases for what is reserved already, on this host: another's units are no room here."""
         leases: list[Dispatch] = []
         if not self._dispatcher.reserved.perhaps(kinds.fits, self._store.now):
@@ -261,14 +264,14 @@ class Desk:
             if len(leases) == limit:
                 break
             here = dispatch.host == self._rules.host
-            if here and dispatch.job_id is not None and kinds.fits(dispatch.demand):
+            if here and dispatch.job_id is not None and kinds.fits(dispatch.admission_class):
                 try:
                     leases.append(self.lease(dispatch.job_id, worker))
                 except StaleDispatch:
                     continue
         return leases
 
-    def claimed(self, leases: Sequence[Dispatch]) -> list[Claimed]:
+    def claimed(self, leases: Sequence[Dispatch]) -> list[GrantedJob]:
         """With all that their worker must know."""
         if not leases:
             return []
@@ -278,34 +281,41 @@ class Desk:
             for job, d in zip(jobs, leases, strict=True)
         ]
 
-    def ride(self, idler: Idler) -> Callable[[], None]:
+    def ride(self, idle_worker: IdleWorker) -> Callable[[], None]:
         """Lets one who is idle claim in the commits of submits, until the answer is called."""
 
         def landed(leases: list[Dispatch], stays: bool) -> Rest | None:
             try:
                 claimed = self.claimed(leases)
             except BaseException:  # it must hear that it comes with nothing, or it waits for ever
-                idler.landed([], stays=False)
+                idle_worker.landed([], stays=False)
                 raise
-            return idler.landed(claimed, stays=stays)
+            return idle_worker.landed(claimed, stays=stays)
 
         def board() -> Ride | None:
-            wish = idler.board()
+            wish = idle_worker.board()
             return None if wish is None else self._dispatcher.passage(*wish, landed)
 
         return self._store.ride(board)
 
-    def ask(self, demand: Demand, priority: int, worker: str = "") -> tuple[Dispatch | None, Decision]:
+    def ask(
+        self, admission_class: AdmissionClass, priority: int, worker: str = ""
+    ) -> tuple[Dispatch | None, Decision]:
         """May this much work start now? A lease without a job, or why not and when to ask again."""
         decided: list[Decision] = []
 
-        def decide(floor: Floor) -> Verdict:
-            conditions, rules = self._machine.conditions(floor.now), self._rules
-            verdict, decision = weigh_loan(
-                floor, conditions, rules.limits, rules.ordering, demand=demand, priority=priority
+        def decide(admission_view: AdmissionView) -> RoundResult:
+            conditions, rules = self._machine.conditions(admission_view.now), self._rules
+            round_result, decision = decide_standalone_lease(
+                admission_view,
+                conditions,
+                rules.limits,
+                rules.ordering,
+                admission_class=admission_class,
+                priority=priority,
             )
             decided.append(decision)
-            return verdict
+            return round_result
 
         granted = self._store.admit(self._rules.host, decide, self._rules.terms(worker))
         return (granted[0] if granted else None), decided[-1]
@@ -322,7 +332,7 @@ class Desk:
         """`spent`: the total of this dispatch so far. `pid`: of the process that runs the job."""
         checkpoint = None if checkpoint is None else storable_json(checkpoint)
         until = self._store.now() + self._rules.lease_for
-        beat = Beat(
+        beat = Renewal(
             dispatch_id=dispatch_id,
             expires_at=until,
             progress=progress,
@@ -330,23 +340,23 @@ class Desk:
             checkpoint=checkpoint,
             pid=pid,
         )
-        [standing] = self._store.renew([beat], self._purse.tell)
+        [standing] = self._store.renew([beat], self._budgets.tell)
         if standing is None:
             self._dispatch(dispatch_id)
             raise StaleDispatch(
                 "this lease has expired, ended or been replaced: stop the run", dispatch_id=dispatch_id
             )
-        if not self._purse.allows(standing) and standing.phase is Phase.LEASED:
-            told = self.stop(dispatch_id, End.COST_LIMIT_REACHED)
+        if not self._budgets.allows(standing) and standing.phase is DispatchPhase.LEASED:
+            told = self.stop(dispatch_id, EndReason.COST_LIMIT_REACHED)
             return Answer(told.expires_at, told.reason)
-        stop = standing.reason if standing.phase is Phase.ENDING else None
+        stop = standing.reason if standing.phase is DispatchPhase.ENDING else None
         return Answer(standing.expires_at, stop, stop is None and dispatch_id in self._yields)
 
-    def stop(self, dispatch_id: DispatchId, reason: End) -> Dispatch:
+    def stop(self, dispatch_id: DispatchId, reason: EndReason) -> Dispatch:
         """Tell a run to end. The first reason wins."""
         for _ in range(_TRIES):
             dispatch = self._dispatch(dispatch_id)
-            if dispatch.phase is Phase.ENDED:
+            if dispatch.phase is DispatchPhase.ENDED:
                 raise StaleDispatch("this dispatch has ended", dispatch_id=dispatch_id)
             job = None if dispatch.job_id is None else self._store.job(dispatch.job_id)
             change = changes.stop(dispatch, job, reason, self._store.now(), grace=self._rules.grace)
@@ -354,37 +364,41 @@ class Desk:
                 return self._dispatch(dispatch_id)
         raise StaleDispatch("this dispatch kept changing; ask again", dispatch_id=dispatch_id)
 
-    def complete(self, dispatch_id: DispatchId, result: str | None = None) -> State | None:
-        return self.end(dispatch_id, End.COMPLETED, result=result)
+    def complete(self, dispatch_id: DispatchId, result: str | None = None) -> JobState | None:
+        return self.end(dispatch_id, EndReason.COMPLETED, result=result)
 
-    def fail(self, dispatch_id: DispatchId, error: str, how: End = End.JOB_ERROR) -> State | None:
+    def fail(
+        self, dispatch_id: DispatchId, error: str, how: EndReason = EndReason.JOB_ERROR
+    ) -> JobState | None:
         return self.end(dispatch_id, how, error=error)
 
-    def release(self, dispatch_id: DispatchId) -> State | None:
+    def release(self, dispatch_id: DispatchId) -> JobState | None:
         """The lease is given back: a job goes on waiting, a lease without one is over."""
-        return self.end(dispatch_id, End.RELEASED)
+        return self.end(dispatch_id, EndReason.RELEASED)
 
     def end(
-        self, dispatch_id: DispatchId, how: End, *, result: str | None = None, error: str | None = None
-    ) -> State | None:
+        self, dispatch_id: DispatchId, how: EndReason, *, result: str | None = None, error: str | None = None
+    ) -> JobState | None:
         """By the worker that has it. Where the job landed; None for a lease without a job."""
-        [answer] = self.end_many([Report(dispatch_id, how, result, error)])
+        [answer] = self.end_many([EndReport(dispatch_id, how, result, error)])
         if isinstance(answer, Refused):
             raise answer
         return answer
 
-    def end_many(self, reports: Sequence[Report]) -> list[State | Refused | None]:
+    def end_many(self, reports: Sequence[EndReport]) -> list[JobState | Refused | None]:
         """One commit, each on its own merits: where its job landed, or why nothing was changed by it."""
         reports = [_storable(report) for report in reports]
         return self._ended(reports, self._completed(reports))
 
     def exchange(
-        self, reports: Sequence[Report], kinds: Kinds, limit: int = 1, worker: str = ""
-    ) -> tuple[list[State | Refused | None], list[Claimed]]:
+        self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int = 1, worker: str = ""
+    ) -> tuple[list[JobState | Refused | None], list[GrantedJob]]:
         """`end_many` and `claim`, in one commit where that can be: what has ended makes room for what is claimed."""
         return self.exchange_soon(reports, kinds, limit, worker)(list)
 
-    def exchange_soon(self, reports: Sequence[Report], kinds: Kinds, limit: int, worker: str) -> Landing:
+    def exchange_soon(
+        self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int, worker: str
+    ) -> ExchangeAnswer:
         """The same for who has something to do meanwhile."""
         reports = [_storable(report) for report in reports]
         taken_up = self._take_up(kinds, limit, worker)
@@ -400,7 +414,9 @@ class Desk:
         )
         exchanged.add_done_callback(lambda _: ahead.put(None))
 
-        def land(ready: Callable[[list[Claimed]], list[T]]) -> tuple[list[State | Refused | None], list[T]]:
+        def land(
+            ready: Callable[[list[GrantedJob]], list[T]],
+        ) -> tuple[list[JobState | Refused | None], list[T]]:
             foreseen = ahead.get()
             made: list[T] | None = None
             if foreseen is not None and not taken_up and all(d.fence == 1 for d in foreseen):
@@ -422,14 +438,14 @@ class Desk:
         return land
 
     def _completed(
-        self, reports: Sequence[Report], ending: Future[list[bool]] | None = None
+        self, reports: Sequence[EndReport], ending: Future[list[bool]] | None = None
     ) -> list[bool | Exception]:
         """
         Most runs end by being completed under a lease that still counts. What follows is known without reading anything; the
         store refuses it where the world is otherwise, and then we look. `ending`: it has been asked already.
         """
 
-        def write(done: Sequence[Done]) -> list[bool]:
+        def write(done: Sequence[CompletedDispatch]) -> list[bool]:
             nonlocal ending
             first, ending = ending, None
             return (first or self._store.complete_soon(done)).result()
@@ -437,15 +453,15 @@ class Desk:
         return write_apart(write, _done(reports))
 
     def _ended(
-        self, reports: Sequence[Report], completed: Sequence[bool | Exception]
-    ) -> list[State | Refused | None]:
+        self, reports: Sequence[EndReport], completed: Sequence[bool | Exception]
+    ) -> list[JobState | Refused | None]:
         """What the store cannot write of a report becomes the stated failure of its job."""
         done = iter(completed)
-        answers: list[State | Refused | None] = [State.DONE] * len(reports)
+        answers: list[JobState | Refused | None] = [JobState.DONE] * len(reports)
         left = {
             i: report
             for i, report in enumerate(reports)
-            if report.how is not End.COMPLETED or next(done) is not True
+            if report.how is not EndReason.COMPLETED or next(done) is not True
         }
         for _ in range(_TRIES):
             if not left:
@@ -468,12 +484,12 @@ class Desk:
             answers[i] = StaleDispatch("this dispatch has been replaced", dispatch_id=reports[i].dispatch_id)
         return answers
 
-    def _ending(self, report: Report) -> Change | Refused:
+    def _ending(self, report: EndReport) -> Change | Refused:
         dispatch_id, how, result, error = report
         try:
             dispatch = self._dispatch(dispatch_id)
             now = self._store.now()
-            if dispatch.phase is Phase.ENDED:
+            if dispatch.phase is DispatchPhase.ENDED:
                 return StaleDispatch("this dispatch has ended already", dispatch_id=dispatch_id)
             if dispatch.expires_at <= now:
                 return StaleDispatch(
@@ -499,16 +515,16 @@ class Desk:
         return {"schedules": self._rules.schedules, "ordering": self._rules.ordering}
 
 
-def _target(change: Change) -> State | None:
+def _target(change: Change) -> JobState | None:
     return None if change.job is None else change.job.target
 
 
-def _storable(report: Report) -> Report:
+def _storable(report: EndReport) -> EndReport:
     """Whatever a worker says can be written: it comes from user code, in whichever way the function was run."""
     dispatch_id, how, result, error = report
     if error is None and (result is None or result.isascii()):
         return report
-    return Report(
+    return EndReport(
         dispatch_id,
         how,
         None if result is None else storable(result),
@@ -516,17 +532,19 @@ def _storable(report: Report) -> Report:
     )
 
 
-def _not_written(report: Report, error: Exception) -> Report:
+def _not_written(report: EndReport, error: Exception) -> EndReport:
     """The same for the same report: the words depend on the type of the error alone, so that nothing of the text that failed is in them."""
     log.error("the end of %s cannot be written: %s", report.dispatch_id, error_text(error))
     words = f"what it returned or raised cannot be written to the database ({type_name(error)})"
-    return Report(report.dispatch_id, End.JOB_ERROR, error=words)
+    return EndReport(report.dispatch_id, EndReason.JOB_ERROR, error=words)
 
 
-_done_with: Final = quick_tuple(Done)
+_done_with: Final = quick_tuple(CompletedDispatch)
 
 
-def _done(reports: Sequence[Report]) -> list[Done]:
+def _done(reports: Sequence[EndReport]) -> list[CompletedDispatch]:
     return [
-        _done_with((dispatch_id, result)) for dispatch_id, how, result, _ in reports if how is End.COMPLETED
+        _done_with((dispatch_id, result))
+        for dispatch_id, how, result, _ in reports
+        if how is EndReason.COMPLETED
     ]

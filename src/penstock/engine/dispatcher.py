@@ -12,36 +12,38 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.job import Dispatch
-from penstock.core.landing import Phase
-from penstock.core.order import MOST_PICKS, Floor, Offer, Verdict, weigh
+from penstock.core.landing import DispatchPhase
+from penstock.core.order import MOST_PICKS, AdmissionView, Placement, RoundResult, run_round
 from penstock.core.outlook import View
 from penstock.core.words import HostId, JobId, Moment
-from penstock.engine.fetchers import Fetchers, Kinds, Present
-from penstock.engine.machine import Machine
-from penstock.engine.reserved import Reserved
-from penstock.engine.rules import Rules
-from penstock.stores.protocol import Ahead, Done, Rest, Ride, Store, Terms
+from penstock.engine.fetchers import PresentWorker, PullingWorkers, WorkerKinds
+from penstock.engine.machine import HostLoad
+from penstock.engine.reserved import ReservationCache
+from penstock.engine.rules import SchedulerRules
+from penstock.stores.protocol import Ahead, CompletedDispatch, Rest, Ride, Store, Terms
 
-__all__ = ["Dispatcher", "Fetchers", "Kinds", "leased"]
+__all__ = ["Dispatcher", "PullingWorkers", "WorkerKinds", "leased"]
 
 _ALL: Final = 1_000_000
 
 
 class Dispatcher:
-    def __init__(self, store: Store, rules: Rules, machine: Machine, fetchers: Fetchers) -> None:
+    def __init__(
+        self, store: Store, rules: SchedulerRules, machine: HostLoad, fetchers: PullingWorkers
+    ) -> None:
         self._store, self._rules, self._machine, self._fetchers = store, rules, machine, fetchers
         #: How often each head was refused for its present reason. Told when the reason changes, and not before: it would be
         #: a write per head and tick.
         self.refusals: dict[JobId, int] = {}
-        self.reserved = Reserved()
+        self.reserved = ReservationCache()
         #: All that the last round of our own saw in line; None: there was none yet.
-        self._in_line: list[Demand] | None = None
+        self._in_line: list[AdmissionClass] | None = None
 
     def begin(self) -> None:
         """It alone dispatches on this host from now on."""
-        left = self._store.live(phases=[Phase.RESERVED], limit=_ALL)
+        left = self._store.live(phases=[DispatchPhase.RESERVED], limit=_ALL)
         self.reserved.begin([d for d in left if d.host == self._rules.host], self._store.now())
 
     def step(self, now: Moment) -> Moment:
@@ -49,30 +51,34 @@ class Dispatcher:
             pass
         return now + self._rules.tick
 
-    def fetch(self, kinds: Kinds, limit: int, worker: str, now: Moment) -> list[Dispatch]:
+    def fetch(self, kinds: WorkerKinds, limit: int, worker: str, now: Moment) -> list[Dispatch]:
         """A round with a worker at hand. What stands before its jobs and is reserved by us is reserved first, so order holds."""
         return leased(self._store.admit(*self._visit(kinds, limit, worker, now)))
 
     def exchange_soon(
-        self, done: Sequence[Done], kinds: Kinds, limit: int, worker: str, ahead: Ahead
+        self, done: Sequence[CompletedDispatch], kinds: WorkerKinds, limit: int, worker: str, ahead: Ahead
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         """The same, behind what that worker has done. Some that it is answered with may be only reserved (`leased`)."""
         visit = self._visit(kinds, limit, worker, self._store.now())
         return self._store.exchange_soon(done, *visit, ahead)
 
     def _visit(
-        self, kinds: Kinds, limit: int, worker: str, now: Moment
-    ) -> tuple[HostId, Callable[[Floor], Verdict], Terms]:
+        self, kinds: WorkerKinds, limit: int, worker: str, now: Moment
+    ) -> tuple[HostId, Callable[[AdmissionView], RoundResult], Terms]:
         self._fetchers.came(kinds, now + self._rules.fetch_for)
         return self._rules.host, self._decider(now, kinds, limit), self._rules.terms(worker)
 
-    def offer_to(self, kinds: Kinds, now: Moment) -> None:
+    def offer_to(self, kinds: WorkerKinds, now: Moment) -> None:
         """A two-step worker polls for such jobs. Its first poll reserves those that were left in line for others."""
         if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
             self._round(now)
 
     def passage(
-        self, kinds: Kinds, limit: int, worker: str, landed: Callable[[list[Dispatch], bool], Rest | None]
+        self,
+        kinds: WorkerKinds,
+        limit: int,
+        worker: str,
+        landed: Callable[[list[Dispatch], bool], Rest | None],
     ) -> Ride:
         """The same round, for a worker who waits for the next submit and claims in its commit."""
         return Ride(
@@ -84,50 +90,56 @@ class Dispatcher:
         return self._store.admit(self._rules.host, self._decider(now), self._rules.terms(""))
 
     def _decider(
-        self, now: Moment, here: Kinds | None = None, limit: int | None = None
-    ) -> Callable[[Floor], Verdict]:
+        self, now: Moment, here: WorkerKinds | None = None, limit: int | None = None
+    ) -> Callable[[AdmissionView], RoundResult]:
         offer = self._offer(now, here)
-        seen: list[Demand] = []
+        seen: list[AdmissionClass] = []
 
-        def noting(demand: Demand) -> Offer:
-            seen.append(demand)
-            return offer(demand)
+        def noting(admission_class: AdmissionClass) -> Placement:
+            seen.append(admission_class)
+            return offer(admission_class)
 
-        def decide(floor: Floor) -> Verdict:
-            conditions = self._machine.conditions(floor.now)
+        def decide(admission_view: AdmissionView) -> RoundResult:
+            conditions = self._machine.conditions(admission_view.now)
             rules = self._rules
             seen.clear()
             asked = noting if here is None else offer
-            verdict = weigh(floor, conditions, rules.limits, rules.ordering, asked, most_leases=limit)
-            if kinds := {pick.demand for pick in verdict.picks if pick.offer is Offer.RESERVE}:
-                self.reserved.made(dict.fromkeys(kinds, floor.now + rules.reserve_for), floor.now)
+            round_result = run_round(
+                admission_view, conditions, rules.limits, rules.ordering, asked, most_leases=limit
+            )
+            if kinds := {
+                pick.admission_class for pick in round_result.picks if pick.offer is Placement.RESERVE
+            }:
+                self.reserved.made(
+                    dict.fromkeys(kinds, admission_view.now + rules.reserve_for), admission_view.now
+                )
             if here is not None:
-                return verdict
+                return round_result
             self._in_line = list(seen)
-            return self._counted(verdict)
+            return self._counted(round_result)
 
         return decide
 
-    def _offer(self, now: Moment, here: Kinds | None = None) -> Callable[[Demand], Offer]:
-        present: Present | None = None  # asked for when the first comes that is not for who is here
+    def _offer(self, now: Moment, here: WorkerKinds | None = None) -> Callable[[AdmissionClass], Placement]:
+        present: PresentWorker | None = None  # asked for when the first comes that is not for who is here
 
-        def offer(demand: Demand) -> Offer:
+        def offer(admission_class: AdmissionClass) -> Placement:
             nonlocal present
-            if here is not None and here.fits(demand):
-                return Offer.LEASE
+            if here is not None and here.fits(admission_class):
+                return Placement.LEASE
             if present is None:
                 present = self._fetchers.at(now)
-            return Offer.NOBODY if present.claims(demand) else Offer.RESERVE
+            return Placement.NOBODY if present.claims(admission_class) else Placement.RESERVE
 
         return offer
 
-    def view(self, floor: Floor) -> View:
+    def view(self, admission_view: AdmissionView) -> View:
         """What the next round will go by: for explain, and for trying out."""
         rules = self._rules
-        conditions = self._machine.conditions(floor.now)
-        return View(floor, conditions, rules.limits, rules.ordering, self._offer(floor.now))
+        conditions = self._machine.conditions(admission_view.now)
+        return View(admission_view, conditions, rules.limits, rules.ordering, self._offer(admission_view.now))
 
-    def awaits(self, kinds: Kinds) -> bool:
+    def awaits(self, kinds: WorkerKinds) -> bool:
         """
         Whether a job may be in line for such a worker, by our last round: one who comes with every tick need not look at all lines again to find none of its own.
         Where others dispatch too a round does not see every line, and nothing can be said.
@@ -136,20 +148,22 @@ class Dispatcher:
             return True
         return any(map(kinds.fits, self._in_line))
 
-    def last_fetched_at(self, demand: Demand, now: Moment) -> Moment | None:
+    def last_fetched_at(self, admission_class: AdmissionClass, now: Moment) -> Moment | None:
         """When somebody last came for such jobs, if that is how they start."""
-        if self._offer(now)(demand) is not Offer.NOBODY:
+        if self._offer(now)(admission_class) is not Placement.NOBODY:
             return None
-        return self._fetchers.last_came_at(demand, self._rules.fetch_for)
+        return self._fetchers.last_came_at(admission_class, self._rules.fetch_for)
 
-    def _counted(self, verdict: Verdict) -> Verdict:
+    def _counted(self, round_result: RoundResult) -> RoundResult:
         before = self.refusals
-        changed = {denial.waiting.job_id for denial in verdict.denials}
+        changed = {denial.waiting.job_id for denial in round_result.denials}
         self.refusals = {
-            w.job_id: 1 if w.job_id in changed else before.get(w.job_id, 0) + 1 for w in verdict.refused
+            w.job_id: 1 if w.job_id in changed else before.get(w.job_id, 0) + 1 for w in round_result.refused
         }
-        verdict.denials = [replace(d, after=before.get(d.waiting.job_id, 0)) for d in verdict.denials]
-        return verdict
+        round_result.denials = [
+            replace(d, after=before.get(d.waiting.job_id, 0)) for d in round_result.denials
+        ]
+        return round_result
 
 
 def leased(granted: list[Dispatch]) -> list[Dispatch]:

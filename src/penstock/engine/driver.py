@@ -37,7 +37,7 @@ class Driver:
         name: str = "penstock-driver",
     ) -> None:
         self._clock, self._parts, self._after_failure = clock, parts, after_failure
-        self._bell, self._stopping = Event(), Event()
+        self._wakeup, self._stopping = Event(), Event()
         self._thread = Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -45,19 +45,19 @@ class Driver:
 
     def ring(self) -> None:
         """Something changed. From any thread; never blocks."""
-        self._bell.set()
+        self._wakeup.set()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._bell.set()
+        self._wakeup.set()
         self._thread.join()
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
-            self._bell.clear()  # before the steps: a ring during them must bring another round
+            self._wakeup.clear()  # before the steps: a ring during them must bring another round
             wait = self.round() - self._clock()
             if wait > 0:
-                self._bell.wait(seconds(wait))
+                self._wakeup.wait(seconds(wait))
 
     def round(self) -> Moment:
         """

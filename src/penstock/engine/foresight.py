@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.core.demand import Demand, demand_of
+from penstock.core.demand import AdmissionClass, admission_class_of
 from penstock.core.explain import Explanation, explain
 from penstock.core.intent import Intent
 from penstock.core.job import dispatch_id_of
 from penstock.core.outlook import likely_starts, outlook, reachable
-from penstock.core.reasons import AwaitsWorker, LabelMissing, NoRoom
+from penstock.core.reasons import AwaitsWorker, LabelMissing, NotEnoughUnits
 from penstock.core.refusals import NotFound
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.viewer import Viewer
 from penstock.core.words import JobId, Moment
 from penstock.engine.dispatcher import Dispatcher
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.protocol import Receipt, Store
 
-__all__ = ["Foresight"]
+__all__ = ["Explainer"]
 
 
-class Foresight:
-    def __init__(self, store: Store, rules: Rules, dispatcher: Dispatcher) -> None:
+class Explainer:
+    def __init__(self, store: Store, rules: SchedulerRules, dispatcher: Dispatcher) -> None:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
@@ -32,21 +32,24 @@ class Foresight:
         if job is None:
             raise NotFound(f"there is no job {job_id}", job_id=job_id)
         now, rules = self._store.now(), self._rules
-        if job.state is not State.QUEUED:
+        if job.state is not JobState.QUEUED:
             last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
             return explain(job, now, dispatch=last)
 
-        demand = demand_of(job.intent)
+        admission_class = admission_class_of(job.intent)
         seen = self._store.look(
             rules.host,
-            lambda floor: outlook(
-                self._dispatcher.view(floor), job_id=job_id, demand=demand, ready_at=job.ready_at
+            lambda admission_view: outlook(
+                self._dispatcher.view(admission_view),
+                job_id=job_id,
+                admission_class=admission_class,
+                ready_at=job.ready_at,
             ),
         )
         reason = seen.reason
         if isinstance(reason, LabelMissing):
-            reason = replace(reason, hosts=self._hosts_with(demand, now))
-        if reason is None and (came := self._dispatcher.last_fetched_at(demand, now)) is not None:
+            reason = replace(reason, hosts=self._hosts_with(admission_class, now))
+        if reason is None and (came := self._dispatcher.last_fetched_at(admission_class, now)) is not None:
             reason = AwaitsWorker(came)
         return explain(
             job,
@@ -57,12 +60,16 @@ class Foresight:
             line_ahead=seen.line_ahead,
             viewer=viewer,
             likely_start_at=None if isinstance(reason, AwaitsWorker) else seen.likely_start_at,
-            next_when_ends=self._who_ends_at(seen.likely_start_at) if isinstance(reason, NoRoom) else None,
+            next_when_ends=self._who_ends_at(seen.likely_start_at)
+            if isinstance(reason, NotEnoughUnits)
+            else None,
         )
 
-    def _hosts_with(self, demand: Demand, now: Moment) -> tuple[str, ...]:
+    def _hosts_with(self, admission_class: AdmissionClass, now: Moment) -> tuple[str, ...]:
         return tuple(
-            h.host for h in self._store.hosts() if h.until > now and set(demand.labels) <= set(h.labels)
+            h.host
+            for h in self._store.hosts()
+            if h.until > now and set(admission_class.labels) <= set(h.labels)
         )
 
     def _who_ends_at(self, moment: Moment | None) -> JobId | None:
@@ -75,14 +82,17 @@ class Foresight:
         asked = {
             receipt.job_id: intent
             for intent, receipt in zip(intents, receipts, strict=True)
-            if intent.deadline_at is not None and receipt.state is State.QUEUED
+            if intent.deadline_at is not None and receipt.state is JobState.QUEUED
         }
         if not asked:
             return receipts
         now = self._store.now()
-        jobs = [(job_id, demand_of(i), max(now, i.earliest_start_at or 0)) for job_id, i in asked.items()]
+        jobs = [
+            (job_id, admission_class_of(i), max(now, i.earliest_start_at or 0)) for job_id, i in asked.items()
+        ]
         starts = self._store.look(
-            self._rules.host, lambda floor: likely_starts(self._dispatcher.view(floor), jobs)
+            self._rules.host,
+            lambda admission_view: likely_starts(self._dispatcher.view(admission_view), jobs),
         )
         return [
             receipt._replace(

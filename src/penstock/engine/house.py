@@ -14,31 +14,31 @@ from typing import Self
 
 from penstock.core.refusals import Unavailable
 from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import Desk
+from penstock.engine.desk import JobService
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.driver import Driver, Part
-from penstock.engine.fetchers import FOR_EVER, Fetchers, Kinds
-from penstock.engine.keeper import Keeper
-from penstock.engine.machine import Machine
+from penstock.engine.fetchers import FOR_EVER, PullingWorkers, WorkerKinds
+from penstock.engine.keeper import Maintenance
+from penstock.engine.machine import HostLoad
 from penstock.engine.preempter import Preempter
-from penstock.engine.probe import Pids, Probe
-from penstock.engine.purse import Purse
+from penstock.engine.probe import LoadProbe, Pids
+from penstock.engine.purse import BudgetEnforcer
 from penstock.engine.recovery import Survivors, put_in_order, recover
-from penstock.engine.roll import Introduction, Roll
-from penstock.engine.room import Room
-from penstock.engine.rules import Rules
-from penstock.engine.signals import Signals
-from penstock.engine.yields import Yields
+from penstock.engine.roll import HostRegistration, Introduction
+from penstock.engine.room import SubmitWaitlist
+from penstock.engine.rules import SchedulerRules
+from penstock.engine.signals import LoadSampler
+from penstock.engine.yields import YieldRequests
 from penstock.stores.protocol import Store
 
-__all__ = ["House"]
+__all__ = ["SchedulerService"]
 
 log = logging.getLogger("penstock.house")
 
 
-class House:
+class SchedulerService:
     """
-    `desk` serves from the beginning, in any number of processes. `start` takes the right to dispatch (DispatcherHeld says who
+    `job_service` serves from the beginning, in any number of processes. `start` takes the right to dispatch (DispatcherHeld says who
     has it), deals with what a scheduler before it left in flight, and begins to tick. `survivors` ends what our own runner
     left running: `recovery` says what becomes of whose runs. `pids`: the roots of what our runner has running now, whose load
     is not somebody else's. `reserves`: False where a part of this process fetches all that is run: a round that starts nothing would
@@ -49,7 +49,7 @@ class House:
     def __init__(
         self,
         store: Store,
-        rules: Rules,
+        rules: SchedulerRules,
         *,
         clock: SteadyClock | None = None,
         more: Sequence[Part] = (),
@@ -62,24 +62,32 @@ class House:
     ) -> None:
         self.store, self.rules = store, rules
         self._survivors = survivors
-        self.machine = Machine(rules)
-        self.fetchers = Fetchers()
+        self.machine = HostLoad(rules)
+        self.fetchers = PullingWorkers()
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
-        self.room = Room(store, rules.depth, self._somebody_waits)
-        self.yields = Yields()
-        self.desk = Desk(store, rules, self.machine, self.dispatcher, self.room, yields=self.yields)
-        self.keeper = Keeper(store, rules, clock, shifts=self.dispatcher.reserved.shift)
-        self.roll = Roll(store, rules, self.machine, introduction)
+        self.waitlist = SubmitWaitlist(store, rules.depth, self._somebody_waits)
+        self.yields = YieldRequests()
+        self.job_service = JobService(
+            store, rules, self.machine, self.dispatcher, self.waitlist, yields=self.yields
+        )
+        self.maintenance = Maintenance(store, rules, clock, shifts=self.dispatcher.reserved.shift)
+        self.registration = HostRegistration(store, rules, self.machine, introduction)
         # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
-        parts: list[Part] = [self.roll, *more, self.room, self.keeper, Purse(store, rules)]
+        parts: list[Part] = [
+            self.registration,
+            *more,
+            self.waitlist,
+            self.maintenance,
+            BudgetEnforcer(store, rules),
+        ]
         if reserves:
             parts.append(self.dispatcher)
         else:
-            self.fetchers.came(Kinds(own=True), FOR_EVER)
+            self.fetchers.came(WorkerKinds(own=True), FOR_EVER)
         if preempts:
-            parts.append(Preempter(store, rules, self.dispatcher, self.desk, self.yields))
+            parts.append(Preempter(store, rules, self.dispatcher, self.job_service, self.yields))
         if rules.capacity.fixed is None:
-            parts.insert(0, Signals(self.machine, Probe(pids), every=rules.sense_every))
+            parts.insert(0, LoadSampler(self.machine, LoadProbe(pids), every=rules.sense_every))
         self.driver = Driver(store.now, parts)
         self._heard = heard or self.driver.ring
         self._usher: Driver | None = None
@@ -87,9 +95,9 @@ class House:
 
     def start(self, holder: str = "") -> Self:
         holder = holder or f"process {os.getpid()}"
-        self.store.hold_dispatch(holder)
+        self.store.quarantine_dispatch(holder)
         try:
-            self.roll.join()
+            self.registration.join()
             put_in_order(self.store, self.rules.ordering.aging)
             recover(self.store, self.rules, self._survivors, holder)
             self.dispatcher.begin()
@@ -108,7 +116,7 @@ class House:
             self.driver.stop()
             self.dispatcher.reserved.end()
             self._leave()
-        self.room.close()
+        self.waitlist.close()
         with self._lock:
             usher, self._usher = self._usher, None
         if usher is not None:
@@ -117,7 +125,7 @@ class House:
     def _leave(self) -> None:
         """A store that is away learns it from our silence."""
         try:
-            self.roll.leave()
+            self.registration.leave()
             self.store.release_dispatch()
         except Unavailable as error:
             log.warning("left without saying so: %s", error)
@@ -138,7 +146,7 @@ class House:
             return
         with self._lock:
             if self._usher is None:
-                self._usher = Driver(self.store.now, [self.room])
+                self._usher = Driver(self.store.now, [self.waitlist])
                 self.store.on_change(self._usher.ring)
                 self._usher.start()
             self._usher.ring()

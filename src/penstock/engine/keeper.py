@@ -11,14 +11,14 @@ from typing import Final
 
 from penstock.core import changes
 from penstock.core.changes import Change
-from penstock.core.landing import End, Phase
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.refusals import Refused
 from penstock.core.words import MILLISECOND, Moment, Span
 from penstock.engine.clock import SteadyClock, comes_later
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.protocol import Due, Overdue, Store
 
-__all__ = ["Keeper"]
+__all__ = ["Maintenance"]
 
 log = logging.getLogger("penstock.keeper")
 
@@ -26,13 +26,13 @@ log = logging.getLogger("penstock.keeper")
 _LOOK: Final[Span] = 100 * MILLISECOND
 
 
-class Keeper:
+class Maintenance:
     """`shifts`: is told when the clock is about to be set, and by how much."""
 
     def __init__(
         self,
         store: Store,
-        rules: Rules,
+        rules: SchedulerRules,
         clock: SteadyClock | None = None,
         *,
         shifts: Callable[[Span], None] | None = None,
@@ -86,9 +86,9 @@ class Keeper:
         if dispatch is None:
             return None if job is None else changes.miss_deadline(job, now)
         if due is Due.STOP:
-            reason = dispatch.stop_for or End.MAX_RUNTIME_EXCEEDED
+            reason = dispatch.stop_for or EndReason.MAX_RUNTIME_EXCEEDED
             return changes.stop(dispatch, job, reason, now, grace=self._rules.grace)
-        how = End.START_TIMEOUT if dispatch.phase is Phase.RESERVED else End.LEASE_EXPIRED
+        how = EndReason.START_TIMEOUT if dispatch.phase is DispatchPhase.RESERVED else EndReason.LEASE_EXPIRED
         if job is None:
             return changes.release(dispatch, now, how)
         schedules, ordering = self._rules.schedules, self._rules.ordering

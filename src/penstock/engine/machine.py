@@ -15,16 +15,16 @@ from penstock.core.admission import Conditions
 from penstock.core.quiet import TOLD, Quiet, QuietState, Reading, busy, is_fresh, observe
 from penstock.core.refusals import BadIntent
 from penstock.core.words import HOUR, SECOND, AddonId, Moment, Span
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 
-__all__ = ["Machine"]
+__all__ = ["HostLoad"]
 
 #: Readings are kept in memory and looked at in every round.
 MOST_SOURCES: Final = 200
 
 
-class Machine:
-    def __init__(self, rules: Rules) -> None:
+class HostLoad:
+    def __init__(self, rules: SchedulerRules) -> None:
         self._rules = rules
         self._labels = frozenset(rules.labels)
         self._readings: dict[tuple[str, str], Reading] = {}

@@ -7,31 +7,36 @@ from typing import Final
 
 from penstock.core import changes
 from penstock.core.changes import Note
-from penstock.core.job import Kind
-from penstock.core.landing import End, Phase
+from penstock.core.job import EventKind
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.preempt import Act, Cycle, InFlight, Want, advance, begin, choose, wanted
 from penstock.core.refusals import Refused
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import Moment
 from penstock.engine.clock import comes_later
-from penstock.engine.desk import Desk
+from penstock.engine.desk import JobService
 from penstock.engine.dispatcher import Dispatcher
-from penstock.engine.rules import Rules
-from penstock.engine.yields import Yields
+from penstock.engine.rules import SchedulerRules
+from penstock.engine.yields import YieldRequests
 from penstock.stores.protocol import Store
 
 __all__ = ["Preempter"]
 
 log = logging.getLogger("penstock.preempter")
 
-_BEGUN: Final = (Phase.LEASED, Phase.ENDING)
+_BEGUN: Final = (DispatchPhase.LEASED, DispatchPhase.ENDING)
 
 
 class Preempter:
     def __init__(
-        self, store: Store, rules: Rules, dispatcher: Dispatcher, desk: Desk, yields: Yields
+        self,
+        store: Store,
+        rules: SchedulerRules,
+        dispatcher: Dispatcher,
+        job_service: JobService,
+        yields: YieldRequests,
     ) -> None:
-        self._store, self._rules, self._dispatcher, self._desk = store, rules, dispatcher, desk
+        self._store, self._rules, self._dispatcher, self._job_service = store, rules, dispatcher, job_service
         self._preemption, self._yields = rules.preemption, yields
         self._cycle: Cycle | None = None
         self._due: Moment = 0
@@ -64,8 +69,12 @@ class Preempter:
 
         found = self._store.look(
             self._rules.host,
-            lambda floor: next(
-                ((want, victim) for want in wanted(self._dispatcher.view(floor)) if (victim := pairs(want))),
+            lambda admission_view: next(
+                (
+                    (want, victim)
+                    for want in wanted(self._dispatcher.view(admission_view))
+                    if (victim := pairs(want))
+                ),
                 None,
             ),
         )
@@ -87,8 +96,8 @@ class Preempter:
                 d.job_id,
                 jobs[d.job_id].intent.priority,
                 d.started_at or d.admitted_at,
-                d.demand,
-                d.phase is Phase.ENDING,
+                d.admission_class,
+                d.phase is DispatchPhase.ENDING,
             )
             for d in live
             if d.job_id is not None and d.job_id in jobs
@@ -98,8 +107,8 @@ class Preempter:
         victim, wanted_by = self._store.dispatch(cycle.victim), self._store.job(cycle.wanted_by)
         self._cycle, act = advance(
             cycle,
-            victim_runs=victim is not None and victim.phase is Phase.LEASED,
-            still_wanted=wanted_by is not None and wanted_by.state is State.QUEUED,
+            victim_runs=victim is not None and victim.phase is DispatchPhase.LEASED,
+            still_wanted=wanted_by is not None and wanted_by.state is JobState.QUEUED,
             now=now,
             preemption=self._preemption,
         )
@@ -109,7 +118,7 @@ class Preempter:
             self._request(self._cycle, now)
         if act is Act.FORCE:
             try:
-                self._desk.stop(cycle.victim, End.PREEMPTION_TIMEOUT)
+                self._job_service.stop(cycle.victim, EndReason.PREEMPTION_TIMEOUT)
             except Refused:
                 log.debug("%s ended before it was made to", cycle.victim)
 
@@ -118,5 +127,5 @@ class Preempter:
         job = None if dispatch is None or dispatch.job_id is None else self._store.job(dispatch.job_id)
         if job is not None and job.dispatch_id == cycle.victim:
             told = {"for": cycle.wanted_by, "asked": cycle.asked, "until": cycle.due}
-            self._store.apply([changes.remark(job, Note(Kind.PREEMPT_REQUESTED, data=told), now)])
+            self._store.apply([changes.remark(job, Note(EventKind.PREEMPT_REQUESTED, data=told), now)])
             self._yields.ask(cycle.victim)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-__all__ = ["Box", "Own", "Pids", "Probe", "Process", "Sample"]
+__all__ = ["Box", "LoadProbe", "Own", "Pids", "ProcessUse", "Sample"]
 
 #: The roots of the process trees that Penstock runs. A root that waits for its children also stands for those that have ended.
 Pids: TypeAlias = Callable[[], Iterable[int]]
@@ -27,7 +27,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _V1_UNLIMITED: Final = 1 << 60
 
 
-class Process(NamedTuple):
+class ProcessUse(NamedTuple):
     """A pid alone comes back with another meaning; with its birth it does not."""
 
     pid: int
@@ -68,11 +68,11 @@ class Sample:
     moved: int  # bytes to and from disks since the machine started
     #: Of cpu, io, memory: the percentage of time in which somebody waited. What is not there is not known.
     pressure: Mapping[str, float]
-    own: Mapping[Process, Own] = field(default_factory=dict)
+    own: Mapping[ProcessUse, Own] = field(default_factory=dict)
     box: Box = UNLIMITED
 
 
-class Probe:
+class LoadProbe:
     def __init__(self, pids: Pids = tuple, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
         self._pids, self._proc, self._cgroups = pids, proc, cgroups
 
@@ -105,11 +105,11 @@ def _load() -> float | None:
         return None
 
 
-def _own(proc: Path, roots: set[int]) -> dict[Process, Own]:
+def _own(proc: Path, roots: set[int]) -> dict[ProcessUse, Own]:
     import psutil  # noqa: PLC0415 - as above
 
     children = _children_of if (proc / "self/task" / str(os.getpid()) / "children").exists() else _searched()
-    found: dict[Process, Own] = {}
+    found: dict[ProcessUse, Own] = {}
     seen: set[int] = set()
     todo = list(roots)
     while todo:
@@ -119,7 +119,7 @@ def _own(proc: Path, roots: set[int]) -> dict[Process, Own]:
             todo += children(proc, pid)
             with suppress(psutil.Error):  # it ended while we looked
                 process = psutil.Process(pid)
-                found[Process(pid, process.create_time())] = _one(process)
+                found[ProcessUse(pid, process.create_time())] = _one(process)
     return found
 
 

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
-from penstock.core.job import Event, Kind
+from penstock.core.job import Event, EventKind
 from penstock.core.words import SECOND, HostId, Moment, Span
 from penstock.engine.clock import comes_later
 from penstock.engine.feed import feed
-from penstock.engine.machine import Machine
-from penstock.engine.tallies import Tallies
+from penstock.engine.machine import HostLoad
+from penstock.engine.tallies import StatCounters
 from penstock.stores.protocol import Store
 
-__all__ = ["Frame", "Pulse", "Second", "percentiles"]
+__all__ = ["Frame", "LiveStats", "Second", "percentiles"]
 
 _KEPT: Final = 900
 _RECENT: Final = 60  # seconds of samples behind a percentile
@@ -28,14 +28,14 @@ _SHOWN: Final = 40  # of the newest events; more than that in a second nobody re
 _CATCHING_UP: Final = 20_000  # events a step; what is older than that was not watched by anybody
 
 _COUNTED: Final = {
-    Kind.SUBMITTED: "submitted",
-    Kind.RUNNING: "started",
-    Kind.DONE: "done",
-    Kind.FAILED: "failed",
-    Kind.REQUEUED: "requeued",
-    Kind.CANCELED: "canceled",
-    Kind.BLOCKED: "blocked",
-    Kind.DENIED: "denied",
+    EventKind.SUBMITTED: "submitted",
+    EventKind.RUNNING: "started",
+    EventKind.DONE: "done",
+    EventKind.FAILED: "failed",
+    EventKind.REQUEUED: "requeued",
+    EventKind.CANCELED: "canceled",
+    EventKind.BLOCKED: "blocked",
+    EventKind.DENIED: "denied",
 }
 
 
@@ -65,10 +65,10 @@ class Frame(NamedTuple):
     denials: Counter[str]  # of the whole time that is kept
 
 
-class Pulse:
-    def __init__(self, store: Store, machine: Machine, host: HostId) -> None:
+class LiveStats:
+    def __init__(self, store: Store, machine: HostLoad, host: HostId) -> None:
         self._store, self._machine, self._host = store, machine, host
-        self.tallies = Tallies()
+        self.tallies = StatCounters()
         self._seen = store.newest()
         self._seconds: deque[Second] = deque(maxlen=_KEPT)
         self._number = 0
@@ -83,7 +83,7 @@ class Pulse:
         self._next = now + SECOND
         events = self._unread()
         counts = Counter(_COUNTED[event.kind] for event in events if event.kind in _COUNTED)
-        denials = Counter(event.reason for event in events if event.kind is Kind.DENIED)
+        denials = Counter(event.reason for event in events if event.kind is EventKind.DENIED)
         waits, runs = self.tallies.take(events)
         jobs: Counter[str] = Counter()
         for addon in self._store.addons():
@@ -95,7 +95,7 @@ class Pulse:
             denials,
             waits,
             runs,
-            self._store.books(self._host).units,
+            self._store.ledger(self._host).units,
             conditions.capacity,
             conditions.busy.score,
             jobs["QUEUED"],

@@ -13,23 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from penstock.core import changes
 from penstock.core.changes import Change, Note, alert_note
 from penstock.core.job import Dispatch, Job
-from penstock.core.landing import End, Phase
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.refusals import Refused
 from penstock.core.spend import Spending, over, spending_alerts
 from penstock.core.words import HOUR, AddonId, JobId, Moment, Money
 from penstock.engine.clock import comes_later
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.protocol import Standing, Store
 
-__all__ = ["Purse"]
+__all__ = ["BudgetEnforcer"]
 
 log = logging.getLogger("penstock.purse")
 
 
-class Purse:
+class BudgetEnforcer:
     """A part of the engine, and what the desk asks about spending."""
 
-    def __init__(self, store: Store, rules: Rules) -> None:
+    def __init__(self, store: Store, rules: SchedulerRules) -> None:
         self._store, self._rules = store, rules
         self._due: Moment = 0
 
@@ -64,7 +64,7 @@ class Purse:
         if comes_later(self._due, now, self._rules.tick):
             return self._due
         self._due = now + self._rules.tick
-        spent = self._store.books(self._rules.host).spent
+        spent = self._store.ledger(self._rules.host).spent
         for addon_id in budgets:
             window = self._over_budget(addon_id, spent.get(addon_id, {}), now)
             if window is not None:
@@ -78,16 +78,16 @@ class Purse:
         return next((window for window, limit, _ in limits if over(spent.get(window, 0), limit)), None)
 
     def _close(self, addon_id: AddonId, window: str) -> None:
-        live = self._store.live(addon_id=addon_id, phases=[Phase.RESERVED, Phase.LEASED])
+        live = self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED, DispatchPhase.LEASED])
         jobs = {job.job_id: job for job in self._store.jobs([d.job_id for d in live if d.job_id is not None])}
         self._store.apply(list(self._endings(live, jobs, window)))
 
     def _endings(self, live: Sequence[Dispatch], jobs: Mapping[JobId, Job], window: str) -> Iterator[Change]:
-        now, rules, reason = self._store.now(), self._rules, End.COST_LIMIT_REACHED
+        now, rules, reason = self._store.now(), self._rules, EndReason.COST_LIMIT_REACHED
         for dispatch in live:
             job = None if dispatch.job_id is None else jobs.get(dispatch.job_id)
             try:
-                if dispatch.phase is Phase.LEASED:
+                if dispatch.phase is DispatchPhase.LEASED:
                     because = {"budget": window}
                     change = changes.stop(dispatch, job, reason, now, grace=rules.grace, because=because)
                 elif job is not None:

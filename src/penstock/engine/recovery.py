@@ -23,12 +23,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 from penstock.core import changes
 from penstock.core.changes import Change, Note
-from penstock.core.job import Dispatch, Job, Kind
-from penstock.core.landing import End, Phase
+from penstock.core.job import Dispatch, EventKind, Job
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.order import Aging
 from penstock.core.words import DispatchId, JobId, Moment
 from penstock.engine.clock import TOLERANCE
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 from penstock.stores.protocol import Store
 
 __all__ = ["Recovered", "Survivors", "put_in_order", "recover", "workers_named"]
@@ -59,7 +59,9 @@ def workers_named(prefix: str) -> Survivors:
     return gone
 
 
-def recover(store: Store, rules: Rules, survivors: Survivors | None = None, holder: str = "") -> Recovered:
+def recover(
+    store: Store, rules: SchedulerRules, survivors: Survivors | None = None, holder: str = ""
+) -> Recovered:
     """To be called with the right to dispatch, and before anything else is done with it."""
     _follow_the_clock(store)
     here = [d for d in store.live(limit=_ALL) if d.host == rules.host]
@@ -68,7 +70,7 @@ def recover(store: Store, rules: Rules, survivors: Survivors | None = None, hold
     for start in range(0, len(here), _BATCH):
         done = _settle(store, rules, here[start : start + _BATCH], gone, done)
     told = {"holder": holder, "put_back": done.put_back, "given_time": done.given_time}
-    store.apply([Change(at=store.now(), notes=(Note(Kind.SCHEDULER_STARTED, data=told),))])
+    store.apply([Change(at=store.now(), notes=(Note(EventKind.SCHEDULER_STARTED, data=told),))])
     if here:
         log.info("found %d in flight: %d put back, %d given time", len(here), *done)
     return done
@@ -102,14 +104,20 @@ def put_in_order(store: Store, aging: Aging) -> None:
 
 
 def _settle(
-    store: Store, rules: Rules, batch: Sequence[Dispatch], gone: Collection[DispatchId], done: Recovered
+    store: Store,
+    rules: SchedulerRules,
+    batch: Sequence[Dispatch],
+    gone: Collection[DispatchId],
+    done: Recovered,
 ) -> Recovered:
     now = store.now()
     jobs = {job.job_id: job for job in store.jobs([d.job_id for d in batch if d.job_id is not None])}
     ended = [_put_back(d, jobs, rules, now) for d in batch if d.dispatch_id in gone]
-    waiting = [d for d in batch if d.dispatch_id not in gone and d.phase is not Phase.ENDING]
+    waiting = [d for d in batch if d.dispatch_id not in gone and d.phase is not DispatchPhase.ENDING]
     given_time = [
-        changes.prolong(d, now + (rules.reserve_for if d.phase is Phase.RESERVED else rules.lease_for), now)
+        changes.prolong(
+            d, now + (rules.reserve_for if d.phase is DispatchPhase.RESERVED else rules.lease_for), now
+        )
         for d in waiting
     ]
     # Each is compare-and-set: a worker that was faster with its report keeps what it reported.
@@ -118,8 +126,10 @@ def _settle(
     return Recovered(done.put_back + sum(settled), done.given_time + sum(prolonged))
 
 
-def _put_back(dispatch: Dispatch, jobs: dict[JobId, Job], rules: Rules, now: Moment) -> Change | None:
-    how = End.SCHEDULER_RESTARTED
+def _put_back(
+    dispatch: Dispatch, jobs: dict[JobId, Job], rules: SchedulerRules, now: Moment
+) -> Change | None:
+    how = EndReason.SCHEDULER_RESTARTED
     if dispatch.job_id is None:
         return changes.release(dispatch, now, how)
     job = jobs.get(dispatch.job_id)

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from penstock.core.hosts import Host
 from penstock.core.words import SECOND, Moment, Span
 from penstock.engine.clock import comes_later
-from penstock.engine.machine import Machine
-from penstock.engine.rules import Rules
+from penstock.engine.machine import HostLoad
+from penstock.engine.rules import SchedulerRules
 from penstock.engine.version import VERSION
 from penstock.stores.protocol import LOST_FOR, Store
 
-__all__ = ["Introduction", "Roll"]
+__all__ = ["HostRegistration", "Introduction"]
 
 #: How long a drain that somebody asked for elsewhere may go unheard.
 _LOOK: Final[Span] = 1 * SECOND
@@ -30,9 +30,9 @@ class Introduction(NamedTuple):
     url: str = ""
 
 
-class Roll:
+class HostRegistration:
     def __init__(
-        self, store: Store, rules: Rules, machine: Machine, told: Introduction | None = None
+        self, store: Store, rules: SchedulerRules, machine: HostLoad, told: Introduction | None = None
     ) -> None:
         told = told or Introduction()
         self._store, self._rules, self._machine = store, rules, machine
@@ -75,7 +75,7 @@ class Roll:
 
     def _greet(self, now: Moment) -> None:
         conditions = self._machine.conditions(now)
-        known = self._store.greet(
+        known = self._store.register_host(
             Host(
                 host=self._rules.host,
                 instance=self._told.instance,

@@ -20,11 +20,11 @@ from typing import Final, NamedTuple, TypeVar
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import QueueFull, Unavailable
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import HOUR, SECOND, AddonId, Moment, seconds
 from penstock.stores.protocol import Depth, Receipt, Store
 
-__all__ = ["Room", "then"]
+__all__ = ["SubmitWaitlist", "then"]
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class _Full(NamedTuple):
         )
 
 
-class Room:
+class SubmitWaitlist:
     """A part of the engine. `wake`: somebody waits now; see to it that `step` is called, and after every change."""
 
     def __init__(self, store: Store, depth: Depth, wake: Callable[[], None] = lambda: None) -> None:
@@ -165,7 +165,7 @@ class Room:
         self._full = tuple(full)
 
     def _queued(self) -> Counter[AddonId]:
-        return Counter({a.addon_id: a.jobs.get(State.QUEUED, 0) for a in self._store.addons()})
+        return Counter({a.addon_id: a.jobs.get(JobState.QUEUED, 0) for a in self._store.addons()})
 
     def _lack(self, addons: Sequence[AddonId], queued: Counter[AddonId]) -> _Full | None:
         total, each = self._depth.total, self._depth.per_addon

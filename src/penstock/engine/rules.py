@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.core.admission import Limits
+from penstock.core.admission import AdmissionLimits
 from penstock.core.order import Ordering
 from penstock.core.preempt import Preemption
 from penstock.core.quiet import Capacity, Senses, Thresholds
@@ -12,21 +12,21 @@ from penstock.core.retry import Schedules
 from penstock.core.words import HOUR, SECOND, HostId, Span
 from penstock.stores.protocol import Depth, Terms
 
-__all__ = ["Rules"]
+__all__ = ["SchedulerRules"]
 
 
 LOCAL = HostId("local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class SchedulerRules:
     host: HostId = LOCAL
     #: What it has, that jobs may ask for.
     labels: tuple[str, ...] = ()
     capacity: Capacity = field(default_factory=Capacity)
     thresholds: Thresholds = field(default_factory=Thresholds)
     senses: Senses = field(default_factory=Senses)
-    limits: Limits = field(default_factory=Limits)
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     ordering: Ordering = field(default_factory=Ordering)
     schedules: Schedules = field(default_factory=Schedules)
     preemption: Preemption = field(default_factory=Preemption)

@@ -1,5 +1,5 @@
 """
-How busy everybody else is: two samples of the machine, with what is ours taken out, become readings for `Machine`.
+How busy everybody else is: two samples of the machine, with what is ours taken out, become readings for `HostLoad`.
 
 Taking ours out is what lets the scheduler fill a machine without taking its own work for somebody's. Processor time, load and memory are subtracted.
 Kernel pressure cannot be, for it is time in which somebody waited, so it counts by the share that others had in what was waited for:
@@ -16,16 +16,16 @@ from typing import Final
 
 from penstock.core.quiet import Reading
 from penstock.core.words import MILLISECOND, SECOND, Moment, Span
-from penstock.engine.machine import Machine
-from penstock.engine.probe import Probe, Sample
+from penstock.engine.machine import HostLoad
+from penstock.engine.probe import LoadProbe, Sample
 
-__all__ = ["Signals", "figures"]
+__all__ = ["LoadSampler", "figures"]
 
 #: A machine's load is an average over a minute, so what we take out of it must be one too.
 _LOAD_SEC: Final = 60.0
 
 
-class Signals:
+class LoadSampler:
     """
     A part of the engine. It is asked whenever anything happens and measures at its own pace. A measurement that fails reports nothing:
     the readings grow stale, and the machine counts as busy.
@@ -33,13 +33,13 @@ class Signals:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: HostLoad,
         probe: Callable[[], Sample] | None = None,
         *,
         every: Span = 2 * SECOND,
         first_after: Span = 500 * MILLISECOND,
     ) -> None:
-        self._machine, self._probe = machine, probe or Probe()
+        self._machine, self._probe = machine, probe or LoadProbe()
         self._every, self._first_after = every, first_after
         self._before: Sample | None = None
         self._own_load = 0.0

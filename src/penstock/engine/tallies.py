@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from penstock.core.job import Event, Kind
-from penstock.core.landing import End
+from penstock.core.job import Event, EventKind
+from penstock.core.landing import EndReason
 from penstock.core.words import DispatchId, Moment, Span, seconds
 
-__all__ = ["ENDS", "Histogram", "Tallies"]
+__all__ = ["ENDS", "Histogram", "StatCounters"]
 
-ENDS: Final = frozenset({Kind.DONE, Kind.FAILED, Kind.REQUEUED, Kind.CANCELED, Kind.BLOCKED})
+ENDS: Final = frozenset(
+    {EventKind.DONE, EventKind.FAILED, EventKind.REQUEUED, EventKind.CANCELED, EventKind.BLOCKED}
+)
 _BOUNDS: Final = (
     0.001,
     0.005,
@@ -58,9 +60,9 @@ class Histogram:
         return buckets
 
 
-class Tallies:
+class StatCounters:
     def __init__(self) -> None:
-        self.events: Counter[Kind] = Counter()
+        self.events: Counter[EventKind] = Counter()
         self.denials: Counter[str] = Counter()
         self.requeues: Counter[str] = Counter()
         self.waits, self.runs = Histogram(), Histogram()
@@ -71,21 +73,21 @@ class Tallies:
 
     @property
     def leases_expired(self) -> int:
-        return self.requeues[End.LEASE_EXPIRED]
+        return self.requeues[EndReason.LEASE_EXPIRED]
 
     def take(self, events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
         """Counts them, and answers how long their starts had waited and their ends had run."""
         waits, runs = [], []
         for event in events:
             self.events[event.kind] += 1
-            if event.kind is Kind.DENIED:
+            if event.kind is EventKind.DENIED:
                 self.denials[event.reason] += 1
-            elif event.kind is Kind.RUNNING and event.dispatch_id is not None:
+            elif event.kind is EventKind.RUNNING and event.dispatch_id is not None:
                 self._began[event.dispatch_id] = event.at
                 if "waited" in event.data:
                     waits.append(event.data["waited"])
             elif event.kind in ENDS and event.dispatch_id is not None:
-                if event.kind is Kind.REQUEUED:
+                if event.kind is EventKind.REQUEUED:
                     self.requeues[event.reason] += 1
                 began = self._began.pop(event.dispatch_id, None)
                 if began is not None:

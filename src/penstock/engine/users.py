@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["NEEDED", "Account", "account", "missing_capabilities"]
+__all__ = ["NEEDED", "SystemUser", "account", "missing_capabilities"]
 
 #: By number: to become another user, to signal its processes, and to find those that a killed warden left.
 NEEDED: Final[Mapping[int, str]] = {
@@ -24,7 +24,7 @@ NEEDED: Final[Mapping[int, str]] = {
 }
 
 
-class Account(NamedTuple):
+class SystemUser(NamedTuple):
     name: str
     uid: int
     gid: int
@@ -37,12 +37,12 @@ class Account(NamedTuple):
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
 
 
-def account(name: str) -> Account:
+def account(name: str) -> SystemUser:
     """KeyError: this machine has no such user."""
     found = pwd.getpwnam(name)
     groups = tuple(sorted(os.getgrouplist(name, found.pw_gid)))
     home = found.pw_dir if Path(found.pw_dir).is_dir() else "/"
-    return Account(name, found.pw_uid, found.pw_gid, groups, home, found.pw_shell or "/bin/sh")
+    return SystemUser(name, found.pw_uid, found.pw_gid, groups, home, found.pw_shell or "/bin/sh")
 
 
 def missing_capabilities() -> list[str]:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from penstock.core.words import DispatchId
 
-__all__ = ["Yields"]
+__all__ = ["YieldRequests"]
 
 
-class Yields:
+class YieldRequests:
     def __init__(self) -> None:
         self._asked: set[DispatchId] = set()
         self._listeners: list[Callable[[DispatchId], None]] = []

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.refusals import NotFound
 from penstock.http import wire
-from penstock.http.office import Call
+from penstock.http.office import Request
 from penstock.http.problems import OverLimit
 
 __all__ = ["login", "token_list", "token_make", "token_revoke"]
 
 
-def login(call: Call[None, None]) -> wire.Login:
+def login(call: Request[None, None]) -> wire.Login:
     """Whoever opens it can do there what the asker can."""
-    link = call.office.login(call.principal)
-    call.office.record(Kind.LOGIN, "link_made", call.principal, {})
+    link = call.app_state.login(call.principal)
+    call.app_state.record(EventKind.LOGIN, "link_made", call.principal, {})
     return link
 
 
-def token_list(call: Call[None, None]) -> wire.Tokens:
-    return wire.Tokens([token for token in call.office.tokens.all() if _visible(call, token)])
+def token_list(call: Request[None, None]) -> wire.Tokens:
+    return wire.Tokens([token for token in call.app_state.tokens.all() if _visible(call, token)])
 
 
-def _visible(call: Call[Any, Any], token: wire.Token) -> bool:
+def _visible(call: Request[Any, Any], token: wire.Token) -> bool:
     return call.principal.addon_id in (None, token.addon_id)
 
 
-def token_make(call: Call[None, wire.NewToken]) -> wire.TokenMade:
+def token_make(call: Request[None, wire.NewToken]) -> wire.TokenMade:
     asked, own = call.body, call.principal
     problems = []
     more = sorted(set(asked.scopes) - own.scopes)
@@ -48,13 +48,13 @@ def token_make(call: Call[None, wire.NewToken]) -> wire.TokenMade:
         )
     if problems:
         raise OverLimit(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
-    token, secret = call.office.tokens.make(asked, own)
+    token, secret = call.app_state.tokens.make(asked, own)
     try:
-        call.office.record(Kind.TOKEN_MADE, "", own, _facts(token))
+        call.app_state.record(EventKind.TOKEN_MADE, "", own, _facts(token))
     except (
         BaseException
     ):  # a token that is in no trail must not be: it is taken back before anybody has its secret
-        call.office.tokens.revoke(token.token_id)
+        call.app_state.tokens.revoke(token.token_id)
         raise
     return wire.TokenMade(token, secret)
 
@@ -71,16 +71,16 @@ def _facts(token: wire.Token) -> dict[str, Any]:
     }
 
 
-def token_revoke(call: Call[None, None]) -> wire.Done:
-    tokens = call.office.tokens
+def token_revoke(call: Request[None, None]) -> wire.Ok:
+    tokens = call.app_state.tokens
     known = {token.token_id: token for token in tokens.all() if _visible(call, token)}
     if call.path not in known or not tokens.revoke(call.path):
         raise NotFound(f"there is no token {call.path}", token_id=call.path)
     facts = _facts(known[call.path])
-    call.office.record(
-        Kind.TOKEN_REVOKED,
+    call.app_state.record(
+        EventKind.TOKEN_REVOKED,
         "",
         call.principal,
         {name: facts[name] for name in ("token_id", "name", "bound_to")},
     )
-    return wire.Done()
+    return wire.Ok()

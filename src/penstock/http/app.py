@@ -23,9 +23,9 @@ from penstock.http import wire
 from penstock.http.body import MAX_BODY, Decoder, Receive, read_body, read_query
 from penstock.http.guard import Exposure, check_request
 from penstock.http.metrics import CONTENT_TYPE, metrics
-from penstock.http.office import Call, Office
+from penstock.http.office import AppState, Request
 from penstock.http.openapi import describe
-from penstock.http.page import Page
+from penstock.http.page import WebPage
 from penstock.http.problems import (
     BadToken,
     Forbidden,
@@ -36,13 +36,13 @@ from penstock.http.problems import (
     WrongVerb,
     problem_of,
 )
-from penstock.http.routes import OPEN, ROUTES, Open, Route, Router
+from penstock.http.routes import OPEN, ROUTES, OpenRoute, Route, Router
 from penstock.http.sight import problems_of
 from penstock.http.token_watch import TokenWatch
 from penstock.http.tokens import LOCAL, Principal
 from penstock.http.wire import PREFIX, Scope
 
-__all__ = ["Api", "Limits"]
+__all__ = ["Api", "RequestLimits"]
 
 Scoped = MutableMapping[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -59,7 +59,7 @@ _ALWAYS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Of one token, and of one request."""
 
     requests: int = 256
@@ -75,15 +75,15 @@ class Api:
 
     def __init__(
         self,
-        office: Office,
+        app_state: AppState,
         *,
         exposure: Exposure = Exposure(),  # noqa: B008 - a frozen value
-        limits: Limits = Limits(),  # noqa: B008 - a frozen value
-        page: Page | None = None,
+        limits: RequestLimits = RequestLimits(),  # noqa: B008 - a frozen value
+        page: WebPage | None = None,
     ) -> None:
-        self._office, self._exposure, self._limits = office, exposure, limits
+        self._app_state, self._exposure, self._limits = app_state, exposure, limits
         self._page = page
-        self._token_watch = TokenWatch(office.tokens, office.loop)
+        self._token_watch = TokenWatch(app_state.tokens, app_state.loop)
         self._router = Router((*ROUTES, *self._own_routes()))
         self._open: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
@@ -143,7 +143,7 @@ class Api:
             await self._serve(request)
         except Exception as error:  # noqa: BLE001 - every error becomes an answer
             if isinstance(error, StaleDispatch):
-                self._office.beats.pulse.tallies.fenced += 1
+                self._app_state.beats.pulse.tallies.fenced += 1
             await _refuse(scope, send, error)
         finally:
             if request is not None:
@@ -156,7 +156,7 @@ class Api:
         if who is not _NOBODY:
             request.prove()
         route, parameter = self._router.find(verb, path)
-        if not isinstance(route.scope, Open) and route.scope not in who.scopes:
+        if not isinstance(route.scope, OpenRoute) and route.scope not in who.scopes:
             raise Forbidden(f"this needs a token with the scope {route.scope}", scope=str(route.scope))
         if self.stopping:
             raise Stopping("the scheduler is stopping")
@@ -170,7 +170,7 @@ class Api:
         finally:
             _leave(self._open, who.name)
 
-    async def _wait_and_answer(self, request: _Request, route: Route, call: Call[Any, Any]) -> None:
+    async def _wait_and_answer(self, request: _Request, route: Route, call: Request[Any, Any]) -> None:
         name = call.principal.name
         _enter(self._waiting, name, self._limits.waiting)
         try:
@@ -189,20 +189,23 @@ class Api:
     def _principal(self, request: _Request) -> Principal:
         authorization = request.headers.get(b"authorization")
         if authorization is not None:
-            if self._office.runs is not None and (run := self._office.run_of(request.headers)) is not None:
+            if (
+                self._app_state.runs is not None
+                and (run := self._app_state.run_of(request.headers)) is not None
+            ):
                 return run
-            return self._office.tokens.principal(authorization)
+            return self._app_state.tokens.principal(authorization)
         if request.scope.get("penstock.local", False):
             return LOCAL
-        if self._office.sessions is not None:
-            found = self._office.sessions.principal(request.headers)
+        if self._app_state.sessions is not None:
+            found = self._app_state.sessions.principal(request.headers)
             if found is not None:
                 return found
         raise BadToken("a bearer token is needed")
 
     async def _understood(
         self, request: _Request, route: Route, parameter: str, who: Principal
-    ) -> Call[Any, Any]:
+    ) -> Request[Any, Any]:
         query_string = request.scope["query_string"]
         query = None
         if route.query is not None or query_string:
@@ -210,7 +213,7 @@ class Api:
         body = None
         if route.verb != "GET":
             body = await self._body(request, route)
-        return Call(self._office, who, parameter, query, body, request.headers, request.watch)
+        return Request(self._app_state, who, parameter, query, body, request.headers, request.watch)
 
     async def _body(self, request: _Request, route: Route) -> Any:
         try:
@@ -224,12 +227,12 @@ class Api:
             return route.body()
         return route.decode(content, request.headers)
 
-    async def _answer(self, request: _Request, route: Route, call: Call[Any, Any]) -> None:
+    async def _answer(self, request: _Request, route: Route, call: Request[Any, Any]) -> None:
         if route.in_pool:
             answer = await call.run(route.handler, call)
         else:
             answer = await route.handler(call)
-        if request.waits and not self._office.tokens.alive(call.principal):
+        if request.waits and not self._app_state.tokens.alive(call.principal):
             raise BadToken("the token has ended while the request waited")
         if route.streams:
             await self._stream(request, answer, call.principal)
@@ -245,7 +248,7 @@ class Api:
         await request.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async for chunk in chunks:
-                if not self._office.tokens.alive(who):
+                if not self._app_state.tokens.alive(who):
                     break
                 async with asyncio.timeout(self._limits.unread_sec):
                     await request.send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -255,15 +258,15 @@ class Api:
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]  # it is a generator, and must leave the trail
 
-    async def _healthz(self, _: Call[None, None]) -> wire.Health:
+    async def _healthz(self, _: Request[None, None]) -> wire.Health:
         """Looked into once a second at most: it is open to everybody, so it must cost nothing."""
         at, well = self._health
-        now = self._office.loop.time()
+        now = self._app_state.loop.time()
         if now - at > 1.0:
             if (
                 self._probe is None or self._probe.done()
             ):  # one that hangs must not take a thread for each call
-                self._probe = asyncio.ensure_future(self._office.run(problems_of, self._office))
+                self._probe = asyncio.ensure_future(self._app_state.run(problems_of, self._app_state))
             try:
                 async with asyncio.timeout(2.0):
                     well = not await asyncio.shield(self._probe)
@@ -272,7 +275,7 @@ class Api:
             self._health = (now, well)
         return wire.Health("ok" if well else "degraded")
 
-    def _openapi(self, _: Call[None, None]) -> msgspec.Raw:
+    def _openapi(self, _: Request[None, None]) -> msgspec.Raw:
         """Not a coroutine: the first description is made beside the loop, which has others to serve."""
         return msgspec.Raw(self._description)
 

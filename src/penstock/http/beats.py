@@ -13,16 +13,16 @@ import msgspec
 
 from penstock.core.books import EVERYTHING
 from penstock.core.job import Event
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import seconds
-from penstock.engine.house import House
-from penstock.engine.pulse import Frame, Pulse, Second, percentiles
+from penstock.engine.house import SchedulerService
+from penstock.engine.pulse import Frame, LiveStats, Second, percentiles
 from penstock.http import wire
-from penstock.http.trail import Run
+from penstock.http.trail import EventRun
 from penstock.http.views import event_view, when
 from penstock.stores.protocol import Query, Store
 
-__all__ = ["Beats", "second_view"]
+__all__ = ["StatsStream", "second_view"]
 
 log = logging.getLogger("penstock.http")
 
@@ -31,15 +31,15 @@ _EVERY: Final = 1.0
 _UNTOLD: Final = 10
 
 
-class Beats:
+class StatsStream:
     """Beats on the server's loop; the reading is done in the pool."""
 
-    def __init__(self, house: House, run: Run, loop: asyncio.AbstractEventLoop) -> None:
-        self._house, self._run, self._loop = house, run, loop
-        self.pulse = Pulse(house.store, house.machine, house.rules.host)
+    def __init__(self, service: SchedulerService, run: EventRun, loop: asyncio.AbstractEventLoop) -> None:
+        self._service, self._run, self._loop = service, run, loop
+        self.pulse = LiveStats(service.store, service.machine, service.rules.host)
         self.line = b""
         self._news, self._rested = True, 0
-        house.store.on_change(self._heard)
+        service.store.on_change(self._heard)
         self._beaten = asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
@@ -71,24 +71,24 @@ class Beats:
         self.line = b""  # or whoever comes next would begin with an old one
         if self._news or self._rested >= _UNTOLD:
             await self._run(self._count)
-        elif self._house.store.shared:
+        elif self._service.store.shared:
             await self._run(self._rest)  # the clock of a server may have to be asked for
         else:
             self._rest()
 
     def _count(self) -> None:
         self._news, self._rested = False, 0  # before it looks: what comes after that is news again
-        self.pulse.step(self._house.store.now())
+        self.pulse.step(self._service.store.now())
 
     def _rest(self) -> None:
         self._rested += 1
-        self.pulse.rest(self._house.store.now())
+        self.pulse.rest(self._service.store.now())
 
     def _step(self) -> bytes:
         self._count()
         frame = self.pulse.frame()
         assert frame is not None
-        return b"id: %d\ndata: %b\n\n" % (frame.number, msgspec.json.encode(_view(self._house, frame)))
+        return b"id: %d\ndata: %b\n\n" % (frame.number, msgspec.json.encode(_view(self._service, frame)))
 
     async def next(self) -> bytes:
         self._watchers += 1
@@ -112,15 +112,15 @@ def _names(store: Store, events: Sequence[Event]) -> dict[str, tuple[str, str]]:
     return {str(job.job_id): (str(job.intent.addon_id), job.intent.job_type) for job in jobs}
 
 
-def _view(house: House, frame: Frame) -> wire.Beat:
-    store, now = house.store, frame.second.at
-    conditions = house.machine.conditions(now)
-    oldest = store.find(Query(states=[State.QUEUED], limit=1)) if frame.second.queued else []
-    return wire.Beat(
+def _view(service: SchedulerService, frame: Frame) -> wire.StatsFrame:
+    store, now = service.store, frame.second.at
+    conditions = service.machine.conditions(now)
+    oldest = store.find(Query(states=[JobState.QUEUED], limit=1)) if frame.second.queued else []
+    return wire.StatsFrame(
         now=when(now),
         second=second_view(frame.second),
         jobs=frame.jobs,
-        waiting=house.desk.waiting,
+        waiting=service.job_service.waiting,
         quiet=conditions.quiet,
         paused=any(addon.paused for addon in store.addons() if addon.addon_id == EVERYTHING),
         oldest_queued_sec=seconds(max(0, now - oldest[0].created_at)) if oldest else None,
@@ -136,9 +136,9 @@ def _pair(spans: tuple[int, int] | None) -> tuple[float, float] | None:
     return None if spans is None else (seconds(spans[0]), seconds(spans[1]))
 
 
-def second_view(second: Second) -> wire.BeatSecond:
+def second_view(second: Second) -> wire.StatsSecond:
     wait, run = _pair(percentiles(second.waits)), _pair(percentiles(second.runs))
-    return wire.BeatSecond(
+    return wire.StatsSecond(
         at=second.at / 1e6,
         submitted=second.counts["submitted"],
         started=second.counts["started"],

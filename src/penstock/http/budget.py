@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Budget", "Holder"]
+__all__ = ["ConnectionBudget", "Holder"]
 
 
 class Holder(Protocol):
@@ -45,7 +45,7 @@ class _Held:
         return None
 
 
-class Budget:
+class ConnectionBudget:
     """`unlimited`: peers that stand for many others, as a declared proxy does; only the whole limits them."""
 
     def __init__(self, most: int, per_peer: int, unlimited: frozenset[str] = frozenset()) -> None:

@@ -19,16 +19,16 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from penstock.http.wire import Problem
+from penstock.http.wire import ProblemDetails
 
-__all__ = ["Connection", "Doors", "refusal"]
+__all__ = ["ConnectionLimits", "HttpConnection", "refusal"]
 
 _MAX_HEAD: Final = 16_384
 _MAX_HEADERS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class ConnectionLimits:
     """
     `connections`: over TCP, of which one peer may have `per_peer`; `local`: over the owner's Unix socket.
 
@@ -44,14 +44,14 @@ class Doors:
     unread_sec: float = 30.0
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """`local`: it came by the Unix socket, as the owner. `proxied`: a declared proxy sends it."""
 
     def __init__(
         self,
         config: Config,
         server_state: ServerState,
-        doors: Doors,
+        doors: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
         *,
         local: bool,
@@ -191,7 +191,7 @@ class Connection(HttpToolsProtocol):
 
 def refusal(status: int, code: str, detail: str, hint: str) -> bytes:
     """A whole answer, for a connection that ends with it."""
-    body = msgspec.json.encode(Problem(f"urn:penstock:{code}", detail, status, detail, code, hint))
+    body = msgspec.json.encode(ProblemDetails(f"urn:penstock:{code}", detail, status, detail, code, hint))
     return (
         STATUS_LINE[status]
         + b"content-type: application/problem+json\r\nconnection: close\r\n"

@@ -7,20 +7,20 @@ from typing import Any
 
 from penstock.http import wire
 from penstock.http.beats import second_view
-from penstock.http.office import Call
+from penstock.http.office import Request
 from penstock.http.problems import Forbidden
 
 __all__ = ["attach", "history", "programs", "pulse"]
 
 
-async def pulse(call: Call[None, None]) -> AsyncIterator[bytes]:
+async def pulse(call: Request[None, None]) -> AsyncIterator[bytes]:
     """To whoever may see everything: it tells of all addons."""
     _unbound(call)
     return _beats(call)
 
 
-async def _beats(call: Call[Any, Any]) -> AsyncIterator[bytes]:
-    beats, gone = call.office.beats, call.watch()
+async def _beats(call: Request[Any, Any]) -> AsyncIterator[bytes]:
+    beats, gone = call.app_state.beats, call.watch()
     if beats.line:
         yield beats.line
     while not (gone.done() or beats.closed):
@@ -29,24 +29,24 @@ async def _beats(call: Call[Any, Any]) -> AsyncIterator[bytes]:
             yield beats.line
 
 
-def history(call: Call[None, None]) -> wire.History:
+def history(call: Request[None, None]) -> wire.History:
     _unbound(call)
-    past = call.office.beats.pulse.history()
+    past = call.app_state.beats.pulse.history()
     rows = [second_view(second) for second in past]
     return wire.History(
-        **{name: [getattr(row, name) for row in rows] for name in wire.BeatSecond.__struct_fields__}
+        **{name: [getattr(row, name) for row in rows] for name in wire.StatsSecond.__struct_fields__}
     )
 
 
-def _unbound(call: Call[Any, Any]) -> None:
+def _unbound(call: Request[Any, Any]) -> None:
     if call.principal.addon_id is not None:
         raise Forbidden(f"this token is bound to addon {call.principal.addon_id}, and this tells of all")
 
 
-def attach(call: Call[None, wire.Attach]) -> wire.Done:
-    call.office.programs.hear(call.principal.addon_id, call.body, call.store.now())
-    return wire.Done()
+def attach(call: Request[None, wire.Attach]) -> wire.Ok:
+    call.app_state.programs.hear(call.principal.addon_id, call.body, call.store.now())
+    return wire.Ok()
 
 
-def programs(call: Call[None, None]) -> wire.Programs:
-    return wire.Programs(call.office.programs.shown(call.principal.addon_id, call.store.now()))
+def programs(call: Request[None, None]) -> wire.ProgramList:
+    return wire.ProgramList(call.app_state.programs.shown(call.principal.addon_id, call.store.now()))

@@ -11,10 +11,10 @@ from msgspec import UnsetType
 from penstock.core.intent import Intent, check
 from penstock.core.job import Job, dispatch_id_of
 from penstock.core.refusals import BadIntent
-from penstock.core.states import SETTLED, State
+from penstock.core.states import SETTLED, JobState
 from penstock.core.words import priority_of
 from penstock.http import wire
-from penstock.http.office import Call
+from penstock.http.office import Request
 from penstock.http.problems import OverLimit, TooSlow
 from penstock.http.runs import check_runner
 from penstock.http.views import explained_view, intent_from, job_view, moment, said, summary_view, when
@@ -26,7 +26,7 @@ __all__ = ["cancel", "edit", "explain", "find", "get", "listing", "retry", "subm
 _LOOK_AGAIN: Final = 2.0
 
 
-async def submit(call: Call[None, wire.Submit]) -> wire.Submitted:
+async def submit(call: Request[None, wire.Submit]) -> wire.Submitted:
     asked = call.body
     intent = intent_from(asked)
     _may_submit(call, intent)
@@ -34,7 +34,7 @@ async def submit(call: Call[None, wire.Submit]) -> wire.Submitted:
     return _submitted(receipt)
 
 
-async def submit_bulk(call: Call[None, wire.SubmitMany]) -> wire.BulkSubmitted:
+async def submit_bulk(call: Request[None, wire.SubmitMany]) -> wire.BulkSubmitted:
     intents = [intent_from(asked) for asked in call.body.jobs]
     for i, intent in enumerate(intents):
         _may_submit(call, intent, f"jobs[{i}].")
@@ -46,9 +46,9 @@ async def submit_bulk(call: Call[None, wire.SubmitMany]) -> wire.BulkSubmitted:
     return wire.BulkSubmitted([_submitted(receipt) for receipt in receipts])
 
 
-def _every_problem(call: Call[Any, Any], intents: list[Intent]) -> BadIntent:
+def _every_problem(call: Request[Any, Any], intents: list[Intent]) -> BadIntent:
     """Of all the jobs, each with its place in the list."""
-    now, most = call.store.now(), call.office.house.rules.capacity.most
+    now, most = call.store.now(), call.app_state.service.rules.capacity.most
     problems: list[dict[str, str]] = []
     for i, intent in enumerate(intents):
         try:
@@ -58,7 +58,7 @@ def _every_problem(call: Call[Any, Any], intents: list[Intent]) -> BadIntent:
     return BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems[:100])
 
 
-def _may_submit(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
+def _may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
     check_runner(call, intent, at)
     if not call.owns(intent.addon_id):
         problem = {"field": f"{at}addon_id", "message": f"must be {call.principal.addon_id} with this token"}
@@ -66,13 +66,13 @@ def _may_submit(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
     call.check_limits(intent.cost_units, intent.priority, at)
 
 
-async def _submit(call: Call[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
+async def _submit(call: Request[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
     """
     The writer answers, and no thread waits for it: sixty-four submits at once share a commit. One that waits for room leaves
     the line when its client goes away.
     """
-    office = call.office
-    answer = asyncio.wrap_future(office.desk.submit_soon(intents, wait_sec), loop=office.loop)
+    app_state = call.app_state
+    answer = asyncio.wrap_future(app_state.job_service.submit_soon(intents, wait_sec), loop=app_state.loop)
     if wait_sec:
         await asyncio.wait((answer, call.watch()), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
@@ -92,38 +92,38 @@ def _submitted(receipt: Receipt) -> wire.Submitted:
     )
 
 
-async def get(call: Call[wire.WaitQuery, None]) -> wire.Job:
-    office, job_id = call.office, call.job_id
+async def get(call: Request[wire.WaitQuery, None]) -> wire.JobInfo:
+    app_state, job_id = call.app_state, call.job_id
     if not call.query.wait_sec:
         return await call.run(_get, call)
-    until = office.loop.time() + call.query.wait_sec
+    until = app_state.loop.time() + call.query.wait_sec
     gone = call.watch()
-    async with office.trail as trail:
+    async with app_state.trail as trail:
         while True:
             seen = trail.position
             view = await call.run(_get, call)
-            left = until - office.loop.time()
+            left = until - app_state.loop.time()
             if view.state in SETTLED or left <= 0 or gone.done() or trail.closed:
                 return view
             await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), lambda event: event.job_id == job_id))
 
 
-def _get(call: Call[Any, None]) -> wire.Job:
+def _get(call: Request[Any, None]) -> wire.JobInfo:
     return _view(call, call.own_job(call.job_id))
 
 
-def _view(call: Call[Any, Any], job: Job) -> wire.Job:
+def _view(call: Request[Any, Any], job: Job) -> wire.JobInfo:
     if not job.fence:
         return job_view(job, None, None)
     last = call.store.dispatch(dispatch_id_of(job.job_id, job.fence))
     return job_view(job, last, call.store.checkpoint(job.job_id))
 
 
-def listing(call: Call[wire.JobsQuery, None]) -> wire.Jobs:
+def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
     asked = call.query
     states = said(asked.state)
     query = Query(
-        states=[State(name) for name in states.split(",")] if states else (),
+        states=[JobState(name) for name in states.split(",")] if states else (),
         addon_id=call.addon(said(asked.addon_id)),
         job_type=said(asked.job_type),
         tag=said(asked.tag),
@@ -135,27 +135,27 @@ def listing(call: Call[wire.JobsQuery, None]) -> wire.Jobs:
     return wire.Jobs([summary_view(job) for job in jobs], jobs[-1].no if len(jobs) == asked.limit else None)
 
 
-def find(call: Call[wire.FindQuery, None]) -> wire.Found:
+def find(call: Request[wire.FindQuery, None]) -> wire.Found:
     asked = call.query
     query = Query(addon_id=call.addon(None), part=asked.part, newest_first=True, limit=asked.limit)
     return wire.Found([job.job_id for job in call.store.find(query)])
 
 
-def cancel(call: Call[None, wire.Cancel]) -> wire.Job:
+def cancel(call: Request[None, wire.Cancel]) -> wire.JobInfo:
     call.own_job(call.job_id)
-    job = call.office.desk.cancel(call.job_id, by=call.principal.name)
-    runs = call.office.runs
+    job = call.app_state.job_service.cancel(call.job_id, by=call.principal.name)
+    runs = call.app_state.runs
     if call.body.now and runs is not None and job.dispatch_id is not None:
         runs.kill(job.dispatch_id)
     return _view(call, job)
 
 
-def retry(call: Call[None, None]) -> wire.Job:
+def retry(call: Request[None, None]) -> wire.JobInfo:
     check_runner(call, call.own_job(call.job_id).intent)
-    return _view(call, call.office.desk.retry(call.job_id, by=call.principal.name))
+    return _view(call, call.app_state.job_service.retry(call.job_id, by=call.principal.name))
 
 
-def edit(call: Call[None, wire.Edit]) -> wire.Job:
+def edit(call: Request[None, wire.Edit]) -> wire.JobInfo:
     job, asked = call.own_job(call.job_id), call.body
     fields: dict[str, Any] = {}
     if not isinstance(asked.priority, UnsetType):
@@ -169,9 +169,9 @@ def edit(call: Call[None, wire.Edit]) -> wire.Job:
         names = "priority, earliest_start_at, deadline_at"
         problem = {"field": "body", "message": f"must have one of {names}"}
         raise BadIntent(f"body {problem['message']}", problems=[problem])
-    return _view(call, call.office.desk.edit(call.job_id, by=call.principal.name, **fields))
+    return _view(call, call.app_state.job_service.edit(call.job_id, by=call.principal.name, **fields))
 
 
-def explain(call: Call[None, None]) -> wire.Explained:
+def explain(call: Request[None, None]) -> wire.Explained:
     call.own_job(call.job_id)
-    return explained_view(call.office.desk.explain(call.job_id, call.viewer))
+    return explained_view(call.app_state.job_service.explain(call.job_id, call.viewer))

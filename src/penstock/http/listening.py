@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.engine.private import Unsafe
-from penstock.http.budget import Budget
-from penstock.http.connection import Connection, Doors, refusal
+from penstock.http.budget import ConnectionBudget
+from penstock.http.connection import ConnectionLimits, HttpConnection, refusal
 
-__all__ = ["Listener", "Peers", "Rooms", "rooms"]
+__all__ = ["Peers", "Rooms", "SocketListener", "rooms"]
 
 log = logging.getLogger("penstock.http")
 
@@ -41,7 +41,7 @@ class Rooms:
     unix: int
 
 
-def rooms(doors: Doors) -> Rooms:
+def rooms(doors: ConnectionLimits) -> Rooms:
     """Half of the descriptors that this process may open are kept back: for jobs, their output and the database."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most == resource.RLIM_INFINITY:
@@ -91,7 +91,7 @@ class _Place:
 
     peer: str
     task: asyncio.Task[None] | None = None
-    connection: Connection | None = None
+    connection: HttpConnection | None = None
 
     @property
     def idle(self) -> bool:
@@ -104,16 +104,16 @@ class _Place:
             self.task.cancel()
 
 
-class Listener:
+class SocketListener:
     """`make`: a connection, given whether it came by the Unix socket as the owner, and whether a declared proxy sends it."""
 
     def __init__(
         self,
         sock: socket.socket,
-        make: Callable[[bool, bool], Connection],
+        make: Callable[[bool, bool], HttpConnection],
         *,
         most: int,
-        doors: Doors,
+        doors: ConnectionLimits,
         peers: Peers,
         tls: ssl.SSLContext | None,
         loop: asyncio.AbstractEventLoop,
@@ -122,7 +122,7 @@ class Listener:
         self._loop = loop
         self._local = sock.family == socket.AF_UNIX
         per_peer = most if self._local else min(doors.per_peer, max(1, most * 3 // 4))
-        self.budget = Budget(most, per_peer, peers.proxies)
+        self.budget = ConnectionBudget(most, per_peer, peers.proxies)
         self._opening = set[asyncio.Task[None]]()
         sock.setblocking(False)
         sock.listen(512)
@@ -192,7 +192,7 @@ class Listener:
         self._opening.add(place.task)
         place.task.add_done_callback(lambda task: self._opened(task, sock, place))
 
-    async def _open(self, sock: socket.socket, connection: Connection) -> None:
+    async def _open(self, sock: socket.socket, connection: HttpConnection) -> None:
         tls: dict[str, Any] = {}
         if self._tls is not None:
             tls = {"ssl": self._tls, "ssl_handshake_timeout": self._doors.head_sec}

@@ -15,12 +15,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from penstock.core.books import EVERYTHING
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.quiet import QuietState
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import seconds
 from penstock.engine.tallies import Histogram
-from penstock.http.office import Call, Office
+from penstock.http.office import AppState, Request
 from penstock.http.problems import Forbidden
 from penstock.stores.protocol import Addon, Query
 
@@ -30,26 +30,26 @@ CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _NAMED_ADDONS: Final = 50
 
 
-def metrics(call: Call[None, None]) -> bytes:
+def metrics(call: Request[None, None]) -> bytes:
     if call.principal.addon_id is not None:
         raise Forbidden(f"this token is bound to addon {call.principal.addon_id}, and metrics tell of all")
-    return expose(call.office)
+    return expose(call.app_state)
 
 
-def expose(office: Office) -> bytes:
+def expose(app_state: AppState) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(office))
+    registry.register(_Collector(app_state))
     return generate_latest(registry)
 
 
-def families(office: Office) -> Iterator[Metric]:
+def families(app_state: AppState) -> Iterator[Metric]:
     """The same for who sends them elsewhere."""
-    return _Collector(office).collect()
+    return _Collector(app_state).collect()
 
 
 class _Collector(Collector):
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, app_state: AppState) -> None:
+        self._app_state = app_state
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
@@ -60,10 +60,10 @@ class _Collector(Collector):
         yield from self._sums()
 
     def _jobs(self) -> Iterator[Metric]:
-        store, now = self._office.store, self._office.store.now()
+        store, now = self._app_state.store, self._app_state.store.now()
         addons = [addon for addon in store.addons() if addon.addon_id != EVERYTHING]
         jobs = GaugeMetricFamily("penstock_jobs", "Jobs by state.", labels=["state"])
-        for state in State:
+        for state in JobState:
             jobs.add_metric([state], sum(addon.jobs.get(state, 0) for addon in addons))
         yield jobs
         per_addon = GaugeMetricFamily(
@@ -71,27 +71,27 @@ class _Collector(Collector):
         )
         units = GaugeMetricFamily("penstock_addon_units", "Units an addon holds.", labels=["addon"])
         for name, shown in _bounded(addons).items():
-            for state in (State.QUEUED, State.RUNNING):
+            for state in (JobState.QUEUED, JobState.RUNNING):
                 per_addon.add_metric([name, state], sum(addon.jobs.get(state, 0) for addon in shown))
             units.add_metric([name], sum(addon.units for addon in shown))
         yield per_addon
         yield units
-        oldest = store.find(Query(states=[State.QUEUED], limit=1))
+        oldest = store.find(Query(states=[JobState.QUEUED], limit=1))
         age = seconds(max(0, now - oldest[0].created_at)) if oldest else 0.0
         yield GaugeMetricFamily(
             "penstock_oldest_queued_seconds", "Age of the job that has been queued longest.", age
         )
         yield GaugeMetricFamily(
-            "penstock_waiting_submits", "Submits that wait for room.", self._office.desk.waiting
+            "penstock_waiting_submits", "Submits that wait for room.", self._app_state.job_service.waiting
         )
 
     def _machine(self) -> Iterator[Metric]:
-        house = self._office.house
-        now = house.store.now()
-        conditions, books = house.machine.conditions(now), house.store.books(house.rules.host)
+        service = self._app_state.service
+        now = service.store.now()
+        conditions, ledger = service.machine.conditions(now), service.store.ledger(service.rules.host)
         yield GaugeMetricFamily("penstock_capacity_units", "Units that may be used now.", conditions.capacity)
-        yield GaugeMetricFamily("penstock_units_in_use", "Units reserved and leased.", books.units)
-        yield GaugeMetricFamily("penstock_leases", "Dispatches that hold units.", books.running)
+        yield GaugeMetricFamily("penstock_units_in_use", "Units reserved and leased.", ledger.units)
+        yield GaugeMetricFamily("penstock_leases", "Dispatches that hold units.", ledger.running)
         yield GaugeMetricFamily(
             "penstock_busy_score", "How busy everybody else is, 0 to 10.", conditions.busy.score
         )
@@ -104,13 +104,13 @@ class _Collector(Collector):
             "What an addon's jobs spent in the present day and month.",
             labels=["addon", "window"],
         )
-        for addon_id, windows in list(books.spent.items())[:_NAMED_ADDONS]:
+        for addon_id, windows in list(ledger.spent.items())[:_NAMED_ADDONS]:
             for window, amount in windows.items():
                 spent.add_metric([addon_id, window], amount / 1e6)
         yield spent
 
     def _sums(self) -> Iterator[Metric]:
-        tallies = self._office.beats.pulse.tallies
+        tallies = self._app_state.beats.pulse.tallies
         yield _counter(
             "penstock_events",
             "Events of the trail, by kind.",
@@ -132,9 +132,9 @@ class _Collector(Collector):
         yield CounterMetricFamily(
             "penstock_preemptions",
             "Runs that were asked to make room.",
-            tallies.events[Kind.PREEMPT_REQUESTED],
+            tallies.events[EventKind.PREEMPT_REQUESTED],
         )
-        yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", tallies.events[Kind.ALERT])
+        yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", tallies.events[EventKind.ALERT])
         yield _histogram("penstock_wait_seconds", "From ready to running.", tallies.waits)
         yield _histogram("penstock_run_seconds", "From running to the end of the attempt.", tallies.runs)
 

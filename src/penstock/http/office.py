@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.changes import admin_event
-from penstock.core.job import Dispatch, Event, Job, Kind
+from penstock.core.job import Dispatch, Event, EventKind, Job
 from penstock.core.refusals import NotFound
 from penstock.core.viewer import Viewer
 from penstock.core.words import AddonId, DispatchId, JobId, Moment
-from penstock.engine.house import House
+from penstock.engine.house import SchedulerService
 from penstock.http import wire
-from penstock.http.beats import Beats
-from penstock.http.claims import ClaimLine
+from penstock.http.beats import StatsStream
+from penstock.http.claims import ClaimQueue
 from penstock.http.pool import OURS, FairPool
 from penstock.http.problems import OverLimit
 from penstock.http.programs import Programs
 from penstock.http.sessions import CODE_LASTS, Opened, Sessions
 from penstock.http.tokens import Principal, TokenFile
-from penstock.http.trail import Trail
+from penstock.http.trail import EventHub
 from penstock.http.views import when
 from penstock.http.wire import Scope
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.stores.protocol import Store
 
-__all__ = ["Call", "Office", "Owners", "Runs", "bearer"]
+__all__ = ["AppState", "Owners", "Request", "Runs", "bearer"]
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -56,33 +56,33 @@ def bearer(headers: Mapping[bytes, bytes]) -> str | None:
     return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
 
 
-class Office:
+class AppState:
     def __init__(
         self,
-        house: House,
+        service: SchedulerService,
         tokens: TokenFile,
         *,
         threads: int,
         per_owner: int,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.house, self.tokens, self.loop = house, tokens, loop
-        self.store, self.desk = house.store, house.desk
-        self.started_at: Moment = house.store.now()
+        self.service, self.tokens, self.loop = service, tokens, loop
+        self.store, self.job_service = service.store, service.job_service
+        self.started_at: Moment = service.store.now()
         self._pool = FairPool(threads, per_owner, loop)
-        self.trail = Trail(house.store, self.run, loop)
-        self.claims = ClaimLine(house.desk, self.trail)
-        self.owners = Owners(house.store)
+        self.trail = EventHub(service.store, self.run, loop)
+        self.claims = ClaimQueue(service.job_service, self.trail)
+        self.owners = Owners(service.store)
         #: Of the runner beside the house, if there is one.
         self.output: Callable[[DispatchId], Output] | None = None
         self.functions = Functions()
         self.runs: Runs | None = None
-        self.beats = Beats(house, self.run, loop)
+        self.beats = StatsStream(service, self.run, loop)
         self.programs = Programs()
         #: Set by the server when it has a page; there is nothing to log in to otherwise.
         self.sessions: Sessions | None = None
         self.page_url = ""
-        house.store.on_change(self.trail.ring)
+        service.store.on_change(self.trail.ring)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """In one of a few threads: a store may wait for a disk or a lock, and the event loop for nobody. On behalf of all clients."""
@@ -98,14 +98,14 @@ class Office:
         dispatch_id = None if self.runs is None or token is None else self.runs.dispatch_of(token)
         return None if dispatch_id is None else Principal(f"run {dispatch_id}", frozenset({Scope.RUN_SELF}))
 
-    def record(self, kind: Kind, reason: str, who: Principal, data: Mapping[str, Any]) -> None:
+    def record(self, kind: EventKind, reason: str, who: Principal, data: Mapping[str, Any]) -> None:
         """An act of administration, for the trail, with its principal. It is no addon's event: no bound token sees it. It blocks."""
         self.store.apply([admin_event(self.store.now(), kind, reason, who.name, data)])
 
     async def opened(self, session: Opened) -> None:
         """A login link was opened."""
         told = {"token_id": session.token_id}
-        await self.run(self.record, Kind.LOGIN, "session_opened", session.who, told)
+        await self.run(self.record, EventKind.LOGIN, "session_opened", session.who, told)
 
     def login(self, who: Principal) -> wire.Login:
         if self.sessions is None:
@@ -154,10 +154,10 @@ class Owners:
 
 
 @dataclass(slots=True)
-class Call(Generic[Q, B]):
+class Request(Generic[Q, B]):
     """One request, understood: its path, query and body are of the types that its route declares."""
 
-    office: Office
+    app_state: AppState
     principal: Principal
     path: str
     query: Q
@@ -170,14 +170,14 @@ class Call(Generic[Q, B]):
     viewer: Viewer | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.store, self.viewer = self.office.store, None
+        self.store, self.viewer = self.app_state.store, None
         if (addon_id := self.principal.addon_id) is not None:
-            owners = self.office.owners
+            owners = self.app_state.owners
             self.viewer = Viewer(AddonId(addon_id), lambda job_id: owners.of_job(job_id) == addon_id)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """Beside the event loop, in the caller's share of the threads."""
-        return self.office.run_for(self.principal, function, *args)
+        return self.app_state.run_for(self.principal, function, *args)
 
     @property
     def job_id(self) -> JobId:

@@ -9,8 +9,8 @@ import msgspec
 
 from penstock.engine.version import VERSION
 from penstock.http.body import fields_of
-from penstock.http.routes import Open, Route
-from penstock.http.wire import Problem
+from penstock.http.routes import OpenRoute, Route
+from penstock.http.wire import ProblemDetails
 
 __all__ = ["describe"]
 
@@ -31,7 +31,9 @@ _REFUSALS: Final = {
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
-    kinds = {kind for route in routes for kind in (route.body, route.answer) if kind is not None} | {Problem}
+    kinds = {kind for route in routes for kind in (route.body, route.answer) if kind is not None} | {
+        ProblemDetails
+    }
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     refs, schemas = msgspec.json.schema_components(ordered, ref_template=_REF)
     ref = dict(zip(ordered, refs, strict=True))
@@ -54,7 +56,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    scope = "open to everybody" if isinstance(route.scope, Open) else f"needs the scope `{route.scope}`"
+    scope = "open to everybody" if isinstance(route.scope, OpenRoute) else f"needs the scope `{route.scope}`"
     media, shown = _shown(route, ref)
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__.strip("_"),
@@ -65,9 +67,9 @@ def _operation(route: Route, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
             "200": {"description": "done", "content": {media: {"schema": shown}}},
             **{str(status): _refusal(words, ref) for status, words in _REFUSALS.items()},
         },
-        "security": [] if isinstance(route.scope, Open) else [{"token": []}],
+        "security": [] if isinstance(route.scope, OpenRoute) else [{"token": []}],
     }
-    if isinstance(route.scope, Open):
+    if isinstance(route.scope, OpenRoute):
         operation["responses"]["503"] = {
             "description": "degraded",
             "content": {"application/json": {"schema": shown}, "application/problem+json": _problem(ref)},
@@ -93,7 +95,7 @@ def _refusal(words: str, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _problem(ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    return {"schema": ref[Problem]}
+    return {"schema": ref[ProblemDetails]}
 
 
 def _path_parameter(route: Route) -> Iterable[dict[str, Any]]:

@@ -21,7 +21,7 @@ from penstock.http.problems import BadFields, NoRoute, WrongVerb
 from penstock.http.sessions import Opened, Sessions
 from penstock.stores.protocol import Clock
 
-__all__ = ["Page"]
+__all__ = ["WebPage"]
 
 _POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -44,7 +44,7 @@ class Code(msgspec.Struct, forbid_unknown_fields=True):
     code: str
 
 
-class Page:
+class WebPage:
     """Its files are read once: they are few, small, and do not change while it runs."""
 
     LEADS: Final = ("/", "/assets/", "/session")

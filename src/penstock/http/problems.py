@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.core.refusals import Refused, Unavailable
-from penstock.http.wire import FieldProblem, Problem
+from penstock.http.wire import FieldProblem, ProblemDetails
 
 __all__ = [
     "HINTS",
@@ -141,10 +141,10 @@ _MOST_WORDS: Final = 1_000
 _MOST_NAME: Final = 100
 
 
-def problem_of(error: BaseException) -> Problem:
+def problem_of(error: BaseException) -> ProblemDetails:
     if not isinstance(error, (Refused, Unavailable)):
         log.error("a request failed", exc_info=error)
-        return Problem(
+        return ProblemDetails(
             type="urn:penstock:internal",
             title=_OURS[0],
             status=500,
@@ -156,7 +156,7 @@ def problem_of(error: BaseException) -> Problem:
         log.warning("a request failed: %s", error)
     title, hint = HINTS.get(error.code, (error.code.replace("_", " "), ""))
     data = dict(error.data)
-    return Problem(
+    return ProblemDetails(
         type=f"urn:penstock:{error.code}",
         title=title,
         status=error.status,

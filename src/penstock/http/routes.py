@@ -22,23 +22,23 @@ from penstock.http.body import Decoder
 from penstock.http.problems import NoRoute, WrongVerb
 from penstock.http.wire import PREFIX, Scope
 
-__all__ = ["OPEN", "ROUTES", "Open", "Route", "Router"]
+__all__ = ["OPEN", "ROUTES", "OpenRoute", "Route", "Router"]
 
 
-class Open(Enum):
+class OpenRoute(Enum):
     """For anybody who can reach the port."""
 
     OPEN = "open"
 
 
-OPEN: Final = Open.OPEN
+OPEN: Final = OpenRoute.OPEN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
     verb: str
     path: str
-    scope: Scope | Open
+    scope: Scope | OpenRoute
     summary: str
     handler: Callable[..., Any]
     answer: type[msgspec.Struct]
@@ -89,49 +89,49 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("queue/jobs/submit/bulk", _SUBMIT, jobs.submit_bulk, wire.BulkSubmitted, "Submit many jobs, all or none", body=wire.SubmitMany),
     _get("queue/jobs", _READ, jobs.listing, wire.Jobs, "List jobs", query=wire.JobsQuery),
     _get("queue/find", _READ, jobs.find, wire.Found, "Find jobs by a part of their id", query=wire.FindQuery),
-    _get("queue/jobs/{job_id}", _READ, jobs.get, wire.Job, "A job, at once or when it is settled", query=wire.WaitQuery),
+    _get("queue/jobs/{job_id}", _READ, jobs.get, wire.JobInfo, "A job, at once or when it is settled", query=wire.WaitQuery),
     _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, wire.Explained, "Why the job is where it is"),
     _get("queue/jobs/{job_id}/logs", _READ, runs.logs, wire.Logs, "What a command or function printed", query=wire.LogsQuery),
-    _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.Job, "Cancel a job; one that runs is told to stop", body=wire.Cancel, body_optional=True),
-    _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, wire.Job, "Queue a FAILED or BLOCKED job again"),
-    _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, wire.Job, "Change priority or times of a QUEUED job", body=wire.Edit),
+    _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.JobInfo, "Cancel a job; one that runs is told to stop", body=wire.Cancel, body_optional=True),
+    _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, wire.JobInfo, "Queue a FAILED or BLOCKED job again"),
+    _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, wire.JobInfo, "Change priority or times of a QUEUED job", body=wire.Edit),
     # workers
     _get("queue/dispatchable", _LEASE, workers.dispatchable, wire.Dispatchable, "Jobs that wait for a worker to ask for the lease", query=wire.DispatchableQuery),
-    _post("queue/claim", _LEASE, workers.claim, wire.Claimed, "Dispatch and lease in one step", body=wire.Claim, body_optional=True),
-    _post("queue/jobs/{job_id}/ack", _LEASE, workers.ack, wire.Beaten, "The worker has started", body=wire.Ack),
+    _post("queue/claim", _LEASE, workers.claim, wire.ClaimAnswer, "Dispatch and lease in one step", body=wire.ClaimRequest, body_optional=True),
+    _post("queue/jobs/{job_id}/ack", _LEASE, workers.ack, wire.HeartbeatAnswer, "The worker has started", body=wire.Ack),
     _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, wire.Completed, "The outcome of a job: DONE or FAILED", body=wire.Complete),
-    _post("queue/complete/bulk", _LEASE, workers.complete_bulk, wire.Settled, "The outcomes of many jobs, each on its own merits", body=wire.Outcomes),
-    _post("queue/exchange", _LEASE, workers.exchange, wire.Exchanged, "Outcomes and a claim in one commit", body=wire.Exchange),
+    _post("queue/complete/bulk", _LEASE, workers.complete_bulk, wire.SettledJob, "The outcomes of many jobs, each on its own merits", body=wire.Outcomes),
+    _post("queue/exchange", _LEASE, workers.exchange, wire.ExchangeAnswerBody, "Outcomes and a claim in one commit", body=wire.ExchangeRequest),
     _post("lease/request", _LEASE, workers.lease_request, wire.LeaseGranted, "A lease for a job, or for work without one", body=wire.LeaseRequest),
-    _post("lease/heartbeat", _LEASE, workers.heartbeat, wire.Beaten, "Renew a lease; hear whether to stop", body=wire.Heartbeat),
-    _post("lease/report", _LEASE, workers.report, wire.Reported, "Progress, spending and perhaps the outcome, in one call", body=wire.Report),
+    _post("lease/heartbeat", _LEASE, workers.heartbeat, wire.HeartbeatAnswer, "Renew a lease; hear whether to stop", body=wire.Heartbeat),
+    _post("lease/report", _LEASE, workers.report, wire.LoadReported, "Progress, spending and perhaps the outcome, in one call", body=wire.LoadReport),
     _post("lease/release", _LEASE, workers.release, wire.Completed, "Give a lease back; its job goes on waiting", body=wire.Release),
     _post("run/say", Scope.RUN_SELF, runs.say, wire.Said, "What a run tells about itself, or asks, with its own token", body=wire.Say),
     # looking
     _get("events", _READ, stream.events, wire.Events, "The trail, page by page", query=wire.EventsQuery),
-    _get("events/stream", _READ, stream.stream, wire.Event, "The trail as server-sent events", query=wire.StreamQuery, streams=True, waits=True),
+    _get("events/stream", _READ, stream.stream, wire.EventInfo, "The trail as server-sent events", query=wire.StreamQuery, streams=True, waits=True),
     _get("stats", _READ, sight.stats, wire.Stats, "How many jobs are where"),
-    _get("leases", _READ, sight.leases, wire.Leases, "What holds units now", query=wire.LeasesQuery),
-    _get("capacity", _READ, sight.capacity, wire.Capacity, "What may be used now, and why no more"),
+    _get("leases", _READ, sight.leases, wire.LeaseList, "What holds units now", query=wire.LeasesQuery),
+    _get("capacity", _READ, sight.capacity, wire.CapacityInfo, "What may be used now, and why no more"),
     _get("addons", _READ, sight.addons, wire.Addons, "Addons: weight, paused, share, jobs"),
     _get("hosts", _READ, sight.hosts, wire.Hosts, "Hosts: alive or lost, capacity, units, labels"),
-    _get("pulse", _READ, gauges.pulse, wire.Beat, "A beat a second as server-sent events: all that a page shows", streams=True, waits=True),
+    _get("pulse", _READ, gauges.pulse, wire.StatsFrame, "A beat a second as server-sent events: all that a page shows", streams=True, waits=True),
     _get("pulse/history", _READ, gauges.history, wire.History, "The last quarter of an hour, a second at a time"),
-    _get("programs", _READ, gauges.programs, wire.Programs, "Pools and graphs of the programs that attached them"),
-    _get("health", _READ, sight.health, wire.Host, "What is wrong, if anything is"),
+    _get("programs", _READ, gauges.programs, wire.ProgramList, "Pools and graphs of the programs that attached them"),
+    _get("health", _READ, sight.health, wire.HostInfo, "What is wrong, if anything is"),
     # running it
-    _post("signals", Scope.SIGNALS_REPORT, sight.signals, wire.Done, "Report an application's own readings", body=wire.Signals),
-    _post("programs/attach", Scope.SIGNALS_REPORT, gauges.attach, wire.Done, "Show a program's pools and graphs here", body=wire.Attach),
+    _post("signals", Scope.SIGNALS_REPORT, sight.signals, wire.Ok, "Report an application's own readings", body=wire.LoadSignals),
+    _post("programs/attach", Scope.SIGNALS_REPORT, gauges.attach, wire.Ok, "Show a program's pools and graphs here", body=wire.Attach),
     _post("login", _TOKENS, admin.login, wire.Login, "A link that opens the page, good once"),
-    _post("addons/edit", _CONFIG, sight.addon_edit, wire.Addon, "Set an addon's weight, pause or resume it", body=wire.AddonEdit),
-    _post("pause", _CONFIG, sight.pause, wire.Done, "Start nothing more, of an addon or at all", body=wire.Scoped, body_optional=True),
-    _post("resume", _CONFIG, sight.resume, wire.Done, "Take it up again", body=wire.Scoped, body_optional=True),
-    _post("hosts/drain", _CONFIG, sight.drain, wire.Done, "Start nothing more on a host; what runs there goes on", body=wire.HostNamed),
-    _post("hosts/undrain", _CONFIG, sight.undrain, wire.Done, "Start jobs on a host again", body=wire.HostNamed),
-    _post("kick", _CONFIG, sight.kick, wire.Done, "Look now for what may start"),
+    _post("addons/edit", _CONFIG, sight.addon_edit, wire.AddonInfo, "Set an addon's weight, pause or resume it", body=wire.AddonEdit),
+    _post("pause", _CONFIG, sight.pause, wire.Ok, "Start nothing more, of an addon or at all", body=wire.Scoped, body_optional=True),
+    _post("resume", _CONFIG, sight.resume, wire.Ok, "Take it up again", body=wire.Scoped, body_optional=True),
+    _post("hosts/drain", _CONFIG, sight.drain, wire.Ok, "Start nothing more on a host; what runs there goes on", body=wire.HostNamed),
+    _post("hosts/undrain", _CONFIG, sight.undrain, wire.Ok, "Start jobs on a host again", body=wire.HostNamed),
+    _post("kick", _CONFIG, sight.kick, wire.Ok, "Look now for what may start"),
     _get("tokens", _TOKENS, admin.token_list, wire.Tokens, "The tokens, without their secrets"),
     _post("tokens/create", _TOKENS, admin.token_make, wire.TokenMade, "Make a token; its secret is shown this once", body=wire.NewToken),
-    _post("tokens/{token_id}/revoke", _TOKENS, admin.token_revoke, wire.Done, "End a token, at once"),
+    _post("tokens/{token_id}/revoke", _TOKENS, admin.token_revoke, wire.Ok, "End a token, at once"),
 )  # fmt: skip
 
 

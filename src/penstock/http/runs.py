@@ -15,11 +15,11 @@ from msgspec import Raw, UnsetType
 
 from penstock.core.intent import Intent
 from penstock.core.job import Job, dispatch_id_of
-from penstock.core.landing import Phase
+from penstock.core.landing import DispatchPhase
 from penstock.core.refusals import BadIntent, NotFound
 from penstock.core.states import SETTLED
 from penstock.http import wire
-from penstock.http.office import Call, bearer
+from penstock.http.office import Request, bearer
 from penstock.http.problems import Forbidden
 from penstock.http.views import when
 from penstock.http.wire import Scope
@@ -38,7 +38,7 @@ _MOST_BYTES: Final = 262_144
 _LOOK_AGAIN: Final = 0.1
 
 
-def check_runner(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
+def check_runner(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
     if intent.job_type not in JOB_TYPES:
         return
     scope = _SCOPES[intent.job_type]
@@ -47,15 +47,15 @@ def check_runner(call: Call[Any, Any], intent: Intent, at: str = "") -> None:
             f"{at}job_type {intent.job_type} needs a token with the scope {scope}", scope=str(scope)
         )
     try:
-        read(intent.job_type, intent.payload, call.office.functions)
+        read(intent.job_type, intent.payload, call.app_state.functions)
     except BadIntent as bad:
         problems = [{**problem, "field": f"{at}{problem['field']}"} for problem in bad.problems]
         raise BadIntent(f"{at}{bad}", problems=problems) from None
 
 
-def say(call: Call[None, wire.Say]) -> wire.Said:
+def say(call: Request[None, wire.Say]) -> wire.Said:
     """By the run itself: its token says which one it is, so there is no id to get wrong."""
-    runs, token = call.office.runs, bearer(call.headers)
+    runs, token = call.app_state.runs, bearer(call.headers)
     if runs is None or token is None or runs.dispatch_of(token) is None:
         raise Forbidden("only a run's own token (PENSTOCK_JOB_TOKEN) may do this")
     asked = call.body
@@ -72,19 +72,25 @@ def say(call: Call[None, wire.Say]) -> wire.Said:
     return wire.Said(Raw((told.get("checkpoint") or "null").encode()), told.get("yield"))
 
 
-async def logs(call: Call[wire.LogsQuery, None]) -> wire.Logs:
-    office, asked = call.office, call.query
-    until = office.loop.time() + asked.wait_sec
+async def logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
+    app_state, asked = call.app_state, call.query
+    until = app_state.loop.time() + asked.wait_sec
     gone = call.watch() if asked.wait_sec else None
     while True:
         told = await call.run(_logs, call)
-        left = until - office.loop.time()
-        if told.pieces or told.over or left <= 0 or office.trail.closed or (gone is not None and gone.done()):
+        left = until - app_state.loop.time()
+        if (
+            told.pieces
+            or told.over
+            or left <= 0
+            or app_state.trail.closed
+            or (gone is not None and gone.done())
+        ):
             return told
         await asyncio.sleep(min(left, _LOOK_AGAIN))
 
 
-def _logs(call: Call[wire.LogsQuery, None]) -> wire.Logs:
+def _logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
     asked, job = call.query, call.own_job(call.job_id)
     attempt = job.fence if isinstance(asked.attempt, UnsetType) else asked.attempt
     if attempt > job.fence:
@@ -103,15 +109,15 @@ def _logs(call: Call[wire.LogsQuery, None]) -> wire.Logs:
     )
 
 
-def _is_over(call: Call[Any, Any], job: Job, attempt: int) -> bool:
+def _is_over(call: Request[Any, Any], job: Job, attempt: int) -> bool:
     if not attempt:
         return job.state in SETTLED
     lease = call.store.dispatch(dispatch_id_of(job.job_id, attempt))
-    return lease is None or lease.phase is Phase.ENDED
+    return lease is None or lease.phase is DispatchPhase.ENDED
 
 
-def _pieces(call: Call[wire.LogsQuery, None], job: Job, attempt: int) -> Iterable[Piece]:
-    if call.office.output is None:
+def _pieces(call: Request[wire.LogsQuery, None], job: Job, attempt: int) -> Iterable[Piece]:
+    if call.app_state.output is None:
         return ()
-    output = call.office.output(dispatch_id_of(job.job_id, attempt))
+    output = call.app_state.output(dispatch_id_of(job.job_id, attempt))
     return output.read(call.query.offset, _MOST_BYTES)

@@ -24,15 +24,15 @@ from uvicorn.server import ServerState
 
 from penstock.core.refusals import Unavailable
 from penstock.core.words import DispatchId
-from penstock.engine.house import House
+from penstock.engine.house import SchedulerService
 from penstock.engine.private import Unsafe, private_directory, secret_key
-from penstock.http.app import Api, Limits
-from penstock.http.connection import Connection, Doors
+from penstock.http.app import Api, RequestLimits
+from penstock.http.connection import ConnectionLimits, HttpConnection
 from penstock.http.guard import LOOPBACK, Exposure, check_exposure
-from penstock.http.listening import Listener, Peers, rooms
+from penstock.http.listening import Peers, SocketListener, rooms
 from penstock.http.metrics import families
-from penstock.http.office import Office, Runs
-from penstock.http.page import Page
+from penstock.http.office import AppState, Runs
+from penstock.http.page import WebPage
 from penstock.http.sessions import Sessions
 from penstock.http.tokens import FIRST_FILE, LOCAL, TokenFile
 from penstock.runner.output import Output
@@ -61,8 +61,8 @@ class Config:
     #: For calls that block, and how many of them one addon (or one token that is bound to none) may have at once.
     threads: int = 12
     threads_per_owner: int = 8
-    limits: Limits = field(default_factory=Limits)
-    doors: Doors = field(default_factory=Doors)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    doors: ConnectionLimits = field(default_factory=ConnectionLimits)
     #: How long a request that is being served may take to end when the server stops.
     stop_sec: float = 5.0
     #: Of a house with a runner: where the output of its runs is, and which functions may be submitted to it.
@@ -72,14 +72,14 @@ class Config:
     page: Path | None = None
 
 
-def serve(house: House, config: Config) -> Server:
+def serve(service: SchedulerService, config: Config) -> Server:
     """Listening when it returns."""
-    return Server(house, config).start()
+    return Server(service, config).start()
 
 
 class Server:
-    def __init__(self, house: House, config: Config) -> None:
-        self._house, self._config = house, config
+    def __init__(self, service: SchedulerService, config: Config) -> None:
+        self._service, self._config = service, config
         if config.bind is not None:
             check_exposure(
                 config.bind,
@@ -88,11 +88,11 @@ class Server:
                 allowed_hosts=config.allowed_hosts,
             )
         self._peers = Peers(config.trusted_proxies, tls=config.tls_cert is not None)
-        self.tokens = TokenFile(config.directory, house.store.now, first=config.token_file)
+        self.tokens = TokenFile(config.directory, service.store.now, first=config.token_file)
         self.token_file = config.token_file or config.directory / FIRST_FILE
         self.port = 0
-        self.listeners: list[Listener] = []
-        self._office: Office | None = None
+        self.listeners: list[SocketListener] = []
+        self._app_state: AppState | None = None
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
         self._stop = asyncio.Event()
@@ -106,19 +106,19 @@ class Server:
 
     def hear(self, runs: Runs) -> None:
         """From now on a run of this runner may speak for itself, with the token that it was given."""
-        assert self._office is not None
-        self._office.runs = runs
+        assert self._app_state is not None
+        self._app_state.runs = runs
 
     def families(self) -> Iterator[Metric]:
         """What `/metrics` tells."""
-        assert self._office is not None
-        return families(self._office)
+        assert self._app_state is not None
+        return families(self._app_state)
 
     def login_url(self) -> str | None:
         """Opens the page once, with all rights: for whoever started us. None: there is no page."""
-        if self._office is None or self._office.sessions is None:
+        if self._app_state is None or self._app_state.sessions is None:
             return None
-        return self._office.login(LOCAL).url
+        return self._app_state.login(LOCAL).url
 
     @property
     def socket_path(self) -> Path | None:
@@ -151,46 +151,48 @@ class Server:
 
     async def _serve(self) -> None:
         config = self._config
-        office = Office(
-            self._house,
+        app_state = AppState(
+            self._service,
             self.tokens,
             threads=config.threads,
             per_owner=config.threads_per_owner,
             loop=self._loop,
         )
-        self._office = office
-        office.output, office.functions = config.output, config.functions
+        self._app_state = app_state
+        app_state.output, app_state.functions = config.output, config.functions
         exposure = Exposure(
             LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)
         )
         state = ServerState()
         with contextlib.ExitStack() as undo:
-            undo.callback(office.close)
+            undo.callback(app_state.close)
             sockets = [sock for sock in (self._tcp(undo), self._unix(undo)) if sock]
-            page = self._page(office, exposure)
-            api = Api(office, exposure=exposure, limits=config.limits, page=page)
+            page = self._page(app_state, exposure)
+            api = Api(app_state, exposure=exposure, limits=config.limits, page=page)
             self.listeners = [self._listen(sock, api, state) for sock in sockets]
             for listener in self.listeners:
                 undo.callback(listener.close)
-            office.beats.start()
+            app_state.beats.start()
             self._ready.set()
             await self._stop.wait()
             api.stopping = True
             for listener in self.listeners:
                 listener.close()
-            office.trail.close()
-            await office.beats.close()
+            app_state.trail.close()
+            await app_state.beats.close()
             await self._drain(state)
 
-    def _page(self, office: Office, exposure: Exposure) -> Page | None:
+    def _page(self, app_state: AppState, exposure: Exposure) -> WebPage | None:
         if self._config.page is None:
             return None
         secure = self._config.tls_cert is not None or bool(self._config.trusted_proxies)
-        office.sessions = Sessions(self.tokens, secure=secure, port=self.port)
-        office.page_url = self.url
-        return Page(self._config.page, office.sessions, exposure, self._house.store.now, office.opened)
+        app_state.sessions = Sessions(self.tokens, secure=secure, port=self.port)
+        app_state.page_url = self.url
+        return WebPage(
+            self._config.page, app_state.sessions, exposure, self._service.store.now, app_state.opened
+        )
 
-    def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> Listener:
+    def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> SocketListener:
         settings = uvicorn.Config(
             app=api,
             lifespan="off",
@@ -204,9 +206,9 @@ class Server:
 
         doors = self._config.doors
         unix = sock.family == socket.AF_UNIX
-        return Listener(
+        return SocketListener(
             sock,
-            lambda local, proxied: Connection(
+            lambda local, proxied: HttpConnection(
                 settings, state, doors, self._loop, local=local, proxied=proxied
             ),
             most=rooms(doors).unix if unix else rooms(doors).tcp,

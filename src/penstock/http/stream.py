@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.job import Event, Kind, shown
+from penstock.core.job import Event, EventKind, shown
 from penstock.core.words import AddonId, JobId
-from penstock.engine.fetchers import Kinds
+from penstock.engine.fetchers import WorkerKinds
 from penstock.http import wire
 from penstock.http.body import number
-from penstock.http.office import Call
+from penstock.http.office import Request
 from penstock.http.problems import BadFields
 from penstock.http.views import event_view, said
 
@@ -28,19 +28,19 @@ HEARTBEAT_SEC: Final = 15.0
 _PAGE: Final = 500
 
 
-async def events(call: Call[wire.EventsQuery, None]) -> wire.Events:
-    asked, office = call.query, call.office
+async def events(call: Request[wire.EventsQuery, None]) -> wire.Events:
+    asked, app_state = call.query, call.app_state
     cursor = _Cursor(call, asked.after, said(asked.job_id), said(asked.addon_id))
     await cursor.check()
     if not asked.wait_sec:
         return await _page(cursor, asked.limit)
-    until = office.loop.time() + asked.wait_sec
+    until = app_state.loop.time() + asked.wait_sec
     gone = call.watch()
-    async with office.trail as trail:
+    async with app_state.trail as trail:
         while True:
             seen, before = trail.position, cursor.after
             page = await _page(cursor, asked.limit)
-            left = until - office.loop.time()
+            left = until - app_state.loop.time()
             if page.events or left <= 0 or gone.done() or trail.closed:
                 return page
             if cursor.after == before:
@@ -53,7 +53,7 @@ async def _page(cursor: _Cursor, limit: int) -> wire.Events:
     return wire.Events([event_view(event) for entry in found for event in shown(entry)], cursor.after)
 
 
-async def stream(call: Call[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
+async def stream(call: Request[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
     """The first step checks and may refuse; everything after it is the stream itself."""
     asked = call.query
     after = _last_event_id(call) if b"last-event-id" in call.headers else said(asked.after)
@@ -62,11 +62,11 @@ async def stream(call: Call[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
     await cursor.check()
     worker = None
     if addon_id is not None and cursor.job_id is None and wire.Scope.WORKER_LEASE in call.principal.scopes:
-        worker = Kinds(AddonId(addon_id))
+        worker = WorkerKinds(AddonId(addon_id))
     return _stream(call, cursor, worker, from_now=after is None and cursor.job_id is None)
 
 
-def _last_event_id(call: Call[Any, Any]) -> int:
+def _last_event_id(call: Request[Any, Any]) -> int:
     given = number(call.headers[b"last-event-id"])
     if given is None or given > wire.MAX_NUMBER:
         problem = {"field": "Last-Event-ID", "message": "must be an id that this stream has sent"}
@@ -75,19 +75,19 @@ def _last_event_id(call: Call[Any, Any]) -> int:
 
 
 async def _stream(
-    call: Call[Any, Any], cursor: _Cursor, worker: Kinds | None, *, from_now: bool
+    call: Request[Any, Any], cursor: _Cursor, worker: WorkerKinds | None, *, from_now: bool
 ) -> AsyncIterator[bytes]:
     """`worker`: what a two-step worker that is told of reservations by this stream can run. It is present while it listens."""
-    gone, office = call.watch(), call.office
+    gone, app_state = call.watch(), call.app_state
     offer_at = 0.0
-    async with call.office.trail as trail:
+    async with call.app_state.trail as trail:
         if from_now:
             cursor.after = trail.position
         yield b"retry: 1000\n\n"
         while not (gone.done() or trail.closed):
-            if worker is not None and office.loop.time() >= offer_at:
-                await call.run(office.desk.offer_to, worker)
-                offer_at = office.loop.time() + HEARTBEAT_SEC
+            if worker is not None and app_state.loop.time() >= offer_at:
+                await call.run(app_state.job_service.offer_to, worker)
+                offer_at = app_state.loop.time() + HEARTBEAT_SEC
             seen, before = trail.position, cursor.after
             found = await cursor.read(_PAGE)
             if found:
@@ -104,7 +104,7 @@ async def _stream(
 class _Cursor:
     """Where a reader is. With a job it counts that job's `n`, without one the `seq` of everything."""
 
-    def __init__(self, call: Call[Any, Any], after: int, job_id: str | None, addon_id: str | None) -> None:
+    def __init__(self, call: Request[Any, Any], after: int, job_id: str | None, addon_id: str | None) -> None:
         self._call, self.after = call, after
         self.job_id = None if job_id is None else JobId(job_id)
         self._addon_id = call.addon(addon_id)
@@ -115,20 +115,20 @@ class _Cursor:
 
     async def read(self, limit: int, *, direct: bool = False) -> list[Event]:
         """Moves on past what is not for this reader too: it need not be looked at twice."""
-        office = self._call.office
+        app_state = self._call.app_state
         if self.job_id is not None:
-            found = await self._call.run(office.store.events, self.after, limit, self.job_id)
+            found = await self._call.run(app_state.store.events, self.after, limit, self.job_id)
             self.after = found[-1].n if found else self.after
             return await self._seen(found)
         found = await (
-            self._call.run(office.store.events, self.after, limit)
+            self._call.run(app_state.store.events, self.after, limit)
             if direct
-            else office.trail.page(self.after, limit, self._call.run)
+            else app_state.trail.page(self.after, limit, self._call.run)
         )
         if found:
             self.after = found[-1].seq
             if self._addon_id is not None:
-                found = await self._call.run(office.owners.only, found, self._addon_id)
+                found = await self._call.run(app_state.owners.only, found, self._addon_id)
         return await self._seen(found)
 
     async def _seen(self, events: list[Event]) -> list[Event]:
@@ -143,7 +143,7 @@ class _Cursor:
 
     def line(self, event: Event) -> bytes:
         number = event.seq if self.job_id is None else event.n
-        if event.kind is Kind.ADMITTED and event.job_id is not None:
+        if event.kind is EventKind.ADMITTED and event.job_id is not None:
             number -= 1  # a client that comes back after it has not seen the other event of its entry
         data = msgspec.json.encode(event_view(event))
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, event.kind.encode(), data)

@@ -15,17 +15,17 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from penstock.core.job import Event, Kind
+from penstock.core.job import Event, EventKind
 from penstock.stores.protocol import Store
 
-__all__ = ["STARTABLE", "Run", "Trail"]
+__all__ = ["STARTABLE", "EventHub", "EventRun"]
 
 log = logging.getLogger("penstock.http")
 
 T = TypeVar("T")
 
 
-class Run(Protocol):
+class EventRun(Protocol):
     """Calls something that may block, beside the event loop."""
 
     def __call__(self, function: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
@@ -34,8 +34,8 @@ class Run(Protocol):
 _KEPT: Final = 5_000
 _PAGE: Final = 500
 #: After these something may be startable that was not: there is a new job, or room, or leave.
-STARTABLE: Final = frozenset(Kind) - {
-    Kind.DENIED, Kind.RUNNING, Kind.CHECKPOINT, Kind.ADMITTED, Kind.ALERT, Kind.TOKEN_MADE, Kind.TOKEN_REVOKED, Kind.LOGIN, Kind.RESTORED
+STARTABLE: Final = frozenset(EventKind) - {
+    EventKind.DENIED, EventKind.RUNNING, EventKind.CHECKPOINT, EventKind.ADMITTED, EventKind.ALERT, EventKind.TOKEN_MADE, EventKind.TOKEN_REVOKED, EventKind.LOGIN, EventKind.RESTORED
 }  # fmt: skip
 
 
@@ -46,10 +46,10 @@ class _Waiter:
         self.future, self.wants = future, wants
 
 
-class Trail:
+class EventHub:
     """Lives on one event loop; only `ring` may be called from elsewhere."""
 
-    def __init__(self, store: Store, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: Store, run: EventRun, loop: asyncio.AbstractEventLoop) -> None:
         self._store, self._run, self._loop = store, run, loop
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._from = 0  # everything after this number, up to `position`, is in `_events`
@@ -116,7 +116,7 @@ class Trail:
             self._events.clear()
             self._from = self.position = end
 
-    async def page(self, after: int, limit: int, run: Run | None = None) -> list[Event]:
+    async def page(self, after: int, limit: int, run: EventRun | None = None) -> list[Event]:
         """As the store's `events`, from memory where that reaches back far enough; else read by `run`."""
         if self._readers and self._from <= after:
             start = bisect_right(self._events, after, key=lambda event: event.seq)

@@ -14,7 +14,7 @@ from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.outcome import outcome_of
 from penstock.core.spend import Use
-from penstock.core.states import State, allowed
+from penstock.core.states import JobState, allowed
 from penstock.core.words import AddonId, Constraint, Moment, Money, priority_of, seconds
 from penstock.engine.desk import Answer
 from penstock.http import wire
@@ -140,7 +140,7 @@ def loan_from(asked: wire.LeaseRequest, addon_id: str, job_type: str) -> Intent:
     )
 
 
-_ALLOWED: Final = {state: tuple(str(move) for move in allowed(state)) for state in State}
+_ALLOWED: Final = {state: tuple(str(move) for move in allowed(state)) for state in JobState}
 
 
 def _summary(job: core.Job) -> dict[str, object]:
@@ -172,14 +172,14 @@ def _summary(job: core.Job) -> dict[str, object]:
         "attempts": job.fence,
         "fence": job.fence,
         "dispatch_id": job.dispatch_id,
-        "lease_id": job.dispatch_id if job.state is State.RUNNING else None,
+        "lease_id": job.dispatch_id if job.state is JobState.RUNNING else None,
         "pid": job.pid,
         "progress": job.progress,
         "spent": _amount(job.spent),
         "created_at": when(job.created_at),
         "ready_at": when(job.ready_at),
         "ended_at": _maybe_when(job.ended_at),
-        "denied": job.denied if job.state is State.QUEUED else "",
+        "denied": job.denied if job.state is JobState.QUEUED else "",
         "allowed": _ALLOWED[job.state],
     }
 
@@ -188,9 +188,9 @@ def summary_view(job: core.Job) -> wire.JobSummary:
     return wire.JobSummary(**_summary(job))  # type: ignore[arg-type]  # the names are checked by a test of the views
 
 
-def job_view(job: core.Job, last: core.Dispatch | None, checkpoint: str | None) -> wire.Job:
+def job_view(job: core.Job, last: core.Dispatch | None, checkpoint: str | None) -> wire.JobInfo:
     end, error = outcome_of(job, last)
-    return wire.Job(
+    return wire.JobInfo(
         **_summary(job),  # type: ignore[arg-type]  # as above
         payload=_json(job.intent.payload),
         checkpoint=_json(checkpoint),
@@ -211,7 +211,7 @@ def explained_view(told: Explanation) -> wire.Explained:
         reason_data=told.reason_data,
         retry_after_sec=told.retry_after_sec,
         recorded=told.recorded,
-        ahead=[wire.Ahead(head.job_id, head.addon_id, head.why) for head in told.ahead],
+        ahead=[wire.AheadInfo(head.job_id, head.addon_id, head.why) for head in told.ahead],
         line_ahead=told.line_ahead,
         likely_start_at=_maybe_when(told.likely_start_at),
         allowed=told.allowed,
@@ -224,8 +224,8 @@ def dispatchable_view(dispatch: core.Dispatch) -> wire.DispatchableJob:
         dispatch_id=dispatch.dispatch_id,
         fence=dispatch.fence,
         addon_id=dispatch.addon_id,
-        job_type=dispatch.demand.job_type,
-        cost_units=dispatch.demand.cost_units,
+        job_type=dispatch.admission_class.job_type,
+        cost_units=dispatch.admission_class.cost_units,
         expires_at=when(dispatch.expires_at),
     )
 
@@ -249,8 +249,8 @@ def claimed_view(job: core.Job, dispatch: core.Dispatch, checkpoint: str | None)
     )
 
 
-def beaten_view(lease_id: str, answer: Answer, ttl: int) -> wire.Beaten:
-    return wire.Beaten(
+def beaten_view(lease_id: str, answer: Answer, ttl: int) -> wire.HeartbeatAnswer:
+    return wire.HeartbeatAnswer(
         lease_id=lease_id,
         expires_at=when(answer.expires_at),
         ttl_sec=seconds(ttl),
@@ -265,8 +265,8 @@ def lease_view(dispatch: core.Dispatch) -> wire.Lease:
         lease_id=dispatch.dispatch_id,
         job_id=dispatch.job_id,
         addon_id=dispatch.addon_id,
-        job_type=dispatch.demand.job_type,
-        cost_units=dispatch.demand.cost_units,
+        job_type=dispatch.admission_class.job_type,
+        cost_units=dispatch.admission_class.cost_units,
         host=dispatch.host,
         phase=dispatch.phase,
         fence=dispatch.fence,
@@ -283,8 +283,8 @@ def lease_view(dispatch: core.Dispatch) -> wire.Lease:
     )
 
 
-def event_view(event: core.Event) -> wire.Event:
-    return wire.Event(
+def event_view(event: core.Event) -> wire.EventInfo:
+    return wire.EventInfo(
         seq=event.seq,
         at=when(event.at),
         kind=str(event.kind),
@@ -297,8 +297,8 @@ def event_view(event: core.Event) -> wire.Event:
     )
 
 
-def addon_view(addon: Addon, budgets: Sequence[Use]) -> wire.Addon:
-    return wire.Addon(
+def addon_view(addon: Addon, budgets: Sequence[Use]) -> wire.AddonInfo:
+    return wire.AddonInfo(
         addon_id=addon.addon_id,
         weight=addon.weight,
         paused=addon.paused,

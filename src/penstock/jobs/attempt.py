@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.core.errors import JobStopped, JobUnavailable
 from penstock.core.intent import MAX_PAYLOAD
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.refusals import NotFound, StaleDispatch, Unavailable
 from penstock.core.text import is_kind, safe_str, type_name
 from penstock.core.words import Moment, Money
-from penstock.engine.desk import Answer, Claimed
+from penstock.engine.desk import Answer, GrantedJob
 from penstock.jobs.carried import text_of
-from penstock.jobs.context import Facts, JobContext, Ties, facts_of, here
+from penstock.jobs.context import JobContext, JobFacts, RunControl, facts_of, here
 from penstock.jobs.outcomes import Outcome, failure
 from penstock.local.call import Call
 
 if TYPE_CHECKING:
     from penstock.jobs.function import JobFunction
 
-__all__ = ["Attempt", "perform", "perform_async"]
+__all__ = ["JobAttempt", "perform", "perform_async"]
 
 log = logging.getLogger("penstock.jobs")
 
 
-class Reports(Protocol):
+class AttemptReports(Protocol):
     """What an attempt needs of the desk."""
 
     def heartbeat(
@@ -46,11 +46,11 @@ class Reports(Protocol):
     ) -> Answer: ...
 
 
-class Attempt:
+class JobAttempt:
     """Ties of a function that runs in this process."""
 
     __slots__ = (
-        "_desk",
+        "_job_service",
         "_now",
         "began",
         "claimed_at",
@@ -69,15 +69,19 @@ class Attempt:
     )  # fmt: skip
 
     def __init__(
-        self, claimed: Claimed, function: JobFunction[..., Any, Any], desk: Reports, now: Callable[[], Moment]
+        self,
+        claimed: GrantedJob,
+        function: JobFunction[..., Any, Any],
+        job_service: AttemptReports,
+        now: Callable[[], Moment],
     ) -> None:
-        self.facts: Facts = facts_of(*claimed)
+        self.facts: JobFacts = facts_of(*claimed)
         self.function = function
-        self._desk, self._now = desk, now
+        self._job_service, self._now = job_service, now
         self.expires_at: Moment = claimed.dispatch.expires_at
         self.claimed_at: Moment = claimed.dispatch.admitted_at
         self.began: float = 0.0  # on the monotonic clock; 0: it waits for a thread
-        self.stop: End | None = None
+        self.stop: EndReason | None = None
         self.lost = False
         self.given_up = False  # its place is somebody else's
         self.lent = False  # it runs in a thread that is not of the hands
@@ -107,7 +111,7 @@ class Attempt:
         """Renew the lease, and tell what there is to tell. False: it is not ours any more."""
         progress, self.fresh_progress = self.fresh_progress, None
         try:
-            answer = self._desk.heartbeat(
+            answer = self._job_service.heartbeat(
                 self.facts.dispatch_id,
                 progress=progress,
                 spent=self.spent,
@@ -128,7 +132,7 @@ class Attempt:
         return self.ended_by.pid if isinstance(self.ended_by, Call) else os.getpid()
 
 
-def perform(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> Outcome:
+def perform(function: JobFunction[..., Any, Any], facts: JobFacts, ties: RunControl) -> Outcome:
     token = here.set(context := partial(_context, [], facts, ties))
     try:
         args, kwargs = function.arguments.decode(facts.payload)
@@ -139,7 +143,7 @@ def perform(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> O
         here.reset(token)
 
 
-async def perform_async(function: JobFunction[..., Any, Any], facts: Facts, ties: Ties) -> Outcome:
+async def perform_async(function: JobFunction[..., Any, Any], facts: JobFacts, ties: RunControl) -> Outcome:
     token = here.set(context := partial(_context, [], facts, ties))
     try:
         args, kwargs = function.arguments.decode(facts.payload)
@@ -150,14 +154,14 @@ async def perform_async(function: JobFunction[..., Any, Any], facts: Facts, ties
         here.reset(token)
 
 
-def _context(made: list[JobContext], facts: Facts, ties: Ties) -> JobContext:
+def _context(made: list[JobContext], facts: JobFacts, ties: RunControl) -> JobContext:
     """Few ask for it. It is one, however often it is asked for."""
     if not made:
         made.append(JobContext(facts, ties))
     return made[0]
 
 
-_DONE: Final = Outcome(End.COMPLETED)
+_DONE: Final = Outcome(EndReason.COMPLETED)
 
 
 def _returned(value: Any) -> Outcome:
@@ -173,13 +177,13 @@ def _returned(value: Any) -> Outcome:
         raise ValueError(
             f"it returned {len(text)} characters of JSON, the most is {MAX_PAYLOAD}: return where it is kept"
         )
-    return Outcome(End.COMPLETED, result=text)
+    return Outcome(EndReason.COMPLETED, result=text)
 
 
-def _raised(error: BaseException, ties: Ties) -> Outcome:
+def _raised(error: BaseException, ties: RunControl) -> Outcome:
     asked = ties.cancelled or ties.yielding
     if asked and is_kind(error, JobStopped):
-        return Outcome(End.GRACEFUL_SHUTDOWN)
+        return Outcome(EndReason.GRACEFUL_SHUTDOWN)
     if is_kind(error, (Unavailable, JobUnavailable)):
-        return failure(error, End.UNAVAILABLE)
+        return failure(error, EndReason.UNAVAILABLE)
     return failure(error)

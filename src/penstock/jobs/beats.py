@@ -12,14 +12,14 @@ import time
 from threading import Event, Thread
 from typing import Final
 
-from penstock.core.landing import Phase
+from penstock.core.landing import DispatchPhase
 from penstock.core.refusals import Unavailable
 from penstock.core.words import SECOND, Span
-from penstock.jobs.attempt import Attempt
-from penstock.jobs.crew import Crew
+from penstock.jobs.attempt import JobAttempt
+from penstock.jobs.crew import JobRunner
 from penstock.stores.protocol import Store
 
-__all__ = ["Beats"]
+__all__ = ["Heartbeats"]
 
 log = logging.getLogger("penstock.jobs")
 
@@ -27,11 +27,11 @@ QUICK_SEC: Final = 0.1
 PROGRESS_SEC: Final = 1.0
 
 
-class Beats:
-    def __init__(self, store: Store, crew: Crew, lease_for: Span) -> None:
-        self._store, self._crew, self._lease_for = store, crew, lease_for
+class Heartbeats:
+    def __init__(self, store: Store, job_runner: JobRunner, lease_for: Span) -> None:
+        self._store, self._job_runner, self._lease_for = store, job_runner, lease_for
         self._pause_sec = min(PROGRESS_SEC, lease_for / SECOND / 6)
-        self._bell, self._stopping = Event(), Event()
+        self._wakeup, self._stopping = Event(), Event()
         self._changed = False  # since somebody last looked for runs that were told to stop
         self._thread = Thread(target=self._loop, name="penstock-beats", daemon=True)
 
@@ -40,18 +40,18 @@ class Beats:
         self._thread.start()
 
     def ring(self) -> None:
-        self._bell.set()
+        self._wakeup.set()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._bell.set()
+        self._wakeup.set()
         self._thread.join()
 
     def _loop(self) -> None:
         quick = min(QUICK_SEC, self._pause_sec)
         while not self._stopping.is_set():
-            self._changed |= self._bell.wait(quick if self._changed else self._pause_sec)
-            self._bell.clear()
+            self._changed |= self._wakeup.wait(quick if self._changed else self._pause_sec)
+            self._wakeup.clear()
             try:
                 self._round()
             except Unavailable as error:
@@ -62,7 +62,7 @@ class Beats:
             self._stopping.wait(quick)
 
     def _round(self) -> None:
-        running = list(self._crew.running.values())
+        running = list(self._job_runner.running.values())
         since = time.monotonic() - QUICK_SEC
         long = [attempt for attempt in running if attempt.began < since]
         if self._changed and long:
@@ -77,15 +77,15 @@ class Beats:
             except Exception:  # the others keep their leases
                 log.exception("the lease of job %s cannot be renewed", attempt.facts.job_id)
 
-    def _look(self, attempts: list[Attempt]) -> None:
-        told = {d.dispatch_id: d.reason for d in self._store.live(phases=[Phase.ENDING])}
+    def _look(self, attempts: list[JobAttempt]) -> None:
+        told = {d.dispatch_id: d.reason for d in self._store.live(phases=[DispatchPhase.ENDING])}
         for attempt in attempts:
             reason = told.get(attempt.facts.dispatch_id)
             if reason is not None and attempt.stop is None:
                 attempt.stop = reason
-                self._crew.hands.end(attempt)
+                self._job_runner.executors.end(attempt)
 
-    def _renew(self, attempt: Attempt) -> None:
+    def _renew(self, attempt: JobAttempt) -> None:
         left = attempt.expires_at - self._store.now()
         # More than a whole lease: the clock was set back, and the store has moved the lease with it.
         due = left < self._lease_for * 2 // 3 or left > self._lease_for
@@ -97,6 +97,6 @@ class Beats:
         told = attempt.stop
         if attempt.lost or not attempt.beat():
             log.warning("%s of job %s has lost its lease", attempt.function.name, attempt.facts.job_id)
-            self._crew.give_up(attempt)
+            self._job_runner.give_up(attempt)
         elif attempt.stop is not None and told is None:
-            self._crew.hands.end(attempt)
+            self._job_runner.executors.end(attempt)

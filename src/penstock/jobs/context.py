@@ -15,10 +15,10 @@ from penstock.core.words import DispatchId, Money
 from penstock.jobs.carried import plain, text_of
 from penstock.jobs.options import money
 
-__all__ = ["Facts", "JobContext", "Ties", "current_job", "detached", "facts_of", "here"]
+__all__ = ["JobContext", "JobFacts", "RunControl", "current_job", "detached", "facts_of", "here"]
 
 
-class Ties(Protocol):
+class RunControl(Protocol):
     """What binds a running function to its dispatch: flags in its own process, the file from another one."""
 
     @property
@@ -37,7 +37,7 @@ class Ties(Protocol):
 _NO_DISPATCH: Final = DispatchId("")
 
 
-class Facts(NamedTuple):
+class JobFacts(NamedTuple):
     """What stays true for the whole attempt. It travels to other processes."""
 
     job_type: str
@@ -51,10 +51,10 @@ class Facts(NamedTuple):
     checkpoint: str | None = None
 
 
-_facts: Final = quick_tuple(Facts)
+_facts: Final = quick_tuple(JobFacts)
 
 
-def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> Facts:
+def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
     intent, failed = job.intent, job.counters
     return _facts(
         (
@@ -77,7 +77,7 @@ class JobContext:
     system that can refuse older numbers, and a run that was given up can do no harm there.
     """
 
-    def __init__(self, facts: Facts, ties: Ties) -> None:
+    def __init__(self, facts: JobFacts, ties: RunControl) -> None:
         self._facts, self._ties = facts, ties
         self._spent: Money = 0
         self._checkpoint = facts.checkpoint
@@ -186,4 +186,4 @@ class _Loose:
 
 
 def detached(job_type: str) -> JobContext:
-    return JobContext(Facts(job_type), _Loose())
+    return JobContext(JobFacts(job_type), _Loose())

@@ -16,19 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Lock, get_ident
 from typing import Any, Final
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.quick import quick_tuple
 from penstock.core.refusals import Refused
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import MILLISECOND, SECOND, DispatchId, Moment, Span
-from penstock.engine.desk import Claimed, Desk, Report
-from penstock.engine.dispatcher import Kinds
-from penstock.jobs.attempt import Attempt
+from penstock.engine.desk import EndReport, GrantedJob, JobService
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.jobs.attempt import JobAttempt
 from penstock.jobs.function import JobFunction
-from penstock.jobs.hands import Hands
+from penstock.jobs.hands import JobExecutor
 from penstock.jobs.outcomes import Outcome
 
-__all__ = ["Crew"]
+__all__ = ["JobRunner"]
 
 log = logging.getLogger("penstock.jobs")
 
@@ -52,14 +52,16 @@ LANDING_SEC: Final = 0.5
 
 
 #: From the name of a dispatch and all of its outcome.
-_report: Final = quick_tuple(Report)
+_report: Final = quick_tuple(EndReport)
 
 
-class Crew:
+class JobRunner:
     def __init__(
         self,
         functions: Mapping[str, JobFunction[..., Any, Any]],
-        hands: Callable[[Callable[[Attempt], bool], Callable[[Attempt, Outcome], None]], Hands],
+        executors: Callable[
+            [Callable[[JobAttempt], bool], Callable[[JobAttempt, Outcome], None]], JobExecutor
+        ],
         *,
         workers: int,
         name: str,
@@ -76,11 +78,11 @@ class Crew:
             now,
             tick,
         )
-        self._known = Kinds(job_types=frozenset())
+        self._known = WorkerKinds(job_types=frozenset())
         #: Claimed, and not begun. Whoever pops one has it: the thread that runs it, or the one that gives it back.
-        self._waiting: dict[DispatchId, Attempt] = {}
-        self.running: dict[DispatchId, Attempt] = {}
-        self._over: deque[tuple[Attempt, Outcome]] = deque()
+        self._waiting: dict[DispatchId, JobAttempt] = {}
+        self.running: dict[DispatchId, JobAttempt] = {}
+        self._over: deque[tuple[JobAttempt, Outcome]] = deque()
         self._mean_sec = AHEAD_SEC  # of a run, lately; a guess until the first has ended
         self._guessed = True
         self._closing = False
@@ -96,11 +98,11 @@ class Crew:
         self._idle = Condition()
         #: Held by whoever claims, the driver or a ride, from counting the room until what was claimed is in it.
         self._claiming = Lock()
-        self.hands = hands(self._begin, self._finish)
+        self.executors = executors(self._begin, self._finish)
 
-    def join(self, desk: Desk, ring: Callable[[], None]) -> None:
+    def join(self, job_service: JobService, ring: Callable[[], None]) -> None:
         """The desk is made with its parts, of which this is one: so it comes after."""
-        self._desk, self._ring = desk, ring
+        self._job_service, self._ring = job_service, ring
 
     # what the driver asks
 
@@ -109,7 +111,7 @@ class Crew:
         self._give_back_stale()
         if self._waiting:
             if now >= self._took_at + SOON:
-                self.hands.rouse()
+                self.executors.rouse()
             held = self._took_at + (HELD if self._far and self._brief else SOON)
             if self._in_one and now < held:
                 return min(now + SOON, held)  # rung by our own commit; the last of the batch will ring
@@ -133,7 +135,7 @@ class Crew:
         idle = self._far and self._free > 0 and not (self._waiting or self._over or self._closing)
         if idle and not self._sent and not self._claiming.locked():
             self._sent = True
-            if self.hands.send(self._look):
+            if self.executors.send(self._look):
                 return
             self._sent = False
         if get_ident() != self._scout:  # what was told while it looks it may have missed
@@ -171,7 +173,7 @@ class Crew:
 
         Under load one exchange follows another, and what the last one brought begins when the next is on its way.
         """
-        brought: list[Attempt] = []
+        brought: list[JobAttempt] = []
         started = 0
         try:
             for _ in range(MOST_EXCHANGES):
@@ -182,9 +184,9 @@ class Crew:
                 reports = [_report((a.facts.dispatch_id, *outcome)) for a, outcome in over]
                 room = self._free + len(over) + self._ahead() - len(brought)
                 if room <= 0 or self._closing or not self._functions:
-                    self._settled(over, self._desk.end_many(reports) if over else [])
+                    self._settled(over, self._job_service.end_many(reports) if over else [])
                     break
-                landing = self._desk.exchange_soon(reports, self._kinds, room, self._name)
+                landing = self._job_service.exchange_soon(reports, self._kinds, room, self._name)
                 ready, brought = brought, []
                 self._take(ready)
                 answers, brought = landing(self._attempts)
@@ -197,16 +199,16 @@ class Crew:
             self._take(brought, here=here)
         return started
 
-    def _attempts(self, claimed: list[Claimed]) -> list[Attempt]:
+    def _attempts(self, claimed: list[GrantedJob]) -> list[JobAttempt]:
         return [
-            Attempt(each, self._functions[each.job.intent.job_type], self._desk, self._now)
+            JobAttempt(each, self._functions[each.job.intent.job_type], self._job_service, self._now)
             for each in claimed
         ]
 
     @property
-    def _kinds(self) -> Kinds:
+    def _kinds(self) -> WorkerKinds:
         if len(self._known.job_types) != len(self._functions):  # they only ever become more
-            self._known = Kinds(job_types=frozenset(self._functions))
+            self._known = WorkerKinds(job_types=frozenset(self._functions))
         return self._known
 
     @property
@@ -214,7 +216,7 @@ class Crew:
         return self._workers - len(self.running) - len(self._waiting)
 
     def _take(
-        self, attempts: list[Attempt], *, stays: bool = False, here: bool = False
+        self, attempts: list[JobAttempt], *, stays: bool = False, here: bool = False
     ) -> Callable[[], None] | None:
         """
         `stays`: whether the thread that brought them can run one itself. The answer is how, if it shall. `here`: it is one of the hands,
@@ -223,15 +225,15 @@ class Crew:
         self._waiting.update({attempt.facts.dispatch_id: attempt for attempt in attempts})
         self._took_at = self._now() if attempts else self._took_at
         if stays and len(attempts) == 1:
-            run = self.hands.lend(attempts[0])
+            run = self.executors.lend(attempts[0])
             if run is not None:
                 return run
-        self.hands.start(attempts, at_once=not self._brief, awake=int(here))
+        self.executors.start(attempts, at_once=not self._brief, awake=int(here))
         return None
 
     # what the desk asks when a job is submitted: a thread that has nothing to do gets it with the same commit
 
-    def board(self) -> tuple[Kinds, int, str] | None:
+    def board(self) -> tuple[WorkerKinds, int, str] | None:
         if self._closing or self._free <= 0 or self._over or not self._functions:
             return None
         # A step that claims now will be rung for this submit, and comes back for it.
@@ -239,7 +241,7 @@ class Crew:
             return None
         return self._kinds, self._free, self._name
 
-    def landed(self, claimed: list[Claimed], *, stays: bool) -> Callable[[], None] | None:
+    def landed(self, claimed: list[GrantedJob], *, stays: bool) -> Callable[[], None] | None:
         try:
             return self._take(self._attempts(claimed), stays=stays)
         finally:
@@ -248,17 +250,18 @@ class Crew:
     def settle(self) -> None:
         while over := self._ended():
             self._settled(
-                over, self._desk.end_many([_report((a.facts.dispatch_id, *outcome)) for a, outcome in over])
+                over,
+                self._job_service.end_many([_report((a.facts.dispatch_id, *outcome)) for a, outcome in over]),
             )
 
-    def _ended(self, brought: int = 0) -> list[tuple[Attempt, Outcome]]:
+    def _ended(self, brought: int = 0) -> list[tuple[JobAttempt, Outcome]]:
         most = len(self.running) + len(self._waiting) + brought
         if not self._in_one:
             most //= 2
         return list(itertools.islice(self._over, min(MOST_AT_ONCE, max(FEW, most))))
 
     def _settled(
-        self, over: list[tuple[Attempt, Outcome]], answers: Sequence[State | Refused | None]
+        self, over: list[tuple[JobAttempt, Outcome]], answers: Sequence[JobState | Refused | None]
     ) -> None:
         for (attempt, _), answer in zip(over, answers, strict=True):
             self._over.popleft()
@@ -289,35 +292,37 @@ class Crew:
     def _ahead(self) -> int:
         if self._mean_sec >= AHEAD_SEC:
             return 0
-        return min(MOST_AHEAD, int(self.hands.ahead * self._workers * AHEAD_SEC / max(self._mean_sec, 1e-6)))
+        return min(
+            MOST_AHEAD, int(self.executors.ahead * self._workers * AHEAD_SEC / max(self._mean_sec, 1e-6))
+        )
 
     def _give_back_stale(self) -> None:
         if self._waiting:
             since = self._now() - STALE
             self._give_back([a for a in list(self._waiting.values()) if a.claimed_at < since])
 
-    def _give_back(self, attempts: list[Attempt]) -> None:
+    def _give_back(self, attempts: list[JobAttempt]) -> None:
         mine = [a for a in attempts if self._waiting.pop(a.facts.dispatch_id, None) is not None]
         if mine:
-            self._desk.end_many([Report(a.facts.dispatch_id, End.RELEASED) for a in mine])
+            self._job_service.end_many([EndReport(a.facts.dispatch_id, EndReason.RELEASED) for a in mine])
 
     # what the hands tell, from their own threads
 
-    def _begin(self, attempt: Attempt) -> bool:
+    def _begin(self, attempt: JobAttempt) -> bool:
         if self._waiting.pop(attempt.facts.dispatch_id, None) is None:
             return False
         attempt.began = time.monotonic()
         self.running[attempt.facts.dispatch_id] = attempt
         return True
 
-    def give_up(self, attempt: Attempt) -> None:
+    def give_up(self, attempt: JobAttempt) -> None:
         """Its lease is over. What it does now counts for nothing, and its units are somebody else's."""
         attempt.given_up = True
         self.running.pop(attempt.facts.dispatch_id, None)
-        self.hands.end(attempt)
-        self.hands.give_up(attempt)
+        self.executors.end(attempt)
+        self.executors.give_up(attempt)
 
-    def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
+    def _finish(self, attempt: JobAttempt, outcome: Outcome) -> None:
         ran = time.monotonic() - attempt.began
         self._mean_sec += (ran - self._mean_sec) / (1 if self._guessed else 16)
         self._guessed = False
@@ -342,7 +347,7 @@ class Crew:
             self._give_back(list(self._waiting.values()))
             for attempt in list(self.running.values()):
                 attempt.yielding = True
-            self.hands.ask_to_yield()
+            self.executors.ask_to_yield()
             left = until - time.monotonic()
             if left <= 0 or not (self.running or self._waiting):
                 return
@@ -355,10 +360,12 @@ class Crew:
         self.settle()
         for attempt in list(self.running.values()):
             attempt.lost = True
-        self.hands.close(wait=wait)
+        self.executors.close(wait=wait)
         self.settle()
         left = list(self.running.values())
-        self._desk.end_many([Report(a.facts.dispatch_id, End.GRACEFUL_SHUTDOWN) for a in left])
+        self._job_service.end_many(
+            [EndReport(a.facts.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in left]
+        )
         for attempt in left:
             log.warning(
                 "%s did not stop in time; job %s is back in the queue",

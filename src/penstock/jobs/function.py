@@ -75,7 +75,7 @@ class JobFunction(Generic[P, C, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """On disk when it returns."""
         return self._enqueue(
-            lambda intents: self.scheduler._submit(intents, self._options.wait_for_room), args, kwargs
+            lambda intents: self.scheduler._submit(intents, self._options.wait_for_space), args, kwargs
         )
 
     def _enqueue(self, submit: Submit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobHandle[R]:
@@ -90,7 +90,7 @@ class JobFunction(Generic[P, C, R]):
         """The same for an event loop, which goes on while the disk writes."""
         intent = self._intent(args, kwargs)
         try:
-            [receipt] = await self.scheduler._submit_async([intent], self._options.wait_for_room)
+            [receipt] = await self.scheduler._submit_async([intent], self._options.wait_for_space)
         except KeyConflict as conflict:
             return self._first(conflict, intent)
         return self._handle(receipt)
@@ -101,7 +101,7 @@ class JobFunction(Generic[P, C, R]):
         argument itself where there is one (a tuple or a dict as the one argument is written `((1, 2),)`).
         """
         return self._enqueue_many(
-            lambda intents: self.scheduler._submit(intents, self._options.wait_for_room), calls
+            lambda intents: self.scheduler._submit(intents, self._options.wait_for_space), calls
         )
 
     def _enqueue_many(self, submit: Submit, calls: Iterable[Any]) -> list[JobHandle[R]]:

@@ -9,7 +9,7 @@ from penstock.core.explain import Explanation
 from penstock.core.job import Dispatch, Event, Job, shown
 from penstock.core.outcome import outcome_of
 from penstock.core.refusals import NotFound
-from penstock.core.states import SETTLED, State
+from penstock.core.states import SETTLED, JobState
 from penstock.core.words import JobId
 from penstock.jobs.arguments import Arguments
 from penstock.jobs.carried import plain
@@ -55,7 +55,7 @@ class JobHandle(Generic[R]):
         return job
 
     @property
-    def state(self) -> State:
+    def state(self) -> JobState:
         return self.job.state
 
     @property
@@ -85,26 +85,26 @@ class JobHandle(Generic[R]):
 
     def result(self, timeout: float | None = None) -> R:
         """What the function returned. Raises JobFailed, JobCanceled, or TimeoutError that says what it is waiting for."""
-        ending = self._scheduler._waits.ending(self.id)
+        ending = self._scheduler._waiter.ending(self.id)
         if ending is None:
-            waiting = self._scheduler._waits.watch(self.id)
+            waiting = self._scheduler._waiter.watch(self.id)
             try:
                 ending = waiting.result(timeout)
             except WaitTimeout:
                 raise self._late(timeout) from None
             finally:
-                self._scheduler._waits.forget(self.id, waiting)
+                self._scheduler._waiter.forget(self.id, waiting)
         return self._outcome(ending)
 
     async def wait(self) -> R:
         """`result` for an event loop; `asyncio.timeout` bounds it."""
         import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
 
-        waiting = self._scheduler._waits.watch(self.id)
+        waiting = self._scheduler._waiter.watch(self.id)
         try:
             ending = await asyncio.wrap_future(waiting)
         finally:
-            self._scheduler._waits.forget(self.id, waiting)
+            self._scheduler._waiter.forget(self.id, waiting)
         return self._outcome(ending)
 
     def _late(self, timeout: float | None) -> TimeoutError:
@@ -112,12 +112,12 @@ class JobHandle(Generic[R]):
 
     def _outcome(self, ending: Ending) -> R:
         job, last = ending
-        if job.state is State.DONE:
+        if job.state is JobState.DONE:
             text = None if last is None else last.result
             if self._arguments is not None:
                 return self._arguments.result(text)  # type: ignore[no-any-return]  # by the function's own annotation
             return None if text is None else plain(text)  # type: ignore[return-value]  # whose function is not known here
-        if job.state is State.CANCELED:
+        if job.state is JobState.CANCELED:
             raise JobCanceled(f"job {self.id} was canceled", job_id=self.id)
         end, error = outcome_of(job, last)
         reason, text = str(end), error or ""
@@ -135,15 +135,15 @@ class JobHandle(Generic[R]):
 
     # changing
 
-    def cancel(self) -> State:
+    def cancel(self) -> JobState:
         """Queued: at once. Running: the run is told, and lands as CANCELED when it is gone."""
-        return self._scheduler._desk.cancel(self.id, by=self._scheduler._principal).state
+        return self._scheduler._job_service.cancel(self.id, by=self._scheduler._principal).state
 
-    def retry(self) -> State:
+    def retry(self) -> JobState:
         """FAILED or BLOCKED: back to the queue, with fresh counters."""
-        return self._scheduler._desk.retry(self.id, by=self._scheduler._principal).state
+        return self._scheduler._job_service.retry(self.id, by=self._scheduler._principal).state
 
-    def edit(self, **fields: Any) -> State:
+    def edit(self, **fields: Any) -> JobState:
         """`priority`, `not_before`, `deadline` of a queued job."""
         return self._scheduler._edit(self.id, fields)
 

@@ -17,31 +17,31 @@ from threading import Thread
 from typing import Protocol, TypeAlias
 
 from penstock.core.text import error_line
-from penstock.jobs.attempt import Attempt, perform, perform_async
+from penstock.jobs.attempt import JobAttempt, perform, perform_async
 from penstock.jobs.outcomes import Outcome
 
-__all__ = ["Began", "Finished", "Hands", "LocalHands"]
+__all__ = ["Began", "Finished", "JobExecutor", "ThreadExecutor"]
 
 log = logging.getLogger("penstock.jobs")
 
 #: Whether the attempt is still to be run; it may have been given back while it waited for a thread.
-Began: TypeAlias = Callable[[Attempt], bool]
-Finished: TypeAlias = Callable[[Attempt, Outcome], None]
+Began: TypeAlias = Callable[[JobAttempt], bool]
+Finished: TypeAlias = Callable[[JobAttempt, Outcome], None]
 
 
-class Hands(Protocol):
+class JobExecutor(Protocol):
     #: How many may wait here for each one that runs, when they are short: 0 where handing one over is dear anyway.
     ahead: int
 
-    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True, awake: int = 0) -> None:
+    def start(self, attempts: Sequence[JobAttempt], *, at_once: bool = True, awake: int = 0) -> None:
         """Not `at_once`: they are so brief that one after the other is quicker. `awake`: so many come for one without being woken."""
         ...
 
-    def send(self, errand: Callable[[], None]) -> bool:
+    def send(self, node_call: Callable[[], None]) -> bool:
         """A thread that has nothing to do is sent to do this, and then runs what is there. Whether there are such threads."""
         ...
 
-    def lend(self, attempt: Attempt) -> Callable[[], None] | None:
+    def lend(self, attempt: JobAttempt) -> Callable[[], None] | None:
         """Instead of `start`: how a thread that is not one of these runs it, where that is possible."""
         ...
 
@@ -49,11 +49,11 @@ class Hands(Protocol):
         """Some have waited for a while: whoever sleeps shall take one."""
         ...
 
-    def end(self, attempt: Attempt) -> None:
+    def end(self, attempt: JobAttempt) -> None:
         """It was told to stop: end it by force where that is possible."""
         ...
 
-    def give_up(self, attempt: Attempt) -> None:
+    def give_up(self, attempt: JobAttempt) -> None:
         """Its lease is over and it still runs: its place must not be lost with it."""
         ...
 
@@ -66,13 +66,13 @@ class Hands(Protocol):
         ...
 
 
-class LocalHands:
+class ThreadExecutor:
     ahead = 1
 
     def __init__(self, workers: int, began: Began, finished: Finished) -> None:
         self._began, self._finished = began, finished
         #: Threads take from here until it is empty, and sleep until somebody wakes them: a batch wakes each of them once.
-        self._ready: deque[Attempt | Callable[[], None] | None] = deque()
+        self._ready: deque[JobAttempt | Callable[[], None] | None] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._numbers = itertools.count(1)
         self._threads: list[Thread] = []
@@ -82,18 +82,18 @@ class LocalHands:
         for _ in range(workers):
             self._hire()
 
-    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True, awake: int = 0) -> None:
+    def start(self, attempts: Sequence[JobAttempt], *, at_once: bool = True, awake: int = 0) -> None:
         plain = [attempt for attempt in attempts if not attempt.function.is_async]
         self._put(plain, (len(plain) if at_once else min(1, len(plain))) - awake)
         for attempt in attempts:
             if attempt.function.is_async:
                 asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
 
-    def send(self, errand: Callable[[], None]) -> bool:
-        self._put([errand], 1)
+    def send(self, node_call: Callable[[], None]) -> bool:
+        self._put([node_call], 1)
         return True
 
-    def lend(self, attempt: Attempt) -> Callable[[], None] | None:
+    def lend(self, attempt: JobAttempt) -> Callable[[], None] | None:
         if attempt.function.is_async:
             return None
         attempt.lent = True
@@ -102,17 +102,17 @@ class LocalHands:
     def rouse(self) -> None:
         self._put((), len(self._ready))
 
-    def _put(self, work: Sequence[Attempt | Callable[[], None] | None], sleepers: int) -> None:
+    def _put(self, work: Sequence[JobAttempt | Callable[[], None] | None], sleepers: int) -> None:
         self._ready.extend(work)
         for _ in range(min(sleepers, len(self._threads))):
             self._wake.put(None)
 
-    def end(self, attempt: Attempt) -> None:
+    def end(self, attempt: JobAttempt) -> None:
         task = attempt.ended_by
         if isinstance(task, asyncio.Task) and self._loop is not None:
             self._loop.call_soon_threadsafe(task.cancel)
 
-    def give_up(self, attempt: Attempt) -> None:
+    def give_up(self, attempt: JobAttempt) -> None:
         if not (attempt.function.is_async or attempt.lent):
             self._hire()
 
@@ -143,7 +143,7 @@ class LocalHands:
                 continue
             if attempt is None:
                 return
-            if not isinstance(attempt, Attempt):
+            if not isinstance(attempt, JobAttempt):
                 attempt()
                 continue
             self._perform(attempt)
@@ -151,7 +151,7 @@ class LocalHands:
                 return  # somebody else has its place
             del attempt  # or its payload would stay until the next one comes
 
-    def _perform(self, attempt: Attempt) -> None:
+    def _perform(self, attempt: JobAttempt) -> None:
         if self._began(attempt):
             self._finished(attempt, perform(attempt.function, attempt.facts, attempt))
 
@@ -181,7 +181,7 @@ class LocalHands:
         thread.start()
         return loop
 
-    async def _await(self, attempt: Attempt) -> None:
+    async def _await(self, attempt: JobAttempt) -> None:
         if not self._began(attempt):
             return
         attempt.ended_by = task = asyncio.current_task()

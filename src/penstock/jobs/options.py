@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
     not_before: When | None
     cost_limit: float | str | Decimal | None
     unit: str
-    wait_for_room: Seconds
+    wait_for_space: Seconds
 
 
 _KNOWN: Final = tuple(Options.__annotations__)
@@ -61,7 +61,7 @@ class JobOptions:
     unique: bool | Callable[..., str] = False
     deadline: When | None = None
     not_before: When | None = None
-    wait_for_room: float = 0.0
+    wait_for_space: float = 0.0
 
     def take(self, given: dict[str, Any]) -> Self:
         fields: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError
 from typing import NamedTuple
 
 from penstock.core.errors import CallEnded
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.text import error_text
 
 __all__ = ["JobCanceled", "JobFailed", "Outcome", "failure"]
@@ -34,11 +34,11 @@ class JobCanceled(CallEnded, CancelledError):
 class Outcome(NamedTuple):
     """What a run reports. Where the job lands is decided by the table of the core."""
 
-    end: End
+    end: EndReason
     result: str | None = None
     error: str | None = None
 
 
-def failure(error: BaseException, end: End = End.JOB_ERROR) -> Outcome:
+def failure(error: BaseException, end: EndReason = EndReason.JOB_ERROR) -> Outcome:
     """The first line says what it was; then the traceback, its middle cut out when it is long."""
     return Outcome(end, error=error_text(error))

@@ -23,13 +23,13 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import CallCanceled, CallEnded, JobStopped, WorkerCrashedError
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.refusals import NotFound, StaleDispatch
 from penstock.core.text import safe_str
 from penstock.core.words import Money
-from penstock.engine.rules import Rules
-from penstock.jobs.attempt import Attempt, perform, perform_async
-from penstock.jobs.context import Facts
+from penstock.engine.rules import SchedulerRules
+from penstock.jobs.attempt import JobAttempt, perform, perform_async
+from penstock.jobs.context import JobFacts
 from penstock.jobs.hands import Began, Finished
 from penstock.jobs.outcomes import Outcome, failure
 from penstock.jobs.place import place_of
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from penstock.jobs.function import JobFunction
     from penstock.jobs.scheduler import Scheduler
 
-__all__ = ["ProcessHands"]
+__all__ = ["ProcessExecutor"]
 
 #: Told to stop, it has so long to see it before its process is ended.
 GRACE_SEC: Final = 5.0
 PROGRESS_SEC: Final = 1.0
 
 
-class ProcessHands:
+class ProcessExecutor:
     ahead = 0  # a process holds one job at a time: what dies with it must be what it ran
 
     def __init__(self, workers: int, began: Began, finished: Finished) -> None:
@@ -62,12 +62,12 @@ class ProcessHands:
             name="penstock jobs",
         )
 
-    def start(self, attempts: Sequence[Attempt], *, at_once: bool = True, awake: int = 0) -> None:  # noqa: ARG002 - the pool decides
+    def start(self, attempts: Sequence[JobAttempt], *, at_once: bool = True, awake: int = 0) -> None:  # noqa: ARG002 - the pool decides
         for attempt in attempts:
             if self._began(attempt):
                 self._submit(attempt)
 
-    def _submit(self, attempt: Attempt) -> None:
+    def _submit(self, attempt: JobAttempt) -> None:
         try:
             place = place_of(attempt.function.fn)
             home = None if _is_job_at(place) else _home_of(attempt.function.scheduler)
@@ -78,21 +78,21 @@ class ProcessHands:
         attempt.ended_by = call
         call.add_done_callback(lambda done: self._over(attempt, done))
 
-    def send(self, errand: Callable[[], None]) -> bool:  # noqa: ARG002 - the protocol's
+    def send(self, node_call: Callable[[], None]) -> bool:  # noqa: ARG002 - the protocol's
         return False  # there are no threads here
 
-    def lend(self, attempt: Attempt) -> None:
+    def lend(self, attempt: JobAttempt) -> None:
         """A thread could not run it."""
 
     def rouse(self) -> None:
         pass  # nothing waits here
 
-    def end(self, attempt: Attempt) -> None:
+    def end(self, attempt: JobAttempt) -> None:
         call = attempt.ended_by
         if call is not None:
             call.cancel("the job was told to stop")
 
-    def give_up(self, attempt: Attempt) -> None:
+    def give_up(self, attempt: JobAttempt) -> None:
         pass  # `end` has taken its process, and the pool starts another
 
     def ask_to_yield(self) -> None:
@@ -102,7 +102,7 @@ class ProcessHands:
         self._pool.dispose(timeout=wait)
         self._folder.cleanup()
 
-    def _over(self, attempt: Attempt, done: Future[Outcome]) -> None:
+    def _over(self, attempt: JobAttempt, done: Future[Outcome]) -> None:
         try:
             outcome = done.result()
         except CallCanceled:
@@ -110,24 +110,24 @@ class ProcessHands:
             Thread(target=self._wait_gone, args=(attempt,), name="penstock-ending", daemon=True).start()
             return
         except WorkerCrashedError as error:
-            outcome = Outcome(End.WORKER_CRASHED, error=safe_str(error))
+            outcome = Outcome(EndReason.WORKER_CRASHED, error=safe_str(error))
         except CallEnded:
-            outcome = Outcome(End.GRACEFUL_SHUTDOWN)  # the pool was closed around it
+            outcome = Outcome(EndReason.GRACEFUL_SHUTDOWN)  # the pool was closed around it
         except BaseException as error:  # noqa: BLE001  # its module could not be imported there, or raised SystemExit
             outcome = failure(error)
         self._finished(attempt, outcome)
 
-    def _wait_gone(self, attempt: Attempt) -> None:
+    def _wait_gone(self, attempt: JobAttempt) -> None:
         while attempt.ended_by.running():
             time.sleep(0.02)
-        self._finished(attempt, Outcome(End.CANCELED))
+        self._finished(attempt, Outcome(EndReason.CANCELED))
 
 
 class _Home(NamedTuple):
     """The scheduler of a function that is registered under another name than its own: `job = scheduler.job(fn)`."""
 
     where: str
-    rules: Rules
+    rules: SchedulerRules
 
 
 def _home_of(scheduler: Scheduler) -> _Home:
@@ -166,7 +166,7 @@ def _function_at(place: tuple[str, str], job_type: str, home: _Home | None) -> J
 _registered: Final[dict[tuple[str, str], JobFunction[..., Any, Any]]] = {}
 
 
-def _run(place: tuple[str, str], facts: Facts, yield_file: str, home: _Home | None) -> Outcome:
+def _run(place: tuple[str, str], facts: JobFacts, yield_file: str, home: _Home | None) -> Outcome:
     function = _function_at(place, facts.job_type, home)
     ties = _FarTies(function, facts, yield_file)
     if function.is_async:
@@ -177,7 +177,7 @@ def _run(place: tuple[str, str], facts: Facts, yield_file: str, home: _Home | No
 class _FarTies:
     """From the worker process. The lease itself is renewed by the scheduler, as it is for all."""
 
-    def __init__(self, function: JobFunction[..., Any, Any], facts: Facts, yield_file: str) -> None:
+    def __init__(self, function: JobFunction[..., Any, Any], facts: JobFacts, yield_file: str) -> None:
         self._function, self._facts, self._yield_file = function, facts, yield_file
         self._lost = False
         self._told_at = 0.0
@@ -209,8 +209,10 @@ class _FarTies:
 
     def _beat(self, **told: Any) -> None:
         try:
-            desk = self._function.scheduler._desk
-            answer = desk.heartbeat(self._facts.dispatch_id, spent=self._spent, pid=os.getpid(), **told)
+            job_service = self._function.scheduler._job_service
+            answer = job_service.heartbeat(
+                self._facts.dispatch_id, spent=self._spent, pid=os.getpid(), **told
+            )
             self._lost = answer.stop is not None
         except (StaleDispatch, NotFound):
             self._lost = True

@@ -31,22 +31,22 @@ from typing import (
 
 from penstock.core.explain import Explanation
 from penstock.core.intent import Intent, check
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, JobId
 from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import Desk
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
+from penstock.engine.desk import JobService
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
 from penstock.jobs.arguments import Arguments
 from penstock.jobs.context import JobContext
 from penstock.jobs.function import JobFunction
 from penstock.jobs.handle import JobHandle
 from penstock.jobs.options import JobOptions, Options, Seconds, moment, span_sec
 from penstock.jobs.place import place_of
-from penstock.jobs.settings import Settings, make_rules
-from penstock.jobs.waits import Waits
-from penstock.jobs.whereabouts import MEMORY, as_host, store_at, whereabouts
-from penstock.jobs.work import Running, Work
+from penstock.jobs.settings import LibrarySettings, make_rules
+from penstock.jobs.waits import ResultWaiter
+from penstock.jobs.whereabouts import MEMORY, as_host, location, store_at
+from penstock.jobs.work import BackgroundWork, RunningWork
 from penstock.stores.bell import present
 from penstock.stores.opening import is_address, shown
 from penstock.stores.protocol import Query, Receipt, Store
@@ -71,10 +71,10 @@ class Scheduler:
         kind: Literal["thread", "process"] = "thread",
         addon: str = "app",
         stop_timeout: Seconds = 30,
-        rules: Rules | None = None,
-        **settings: Unpack[Settings],
+        rules: SchedulerRules | None = None,
+        **settings: Unpack[LibrarySettings],
     ) -> None:
-        self._place = whereabouts(where)
+        self._place = location(where)
         #: As it may be shown: without a password.
         self.where = shown(self._place)
         self.rules = as_host(make_rules(rules, settings), self._place)
@@ -88,9 +88,9 @@ class Scheduler:
         self._options = JobOptions(Intent(addon_id=AddonId("app"), job_type="-")).take({"addon": addon})
         self._functions: dict[str, JobFunction[..., Any, Any]] = {}
         self._lock = threading.RLock()
-        self._opened: Open | None = None
+        self._opened: OpenScheduler | None = None
         self._clock = SteadyClock()
-        self._work: Running | None = None
+        self._work: RunningWork | None = None
 
     # jobs
 
@@ -156,7 +156,7 @@ class Scheduler:
 
     def find(
         self,
-        state: State | str | Iterable[State | str] = (),
+        state: JobState | str | Iterable[JobState | str] = (),
         *,
         name: str | None = None,
         addon: str | None = None,
@@ -164,11 +164,11 @@ class Scheduler:
     ) -> list[JobHandle[Any]]:
         """The newest first."""
         states = [state] if isinstance(state, str) else list(state)
-        unknown = [word for word in states if word not in list(State)]
+        unknown = [word for word in states if word not in list(JobState)]
         if unknown:
-            raise ValueError(f"state is {unknown[0]!r}; it must be one of {', '.join(State)}")
+            raise ValueError(f"state is {unknown[0]!r}; it must be one of {', '.join(JobState)}")
         query = Query(
-            [State(word) for word in states],
+            [JobState(word) for word in states],
             None if addon is None else AddonId(addon),
             name,
             newest_first=True,
@@ -176,9 +176,9 @@ class Scheduler:
         )
         return [self._handle(job.job_id, job.intent.job_type) for job in self._store.find(query)]
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
-        found = dict.fromkeys(State, 0)
+        found = dict.fromkeys(JobState, 0)
         for addon in self._store.addons():
             for state, count in addon.jobs.items():
                 found[state] += count
@@ -193,8 +193,8 @@ class Scheduler:
 
     def _explain(self, job_id: JobId) -> Explanation:
         """As the desk does, and what only a library knows: whether there is anybody to run it."""
-        told = self._desk.explain(job_id)
-        if told.state is not State.QUEUED:
+        told = self._job_service.explain(job_id)
+        if told.state is not JobState.QUEUED:
             return told
         job_type = JobHandle(self, job_id).job.intent.job_type
         if not self._dispatched():
@@ -221,7 +221,7 @@ class Scheduler:
             return any(host.alive(now) for host in self._store.hosts())
         return self._place != MEMORY and present(Path(self._place))
 
-    def _edit(self, job_id: JobId, given: dict[str, Any]) -> State:
+    def _edit(self, job_id: JobId, given: dict[str, Any]) -> JobState:
         known = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
         unknown = [name for name in given if name not in known]
         if unknown:
@@ -231,20 +231,20 @@ class Scheduler:
         fields: dict[str, Any] = {"priority": options.like.priority} if "priority" in given else {}
         for name in given.keys() - {"priority"}:
             fields[known[name]] = None if given[name] is None else moment(name, given[name], now)
-        return self._desk.edit(job_id, by=self._principal, **fields).state
+        return self._job_service.edit(job_id, by=self._principal, **fields).state
 
     # submitting
 
     def _submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
-        return self._desk.submit(intents, wait_sec)
+        return self._job_service.submit(intents, wait_sec)
 
     def _submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
-        return self._desk.submit_within(connection, intents)
+        return self._job_service.submit_within(connection, intents)
 
     async def _submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
 
-        return await asyncio.wrap_future(self._desk.submit_soon(intents, wait_sec))
+        return await asyncio.wrap_future(self._job_service.submit_soon(intents, wait_sec))
 
     # running
 
@@ -256,9 +256,11 @@ class Scheduler:
                 _running.add(self)
         return self
 
-    def _begin(self) -> Running:
+    def _begin(self) -> RunningWork:
         clock = None if is_address(self._place) else self._clock  # a server's clock is not ours to follow
-        return Work(self._store, self.rules, clock, self._functions, workers=self._workers, kind=self._kind)
+        return BackgroundWork(
+            self._store, self.rules, clock, self._functions, workers=self._workers, kind=self._kind
+        )
 
     def stop(self, timeout: Seconds | None = None) -> None:
         """
@@ -278,8 +280,8 @@ class Scheduler:
         with self._lock:
             opened, self._opened = self._opened, None
             if opened is not None:
-                opened.waits.close()
-                opened.house.stop()
+                opened.waiter.close()
+                opened.service.stop()
                 opened.store.close()
 
     def run(self) -> None:
@@ -314,39 +316,39 @@ class Scheduler:
     # the file
 
     @property
-    def _open(self) -> Open:
+    def _open(self) -> OpenScheduler:
         opened = self._opened
         if opened is None:
             with self._lock:
                 opened = self._opened = self._opened or self._make()
         return opened
 
-    def _make(self) -> Open:
+    def _make(self) -> OpenScheduler:
         store = store_at(self._place, self._clock, self.rules.ordering)
-        return Open(store, House(store, self.rules), Waits(store))
+        return OpenScheduler(store, SchedulerService(store, self.rules), ResultWaiter(store))
 
     @property
     def _store(self) -> Store:
         return self._open.store
 
     @property
-    def _waits(self) -> Waits:
-        return self._open.waits
+    def _waiter(self) -> ResultWaiter:
+        return self._open.waiter
 
     @property
-    def _desk(self) -> Desk:
+    def _job_service(self) -> JobService:
         """The one of the running half knows the machine; any other knows the file."""
         work = self._work
-        return self._open.house.desk if work is None else work.house.desk
+        return self._open.service.job_service if work is None else work.service.job_service
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.where}, {'running' if self._work is not None else 'not running'} here>"
 
 
-class Open(NamedTuple):
+class OpenScheduler(NamedTuple):
     store: Store
-    house: House  # never started: its desk serves those who only enqueue and look
-    waits: Waits
+    service: SchedulerService  # never started: its desk serves those who only enqueue and look
+    waiter: ResultWaiter
 
 
 class JobDecorator(Protocol):

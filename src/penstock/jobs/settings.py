@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, TypedDict
 
-from penstock.core.admission import Caps, Limits
+from penstock.core.admission import AdmissionLimits, Caps
 from penstock.core.intent import LABEL, LABEL_WORDS
 from penstock.core.quiet import Capacity
 from penstock.core.words import SECOND, Constraint, Span
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 from penstock.jobs.options import Seconds, span_sec, words
 from penstock.stores.protocol import Depth
 
-__all__ = ["Settings", "make_rules"]
+__all__ = ["LibrarySettings", "make_rules"]
 
 
-class Settings(TypedDict, total=False):
+class LibrarySettings(TypedDict, total=False):
     capacity: int | Literal["auto"]
     labels: Sequence[str]
     lease: Seconds
@@ -31,12 +31,12 @@ class Settings(TypedDict, total=False):
 
 
 #: A program that submits to itself may queue as much as it likes, unless it sets `max_queued`.
-DEFAULT: Final = Rules(capacity=Capacity(fixed=100), depth=Depth())
+DEFAULT: Final = SchedulerRules(capacity=Capacity(fixed=100), depth=Depth())
 
 
-def make_rules(rules: Rules | None, given: Mapping[str, Any]) -> Rules:
+def make_rules(rules: SchedulerRules | None, given: Mapping[str, Any]) -> SchedulerRules:
     if rules is not None:
-        if not isinstance(rules, Rules):
+        if not isinstance(rules, SchedulerRules):
             raise TypeError(f"rules is {rules!r}; it must be a penstock.engine.rules.Rules")
         if given:
             raise TypeError(f"{', '.join(given)} and rules say the same thing twice; put it into rules")
@@ -51,7 +51,7 @@ def make_rules(rules: Rules | None, given: Mapping[str, Any]) -> Rules:
     return made
 
 
-def _capacity(rules: Rules, name: str, value: Any) -> Rules:
+def _capacity(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     if value == "auto":
         return replace(rules, capacity=Capacity())
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
@@ -59,43 +59,43 @@ def _capacity(rules: Rules, name: str, value: Any) -> Rules:
     return replace(rules, capacity=Capacity(fixed=value))
 
 
-def _labels(rules: Rules, name: str, value: Any) -> Rules:
+def _labels(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     labels = words(name, value)
     if not all(map(LABEL.fullmatch, labels)):
         raise ValueError(f"{name} is {value!r}; it must be a list of labels, each {LABEL_WORDS}")
     return replace(rules, labels=labels)
 
 
-def _lease(rules: Rules, name: str, value: Any) -> Rules:
+def _lease(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     span = _span(name, value)
     if span < SECOND // 10:
         raise ValueError(f"{name} is {value!r}; it must be at least 0.1 s, or no heartbeat could keep it")
     return replace(rules, lease_for=span)
 
 
-def _crash(rules: Rules, name: str, value: Any) -> Rules:
+def _crash(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     return replace(rules, schedules=replace(rules.schedules, crash=_spans(name, value)))
 
 
-def _unavailable(rules: Rules, name: str, value: Any) -> Rules:
+def _unavailable(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     return replace(rules, schedules=replace(rules.schedules, unavailable=_spans(name, value)))
 
 
-def _max_queued(rules: Rules, name: str, value: Any) -> Rules:
+def _max_queued(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     return replace(rules, depth=Depth(total=_count(name, value)))
 
 
-def _max_concurrent(rules: Rules, name: str, value: Any) -> Rules:
+def _max_concurrent(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     return _with_caps(rules, concurrent=_count(name, value))
 
 
-def _max_per_job(rules: Rules, name: str, value: Any) -> Rules:
+def _max_per_job(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     if isinstance(value, Mapping):
         return _with_caps(rules, types={job: _count(f"{name}[{job!r}]", most) for job, most in value.items()})
     return _with_caps(rules, per_type=_count(name, value))
 
 
-def _max_per_constraint(rules: Rules, name: str, value: Any) -> Rules:
+def _max_per_constraint(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     known = Constraint(7).names
     if not isinstance(value, Mapping) or not value.keys() <= set(known):
         raise ValueError(f"{name} is {value!r}; it must be a dict with {', '.join(known)} as keys")
@@ -104,11 +104,11 @@ def _max_per_constraint(rules: Rules, name: str, value: Any) -> Rules:
     )
 
 
-def _keep(rules: Rules, name: str, value: Any) -> Rules:
+def _keep(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
     return replace(rules, retention=_span(name, value))
 
 
-_SETTERS: Final[dict[str, Callable[[Rules, str, Any], Rules]]] = {
+_SETTERS: Final[dict[str, Callable[[SchedulerRules, str, Any], SchedulerRules]]] = {
     "capacity": _capacity,
     "labels": _labels,
     "lease": _lease,
@@ -122,9 +122,9 @@ _SETTERS: Final[dict[str, Callable[[Rules, str, Any], Rules]]] = {
 }
 
 
-def _with_caps(rules: Rules, **fields: Any) -> Rules:
+def _with_caps(rules: SchedulerRules, **fields: Any) -> SchedulerRules:
     caps: Caps = replace(rules.limits.caps, **fields)
-    return replace(rules, limits=Limits(caps, rules.limits.budgets))
+    return replace(rules, limits=AdmissionLimits(caps, rules.limits.budgets))
 
 
 def _span(name: str, value: Any) -> Span:

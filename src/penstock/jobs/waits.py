@@ -21,7 +21,7 @@ from penstock.core.states import SETTLED
 from penstock.core.words import JobId
 from penstock.stores.protocol import Store
 
-__all__ = ["Ending", "Waits"]
+__all__ = ["Ending", "ResultWaiter"]
 
 log = logging.getLogger("penstock.jobs")
 
@@ -35,11 +35,11 @@ class Ending(NamedTuple):
     last: Dispatch | None
 
 
-class Waits:
+class ResultWaiter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: dict[JobId, list[Future[Ending]]] = {}
-        self._lock, self._bell = Lock(), Event()
+        self._lock, self._wakeup = Lock(), Event()
         self._thread: Thread | None = None
         self._closed = False
 
@@ -57,7 +57,7 @@ class Waits:
                 self._store.on_change(self.ring)
                 self._thread = Thread(target=self._loop, name="penstock-waits", daemon=True)
                 self._thread.start()
-        self._bell.set()
+        self._wakeup.set()
         return waiting
 
     def forget(self, job_id: JobId, waiting: Future[Ending]) -> None:
@@ -70,11 +70,11 @@ class Waits:
 
     def ring(self) -> None:
         if self._waiting:
-            self._bell.set()
+            self._wakeup.set()
 
     def close(self) -> None:
         self._closed = True
-        self._bell.set()
+        self._wakeup.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -82,8 +82,8 @@ class Waits:
         while not self._closed:
             if self._waiting:
                 self._store.listen()
-            self._bell.wait(POLL_SEC if self._waiting else None)
-            self._bell.clear()
+            self._wakeup.wait(POLL_SEC if self._waiting else None)
+            self._wakeup.clear()
             began = time.perf_counter()
             self._look(list(self._waiting))
             time.sleep(min(POLL_SEC, 2 * (time.perf_counter() - began)) if self._waiting else 0)

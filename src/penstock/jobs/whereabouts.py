@@ -12,16 +12,16 @@ from typing import Any, Final
 from penstock.core.order import Ordering
 from penstock.core.words import HostId
 from penstock.engine.clock import SteadyClock
-from penstock.engine.rules import LOCAL, Rules
+from penstock.engine.rules import LOCAL, SchedulerRules
 from penstock.stores.opening import is_address, open_store
 from penstock.stores.protocol import Store
 
-__all__ = ["MEMORY", "as_host", "store_at", "whereabouts"]
+__all__ = ["MEMORY", "as_host", "location", "store_at"]
 
 MEMORY: Final = ":memory:"
 
 
-def whereabouts(where: Any) -> str:
+def location(where: Any) -> str:
     if not isinstance(where, str | os.PathLike):
         raise TypeError(f"{where!r} is not a path; {_GIVE}")
     text = os.fspath(where)
@@ -38,7 +38,7 @@ def whereabouts(where: Any) -> str:
 _GIVE: Final = "give the file that holds the jobs, 'postgresql://...' or ':memory:'"
 
 
-def as_host(rules: Rules, place: str) -> Rules:
+def as_host(rules: SchedulerRules, place: str) -> SchedulerRules:
     """
     Where many share the jobs, each process is a host. A name that came again, as pids do in containers, would make a start put back what
     its namesake is running; so it has a part that does not.

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from penstock.local.call import Call
-    from penstock.local.gate import Gate
+    from penstock.local.gate import CallQueue
 
 R = TypeVar("R")
 
 
-def awaited(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> Awaitable[R]:
+def awaited(call_queue: CallQueue, call: Call[R], prepare: Callable[[], None] | None) -> Awaitable[R]:
     """See `loops.run`."""
     run: Callable[..., Awaitable[R]] = _run()
-    return run(gate, call, prepare)
+    return run(call_queue, call, prepare)
 
 
 async def in_daemon(fn: Callable[[], object]) -> None:

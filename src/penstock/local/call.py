@@ -31,7 +31,7 @@ from penstock.local.context import CallContext
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.local.gate import Gate
+    from penstock.local.gate import CallQueue
     from penstock.local.loops import Mailbox
     from penstock.local.spans import CallSpan
     from penstock.local.timers import Timer
@@ -81,10 +81,10 @@ class Call(Ticket, Future[R], Generic[R]):
         "asleep",
         "awaited",
         "body",
+        "call_queue",
         "extra",
         "fn",
         "function",
-        "gate",
         "guarded",
         "home",
         "mailbox",
@@ -98,14 +98,14 @@ class Call(Ticket, Future[R], Generic[R]):
     timer: Timer | None = None
     signal: CancelSignal | None = None
 
-    def __init__(self, gate: Gate, fn: Callable[..., R]) -> None:
+    def __init__(self, call_queue: CallQueue, fn: Callable[..., R]) -> None:
         # Future.__init__ is left out on purpose: it makes what `_Crowd` makes when somebody comes to wait.
         Ticket.__init__(self)
         self._state: str = PENDING
         self._result: R | None = None
         self._exception: BaseException | None = None
         self._crowd: _Crowd | None = None
-        self.gate = gate
+        self.call_queue = call_queue
         self.fn = fn
         self.function: Any = None  # how the crew names `fn` to its workers
         self.body: Any = None  # the arguments, in the form in which they travel
@@ -129,7 +129,7 @@ class Call(Ticket, Future[R], Generic[R]):
         End the call wherever it is. Unlike the standard Future this also works while it runs: the caller is released
         now, the function can see it (`current_call().canceled`), and its worker is ended after a grace period.
         """
-        return self.gate.cancel(self, reason) or self.cancelled()
+        return self.call_queue.cancel(self, reason) or self.cancelled()
 
     def running(self) -> bool:
         return self.stage is IN_FLIGHT or self.stage is ENDING
@@ -152,7 +152,7 @@ class Call(Ticket, Future[R], Generic[R]):
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:
-        if self.gate.crew.lead(self, timeout):
+        if self.call_queue.group.lead(self, timeout):
             if self._state is PENDING:
                 raise TimeoutError
             return

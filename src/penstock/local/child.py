@@ -32,7 +32,7 @@ from penstock.local.forks import end_copy, watch_forks
 from penstock.local.remote import pack_error
 from penstock.local.segments import AVAILABLE as SHARED_MEMORY
 from penstock.local.segments import Arena, Borrower, Parcel, load
-from penstock.local.station import Station, Unready, is_plain_result, make_context, or_unready, unsendable
+from penstock.local.station import CallTarget, Unready, is_plain_result, make_context, or_unready, unsendable
 from penstock.local.timers import clock
 from penstock.local.wire import PLAIN, PLAIN_TYPES
 
@@ -46,7 +46,7 @@ def main(inlet: int, outlet: int, page_fd: int, lifeline_fd: int, parent: int) -
     page = memoryview(mmap.mmap(page_fd, PAGE_SIZE)).cast("Q")
     os.close(page_fd)
     try:
-        Worker(inlet, outlet, page).run()
+        ChildWorker(inlet, outlet, page).run()
     except (EOFError, BrokenPipeError):
         os._exit(0)  # the pool is gone; whatever the function left running is not worth waiting for
 
@@ -81,7 +81,7 @@ def _end_group() -> NoReturn:
     os._exit(1)
 
 
-class Worker:
+class ChildWorker:
     def __init__(self, inlet: int, outlet: int, page: memoryview) -> None:
         self._inlet = inlet
         self._outlet = outlet
@@ -91,8 +91,8 @@ class Worker:
         self._cancels = 0
         self._frames = wire.Frames()
         self._inbox: deque[tuple[Any, ...]] = deque()
-        self._station = Station()
-        self._functions = self._station.functions
+        self._target = CallTarget()
+        self._functions = self._target.functions
         self._canceled: set[int] = set()
         self._tracer: Any = None
         self._borrower = Borrower()
@@ -159,7 +159,7 @@ class Worker:
         _set_title(title)
         if main is not None:
             import_main_or_unready(*main)
-        self._station.set_up(blob)
+        self._target.set_up(blob)
         self._send([(wire.READY,)])
 
     def _or_say_why(self, fn: Any, *args: Any) -> None:
@@ -198,7 +198,7 @@ class Worker:
         try:
             if extra is None and type(body) is tuple:
                 fn = self._functions.get(function)
-                value = fn(*body) if callable(fn) else self._station.function(function)(*body)
+                value = fn(*body) if callable(fn) else self._target.function(function)(*body)
             else:
                 value = self._call_fully(function, body, extra)
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
@@ -229,7 +229,7 @@ class Worker:
             call = pickle.loads(body)
         else:
             call = load(body, ref, self._borrower)
-        return self._station.invoke(function, call, trace)
+        return self._target.invoke(function, call, trace)
 
     def _context(self) -> CallContext:
         dispatch, _, _, extra = self._running

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from penstock.core.errors import CallCanceled
-from penstock.core.ticket import Phase
+from penstock.core.ticket import CancelPhase
 from penstock.local.timers import clock
 
 
@@ -32,7 +32,7 @@ class CallContext:
     def check(self) -> None:
         """Raise CallCanceled if the call was asked to stop: the way out of a deep loop."""
         if self._look():
-            raise CallCanceled("stopped by itself, as asked", phase=Phase.IN_FLIGHT, reason=None)
+            raise CallCanceled("stopped by itself, as asked", phase=CancelPhase.IN_FLIGHT, reason=None)
 
 
 class _Here(threading.local):

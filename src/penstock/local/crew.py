@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.local import segments, wire
 from penstock.local.call import Call
-from penstock.local.gate import Gate
+from penstock.local.gate import CallQueue
 from penstock.local.member import COLD, LIVE
-from penstock.local.mortal import MortalCrew
-from penstock.local.packing import Function, Packed, Packer
+from penstock.local.mortal import SupervisedWorkers
+from penstock.local.packing import Packed, PackedFunction, Packer
 from penstock.local.process import WorkerProcess
 from penstock.local.remote import cannot_be_rebuilt, unpack_error
 from penstock.local.timers import Timer, call_at, clock
-from penstock.local.watch import Watch
+from penstock.local.watch import ReplyReader
 from penstock.local.wire import ERROR, PLAIN, SHARED
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 _DEEP: Final = 16
 
 
-class ProcessCrew(MortalCrew[WorkerProcess]):
+class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
     kind = "process"
 
-    def __init__(self, gate: Gate, options: WorkerOptions) -> None:
-        super().__init__(gate, options, [WorkerProcess(place) for place in range(options.workers)])
+    def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
+        super().__init__(call_queue, options, [WorkerProcess(place) for place in range(options.workers)])
         self._setup = options.pack_setup()
         self._packer = Packer()
-        self._watch = Watch(self, gate.name)
+        self._watch = ReplyReader(self, call_queue.name)
         self._enough = self._room * 3 // 4  # a pipe with more than this in it can wait for its next batch
         self._trim_timer: Timer | None = None
         self.describe = self._packer.describe
@@ -52,7 +52,7 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
 
     def pump(self, now: float) -> None:
         """In runs: after a batch of answers one worker has room for many, and to choose it anew for each costs a tenth."""
-        queue = self._gate.queue
+        queue = self._call_queue.queue
         touched = []
         while queue.pending and queue.in_flight < queue.limit:
             worker, share = self._choose()
@@ -65,7 +65,7 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
             self._offer(now)
         for worker in touched:
             if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
-                self._watch.wait_for_room(worker)
+                self._watch.wait_for_space(worker)
 
     def _choose(self) -> tuple[WorkerProcess | None, int]:
         """
@@ -94,8 +94,8 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
         return best, share if best is None or limit is None else min(share, limit - best.handed)
 
     def _hand_run(self, worker: WorkerProcess, share: int, now: float) -> None:
-        gate = self._gate
-        take, calls, known = gate.queue.take, worker.calls, worker.known
+        call_queue = self._call_queue
+        take, calls, known = call_queue.queue.take, worker.calls, worker.known
         handed: list[Call[Any]] = []
         call: Call[Any] | None = None
         try:
@@ -114,26 +114,26 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
             if call is not None and call not in handed[-1:]:
                 worker.calls.pop(call.dispatch, None)
                 worker.outbox = [message for message in worker.outbox if message[0] != call.dispatch]
-                gate.queue.lose([call], now)
+                call_queue.queue.lose([call], now)
             raise
         finally:
             if handed:
                 count = len(handed)
                 worker.handed += count
                 worker.unsent += count
-                gate.totals.dispatched += count
-                gate.herald.note_run(gate.herald.dispatch, handed)
+                call_queue.totals.dispatched += count
+                call_queue.hook_dispatcher.note_run(call_queue.hook_dispatcher.dispatch, handed)
 
     def _open(self, worker: WorkerProcess) -> None:
         worker.open()
         worker.outbox.append((wire.SETUP, *self._setup))
-        self._gate.totals.spawned += 1
+        self._call_queue.totals.spawned += 1
         self._watch.start(worker)
 
     def _hand_fully(self, worker: WorkerProcess, call: Call[Any], plain: bool) -> None:
         """With whatever has to be said before it, and beside it."""
         body, function = call.body, call.function
-        if type(function) is Function:
+        if type(function) is PackedFunction:
             if function not in worker.known:
                 worker.known.add(function)
                 self._send_main(worker, function.needs_main)
@@ -166,23 +166,25 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
 
     def _write(self, worker: WorkerProcess) -> None:
         if not worker.flush():
-            self._watch.wait_for_room(worker)
+            self._watch.wait_for_space(worker)
 
     def push(self, worker: WorkerProcess) -> None:
-        with self._gate.lock:  # or somebody could fill the pipe between our look at it and what we make of it
+        with (
+            self._call_queue.lock
+        ):  # or somebody could fill the pipe between our look at it and what we make of it
             if worker.push():
                 self._watch.has_room(worker)
             else:
-                self._watch.wait_for_room(worker)
+                self._watch.wait_for_space(worker)
 
     def is_quiet(self) -> bool:
-        return self._gate.queue.in_flight == 0
+        return self._call_queue.queue.in_flight == 0
 
     def pipes_are_deep(self) -> bool:
         return self._room > _DEEP and all(len(worker.calls) > self._enough for worker in self.workers)
 
     def more_may_come(self) -> bool:
-        return self._gate.queue.in_flight > 0 and (self._room <= _DEEP or not self.pipes_are_deep())
+        return self._call_queue.queue.in_flight > 0 and (self._room <= _DEEP or not self.pipes_are_deep())
 
     def tell_canceled(self, call: Call[Any], now: float) -> None:
         worker = call.home
@@ -194,11 +196,11 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
     # Settling
 
     def settle(self, worker: WorkerProcess, messages: list[tuple[Any, ...]]) -> None:
-        gate = self._gate
-        queue, totals, herald = gate.queue, gate.totals, gate.herald
+        call_queue = self._call_queue
+        queue, totals, hook_dispatcher = call_queue.queue, call_queue.totals, call_queue.hook_dispatcher
         outcomes: list[tuple[Call[Any], int, Any]] = []
         settled = failed = 0
-        with gate.lock:
+        with call_queue.lock:
             now = clock()
             calls = worker.calls
             for message in messages:
@@ -230,31 +232,31 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
                 self.pump(now)
             if worker.unsent and len(calls) - worker.unsent <= self._enough:
                 self._write(worker)
-            wake = gate.collect_granted() if queue.granted else ()
-            if herald.state is not None:
-                herald.news.append((herald.state, queue.state()))
+            wake = call_queue.collect_granted() if queue.granted else ()
+            if hook_dispatcher.state is not None:
+                hook_dispatcher.news.append((hook_dispatcher.state, queue.state()))
         for rouse in wake:
             rouse()
         self._deliver(worker, outcomes)
 
     def _deliver(self, worker: WorkerProcess, outcomes: list[tuple[Call[Any], int, Any]]) -> None:
         """With the lock released: the next calls are on their way, so now there is time for these callers."""
-        gate, herald = self._gate, self._gate.herald
+        call_queue, hook_dispatcher = self._call_queue, self._call_queue.hook_dispatcher
         settled = []
         for call, kind, value in outcomes:
             error = None
             if kind != PLAIN:
                 value, error = self._unpack(worker, kind, value)  # noqa: PLW2901  # its travelling form is done with
             if call.guarded:
-                gate._unguard(call)
+                call_queue._unguard(call)
             call._settle(value, error)
             settled.append(call)
         if settled:
-            herald.note_run(herald.settle, settled)
-        if herald.news:
-            herald.tell()
-        if gate._when_idle:
-            gate._tell_idle()
+            hook_dispatcher.note_run(hook_dispatcher.settle, settled)
+        if hook_dispatcher.news:
+            hook_dispatcher.tell()
+        if call_queue._when_idle:
+            call_queue._tell_idle()
 
     def _hear(self, worker: WorkerProcess, message: tuple[Any, ...]) -> None:
         match message:
@@ -323,7 +325,7 @@ class ProcessCrew(MortalCrew[WorkerProcess]):
     def _trim(self) -> None:
         """Give back shared memory that nothing uses: what comes back later is trimmed later."""
         closed = self._packer.trim()
-        with self._gate.lock:
+        with self._call_queue.lock:
             self._trim_timer = None
             for worker in self.workers:
                 if worker.condition is LIVE and closed:

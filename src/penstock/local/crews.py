@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.local.loops import Mailbox
 
 
-class Crew(Protocol):
+class WorkerGroup(Protocol):
     """The workers behind a gate. Every method is called with the gate's lock held."""
 
     def pump(self, now: float) -> None:
@@ -28,9 +28,9 @@ class Crew(Protocol):
     def nudge(self, call: Call[Any]) -> None:
         """Something happened to this call; whoever leads for its sake should look (also without the lock)."""
 
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False) -> bool:
         """
-        Without the lock: this thread is about to sleep until the call is settled (or, `for_room`, until it has its
+        Without the lock: this thread is about to sleep until the call is settled (or, `for_space`, until it has its
         place); it may do the crew's waiting meanwhile. False: it may not, and must sleep. True: it need not any
         more, or the time is over.
         """
@@ -41,13 +41,13 @@ class Unled:
 
     def nudge(self, call: Call[Any]) -> None: ...
 
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:  # noqa: ARG002  # as above
+    def lead(self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False) -> bool:  # noqa: ARG002  # as above
         return False
 
     def attend(self, box: object) -> None: ...
 
 
-class Totals:
+class CallTotals:
     """Plain counters, changed under the gate's lock and read by anybody."""
 
     __slots__ = ("canceled", "crashed", "dispatched", "failed", "rejected", "requeued", "spawned", "succeeded", "terminated", "timed_out")  # fmt: skip

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.core.errors import CallCanceled, CallTimeout, QueueDropError
-from penstock.core.ticket import Limits, Phase, Policy
+from penstock.core.ticket import CancelPhase, Policy, QueueLimits
 
 _WHERE: Final = {
-    Phase.WAITING: "while it waited for room",
-    Phase.QUEUED: "in the queue",
-    Phase.IN_FLIGHT: "while it ran",
+    CancelPhase.WAITING: "while it waited for room",
+    CancelPhase.QUEUED: "in the queue",
+    CancelPhase.IN_FLIGHT: "while it ran",
 }
 
 
-def canceled(reason: str | None, phase: Phase) -> CallCanceled:
+def canceled(reason: str | None, phase: CancelPhase) -> CallCanceled:
     why = f": {reason}" if reason else ""
     return CallCanceled(f"canceled {_WHERE[phase]}{why}", phase=phase, reason=reason)
 
 
-def timed_out(timeout: float, phase: Phase) -> CallTimeout:
+def timed_out(timeout: float, phase: CancelPhase) -> CallTimeout:
     return CallTimeout(f"timed out after {timeout:g} s, {_WHERE[phase]}", phase=phase, timeout=timeout)
 
 
-def dropped(pool: str, limits: Limits) -> QueueDropError:
+def dropped(pool: str, limits: QueueLimits) -> QueueDropError:
     how = "dropped for a newer call" if limits.policy is Policy.DROP_OLDEST else "refused"
     return QueueDropError(
         f"{how}: {pool} is full ({limits.max_in_flight} in flight, {limits.max_queue_depth} pending)",

@@ -79,8 +79,8 @@ def parallel_limit_sync(
         raise TypeError("fn must be a plain function, not an async one: parallel_limit is for those")
     if executor is not None and not isinstance(executor, Executor):
         raise TypeError(f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}")
-    crew = _Threads(limit, call) if executor is None else _Through(executor, call)
-    return SyncFlow(_source_of(items), n=limit, crew=crew, ordered=ordered, errors=on_error)
+    group = _Threads(limit, call) if executor is None else _Through(executor, call)
+    return SyncFlow(_source_of(items), n=limit, group=group, ordered=ordered, errors=on_error)
 
 
 class SyncFlow(Iterator[R]):
@@ -89,11 +89,11 @@ class SyncFlow(Iterator[R]):
     __slots__ = (
         "__weakref__",
         "_close",
-        "_crew",
         "_error",
         "_errors",
         "_exhausted",
         "_failed",
+        "_group",
         "_held",
         "_line",
         "_n",
@@ -102,10 +102,12 @@ class SyncFlow(Iterator[R]):
         "skipped",
     )
 
-    def __init__(self, source: Iterator[Any], *, n: int, crew: _Crew, ordered: bool, errors: OnError) -> None:
+    def __init__(
+        self, source: Iterator[Any], *, n: int, group: _Workers, ordered: bool, errors: OnError
+    ) -> None:
         self._source = source
         self._n = n
-        self._crew = crew
+        self._group = group
         self._errors = errors
         self._held = 0  # places: items pulled whose results have not been taken
         self._ready: deque[R] = deque()
@@ -115,7 +117,7 @@ class SyncFlow(Iterator[R]):
         self._error: BaseException | None = None
         self.skipped = 0  #: how many items `errors="skip"` has left out so far
         # Unlike __del__ this also happens at interpreter exit, before threads lose the ground under their feet.
-        self._close = weakref.finalize(self, crew.stop)
+        self._close = weakref.finalize(self, group.stop)
 
     def __iter__(self) -> Self:
         return self
@@ -126,7 +128,7 @@ class SyncFlow(Iterator[R]):
             while not self._ready:
                 if self._at_end():
                     self._finish()
-                self._settle(self._crew.ended.get())
+                self._settle(self._group.ended.get())
                 if not self._ready:
                     self._feed()
         except BaseException:  # an iterator that raised is over, as a generator would be
@@ -154,7 +156,7 @@ class SyncFlow(Iterator[R]):
         """Fill the places; but where a result could be had instead, a slow source gives one item at a time."""
         spent = 0.0
         while not self._exhausted and self._held < self._n:
-            if spent > _SLOW and (self._ready or not self._crew.ended.empty()):
+            if spent > _SLOW and (self._ready or not self._group.ended.empty()):
                 return
             since = monotonic()
             try:
@@ -171,12 +173,12 @@ class SyncFlow(Iterator[R]):
             call = _Call(item)
             if self._line is not None:
                 self._line.append(call)
-            self._crew.start(call)
+            self._group.start(call)
 
     def _at_end(self) -> bool:
         if self._failed or not self._held:
             return True
-        return self._error is not None and self._errors == "raise" and self._crew.ended.empty()
+        return self._error is not None and self._errors == "raise" and self._group.ended.empty()
 
     def _finish(self) -> NoReturn:
         error = self._error
@@ -226,7 +228,7 @@ class _Call:
         self.settled = False
 
 
-class _Crew(Protocol):
+class _Workers(Protocol):
     """Those who make the calls. They know nothing of the flow, or it could never be collected."""
 
     ended: SimpleQueue[_Call]

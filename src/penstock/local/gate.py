@@ -5,7 +5,7 @@ A thread sleeps on a lock of its own; a coroutine awaits its loop's mailbox; and
 a thread that must not block) the Future waits and holds its payload (DQ-11). Each is woken by its own place becoming
 free and by nothing else.
 
-The workers' side is a `Crew`. The gate calls it with the lock held; it hands calls out and reports them settled or
+The workers' side is a `WorkerGroup`. The gate calls it with the lock held; it hands calls out and reports them settled or
 lost. Everything that may take long or run somebody else's code (pickling, copying, callbacks, hooks, waking) happens
 with the lock released.
 """
@@ -27,28 +27,28 @@ from penstock.core.ticket import (
     REFUSED,
     SETTLED,
     WAIT,
-    Limits,
-    Phase,
+    CancelPhase,
+    EnterResult,
+    QueueLimits,
     QueueState,
-    Verdict,
 )
 from penstock.local.blocking import may_block
 from penstock.local.call import Call, CancelSignal, until_settled
-from penstock.local.crews import Crew, Totals
+from penstock.local.crews import CallTotals, WorkerGroup
 from penstock.local.endings import canceled, dropped, timed_out
-from penstock.local.hooks import Herald, QueueHooks
+from penstock.local.hooks import HookDispatcher, QueueHooks
 from penstock.local.keys import Keys
 from penstock.local.timers import call_at, clock
 
 
-class Gate:
-    def __init__(self, limits: Limits, *, name: str, hooks: Iterable[QueueHooks] = ()) -> None:
+class CallQueue:
+    def __init__(self, limits: QueueLimits, *, name: str, hooks: Iterable[QueueHooks] = ()) -> None:
         self.name = name
         self.lock = threading.Lock()
         self.queue: DispatchQueue[Call[Any]] = DispatchQueue(limits)
-        self.herald = Herald(hooks)
-        self.totals = Totals()
-        self.crew: Crew
+        self.hook_dispatcher = HookDispatcher(hooks)
+        self.totals = CallTotals()
+        self.group: WorkerGroup
         self.refusal: PenstockError | None = None  # why newcomers are refused
         self.dead = False  # nor is anything put into a place that was given before
         self.keys = Keys()
@@ -76,9 +76,9 @@ class Gate:
         if prepare is not None:
             self.fill(call, prepare)
 
-    def enter(self, call: Call[Any]) -> Verdict:
+    def enter(self, call: Call[Any]) -> EnterResult:
         """The part of coming in that never waits. For a call without a mailbox its thread will sleep, if it must and may."""
-        queue, herald = self.queue, self.herald
+        queue, hook_dispatcher = self.queue, self.hook_dispatcher
         if call.guarded and call.signal is not None:
             call.signal._watch(call)
         try:
@@ -88,19 +88,19 @@ class Gate:
                     raise self.refusal.copy()
                 if call.guarded:
                     self._check_guards(call)
-                verdict = queue.enter(call, now) if call.eager else queue.reserve(call, now)
-                if verdict is ACCEPTED:
-                    if herald.queued is not None:
-                        herald.news.append((herald.queued, call))
+                enter_result = queue.enter(call, now) if call.eager else queue.reserve(call, now)
+                if enter_result is ACCEPTED:
+                    if hook_dispatcher.queued is not None:
+                        hook_dispatcher.news.append((hook_dispatcher.queued, call))
                     if queue.in_flight < queue.limit:
-                        self.crew.pump(now)
-                elif verdict is WAIT and call.mailbox is None and (not call.eager or may_block()):
+                        self.group.pump(now)
+                elif enter_result is WAIT and call.mailbox is None and (not call.eager or may_block()):
                     call.asleep = allocate_lock()
                     call.asleep.acquire()
                 evicted = self._collect_evicted() if queue.evicted else ()
-                if herald.state is not None:
-                    herald.news.append((herald.state, queue.state()))
-            if verdict is REFUSED:
+                if hook_dispatcher.state is not None:
+                    hook_dispatcher.news.append((hook_dispatcher.state, queue.state()))
+            if enter_result is REFUSED:
                 raise dropped(self.name, queue.limits)
         except BaseException as error:
             self._turn_away(call, error)
@@ -109,26 +109,26 @@ class Gate:
             self._arm(call)
         for other in evicted:
             self._finish(other, dropped(self.name, queue.limits))
-        if herald.news:
-            herald.tell()
-        return verdict
+        if hook_dispatcher.news:
+            hook_dispatcher.tell()
+        return enter_result
 
     def _turn_away(self, call: Call[Any], error: BaseException) -> None:
         """
         End a call that did not get in: it was refused, its payload could not be made, or Ctrl-C came. The hooks hear of it,
         and it is settled, because a hook may ask for its exception.
         """
-        herald = self.herald
+        hook_dispatcher = self.hook_dispatcher
         with self.lock:
             new = call.stage is NEW
             if new:
                 call.stage = SETTLED
                 if isinstance(error, QueueDropError):
                     self.totals.rejected += 1
-                    herald.note(herald.reject, call)
+                    hook_dispatcher.note(hook_dispatcher.reject, call)
                 else:
                     self.totals.canceled += 1
-                    herald.note(herald.cancel, (call, Phase.WAITING))
+                    hook_dispatcher.note(hook_dispatcher.cancel, (call, CancelPhase.WAITING))
                 self.note_state()
         if not new:  # Ctrl-C, just after its entry
             self.cancel(call, "interrupted")
@@ -137,25 +137,25 @@ class Gate:
         ended_by = (
             error.copy()
             if isinstance(error, PenstockError)
-            else canceled(type(error).__name__, Phase.WAITING)
+            else canceled(type(error).__name__, CancelPhase.WAITING)
         )
         self._finish(call, ended_by)
-        herald.tell()
+        hook_dispatcher.tell()
 
     def enter_run(self, calls: list[Call[Any]]) -> int:
         """
         As many of these as there is room for, under one hold of the lock. They have their payloads and no guards. Returns
         how many; the others may come in by `submit`, where they wait or are refused.
         """
-        queue, herald = self.queue, self.herald
+        queue, hook_dispatcher = self.queue, self.hook_dispatcher
         with self.lock:
             now = clock()
             entered = queue.enter_run(calls, now) if self.refusal is None else 0
             if entered:
-                herald.note_run(herald.queued, calls[:entered])
-                self.crew.pump(now)
+                hook_dispatcher.note_run(hook_dispatcher.queued, calls[:entered])
+                self.group.pump(now)
                 self.note_state()
-        herald.tell()
+        hook_dispatcher.tell()
         return entered
 
     def fill(self, call: Call[Any], prepare: Callable[[], None]) -> None:
@@ -169,14 +169,14 @@ class Gate:
             now = clock()
             filled = not self.dead and self.queue.fill(call, now)
             if filled:
-                self.herald.note(self.herald.queued, call)
-                self.crew.pump(now)
+                self.hook_dispatcher.note(self.hook_dispatcher.queued, call)
+                self.group.pump(now)
                 self.note_state()
             wake = self.collect_granted()
             refusal = self.refusal if self.dead else None
         for rouse in wake:
             rouse()
-        self.herald.tell()
+        self.hook_dispatcher.tell()
         if not filled:
             if refusal is not None:
                 self._end(call, lambda _: refusal.copy(), "canceled")
@@ -189,7 +189,7 @@ class Gate:
         if asleep is None:
             return
         try:
-            self.crew.lead(call, for_room=True)
+            self.group.lead(call, for_space=True)
             asleep.acquire()
         except BaseException:  # Ctrl-C while waiting: nobody will hold the Future
             self.cancel(call, "interrupted")
@@ -210,23 +210,23 @@ class Gate:
             if call.asleep is not None:
                 wake.append(call.asleep.release)
                 call.asleep = None
-                self.crew.nudge(call)
+                self.group.nudge(call)
             elif call.mailbox is not None and not call.eager:
                 wake.append(partial(call.mailbox.post, call))
             if call.eager:
-                self.herald.note(self.herald.queued, call)
+                self.hook_dispatcher.note(self.hook_dispatcher.queued, call)
         return wake
 
     def note_state(self) -> None:
         """Once for each time that the lock was held to change something, before it is released."""
-        if self.herald.state is not None:
-            self.herald.news.append((self.herald.state, self.queue.state()))
+        if self.hook_dispatcher.state is not None:
+            self.hook_dispatcher.news.append((self.hook_dispatcher.state, self.queue.state()))
 
     def _collect_evicted(self) -> list[Call[Any]]:
         evicted, self.queue.evicted = self.queue.evicted, []
         self.totals.rejected += len(evicted)
         for call in evicted:
-            self.herald.note(self.herald.reject, call)
+            self.hook_dispatcher.note(self.hook_dispatcher.reject, call)
         return evicted
 
     def _closed(self) -> PoolClosedError:
@@ -249,13 +249,13 @@ class Gate:
             call._settle(result, error)
             settled.append(call)
         if settled:
-            self.herald.note_run(self.herald.settle, settled)
+            self.hook_dispatcher.note_run(self.hook_dispatcher.settle, settled)
         self.after()
 
     def after(self) -> None:
         """With the lock released, after something ended."""
-        if self.herald.news:
-            self.herald.tell()
+        if self.hook_dispatcher.news:
+            self.hook_dispatcher.tell()
         if self._when_idle:
             self._tell_idle()
 
@@ -265,7 +265,7 @@ class Gate:
         call._settle(None, error)
         if call.span is not None:
             call.span.end(call, error)
-        self.crew.nudge(call)
+        self.group.nudge(call)
 
     def cancel(self, call: Call[Any], reason: str | None = None) -> bool:
         """True if this is what ended the call."""
@@ -274,17 +274,17 @@ class Gate:
     def _expire(self, call: Call[Any], timeout: float) -> None:
         self._end(call, partial(timed_out, timeout), "timed_out")
 
-    def _end(self, call: Call[Any], error: Callable[[Phase], PenstockError], total: str) -> bool:
+    def _end(self, call: Call[Any], error: Callable[[CancelPhase], PenstockError], total: str) -> bool:
         with self.lock:
             now = clock()
             phase = self.queue.cancel(call, now)
             if phase is None:
                 return False
             setattr(self.totals, total, getattr(self.totals, total) + 1)
-            self.herald.note(self.herald.cancel, (call, phase))
-            if phase is Phase.IN_FLIGHT:
-                self.crew.tell_canceled(call, now)
-            self.crew.pump(now)
+            self.hook_dispatcher.note(self.hook_dispatcher.cancel, (call, phase))
+            if phase is CancelPhase.IN_FLIGHT:
+                self.group.tell_canceled(call, now)
+            self.group.pump(now)
             wake = self.collect_granted()
             asleep, call.asleep = call.asleep, None
             self.note_state()
@@ -310,7 +310,7 @@ class Gate:
         """With the lock held, so that no cancel can fall between this look and the call's entry."""
         if call.signal is not None and call.signal.canceled:
             raise CallCanceled(
-                "its signal was canceled before", phase=Phase.WAITING, reason=call.signal.reason
+                "its signal was canceled before", phase=CancelPhase.WAITING, reason=call.signal.reason
             )
         self.keys.enter(call)
 
@@ -350,7 +350,7 @@ class Gate:
         with self.lock:
             now = clock()
             how(now)
-            self.crew.pump(now)
+            self.group.pump(now)
             wake = self.collect_granted()
             self.note_state()
         self.report((), wake)
@@ -375,18 +375,20 @@ class Gate:
         with self.lock:
             now = clock()
             self.refusal, self.dead = why, True
-            ended = [(call, Phase.IN_FLIGHT) for call in self.crew.in_flight() if call.stage is IN_FLIGHT]
+            ended = [
+                (call, CancelPhase.IN_FLIGHT) for call in self.group.in_flight() if call.stage is IN_FLIGHT
+            ]
             for call, _ in ended:
                 queue.cancel(call, now)
-                self.crew.tell_canceled(call, now)
+                self.group.tell_canceled(call, now)
             queued = queue.pending
             for place, call in enumerate(queue.dispose() if dispose else queue.clear()):
-                ended.append((call, Phase.QUEUED if place < queued else Phase.WAITING))
+                ended.append((call, CancelPhase.QUEUED if place < queued else CancelPhase.WAITING))
             asleep = [call.asleep for call, _ in ended if call.asleep is not None]
             self.totals.canceled += len(ended)
             for call, phase in ended:
                 call.asleep = None
-                self.herald.note(self.herald.cancel, (call, phase))
+                self.hook_dispatcher.note(self.hook_dispatcher.cancel, (call, phase))
             self.note_state()
         for call, _ in ended:
             self._finish(call, error(call))

@@ -16,7 +16,7 @@ from threading import current_thread, main_thread
 from typing import Any
 
 from penstock.core.text import is_kind, safe_repr
-from penstock.core.ticket import Phase, QueueState
+from penstock.core.ticket import CancelPhase, QueueState
 from penstock.local.call import Call
 
 log = logging.getLogger("penstock")
@@ -40,7 +40,7 @@ class QueueHooks:
     def on_settle(self, call: Call[Any]) -> None:
         """It has a result or an error; `call.ran_for` is how long the function ran."""
 
-    def on_cancel(self, call: Call[Any], phase: Phase) -> None: ...
+    def on_cancel(self, call: Call[Any], phase: CancelPhase) -> None: ...
 
     def on_reject(self, call: Call[Any]) -> None: ...
 
@@ -50,7 +50,7 @@ class QueueHooks:
     def on_state_change(self, state: QueueState) -> None: ...
 
 
-class Herald:
+class HookDispatcher:
     """
     Tells the hooks of one queue. For each event there is one function that takes what happened, or None if nobody
     listens: a look at it is then all that the event costs. News is noted as a pair of the two. What happens to many calls

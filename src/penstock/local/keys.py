@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.core.errors import CallCanceled
 from penstock.core.text import safe_repr
-from penstock.core.ticket import Phase
+from penstock.core.ticket import CancelPhase
 from penstock.local.call import Call
 
 
@@ -34,7 +34,7 @@ class Keys:
             ) from None
         if canceled:
             why = f"its key {safe_repr(call.key, 200)} is canceled until cleared"
-            raise CallCanceled(why, phase=Phase.WAITING, reason=self._canceled[call.key])
+            raise CallCanceled(why, phase=CancelPhase.WAITING, reason=self._canceled[call.key])
         self._calls.setdefault(call.key, {})[call] = None
 
     def leave(self, call: Call[Any]) -> None:

@@ -22,8 +22,8 @@ def labels_of(pool: WorkerPool) -> dict[str, str]:
     made_up = _made_up.fullmatch(pool.name)
     return {
         "pool": made_up[1] if made_up else pool.name,
-        "kind": pool._crew.kind,
-        "policy": str(pool._gate.queue.limits.policy),
+        "kind": pool._group.kind,
+        "policy": str(pool._call_queue.queue.limits.policy),
     }
 
 

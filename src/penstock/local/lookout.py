@@ -23,16 +23,16 @@ log = logging.getLogger("penstock")
 LOOK: Final = 1e-3
 
 
-class Lookout:
+class StallWatchdog:
     """`look` is called every millisecond; it says whether there is anything left to look out for."""
 
-    __slots__ = ("_bell", "_closing", "_look", "_name", "_thread", "on_duty")
+    __slots__ = ("_closing", "_look", "_name", "_thread", "_wakeup", "on_duty")
 
     def __init__(self, name: str, look: Callable[[], bool]) -> None:
         self._name = name
         self._look = look
-        self._bell = allocate_lock()
-        self._bell.acquire()
+        self._wakeup = allocate_lock()
+        self._wakeup.acquire()
         self._thread: threading.Thread | None = None
         self._closing = False
         self.on_duty = False
@@ -51,14 +51,14 @@ class Lookout:
 
     def _ring(self) -> None:
         with suppress(RuntimeError):  # it was rung before, and has not heard it yet
-            self._bell.release()
+            self._wakeup.release()
 
     def _keep(self) -> None:
         never_block_here()
         while not self._closing:
-            self._bell.acquire()
+            self._wakeup.acquire()
             while not self._closing and self._look_in():
-                self._bell.acquire(timeout=LOOK)
+                self._wakeup.acquire(timeout=LOOK)
 
     def _look_in(self) -> bool:
         """

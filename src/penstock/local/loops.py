@@ -21,12 +21,12 @@ from penstock.core.ticket import NEW, WAIT, WAITING
 
 if TYPE_CHECKING:
     from penstock.local.call import Call
-    from penstock.local.gate import Gate
+    from penstock.local.gate import CallQueue
 
 R = TypeVar("R")
 
 
-async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> R:
+async def run(call_queue: CallQueue, call: Call[R], prepare: Callable[[], None] | None) -> R:
     """
     `await pool.call(...)`: wait for a place, make the payload, wait for the outcome, never blocking the loop. A call that
     has its place already, by a reservation, is only waited for.
@@ -37,18 +37,18 @@ async def run(gate: Gate, call: Call[R], prepare: Callable[[], None] | None) -> 
         if call.stage is NEW:
             call.mailbox = mailbox()
             call.eager = prepare is None
-            verdict = gate.enter(call)
+            enter_result = call_queue.enter(call)
             if prepare is not None:
-                if verdict is WAIT:
+                if enter_result is WAIT:
                     await place(call)
-                gate.fill(call, prepare)
+                call_queue.fill(call, prepare)
         box = call.mailbox
         if call._state is PENDING and box is not None:
-            gate.crew.attend(box)
+            call_queue.group.attend(box)
             while call._state is PENDING:
                 await box.letter_for(call)
     except asyncio.CancelledError:
-        gate.cancel(call, "its task was canceled")
+        call_queue.cancel(call, "its task was canceled")
         raise
     return call._result if call._exception is None else call.result()  # type: ignore[return-value]  # as in `result`
 
@@ -103,8 +103,10 @@ class Mailbox:
             future = call.awaited
             if future is not None and not future.done():
                 future.set_result(None)
-            if not letters and not call.gate.queue_is_idle():
-                call.gate.crew.attend(self)  # somebody else had to read for us; from now on we can again
+            if not letters and not call.call_queue.queue_is_idle():
+                call.call_queue.group.attend(
+                    self
+                )  # somebody else had to read for us; from now on we can again
 
     def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
         """On the loop's own thread. False if this kind of loop cannot."""

@@ -54,7 +54,7 @@ class OrderedMap(Iterator[R], Generic[R]):
         self._ready: deque[R] = deque()
         self._keep: Callable[[Any], None] = self._ready.extend if self._chunked else self._ready.append
         self._begun = False
-        limits = pool._gate.queue.limits
+        limits = pool._call_queue.queue.limits
         self._width = int(min(limits.max_in_flight + limits.max_queue_depth, _WIDEST)) + 1
         self._run = max(1, self._width // 8)
         pool._maps.add(self)
@@ -90,7 +90,7 @@ class OrderedMap(Iterator[R], Generic[R]):
 
     def _feed(self, width: int) -> bool:
         """Submit what there is room for and can be had at once, at least one. False if there are no more items."""
-        room = int(min(self._pool._gate.queue.room(), width - len(self._calls)))
+        room = int(min(self._pool._call_queue.queue.room(), width - len(self._calls)))
         run: list[tuple[Any, ...]] = []
         began = clock()
         for args in islice(self._items, max(1, room)):
@@ -105,16 +105,21 @@ class OrderedMap(Iterator[R], Generic[R]):
 
     def _submit(self, run: list[tuple[Any, ...]]) -> None:
         """All at once, as far as they can: a call that has its payload still to be made first needs a place for it."""
-        pool, gate, fn, describe = self._pool, self._pool._gate, self._fn, self._pool._crew.describe
+        pool, call_queue, fn, describe = (
+            self._pool,
+            self._pool._call_queue,
+            self._fn,
+            self._pool._group.describe,
+        )
         at = 0
         if pool._plain and pool._tracing is None and len(run) > 1:
             calls: list[Call[Any]] = []
             for args in run:
-                call: Call[Any] = Call(gate, fn)
+                call: Call[Any] = Call(call_queue, fn)
                 if describe(call, fn, args, {}) is not None:
                     break
                 calls.append(call)
-            at = gate.enter_run(calls)
+            at = call_queue.enter_run(calls)
             self._calls.extend(calls[:at])
         for args in run[at:]:
             self._calls.append(pool.submit(fn, *args))

@@ -22,7 +22,7 @@ LIVE: Final = Condition.LIVE
 COLD: Final = Condition.COLD
 
 
-class Member:
+class WorkerSlot:
     """What a crew has to know of a worker to restart, retire and bury it, whatever the worker is made of."""
 
     def __init__(self, place: int) -> None:

@@ -92,7 +92,7 @@ class Stated(Protocol):
 
 
 class _Watched(NamedTuple):
-    gate: weakref.ref[Stated]
+    call_queue: weakref.ref[Stated]
     totals: Counted
     labels: Labels
 
@@ -117,7 +117,7 @@ class Meters:
 
     def watch(self, pool: WorkerPool, *, histograms: bool) -> None:
         labels = labels_of(pool)
-        if self.follow(pool._gate, pool._gate.totals, labels) and histograms:
+        if self.follow(pool._call_queue, pool._call_queue.totals, labels) and histograms:
             pool.add_hooks(_Stopwatch(self, labels, pool._options.target))
 
     def follow(self, source: Stated, totals: Counted, labels: dict[str, str]) -> bool:
@@ -132,13 +132,13 @@ class Meters:
 
     def _gauge(self, field: str, _: CallbackOptions) -> Iterable[Observation]:
         sums: Counter[Labels] = Counter()
-        for gate, watched in self._living():
-            sums[watched.labels] += getattr(gate.state(), field)
+        for call_queue, watched in self._living():
+            sums[watched.labels] += getattr(call_queue.state(), field)
         return _observations(sums)
 
     def _count(self, fields: tuple[str, ...], _: CallbackOptions) -> Iterable[Observation]:
         sums: Counter[Labels] = Counter()
-        for _gate, watched in self._living():
+        for _call_queue, watched in self._living():
             sums[watched.labels] += sum(getattr(watched.totals, field) for field in fields)
         with self._lock:
             for labels, gone in self._gone.items():
@@ -148,12 +148,12 @@ class Meters:
     def _living(self) -> Iterator[tuple[Stated, _Watched]]:
         """A gate lives as long as anything can still happen in it, longer than the pool that somebody held."""
         with self._lock:
-            pairs = [(watched.gate(), watched) for watched in self._watched]
-            self._watched = [watched for gate, watched in pairs if gate is not None]
-            for gate, watched in pairs:
-                if gate is None:
+            pairs = [(watched.call_queue(), watched) for watched in self._watched]
+            self._watched = [watched for call_queue, watched in pairs if call_queue is not None]
+            for call_queue, watched in pairs:
+                if call_queue is None:
                     self._gone.setdefault(watched.labels, Counter()).update(watched.totals.as_dict())
-        return ((gate, watched) for gate, watched in pairs if gate is not None)
+        return ((call_queue, watched) for call_queue, watched in pairs if call_queue is not None)
 
 
 def _observations(sums: Counter[Labels]) -> list[Observation]:

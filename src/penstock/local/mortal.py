@@ -17,26 +17,26 @@ from penstock.core.ticket import ENDING, IN_FLIGHT
 from penstock.local.call import Call
 from penstock.local.crash import CrashPolicy
 from penstock.local.forks import watch_forks
-from penstock.local.gate import Gate
-from penstock.local.member import Condition, Member
+from penstock.local.gate import CallQueue
+from penstock.local.member import Condition, WorkerSlot
 from penstock.local.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
     from penstock.local.options import WorkerOptions
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=WorkerSlot)
 
 Failed = list[tuple[Call[Any], PenstockError]]
 
 
-class MortalCrew(Generic[M]):
+class SupervisedWorkers(Generic[M]):
     mortal = True
 
-    def __init__(self, gate: Gate, options: WorkerOptions, workers: list[M]) -> None:
-        self._gate = gate
+    def __init__(self, call_queue: CallQueue, options: WorkerOptions, workers: list[M]) -> None:
+        self._call_queue = call_queue
         self._options = options
         self.workers = workers
-        self._room = -(-gate.queue.limits.max_in_flight // len(workers))
+        self._room = -(-call_queue.queue.limits.max_in_flight // len(workers))
         self._idle_timer: Timer | None = None
         self._minds_idleness = not (options.max_calls is options.max_memory is options.idle_stop is None)
         self._closing = False
@@ -74,7 +74,7 @@ class MortalCrew(Generic[M]):
 
     def _offer(self, now: float) -> None:
         """Tell the queue how many calls the workers could hold; those that rest or leave hold none."""
-        self._gate.queue.offer_slots(sum(map(self._slots, self.workers)), now)
+        self._call_queue.queue.offer_slots(sum(map(self._slots, self.workers)), now)
 
     def _slots(self, worker: M) -> int:
         limit = self._options.max_calls
@@ -89,11 +89,11 @@ class MortalCrew(Generic[M]):
 
     def _grace_over(self, worker: M, dispatch: int) -> None:
         """A call that was asked to stop has not: end its worker. If it has not begun yet, its neighbours come first."""
-        with self._gate.lock:
+        with self._call_queue.lock:
             if dispatch not in worker.calls:
                 return
             if worker.running == dispatch:
-                self._gate.totals.terminated += 1
+                self._call_queue.totals.terminated += 1
                 worker.kill("a canceled call did not stop in time")
                 self._offer(clock())
                 return
@@ -118,7 +118,7 @@ class MortalCrew(Generic[M]):
     def _stop_idle(self) -> None:
         idle_stop = self._options.idle_stop
         assert idle_stop is not None
-        with self._gate.lock:
+        with self._call_queue.lock:
             self._idle_timer, now = None, clock()
             idle = [w for w in self.workers if w.condition is Condition.LIVE and not w.calls]
             for worker in idle:
@@ -139,8 +139,8 @@ class MortalCrew(Generic[M]):
 
     def bury(self, worker: M) -> None:
         """It is dead and has said all that it will say: its calls go where they belong."""
-        gate = self._gate
-        with gate.lock:
+        call_queue = self._call_queue
+        with call_queue.lock:
             now = clock()
             cause = worker.reap()
             lost = list(worker.calls.values())
@@ -162,32 +162,32 @@ class MortalCrew(Generic[M]):
             self._offer(now)
             if self.halted is None:
                 self.pump(now)
-            wake = gate.collect_granted()
-            gate.note_state()
-        gate.report(((call, None, error) for call, error in failed), wake)
+            wake = call_queue.collect_granted()
+            call_queue.note_state()
+        call_queue.report(((call, None, error) for call, error in failed), wake)
         if self.halted is not None and not planned:
             self._halt(self.halted)
 
     def _crash(
         self, worker: M, lost: list[Call[Any]], begun: list[Call[Any]], cause: str, now: float
     ) -> Failed:
-        gate, options = self._gate, self._options
-        gate.totals.crashed += 1
+        call_queue, options = self._call_queue, self._options
+        call_queue.totals.crashed += 1
         self.crashes += 1
         self.last_crash = f"worker {worker.place}: {cause}"
         failed: Failed = []
         fail = options.crash_policy is not CrashPolicy.RESTART_REQUEUE
         if fail:
             for call in begun:
-                if gate.queue.settle(call, call.dispatch, now):
+                if call_queue.queue.settle(call, call.dispatch, now):
                     failed.append((call, worker.crashed(call, cause)))
         rest = [call for call in lost if call.stage is IN_FLIGHT or call.stage is ENDING]
         for call in self._requeue(rest, [] if fail else begun, now):
             failed.append((call, worker.crashed(call, f"{cause}; it has now crashed {call.crashes} workers")))
-        gate.totals.failed += len(failed)
+        call_queue.totals.failed += len(failed)
         if options.crash_policy is CrashPolicy.FAIL_TASK or self.crashes > options.crash_max_retries:
             times = f"{self.crashes} crash{'es' * (self.crashes > 1)} in a row"
-            words = f"{gate.name} is halted after {times}; call restart() when the reason is gone. The last: {cause}"
+            words = f"{call_queue.name} is halted after {times}; call restart() when the reason is gone. The last: {cause}"
             self.halted = worker.crashed(None, cause, words)
             worker.condition = Condition.STOPPED
         else:
@@ -196,13 +196,13 @@ class MortalCrew(Generic[M]):
         return failed
 
     def _requeue(self, calls: list[Call[Any]], blame: list[Call[Any]], now: float) -> list[Call[Any]]:
-        gate = self._gate
+        call_queue = self._call_queue
         back = [call for call in calls if call.stage is IN_FLIGHT]
-        exhausted = gate.queue.lose(calls, now, blame=blame)
+        exhausted = call_queue.queue.lose(calls, now, blame=blame)
         for call in back:
             if call not in exhausted:
-                gate.totals.requeued += 1
-                gate.herald.note(gate.herald.requeue, call)
+                call_queue.totals.requeued += 1
+                call_queue.hook_dispatcher.note(call_queue.hook_dispatcher.requeue, call)
         return exhausted
 
     def _rested(self, worker: M) -> None:
@@ -213,16 +213,16 @@ class MortalCrew(Generic[M]):
                 self._start_eagerly()
 
         if not self._closing:
-            self._gate.change(back)
+            self._call_queue.change(back)
 
     def _halt(self, why: WorkerCrashedError) -> None:
-        self._gate.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
+        self._call_queue.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
         self.stop()
 
     # Starting and stopping
 
     def start(self) -> None:
-        with self._gate.lock:
+        with self._call_queue.lock:
             self._start_all()
 
     def _start_eagerly(self) -> None:
@@ -236,7 +236,7 @@ class MortalCrew(Generic[M]):
 
     def stop(self) -> None:
         """End all workers. What ran goes back to the queue, and nothing starts until `resume`."""
-        with self._gate.lock:
+        with self._call_queue.lock:
             for worker in self.workers:
                 if worker.condition in (Condition.LIVE, Condition.LEAVING):
                     worker.kill("the workers were stopped")
@@ -252,11 +252,11 @@ class MortalCrew(Generic[M]):
             self._offer(now)
             self._start_eagerly()
 
-        self._gate.change(again)
+        self._call_queue.change(again)
 
     def close(self, *, kill: bool) -> None:
         """Nothing starts any more. In peace, each worker leaves when it has nothing to do; or all die now."""
-        with self._gate.lock:
+        with self._call_queue.lock:
             if self._closing and not kill:
                 return
             self._closing = True
@@ -289,5 +289,5 @@ class MortalCrew(Generic[M]):
 
     def abandon(self) -> None:
         """In a forked child: these workers are not ours."""
-        self._gate.abandon()
+        self._call_queue.abandon()
         self.gone.set()

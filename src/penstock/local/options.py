@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.core.ticket import Limits, Policy
+from penstock.core.ticket import Policy, QueueLimits
 from penstock.local import context, wire
 from penstock.local.crash import CrashPolicy
 
@@ -33,7 +33,7 @@ def set_defaults(*, max_queue_depth: float | None = None) -> None:
     None goes back to Penstock's own default: twice `max_in_flight` for a pool, 2 for a singleton.
     """
     if max_queue_depth is not None:
-        Limits(max_in_flight=1, max_queue_depth=max_queue_depth)  # checks it
+        QueueLimits(max_in_flight=1, max_queue_depth=max_queue_depth)  # checks it
     _defaults.max_queue_depth = max_queue_depth
 
 
@@ -46,14 +46,14 @@ def make_limits(
     max_attempts: int,
     requeue: str,
     singleton: bool = False,
-) -> Limits:
+) -> QueueLimits:
     in_flight = workers if max_in_flight is None else max_in_flight
     depth = max_queue_depth if max_queue_depth is not None else _defaults.max_queue_depth
     if depth is None:
         depth = 2 if singleton else 2 * in_flight if isinstance(in_flight, int) else 0
     one_of("requeue", requeue, ("front", "back"))
     one_of("policy", policy, [str(known) for known in Policy])
-    return Limits(
+    return QueueLimits(
         max_in_flight=in_flight,
         max_queue_depth=depth,
         policy=Policy(policy),

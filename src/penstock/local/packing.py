@@ -15,7 +15,7 @@ from penstock.local.call import Call
 from penstock.local.wire import PLAIN_TYPES, SHORT, SHORT_TYPES
 
 
-class Function:
+class PackedFunction:
     """A function that a worker is told of once and then knows by its number."""
 
     __slots__ = ("blob", "needs_main", "number")
@@ -39,7 +39,7 @@ class Packed:
 
 class Packer:
     def __init__(self) -> None:
-        self._functions: dict[Any, Function] = {}
+        self._functions: dict[Any, PackedFunction] = {}
         self._numbers = count(1)
         self._arena = segments.Arena()
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Packer:
         if not wire.by_reference(fn):
             return None
         blob = pickle.dumps(fn, 5)
-        known = self._functions[fn] = Function(next(self._numbers), blob, b"__main__" in blob)
+        known = self._functions[fn] = PackedFunction(next(self._numbers), blob, b"__main__" in blob)
         return known
 
     def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -58,9 +58,9 @@ class EpollPoller:
 
     def __init__(self) -> None:
         self._outer, self._inner = select.epoll(), select.epoll()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._elbow = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._outer.register(self._bell, select.EPOLLIN)
+        self._outer.register(self._wakeup, select.EPOLLIN)
         self._inner.register(self._elbow, select.EPOLLIN)
         self.fd = self._inner.fileno()
         self._outer.register(self.fd, select.EPOLLIN)
@@ -83,9 +83,9 @@ class EpollPoller:
 
     def wait(self, timeout: float | None = None) -> list[int]:
         ready = [fd for fd, _ in self._outer.poll(timeout)]
-        if self._bell in ready:
-            ready.remove(self._bell)
-            os.eventfd_read(self._bell)
+        if self._wakeup in ready:
+            ready.remove(self._wakeup)
+            os.eventfd_read(self._wakeup)
         return ready
 
     def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
@@ -102,7 +102,7 @@ class EpollPoller:
         self._outer.modify(self.fd, select.EPOLLIN)
 
     def wake(self) -> None:
-        self._ring(self._bell)
+        self._ring(self._wakeup)
 
     def nudge(self) -> None:
         self._ring(self._elbow)
@@ -115,7 +115,7 @@ class EpollPoller:
     def close(self) -> None:
         with self._ringing:
             self._outer.close()
-            os.close(self._bell)
+            os.close(self._wakeup)
             os.close(self._elbow)
 
     def close_pipes(self) -> None:
@@ -128,10 +128,10 @@ class SelectorPoller:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._bell, self._clapper = socket.socketpair()
-        self._bell.setblocking(False)
+        self._wakeup, self._clapper = socket.socketpair()
+        self._wakeup.setblocking(False)
         self._clapper.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._ready: list[int] = []
 
     def watch(self, fd: int, *, write: bool = False) -> None:
@@ -145,9 +145,9 @@ class SelectorPoller:
 
     def wait(self, timeout: float | None = None) -> list[int]:
         self._ready = [key.fd for key, _ in self._selector.select(timeout)]
-        if self._bell.fileno() in self._ready:
-            self._ready.remove(self._bell.fileno())
-            self._bell.recv(4096)
+        if self._wakeup.fileno() in self._ready:
+            self._ready.remove(self._wakeup.fileno())
+            self._wakeup.recv(4096)
         return self._ready
 
     def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:  # noqa: ARG002  # `wait` has waited
@@ -170,7 +170,7 @@ class SelectorPoller:
 
     def close(self) -> None:
         self._selector.close()
-        self._bell.close()
+        self._wakeup.close()
         self._clapper.close()
 
     def close_pipes(self) -> None:

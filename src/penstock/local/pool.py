@@ -20,17 +20,17 @@ from penstock.core.ticket import WAIT, QueueState
 from penstock.local import registry
 from penstock.local.awaiting import awaited, in_daemon
 from penstock.local.call import Call, CancelSignal
-from penstock.local.crew import ProcessCrew
-from penstock.local.gate import Gate
+from penstock.local.crew import ProcessWorkers
+from penstock.local.gate import CallQueue
 from penstock.local.hooks import QueueHooks
 from penstock.local.mapping import OrderedMap
 from penstock.local.options import CrashPolicy, WorkerOptions, make_limits, one_of, seconds
 from penstock.local.reserve import Reservation
 from penstock.local.task import Task
-from penstock.local.thread import ThreadCrew
+from penstock.local.thread import ThreadWorkers
 
 if TYPE_CHECKING:
-    from penstock.local.cluster.crew import ClusterCrew
+    from penstock.local.cluster.crew import ClusterWorkers
     from penstock.local.cluster.options import Cluster
     from penstock.local.registry import TaskSnapshot
 
@@ -128,9 +128,11 @@ class WorkerPool(Executor):
         self._options = options
         self._timeout = timeout
         self._key_of = key_of
-        self._gate = Gate(limits, name=name, hooks=[hooks] if isinstance(hooks, QueueHooks) else hooks)
-        self._crew = _make_crew(self._gate, options)
-        self._gate.crew = self._crew
+        self._call_queue = CallQueue(
+            limits, name=name, hooks=[hooks] if isinstance(hooks, QueueHooks) else hooks
+        )
+        self._group = _make_group(self._call_queue, options)
+        self._call_queue.group = self._group
         self._maps: set[OrderedMap[Any]] = set()
         self._closed = False
         # Is told of each call before it enters, and may give it a trace to carry.
@@ -139,7 +141,7 @@ class WorkerPool(Executor):
         registry.register(self)
         _open.add(self)
         if start == "eager":
-            self._crew.start()
+            self._group.start()
 
     # Calling
 
@@ -149,23 +151,23 @@ class WorkerPool(Executor):
         of a running event loop, and in a done-callback, it returns at once, and the Future waits.
         """
         if self._plain and self._tracing is None:
-            call = Call(self._gate, fn)
-            prepare = self._crew.describe(call, fn, args, kwargs)
+            call = Call(self._call_queue, fn)
+            prepare = self._group.describe(call, fn, args, kwargs)
         else:
             call, prepare = self._make(fn, args, kwargs)
-        gate = self._gate
+        call_queue = self._call_queue
         if prepare is not None:
-            gate.submit(call, prepare)
-        else:  # `Gate.submit` for the commonest call: nothing is left to be made
+            call_queue.submit(call, prepare)
+        else:  # `CallQueue.submit` for the commonest call: nothing is left to be made
             call.eager = True
-            if gate.enter(call) is WAIT:
-                gate._sleep(call)
+            if call_queue.enter(call) is WAIT:
+                call_queue._sleep(call)
         return call
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         """`await pool.call(fn, ...)`. Cancelling the task that awaits it cancels the call."""
         call, prepare = self._make(fn, args, kwargs)
-        return awaited(self._gate, call, prepare)
+        return awaited(self._call_queue, call, prepare)
 
     def _make(
         self,
@@ -177,13 +179,13 @@ class WorkerPool(Executor):
         key: Hashable = None,
         signal: CancelSignal | None = None,
     ) -> tuple[Call[Any], Callable[[], None] | None]:
-        call: Call[Any] = Call(self._gate, fn)
-        prepare = self._crew.describe(call, fn, args, kwargs)
+        call: Call[Any] = Call(self._call_queue, fn)
+        prepare = self._group.describe(call, fn, args, kwargs)
         timeout = self._timeout if timeout is None else timeout
         if key is None and self._key_of is not None:
             key = self._key_of(*args, **kwargs)
         if timeout is not None or key is not None or signal is not None:
-            self._gate.guard(call, key=key, timeout=timeout, signal=signal)
+            self._call_queue.guard(call, key=key, timeout=timeout, signal=signal)
         if self._tracing is not None:
             self._tracing.begin(call)
         return call, prepare
@@ -224,28 +226,28 @@ class WorkerPool(Executor):
         End every call with this key, waiting, queued or running, and refuse later ones until `clear(key)`.
         Returns how many calls it ended.
         """
-        return self._gate.cancel_key(key, reason)
+        return self._call_queue.cancel_key(key, reason)
 
     def clear(self, key: Hashable) -> bool:
         """Let calls with this key in again. False if it was not cancelled."""
-        return self._gate.clear_key(key)
+        return self._call_queue.clear_key(key)
 
     # Looking
 
     @property
     def state(self) -> QueueState:
-        return self._gate.state()
+        return self._call_queue.state()
 
     def snapshot(self) -> TaskSnapshot:
         return registry.describe(self)
 
     def add_hooks(self, hooks: QueueHooks) -> None:
-        self._gate.herald.add(hooks)
+        self._call_queue.hook_dispatcher.add(hooks)
 
     def __repr__(self) -> str:
         state = self.state
         return (
-            f"<{type(self).__name__} {self.name!r}: {self._options.workers} {self._crew.kind} workers, "
+            f"<{type(self).__name__} {self.name!r}: {self._options.workers} {self._group.kind} workers, "
             f"{state.in_flight} in flight, {state.pending} pending, {state.waiting} waiting>"
         )
 
@@ -253,19 +255,19 @@ class WorkerPool(Executor):
 
     def pause(self) -> None:
         """Hand out nothing; go on accepting."""
-        self._gate.pause()
+        self._call_queue.pause()
 
     def resume(self) -> None:
-        self._gate.resume()
+        self._call_queue.resume()
 
     def stop_workers(self) -> None:
         """End the worker processes. What ran goes back to the queue and waits for `start_workers`."""
-        self._crew.stop()
+        self._group.stop()
 
     def start_workers(self) -> None:
         self._check_open()
-        self._gate.reopen()
-        self._crew.resume()
+        self._call_queue.reopen()
+        self._group.resume()
 
     def restart(self) -> None:
         """After a halt: forget the crashes, accept calls again."""
@@ -284,32 +286,32 @@ class WorkerPool(Executor):
             for unread in maps:
                 unread.finish()
         self._closed = True
-        self._gate.refuse(PoolClosedError(f"{self.name} is shut down", pool=self.name))
+        self._call_queue.refuse(PoolClosedError(f"{self.name} is shut down", pool=self.name))
         if cancel_futures:
-            for call in self._gate.queued():
-                self._gate.cancel(call, "the pool was shut down")
-        self._gate.resume()  # a paused pool would never be done
-        self._gate.when_idle(lambda: self._crew.close(kill=False))
+            for call in self._call_queue.queued():
+                self._call_queue.cancel(call, "the pool was shut down")
+        self._call_queue.resume()  # a paused pool would never be done
+        self._call_queue.when_idle(lambda: self._group.close(kill=False))
         if wait:
-            self._crew.gone.wait()
+            self._group.gone.wait()
 
     def dispose(self, *, timeout: float | None = 5.0) -> None:
         """End everything now: each waiting, pending and running call fails with PoolClosedError; workers are killed."""
         self._end_all()
-        self._crew.gone.wait(timeout)
+        self._group.gone.wait(timeout)
 
     def _end_all(self) -> None:
         self._closed = True
         why = PoolClosedError(f"{self.name} was closed", pool=self.name)
-        self._gate.fail_all(why, lambda _: why.copy(), dispose=True)
-        self._crew.close(kill=True)
+        self._call_queue.fail_all(why, lambda _: why.copy(), dispose=True)
+        self._group.close(kill=True)
 
     def _abort(self) -> None:
         """
         Ctrl-C: end everything, and wait for no function. Workers that can be killed are gone after that. A thread cannot be;
         its function sees the cancel, and the program ends without it.
         """
-        self.dispose(timeout=5.0 if self._crew.mortal else 0.0)
+        self.dispose(timeout=5.0 if self._group.mortal else 0.0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -353,11 +355,11 @@ class WorkerPool(Executor):
     def __del__(self) -> None:
         # Like the standard executors: a pool that nobody holds lets its workers go once they are done.
         if not getattr(self, "_closed", True):
-            self._gate.refuse(PoolClosedError(f"{self.name} is gone", pool=self.name))
-            crew = self._crew
+            self._call_queue.refuse(PoolClosedError(f"{self.name} is gone", pool=self.name))
+            group = self._group
             threading.Thread(
-                target=self._gate.when_idle,
-                args=(lambda: crew.close(kill=False),),
+                target=self._call_queue.when_idle,
+                args=(lambda: group.close(kill=False),),
                 name="penstock-undertaker",
                 daemon=True,
             ).start()
@@ -372,16 +374,18 @@ def _default_workers(kind: str, cluster: Cluster | None) -> int:
     return engine.most_workers(engine.connect(cluster or Cluster()), cluster or Cluster())
 
 
-def _make_crew(gate: Gate, options: WorkerOptions) -> ProcessCrew | ThreadCrew | ClusterCrew:
+def _make_group(
+    call_queue: CallQueue, options: WorkerOptions
+) -> ProcessWorkers | ThreadWorkers | ClusterWorkers:
     match options.kind:
         case "process":
-            return ProcessCrew(gate, options)
+            return ProcessWorkers(call_queue, options)
         case "thread":
-            return ThreadCrew(gate, options)
+            return ThreadWorkers(call_queue, options)
         case _:
-            from penstock.local.cluster.crew import ClusterCrew  # noqa: PLC0415  # as above
+            from penstock.local.cluster.crew import ClusterWorkers  # noqa: PLC0415  # as above
 
-            return ClusterCrew(gate, options)
+            return ClusterWorkers(call_queue, options)
 
 
 _open: weakref.WeakSet[WorkerPool] = weakref.WeakSet()

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.local import wire
 from penstock.local.child import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
-from penstock.local.member import Member
+from penstock.local.member import WorkerSlot
 from penstock.local.segments import Borrower, Parcel, Ref
 
 if TYPE_CHECKING:
-    from penstock.local.packing import Function
+    from penstock.local.packing import PackedFunction
 
 #: From 128 KB on, malloc would map and unmap fresh pages for every read.
 _RECEIVE = 65536
@@ -35,7 +35,7 @@ _RECEIVE = 65536
 _PIPE = 256 * 1024
 
 
-class WorkerProcess(Member):
+class WorkerProcess(WorkerSlot):
     def __init__(self, place: int) -> None:
         super().__init__(place)
         self.outbox: list[tuple[Any, ...]] = []
@@ -56,7 +56,7 @@ class WorkerProcess(Member):
         super().open()
         self.unsent = 0
         self.outbox = []
-        self.known: set[Function] = set()  # that it was told of
+        self.known: set[PackedFunction] = set()  # that it was told of
         self.main_sent = False
         self.lent: dict[int, Parcel] = {}
         self.borrower = Borrower()

@@ -116,13 +116,13 @@ class Subscription:
 
 
 def describe(pool: WorkerPool) -> TaskSnapshot:
-    gate, crew = pool._gate, pool._crew
-    with gate.lock:
-        state = gate.queue.state()
+    call_queue, group = pool._call_queue, pool._group
+    with call_queue.lock:
+        state = call_queue.queue.state()
         return TaskSnapshot(
             name=pool.name,
-            kind=crew.kind,
-            workers=crew.census(),
+            kind=group.kind,
+            workers=group.census(),
             in_flight=state.in_flight,
             pending_queue_depth=state.pending,
             waiting_queue_depth=state.waiting,
@@ -130,8 +130,8 @@ def describe(pool: WorkerPool) -> TaskSnapshot:
             max_queue_depth=state.max_queue_depth,
             policy=str(state.policy),
             paused=state.paused,
-            load_by_worker=crew.loads(),
-            settled_by_worker=tuple(worker.settled for worker in crew.workers),
-            totals=gate.totals.as_dict(),
-            last_crash=crew.last_crash,
+            load_by_worker=group.loads(),
+            settled_by_worker=tuple(worker.settled for worker in group.workers),
+            totals=call_queue.totals.as_dict(),
+            last_crash=group.last_crash,
         )

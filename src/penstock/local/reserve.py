@@ -28,28 +28,28 @@ class Reservation:
 
     def __init__(self, pool: WorkerPool, *, timeout: float | None, key: Hashable) -> None:
         self._pool = pool
-        self._call: Call[Any] | None = Call(pool._gate, _nothing)
+        self._call: Call[Any] | None = Call(pool._call_queue, _nothing)
         if timeout is not None or key is not None:
-            pool._gate.guard(self._call, key=key, timeout=timeout, signal=None)
+            pool._call_queue.guard(self._call, key=key, timeout=timeout, signal=None)
 
     def __enter__(self) -> Self:
         if not may_block():
             raise RuntimeError("`with pool.reserve()` would block an event loop here; use `async with`")
-        gate, call = self._pool._gate, self._taken()
-        if gate.enter(call) is WAIT:
-            gate._sleep(call)
+        call_queue, call = self._pool._call_queue, self._taken()
+        if call_queue.enter(call) is WAIT:
+            call_queue._sleep(call)
         return self
 
     async def __aenter__(self) -> Self:
         from penstock.local import loops  # noqa: PLC0415  # asyncio is slow to import for those who do not use it
 
-        gate, call = self._pool._gate, self._taken()
+        call_queue, call = self._pool._call_queue, self._taken()
         call.mailbox = loops.mailbox()
-        gate.enter(call)
+        call_queue.enter(call)
         try:
             await loops.place(call)
         except BaseException:  # its task was canceled: nobody will use the place
-            gate.cancel(call, "its task was canceled")
+            call_queue.cancel(call, "its task was canceled")
             raise
         return self
 
@@ -63,7 +63,7 @@ class Reservation:
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         call, self._call = self._taken(), None
         self._fill(call, fn, args, kwargs)
-        return awaited(self._pool._gate, call, None)
+        return awaited(self._pool._call_queue, call, None)
 
     def _taken(self) -> Call[Any]:
         if self._call is None:
@@ -72,16 +72,16 @@ class Reservation:
 
     def _fill(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call.fn = fn
-        prepare = self._pool._crew.describe(call, fn, args, kwargs)
+        prepare = self._pool._group.describe(call, fn, args, kwargs)
         if self._pool._tracing is not None:
             self._pool._tracing.begin(call)
-        self._pool._gate.fill(call, prepare or _nothing)
+        self._pool._call_queue.fill(call, prepare or _nothing)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._call is not None:
-            self._pool._gate.cancel(self._call, "the place was not used")
+            self._pool._call_queue.cancel(self._call, "the place was not used")
             self._call = None
 
     async def __aexit__(

@@ -38,7 +38,11 @@ class SingletonWorker(WorkerPool):
         return Task(self, name, timeout=timeout)
 
     def __getattr__(self, name: str) -> Task[..., Any]:
-        if name.startswith("_") or self.__dict__.get("_function") is not None or "_crew" not in self.__dict__:
+        if (
+            name.startswith("_")
+            or self.__dict__.get("_function") is not None
+            or "_group" not in self.__dict__
+        ):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return self.method(name)
 

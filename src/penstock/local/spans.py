@@ -56,7 +56,7 @@ class Tracing(QueueHooks):
         self.tracer = tracer
         self._labels = {**labels_of(pool), "pool": pool.name}
         self._target = pool._options.target
-        self._same_process = pool._crew.kind == "thread"
+        self._same_process = pool._group.kind == "thread"
 
     def begin(self, call: Call[Any]) -> None:
         """On the caller's thread, so that its current span is the parent; before the call enters the queue."""

@@ -29,7 +29,7 @@ def or_unready(what: str, fn: Callable[..., Any], *args: Any) -> Any:
         raise Unready(f"{what} {error_line(error)}", traceback_text(error)) from error
 
 
-class Station:
+class CallTarget:
     """The functions that it was told of, by number, and the object whose methods it may be asked to call."""
 
     def __init__(self) -> None:

@@ -48,12 +48,12 @@ class Task(Generic[P, R]):
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         call, prepare = self._make(args, kwargs)
-        self._pool._gate.submit(call, prepare)
+        self._pool._call_queue.submit(call, prepare)
         return call
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         call, prepare = self._make(args, kwargs)
-        return awaited(self._pool._gate, call, prepare)
+        return awaited(self._pool._call_queue, call, prepare)
 
     def _make(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -35,8 +35,8 @@ from penstock.local.call import Call
 from penstock.local.context import CallContext, here
 from penstock.local.crews import Unled
 from penstock.local.forks import end_copy, watch_forks
-from penstock.local.gate import Gate
-from penstock.local.lookout import LOOK, Lookout
+from penstock.local.gate import CallQueue
+from penstock.local.lookout import LOOK, StallWatchdog
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ _Done = tuple[Call[Any], int, Any, BaseException | None, float]
 
 
 class ThreadWorker:
-    __slots__ = ("began", "bell", "busy", "place", "running", "settled", "thread")
+    __slots__ = ("began", "busy", "place", "running", "settled", "thread", "wakeup")
 
     def __init__(self, place: int) -> None:
         self.place = place
         self.settled = 0
         self.thread: threading.Thread | None = None
-        self.bell = allocate_lock()  # released to wake its thread
-        self.bell.acquire()
+        self.wakeup = allocate_lock()  # released to wake its thread
+        self.wakeup.acquire()
         self.running: Call[Any] | None = None
         self.busy = False  # is neither asleep nor about to be
         self.began = 0.0  # when it began its latest call
@@ -78,18 +78,18 @@ class ThreadWorker:
         return None if self.running is None else self.running._context()
 
 
-class ThreadCrew(Unled):
+class ThreadWorkers(Unled):
     kind = "thread"
     mortal = False  # nothing ends a thread but its function
 
-    def __init__(self, gate: Gate, options: WorkerOptions) -> None:
-        self._gate = gate
+    def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
+        self._call_queue = call_queue
         self._options = options
         self._calls: dict[int, Call[Any]] = {}  # what was handed out and is not settled, by dispatch
         self._inbox: deque[Call[Any]] = deque()  # what of it is in no thread's hands; taken without the lock
         self._done: deque[_Done] = deque()  # what of it has ended
         self._asleep: list[ThreadWorker] = []
-        self._lookout = Lookout(f"penstock-{gate.name}-lookout", self._look)
+        self._watchdog = StallWatchdog(f"penstock-{call_queue.name}-lookout", self._look)
         self._seen = 0  # how many calls had ended when it looked last
         self._coming = 0  # threads that were woken or started for the inbox, and have not looked into it yet
         self._alive = 0
@@ -109,7 +109,7 @@ class ThreadCrew(Unled):
 
     def pump(self, now: float) -> None:
         self._hand_out(now)
-        if len(self._inbox) > self._coming and not (self._lookout.on_duty and self._in_good_hands(now)):
+        if len(self._inbox) > self._coming and not (self._watchdog.on_duty and self._in_good_hands(now)):
             self._rouse()
 
     def _in_good_hands(self, now: float) -> bool:
@@ -118,16 +118,16 @@ class ThreadCrew(Unled):
         return (worker.busy and now - worker.began < LOOK) or self._coming > 0
 
     def _hand_out(self, now: float) -> None:
-        gate = self._gate
-        queue, herald = gate.queue, gate.herald
+        call_queue = self._call_queue
+        queue, hook_dispatcher = call_queue.queue, call_queue.hook_dispatcher
         taken: list[Call[Any]] = []
         while queue.pending and (call := queue.take(now)) is not None:
             self._calls[call.dispatch] = call
             self._inbox.append(call)
             taken.append(call)
         if taken:
-            gate.totals.dispatched += len(taken)
-            herald.note_run(herald.dispatch, taken)
+            call_queue.totals.dispatched += len(taken)
+            hook_dispatcher.note_run(hook_dispatcher.dispatch, taken)
 
     def _rouse(self) -> None:
         """One thread for each call that nobody comes for."""
@@ -141,16 +141,16 @@ class ThreadCrew(Unled):
 
     def _wake(self, worker: ThreadWorker) -> None:
         self._coming += 1
-        worker.bell.release()
+        worker.wakeup.release()
 
     def _start(self, worker: ThreadWorker) -> None:
-        name = f"penstock-{self._gate.name}-{worker.place}"
+        name = f"penstock-{self._call_queue.name}-{worker.place}"
         thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
         thread.start()
         worker.thread = thread
         self._coming += 1
         self._alive += 1
-        self._gate.totals.spawned += 1
+        self._call_queue.totals.spawned += 1
 
     def tell_canceled(self, call: Call[Any], now: float) -> None:
         """The function sees it through `current_call()`; there is nobody else to tell."""
@@ -175,12 +175,12 @@ class ThreadCrew(Unled):
         here.make = worker.context
         try:
             ready = self._set_up(worker)
-            with self._gate.lock:
+            with self._call_queue.lock:
                 self._coming -= 1
             while ready and (call := self._next(worker)) is not None:
                 self._run(worker, call)
         finally:
-            with self._gate.lock:
+            with self._call_queue.lock:
                 worker.thread = None
                 self._alive -= 1
                 last = self._closing and not self._alive
@@ -198,29 +198,27 @@ class ThreadCrew(Unled):
         return True
 
     def _halt(self, worker: ThreadWorker, raised: BaseException) -> None:
-        gate = self._gate
+        call_queue = self._call_queue
         cause = f"its initializer raised {error_line(raised)}"
-        words = (
-            f"{gate.name} is halted; call restart() when the reason is gone. Worker {worker.place}: {cause}"
-        )
+        words = f"{call_queue.name} is halted; call restart() when the reason is gone. Worker {worker.place}: {cause}"
         why = WorkerCrashedError(words, worker=worker.place, attempt=0, cause=cause, started=False)
         why.__cause__ = raised
-        with gate.lock:
-            gate.totals.crashed += 1
+        with call_queue.lock:
+            call_queue.totals.crashed += 1
             self.halted, self.last_crash = why, f"worker {worker.place}: {cause}"
-        gate.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
-        with gate.lock:
+        call_queue.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
+        with call_queue.lock:
             now = clock()
             while (call := self._take()) is not None:  # nobody will come for these, and they have their slots
                 del self._calls[call.dispatch]
-                gate.queue.settle(call, call.dispatch, now)
-        gate.after()
+                call_queue.queue.settle(call, call.dispatch, now)
+        call_queue.after()
 
     def _next(self, worker: ThreadWorker) -> Call[Any] | None:
         """Sleep until there is something to do; None if there never will be."""
         came = 0
         while True:
-            with self._gate.lock:
+            with self._call_queue.lock:
                 self._coming -= came
                 call = None if self._is_spare(worker, clock()) else self._take()
                 if call is not None:
@@ -229,13 +227,13 @@ class ThreadCrew(Unled):
                     return None
                 worker.busy = False
                 self._asleep.append(worker)
-            worker.bell.acquire()
+            worker.wakeup.acquire()
             came = 1
 
     def _is_spare(self, worker: ThreadWorker, now: float) -> bool:
         """With the lock held: another one can do it all, and this one would only be in its way."""
         other = self._at_work
-        return self._lookout.on_duty and other is not worker and other.busy and now - other.began < LOOK
+        return self._watchdog.on_duty and other is not worker and other.busy and now - other.began < LOOK
 
     def _look(self) -> bool:
         """For the lookout: as long as calls come to an end all is well, and if there are none it can go."""
@@ -246,7 +244,7 @@ class ThreadCrew(Unled):
         if not self._inbox and not self._done:
             return False
         self._settle(None)
-        with self._gate.lock:
+        with self._call_queue.lock:
             self._brief = 0
             self._rouse()
         return True
@@ -263,7 +261,7 @@ class ThreadCrew(Unled):
 
         What is done is put down before the lookout is looked for (see there), so none of it is left lying.
         """
-        inbox, done, lookout = self._inbox, self._done, self._lookout
+        inbox, done, watchdog = self._inbox, self._done, self._watchdog
         following: Call[Any] | None = call
         oldest = worker.began = began = clock()
         worker.busy = True
@@ -290,7 +288,7 @@ class ThreadCrew(Unled):
             worker.settled += 1
             done.append((call, dispatch, result, error, ended - began))
             worker.began = began = ended
-            if inbox and lookout.on_duty and ended - oldest < _GATHER:
+            if inbox and watchdog.on_duty and ended - oldest < _GATHER:
                 following = self._take()
             if following is None:
                 following = self._settle(worker)
@@ -301,11 +299,11 @@ class ThreadCrew(Unled):
         Settle all that is done and hand out what that makes room for. Returns what this worker should run next; it takes
         that last, because callbacks may keep it for long.
         """
-        gate, done = self._gate, self._done
-        queue, herald, totals = gate.queue, gate.herald, gate.totals
+        call_queue, done = self._call_queue, self._done
+        queue, hook_dispatcher, totals = call_queue.queue, call_queue.hook_dispatcher, call_queue.totals
         counted: list[_Done] = []
         failed = 0
-        with gate.lock:
+        with call_queue.lock:
             now = clock()
             while done:
                 outcome = done.popleft()
@@ -321,20 +319,20 @@ class ThreadCrew(Unled):
             if queue.pending:
                 self._hand_out(now)
             goes_on = worker is not None and self._goes_on(worker, now)
-            wake = gate.collect_granted() if queue.granted else ()
-            if herald.state is not None:
-                herald.news.append((herald.state, queue.state()))
+            wake = call_queue.collect_granted() if queue.granted else ()
+            if hook_dispatcher.state is not None:
+                hook_dispatcher.news.append((hook_dispatcher.state, queue.state()))
         for rouse in wake:
             rouse()
         for call, _, result, error, ran_for in counted:
             call.ran_for = ran_for
             if call.guarded:
-                gate._unguard(call)
+                call_queue._unguard(call)
             call._settle(result, error)
         if counted:
-            herald.note_run(herald.settle, [outcome[0] for outcome in counted])
-        if herald.news or gate._when_idle:
-            gate.after()
+            hook_dispatcher.note_run(hook_dispatcher.settle, [outcome[0] for outcome in counted])
+        if hook_dispatcher.news or call_queue._when_idle:
+            call_queue.after()
         return self._take() if goes_on else None
 
     def _goes_on(self, worker: ThreadWorker, now: float) -> bool:
@@ -342,8 +340,8 @@ class ThreadCrew(Unled):
         worker.busy = goes_on = bool(self._inbox) and not self._is_spare(worker, now)
         if goes_on:
             self._at_work = worker
-            if self._brief >= _FOR_A_WHILE and not self._lookout.on_duty and len(self._inbox) > 1:
-                self._lookout.call_up()
+            if self._brief >= _FOR_A_WHILE and not self._watchdog.on_duty and len(self._inbox) > 1:
+                self._watchdog.call_up()
         return goes_on
 
     def _invoke(self, call: Call[Any]) -> Any:
@@ -380,35 +378,35 @@ class ThreadCrew(Unled):
     # Stopping and starting
 
     def start(self) -> None:
-        with self._gate.lock:
+        with self._call_queue.lock:
             for worker in self.workers:
                 if worker.thread is None:
                     self._start(worker)
 
     def stop(self) -> None:
         """What runs cannot be taken back; nothing else starts until `resume`."""
-        with self._gate.lock:
+        with self._call_queue.lock:
             self.stopped = True
-            self._gate.queue.offer_slots(0, clock())
+            self._call_queue.queue.offer_slots(0, clock())
 
     def resume(self) -> None:
         def again(now: float) -> None:
             self.stopped, self.halted = False, None
-            self._gate.queue.offer_slots(self._gate.queue.limits.max_in_flight, now)
+            self._call_queue.queue.offer_slots(self._call_queue.queue.limits.max_in_flight, now)
 
-        self._gate.change(again)
+        self._call_queue.change(again)
 
     def close(self, *, kill: bool) -> None:  # noqa: ARG002  # a thread cannot be killed
-        with self._gate.lock:
+        with self._call_queue.lock:
             self._closing = True
             if not self._alive:
                 self.gone.set()
-            self._lookout.close()
+            self._watchdog.close()
             while self._asleep:
                 self._wake(self._asleep.pop())
 
     def abandon(self) -> None:
         """In a forked copy of this process, which has none of these threads but the one that forked."""
-        self._gate.abandon()
+        self._call_queue.abandon()
         self._is_copy = True
         self.gone.set()

@@ -66,9 +66,9 @@ class Listener(Protocol):
         """Nothing is in flight."""
 
 
-class Watch:
-    def __init__(self, crew: Listener, name: str) -> None:
-        self._crew = crew
+class ReplyReader:
+    def __init__(self, group: Listener, name: str) -> None:
+        self._group = group
         self._name = name
         self._poller = make_poller()
         self._thread: threading.Thread | None = None
@@ -98,7 +98,7 @@ class Watch:
             self._thread.start()
         self._poller.wake()
 
-    def wait_for_room(self, worker: WorkerProcess) -> None:
+    def wait_for_space(self, worker: WorkerProcess) -> None:
         """Its pipe is full; push again when it is not. (A worker that is not spawned yet is looked at then.)"""
         if worker.outlet in self._workers and worker.inlet not in self._full:
             self._full[worker.inlet] = worker
@@ -125,7 +125,7 @@ class Watch:
         if self._led is call and self._leader != get_ident():
             self._poller.nudge()
 
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_room: bool = False) -> bool:
+    def lead(self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False) -> bool:
         """See `Crew.lead`."""
         if self._thread is None or not self._poller.can_mute or not may_block():
             return False
@@ -142,7 +142,7 @@ class Watch:
             if not self._muted:
                 self._take_over()
             remaining = timeout
-            while call._state is PENDING and not (for_room and call.asleep is None):
+            while call._state is PENDING and not (for_space and call.asleep is None):
                 if self._wanted:
                     return False
                 if timeout is not None:
@@ -157,7 +157,7 @@ class Watch:
             own_threads.yes = False
             self._led = None
             self._left_at = clock()
-            if not soon and self._loop is None and not self._crew.is_quiet():
+            if not soon and self._loop is None and not self._group.is_quiet():
                 self._give_back()
             self._reading.release()
 
@@ -220,11 +220,11 @@ class Watch:
                     if worker is None:
                         self._serve(fd)
                     elif (messages := worker.receive()) is not None:
-                        self._crew.settle(worker, messages)
+                        self._group.settle(worker, messages)
                     else:
                         self._hung_up(worker)
                 few -= len(ready)
-                if few <= 0 or not self._crew.more_may_come():
+                if few <= 0 or not self._group.more_may_come():
                     break
                 ready = self._poller.pipes()
         finally:
@@ -236,14 +236,14 @@ class Watch:
     def _serve(self, fd: int) -> None:
         """Not an answer: a pipe that was full has room, or somebody nudged."""
         if fd in self._full:
-            self._crew.push(self._full[fd])
+            self._group.push(self._full[fd])
         else:
             self._poller.calm(fd)
 
     def _hung_up(self, worker: WorkerProcess) -> None:
         self._forget(self._workers, worker.outlet)
         if worker.pidfd is None:
-            self._crew.bury(worker)
+            self._group.bury(worker)
 
     def _forget(self, table: dict[int, WorkerProcess], fd: int) -> None:
         if table.pop(fd, None) is not None:
@@ -285,7 +285,7 @@ class Watch:
                     self._read(self._poller.pipes())
             finally:
                 self._reading.release()
-            if self._crew.pipes_are_deep():
+            if self._group.pipes_are_deep():
                 time.sleep(_GATHER)
 
     def _look_in(self, seen: int, patience: float) -> float:
@@ -299,7 +299,7 @@ class Watch:
             self._read(unread)
             if self._turns != seen and not unread:
                 return _LOOK
-            if unread or self._loop is None or self._crew.is_quiet():
+            if unread or self._loop is None or self._group.is_quiet():
                 self._depose()
                 self._give_back()
             return min(2 * patience, _LOOK_SELDOM)
@@ -311,11 +311,11 @@ class Watch:
             worker.spawn()
         except OSError as error:
             worker.last_words = (f"it could not be started: {error}", "")
-            self._crew.bury(worker)
+            self._group.bury(worker)
             return
         self._workers[worker.outlet] = worker
         self._poller.watch(worker.outlet)
-        self._crew.push(worker)
+        self._group.push(worker)
         if worker.pidfd is not None:
             self._deaths[worker.pidfd] = worker
             self._poller.watch_death(worker.pidfd)
@@ -328,11 +328,11 @@ class Watch:
         with self._reading:
             self._wanted = False
             while messages := worker.receive():
-                self._crew.settle(worker, messages)
+                self._group.settle(worker, messages)
             self._forget(self._workers, worker.outlet)
             assert worker.pidfd is not None
             self._forget(self._deaths, worker.pidfd)
-            self._crew.bury(worker)
+            self._group.bury(worker)
 
 
 _main = threading.main_thread().ident

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.runner.context import JobContext as JobContext
     from penstock.runner.context import current_job as current_job
-    from penstock.runner.options import RunnerSettings as RunnerSettings
+    from penstock.runner.options import RunnerOptions as RunnerOptions
     from penstock.runner.payload import Functions as Functions
     from penstock.runner.runner import Runner as Runner
-    from penstock.runner.survivors import RunsFolder as RunsFolder
+    from penstock.runner.survivors import Leftovers as Leftovers
 
 _HOMES = {
     "Functions": "payload",
     "JobContext": "context",
     "Runner": "runner",
-    "RunnerSettings": "options",
-    "RunsFolder": "survivors",
+    "RunnerOptions": "options",
+    "Leftovers": "survivors",
     "current_job": "context",
 }
 

@@ -14,11 +14,11 @@ from penstock.core.refusals import Refused, Unavailable
 from penstock.core.text import storable, type_name
 from penstock.core.tracker import Tracker
 from penstock.core.words import Money, money_of
-from penstock.engine.desk import Answer, Desk
+from penstock.engine.desk import Answer, JobService
 from penstock.runner.frames import Frame
-from penstock.runner.runs import Run
+from penstock.runner.runs import ActiveDispatch
 
-__all__ = ["Calls"]
+__all__ = ["RunRequests"]
 
 log = logging.getLogger("penstock.runner")
 
@@ -26,19 +26,19 @@ _MOST_CHECKPOINT: Final = 1_000_000
 _MOST_MESSAGE: Final = 10_000
 
 
-class Calls:
+class RunRequests:
     """`note`: into the output of the run. `told`: what a heartbeat was answered."""
 
     def __init__(
         self,
-        desk: Desk,
+        job_service: JobService,
         tracker: Tracker,
-        note: Callable[[Run, str], None],
-        told: Callable[[Run, Answer], None],
+        note: Callable[[ActiveDispatch, str], None],
+        told: Callable[[ActiveDispatch, Answer], None],
     ) -> None:
-        self._desk, self._tracker, self._note, self._told = desk, tracker, note, told
+        self._job_service, self._tracker, self._note, self._told = job_service, tracker, note, told
 
-    def answer(self, run: Run, call: Frame) -> Frame:
+    def answer(self, run: ActiveDispatch, call: Frame) -> Frame:
         # A function that talks to us at all will look; a command may only tell, and never ask.
         if run.worker is not None or call.get("op") == "should_yield":
             self._tracker.hears(run.dispatch_id)
@@ -52,7 +52,7 @@ class Calls:
             log.exception("what job %s said cannot be written", run.job.job_id)
             return {"error": f"it cannot be written ({type_name(error)})"}
 
-    def _answer(self, run: Run, call: Frame) -> Frame:
+    def _answer(self, run: ActiveDispatch, call: Frame) -> Frame:
         match call.get("op"):
             case "checkpoint":
                 return self._checkpoint(run, call.get("checkpoint"))
@@ -74,7 +74,7 @@ class Calls:
                 raise _Wrong(f"there is nothing called {other!r:.60} to say or ask")
         return {}
 
-    def _checkpoint(self, run: Run, checkpoint: Any) -> Frame:
+    def _checkpoint(self, run: ActiveDispatch, checkpoint: Any) -> Frame:
         if checkpoint is None:
             return {"checkpoint": run.checkpoint}
         if not isinstance(checkpoint, str) or len(checkpoint) > _MOST_CHECKPOINT:
@@ -88,8 +88,8 @@ class Calls:
         run.checkpoint = checkpoint
         return {}
 
-    def _beat(self, run: Run, **what: Any) -> None:
-        answer = self._desk.heartbeat(run.dispatch_id, progress=run.progress, **what)
+    def _beat(self, run: ActiveDispatch, **what: Any) -> None:
+        answer = self._job_service.heartbeat(run.dispatch_id, progress=run.progress, **what)
         run.untold = False
         self._told(run, answer)
 

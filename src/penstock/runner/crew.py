@@ -16,20 +16,20 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.tracker import end_of_exit
-from penstock.engine.users import Account
+from penstock.engine.users import SystemUser
 from penstock.runner.frames import Frame
 from penstock.runner.links import LauncherLink, WardenLink, WorkerLink, python_code
-from penstock.runner.options import RunnerSettings
-from penstock.runner.payload import Command
-from penstock.runner.runs import Outcome, Run
-from penstock.runner.survivors import RunsFolder
+from penstock.runner.options import RunnerOptions
+from penstock.runner.payload import CommandPayload
+from penstock.runner.runs import ActiveDispatch, ProcessOutcome
+from penstock.runner.survivors import Leftovers
 from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked, send
-from penstock.runner.warm import Warm
-from penstock.runner.watch import Watch
+from penstock.runner.warm import WarmWorkers
+from penstock.runner.watch import IoLoop
 
-__all__ = ["Crew"]
+__all__ = ["ProcessSupervisor"]
 
 log = logging.getLogger("penstock.runner")
 
@@ -39,28 +39,28 @@ _SWEEP_FIRST, _SWEEP_LAST = 0.05, 2.0
 _SHORT_SEC = 5.0
 
 
-class Crew:
+class ProcessSupervisor:
     """
     `asked`: a function says or asks something. `over`: a run has ended, and nothing of it is left. All in the thread of `watch`.
     """
 
     def __init__(
         self,
-        runs: RunsFolder,
-        settings: RunnerSettings,
-        watch: Watch,
+        runs: Leftovers,
+        settings: RunnerOptions,
+        watch: IoLoop,
         *,
-        asked: Callable[[Run, Frame], Frame],
-        over: Callable[[Run, Outcome], None],
+        asked: Callable[[ActiveDispatch, Frame], Frame],
+        over: Callable[[ActiveDispatch, ProcessOutcome], None],
     ) -> None:
         self._runs, self._mark, self._settings, self._watch = str(runs.path), runs.mark, settings, watch
         self._over = over
-        self._environments: dict[Account | None, dict[str, str]] = {}
-        self._commands: dict[WardenLink, Run] = {}
+        self._environments: dict[SystemUser | None, dict[str, str]] = {}
+        self._commands: dict[WardenLink, ActiveDispatch] = {}
         self._spare: list[
             WardenLink
         ] = []  # wardens that wait for a command, the one that was used last at the end
-        self.functions = Warm(settings, watch, hire=self._hire, asked=asked, over=over)
+        self.functions = WarmWorkers(settings, watch, hire=self._hire, asked=asked, over=over)
         self._fallen: dict[str, WardenLink] = {}  # wardens that were killed, by the mark of what they leave
         self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
         self._launcher: LauncherLink | None = None  # between the end of one and the start of the next
@@ -89,7 +89,7 @@ class Crew:
         most = self._settings.slots
         return (most if self._most_commands is None else min(most, self._most_commands)) - self.commands
 
-    def start(self, run: Run, command: Command, extra: Mapping[str, str]) -> None:
+    def start(self, run: ActiveDispatch, command: CommandPayload, extra: Mapping[str, str]) -> None:
         """`extra`: what it finds in its environment. OSError: nothing was started, for want of descriptors."""
         marks = {DISPATCH_MARK: run.dispatch_id, **extra}
         try:
@@ -105,7 +105,9 @@ class Crew:
         run.warden = warden
         self._commands[warden] = run
 
-    def _order_command(self, warden: WardenLink, run: Run, command: Command, marks: dict[str, str]) -> None:
+    def _order_command(
+        self, warden: WardenLink, run: ActiveDispatch, command: CommandPayload, marks: dict[str, str]
+    ) -> None:
         user = self._settings.user_of(run.job.intent.addon_id)
         # Another user could not enter the folder that a job has below ours.
         home = None if user is None else user.home
@@ -140,12 +142,12 @@ class Crew:
         self._watch.add(warden, partial(self._warden_said, warden))
         return warden
 
-    def _environment(self, user: Account | None) -> dict[str, str]:
+    def _environment(self, user: SystemUser | None) -> dict[str, str]:
         if user not in self._environments:
             self._environments[user] = self._settings.environment(user) | {RUNNER_MARK: self._mark}
         return self._environments[user]
 
-    def _hire(self, limits: Mapping[str, int], user: Account | None) -> WorkerLink:
+    def _hire(self, limits: Mapping[str, int], user: SystemUser | None) -> WorkerLink:
         settings, mark = self._settings, f"worker-{token_hex(8)}"
         worker = WorkerLink(mark, self._launching)
         self._order(
@@ -163,11 +165,11 @@ class Crew:
         return worker
 
     def _order(self, warden: WardenLink, **order: Any) -> None:
-        room = self._settings.output
+        output_limits = self._settings.output
         warden.tell(
             "run",
             runs=self._runs,
-            room=[room.head, room.tail],
+            output_limits=[output_limits.head, output_limits.tail],
             stragglers=self._settings.stragglers_sec,
             **order,
         )
@@ -175,32 +177,32 @@ class Crew:
 
     # telling
 
-    def cancel(self, run: Run) -> None:
+    def cancel(self, run: ActiveDispatch) -> None:
         """The cancel signal. A command hears of it when it asks; a function that nobody has begun is over at once."""
         if self.functions.take_back(run):
-            self._over(run, Outcome(End.RELEASED))
+            self._over(run, ProcessOutcome(EndReason.RELEASED))
         elif run.worker is not None:
             run.worker.tell({"op": "stop", "dispatch": run.dispatch_id})
             self._watch.mind(run.worker)
 
-    def term(self, run: Run) -> None:
+    def term(self, run: ActiveDispatch) -> None:
         if run.warden is not None:
             run.warden.tell("term")
 
-    def kill(self, run: Run, why: str) -> None:
+    def kill(self, run: ActiveDispatch, why: str) -> None:
         if run.warden is not None:
             run.warden.kill(why)
 
-    def force(self, run: Run) -> None:
+    def force(self, run: ActiveDispatch) -> None:
         if run.warden is not None:
             run.warden.force()
 
-    def renew(self, run: Run, until: float) -> None:
+    def renew(self, run: ActiveDispatch, until: float) -> None:
         run.until = until
         if run.warden is not None and (run.worker is None or run.call == next(iter(run.worker.calls), 0)):
             run.warden.tell("until", until=until)
 
-    def note(self, run: Run, text: str) -> None:
+    def note(self, run: ActiveDispatch, text: str) -> None:
         run.noted = True
         if run.warden is not None:
             run.warden.tell("note", call=run.call, text=text)
@@ -293,29 +295,29 @@ class Crew:
         self._close_launcher(wait_sec)
 
 
-def _ids(user: Account | None) -> list[Any] | None:
+def _ids(user: SystemUser | None) -> list[Any] | None:
     return None if user is None else [user.uid, user.gid, list(user.groups)]
 
 
-def _judge(run: Run, warden: WardenLink) -> Outcome:
+def _judge(run: ActiveDispatch, warden: WardenLink) -> ProcessOutcome:
     """How a tree ended that is gone, from what is known of it."""
     if warden.refused is not None:
-        how = End.WORKER_CRASHED if warden.refused["ours"] else End.JOB_ERROR
-        return Outcome(how, error=warden.refused["error"])
+        how = EndReason.WORKER_CRASHED if warden.refused["ours"] else EndReason.JOB_ERROR
+        return ProcessOutcome(how, error=warden.refused["error"])
     if warden.report is None:
-        return Outcome(End.WORKER_CRASHED, error="the process that watched over it was killed")
+        return ProcessOutcome(EndReason.WORKER_CRASHED, error="the process that watched over it was killed")
     code, killed, stderr = (warden.report[name] for name in ("code", "killed", "stderr"))
     if killed is not None and code in {None, -signal.SIGKILL}:
-        return Outcome(End.WORKER_CRASHED, error=f"{killed}\n{stderr}".rstrip())
+        return ProcessOutcome(EndReason.WORKER_CRASHED, error=f"{killed}\n{stderr}".rstrip())
     if run.worker is not None:
         words = f"the worker {_words(code)} while it ran the function"
-        return Outcome(End.WORKER_CRASHED, error=f"{words}\n{stderr}".rstrip())
+        return ProcessOutcome(EndReason.WORKER_CRASHED, error=f"{words}\n{stderr}".rstrip())
     if run.yielded and code == 0:
-        return Outcome(End.COOPERATIVE_PREEMPTION)
+        return ProcessOutcome(EndReason.COOPERATIVE_PREEMPTION)
     how, result = end_of_exit(code), json.dumps({"exit_code": code})
-    if how is End.COMPLETED:
-        return Outcome(how, result=result)
-    return Outcome(how, result=result, error=f"the command {_words(code)}\n{stderr}".rstrip())
+    if how is EndReason.COMPLETED:
+        return ProcessOutcome(how, result=result)
+    return ProcessOutcome(how, result=result, error=f"the command {_words(code)}\n{stderr}".rstrip())
 
 
 def _words(code: int) -> str:

@@ -19,17 +19,17 @@ from functools import partial
 from typing import Any, Final
 
 from penstock.runner.frames import Frame
-from penstock.runner.watch import Watch
+from penstock.runner.watch import IoLoop
 
-__all__ = ["Door"]
+__all__ = ["ControlSocket"]
 
 _MOST_LINE: Final = 4_000_000
 _MOST_VISITORS: Final = 256
 
 
-class Door:
+class ControlSocket:
     def __init__(
-        self, name: str, watch: Watch, answer: Callable[[str, Frame], Frame], users: Collection[int] = ()
+        self, name: str, watch: IoLoop, answer: Callable[[str, Frame], Frame], users: Collection[int] = ()
     ) -> None:
         """`answer`: to a token and what was said with it. `users`: further ones whose processes get an answer."""
         self._users = {os.getuid(), 0, *users}

@@ -30,10 +30,10 @@ _TIME_FOR_WARDENS = 3.0
 def main(control_fd: int) -> None:
     control = socket.socket(fileno=control_fd)
     become_subreaper()
-    bell = _hear_of_children()
+    wakeup = _hear_of_children()
     gc.collect()
     gc.freeze()  # what wardens share with us should stay shared
-    Launcher(control, bell).run()
+    Launcher(control, wakeup).run()
 
 
 def _hear_of_children() -> int:
@@ -49,21 +49,21 @@ def _hear_of_children() -> int:
 
 
 class Launcher:
-    def __init__(self, control: socket.socket, bell: int) -> None:
-        self._control, self._bell = control, bell
+    def __init__(self, control: socket.socket, wakeup: int) -> None:
+        self._control, self._wakeup = control, wakeup
         self._wardens: set[int] = set()
         self._orphaned = False
 
     def run(self) -> NoReturn:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        poll.register(self._bell, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
         strays, give_up_at = False, float("inf")
         while not (self._orphaned and self._alone()):
             for fd, _ in poll.poll(_AGAIN_MS if strays or self._orphaned else None):
-                if fd == self._bell:
+                if fd == self._wakeup:
                     with contextlib.suppress(BlockingIOError):
-                        os.read(self._bell, 4_096)
+                        os.read(self._wakeup, 4_096)
                 elif not self._launch():
                     self._orphaned = True
                     give_up_at = time.monotonic() + _TIME_FOR_WARDENS
@@ -92,9 +92,9 @@ class Launcher:
     def _become_warden(self, fds: list[int]) -> NoReturn:
         try:
             self._control.close()
-            os.close(self._bell)
-            bell = _hear_of_children()
-            Warden(socket.socket(fileno=fds[0]), fds[1:], bell).run()
+            os.close(self._wakeup)
+            wakeup = _hear_of_children()
+            Warden(socket.socket(fileno=fds[0]), fds[1:], wakeup).run()
         except BaseException as error:  # noqa: BLE001  # whatever it is: a warden must not go on as a second launcher
             sys.stderr.write(f"penstock: a warden failed: {error!r}\n")
         finally:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.runner.frames import TICKET, BadFrame, Channel, Frame
 from penstock.runner.page import page_file
-from penstock.runner.payload import Function
+from penstock.runner.payload import FunctionPayload
 from penstock.runner.trees import RUNNER_MARK, children, look, send
 
 if TYPE_CHECKING:
-    from penstock.engine.users import Account
-    from penstock.runner.runs import Run
+    from penstock.engine.users import SystemUser
+    from penstock.runner.runs import ActiveDispatch
 
 __all__ = ["LauncherLink", "WardenLink", "WorkerLink", "python_code"]
 
@@ -176,16 +176,16 @@ class WorkerLink(_Spoken):
             theirs.close()
             undo.pop_all()
         self._channel = Channel(talk)
-        self.user: Account | None = None  # as whom it runs; None: as we do
+        self.user: SystemUser | None = None  # as whom it runs; None: as we do
         #: By number, in their order: the first may run, the others have not begun.
-        self.calls: dict[int, Run] = {}
+        self.calls: dict[int, ActiveDispatch] = {}
         #: They have ended; what they leave is being ended or written.
-        self.closing: dict[int, Run] = {}
+        self.closing: dict[int, ActiveDispatch] = {}
         self.begun = 0  # the number of the last call
         self.last = False  # it gets no further calls
         self.heard_at = 0.0  # when it last had something to say or to do
 
-    def hand_over(self, runs: list[Run]) -> None:
+    def hand_over(self, runs: list[ActiveDispatch]) -> None:
         """Tickets before calls: a call without one would seem to be taken back."""
         first = min((*self.calls, *self.closing, self.begun + 1))
         given = dict(enumerate(runs, self.begun + 1))
@@ -202,7 +202,7 @@ class WorkerLink(_Spoken):
         )
         self._channel.send(*(_call(run) for run in runs))
 
-    def take_back(self) -> list[Run]:
+    def take_back(self) -> list[ActiveDispatch]:
         """Every call that it has not begun. What it reads of them later has no ticket any more."""
         try:
             tickets = os.read(self._tickets_out, 65_536)
@@ -244,8 +244,8 @@ class WorkerLink(_Spoken):
             os.close(self._tickets_out)
 
 
-def _call(run: Run) -> Frame:
-    assert isinstance(run.work, Function)
+def _call(run: ActiveDispatch) -> Frame:
+    assert isinstance(run.work, FunctionPayload)
     return {
         "op": "call",
         "call": run.call,

@@ -18,7 +18,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-__all__ = ["STREAMS", "Output", "Piece", "Recorder", "Room", "fresh_folder", "open_folder"]
+__all__ = ["STREAMS", "Output", "OutputLimits", "OutputRecorder", "Piece", "fresh_folder", "open_folder"]
 
 #: By the number in the record. `log`: what the job told us to note, not what it printed.
 STREAMS: Final = ("stdout", "stderr", "log")
@@ -28,7 +28,7 @@ _PART: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class OutputLimits:
     """Bytes on disk for one attempt."""
 
     head: int = 1_048_576
@@ -70,22 +70,22 @@ def fresh_folder(root: str, *parts: str) -> int:
     return open_folder(root, *parts)
 
 
-class Recorder:
+class OutputRecorder:
     """Writes; the one process that does. A disk that is full costs the output and not the job."""
 
-    def __init__(self, folder: int, room: Room) -> None:
-        self._folder, self._room = folder, room
+    def __init__(self, folder: int, output_limits: OutputLimits) -> None:
+        self._folder, self._output_limits = folder, output_limits
         self._starts: list[int] = []
         self._offset = self._left = 0
         self._file = -1
         self.lost = 0  # bytes that could not be written
-        self._roll(room.head)
+        self._registration(output_limits.head)
 
     def write(self, stream: int, data: bytes) -> None:
         record = _HEADER.pack(stream, len(data), time.time_ns() // 1_000) + data
         try:
             if len(record) > self._left:
-                self._roll(max(self._room.tail // 2, len(record)))
+                self._registration(max(self._output_limits.tail // 2, len(record)))
             self._append(record)
         except OSError:
             self.lost += len(data)
@@ -99,7 +99,7 @@ class Recorder:
         self._offset += written
         self._left -= written
 
-    def _roll(self, size: int) -> None:
+    def _registration(self, size: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
         file = os.open(_name(self._offset), flags, 0o600, dir_fd=self._folder)
         if self._file >= 0:

@@ -16,7 +16,7 @@ from struct import Struct
 from termios import FIONREAD
 from typing import Final
 
-__all__ = ["Page", "page_file"]
+__all__ = ["CallMarker", "page_file"]
 
 _SIZE: Final = mmap.PAGESIZE
 _COUNT: Final = Struct("i")
@@ -29,7 +29,7 @@ def page_file() -> int:
     return fd
 
 
-class Page:
+class CallMarker:
     """`fd`: of a page to share; without one it is shared with nobody, for what runs alone."""
 
     def __init__(self, fd: int = -1) -> None:

@@ -16,7 +16,17 @@ from typing import Any, Final, TypeAlias
 from penstock.core.json_text import parsed
 from penstock.core.refusals import BadIntent
 
-__all__ = ["COMMAND", "FUNCTION", "JOB_TYPES", "SHELL", "Command", "Function", "Functions", "Work", "read"]
+__all__ = [
+    "COMMAND",
+    "FUNCTION",
+    "JOB_TYPES",
+    "SHELL",
+    "CommandPayload",
+    "FunctionPayload",
+    "Functions",
+    "Work",
+    "read",
+]
 
 COMMAND: Final = "penstock.command"
 SHELL: Final = "penstock.shell"
@@ -32,7 +42,7 @@ _NAME: Final = re.compile(r"[A-Za-z]\w*")  # no dot to walk along, no underscore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class CommandPayload:
     argv: tuple[str, ...]
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +54,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
+class FunctionPayload:
     function: str  # module:name
     #: Allowed by `module:*` alone: the worker refuses a name that the module has merely imported.
     by_star: bool = False
@@ -54,7 +64,7 @@ class Function:
     limits: Mapping[str, int] = field(default_factory=dict)
 
 
-Work: TypeAlias = Command | Function
+Work: TypeAlias = CommandPayload | FunctionPayload
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +102,20 @@ def read(job_type: str, payload: str, functions: Functions) -> Work:
     match job_type:
         case "penstock.command":
             _only(said, "argv", *_PLACE_FIELDS)
-            return Command(argv=_argv(said.get("argv")), **_place(said))
+            return CommandPayload(argv=_argv(said.get("argv")), **_place(said))
         case "penstock.shell":
             _only(said, "script", *_PLACE_FIELDS)
             script = said.get("script")
             if not isinstance(script, str) or not script.strip():
                 raise _bad("script", "must be a text that is not empty")
-            return Command(argv=_argv(["/bin/sh", "-c", script]), **_place(said))
+            return CommandPayload(argv=_argv(["/bin/sh", "-c", script]), **_place(said))
         case "penstock.function":
             return _function(said, functions)
         case _:
             raise _bad("job_type", f"must be one of {', '.join(sorted(JOB_TYPES))}")
 
 
-def _function(said: dict[str, Any], functions: Functions) -> Function:
+def _function(said: dict[str, Any], functions: Functions) -> FunctionPayload:
     _only(said, "function", "args", "kwargs", "limits")
     name, args, kwargs = said.get("function"), said.get("args", []), said.get("kwargs", {})
     if not isinstance(name, str):
@@ -115,7 +125,7 @@ def _function(said: dict[str, Any], functions: Functions) -> Function:
     if not isinstance(kwargs, dict):
         raise _bad("kwargs", "must be an object")
     path, by_star = functions.find(name)
-    return Function(
+    return FunctionPayload(
         function=path,
         by_star=by_star,
         args=tuple(args),

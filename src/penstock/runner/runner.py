@@ -17,38 +17,38 @@ from secrets import token_urlsafe
 from threading import Thread
 from typing import Final, Self
 
-from penstock.core.changes import Beat, Note, stop
-from penstock.core.job import Kind
-from penstock.core.landing import End, Phase
+from penstock.core.changes import Note, Renewal, stop
+from penstock.core.job import EventKind
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.refusals import NotFound, Refused, Unavailable
 from penstock.core.text import error_text
 from penstock.core.tracker import Effect, Step, Tracker
 from penstock.core.words import SECOND, DispatchId, Moment, seconds
 from penstock.engine.apart import write_apart
-from penstock.engine.desk import Answer, Claimed, Report
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.runner.calls import Calls
-from penstock.runner.crew import Crew
-from penstock.runner.door import Door
+from penstock.engine.desk import Answer, EndReport, GrantedJob
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.runner.calls import RunRequests
+from penstock.runner.crew import ProcessSupervisor
+from penstock.runner.door import ControlSocket
 from penstock.runner.frames import Frame
-from penstock.runner.options import RunnerSettings
+from penstock.runner.options import RunnerOptions
 from penstock.runner.output import Output
-from penstock.runner.payload import FUNCTION, JOB_TYPES, Command, read
-from penstock.runner.runs import Outcome, Run
-from penstock.runner.survivors import WORKER, RunsFolder
-from penstock.runner.tidy import Tidy
-from penstock.runner.trail import hold_units, write_notes
+from penstock.runner.payload import FUNCTION, JOB_TYPES, CommandPayload, read
+from penstock.runner.runs import ActiveDispatch, ProcessOutcome
+from penstock.runner.survivors import WORKER, Leftovers
+from penstock.runner.tidy import OutputCleaner
+from penstock.runner.trail import quarantine_units, write_notes
 from penstock.runner.warden import boot_time
-from penstock.runner.watch import Watch
+from penstock.runner.watch import IoLoop
 
 __all__ = ["AFTER_STOP", "Runner"]
 
 log = logging.getLogger("penstock.runner")
 
-_ALL: Final = Kinds(job_types=JOB_TYPES)
-_FUNCTIONS: Final = Kinds(job_types=frozenset({FUNCTION}))
-_COMMANDS: Final = Kinds(job_types=JOB_TYPES - {FUNCTION})
+_ALL: Final = WorkerKinds(job_types=JOB_TYPES)
+_FUNCTIONS: Final = WorkerKinds(job_types=frozenset({FUNCTION}))
+_COMMANDS: Final = WorkerKinds(job_types=JOB_TYPES - {FUNCTION})
 #: After a claim that brought nothing, and after one that failed.
 _BREATH: Final = 0.02
 _AFTER_FAILURE: Final = 1.0
@@ -66,17 +66,19 @@ class Runner:
     runner before this one left is ended before anything is dispatched.
     """
 
-    def __init__(self, house: House, runs: RunsFolder, settings: RunnerSettings | None = None) -> None:
-        self._house, self._store, self._rules = house, house.store, house.rules
-        self._settings = settings or RunnerSettings()
+    def __init__(
+        self, service: SchedulerService, runs: Leftovers, settings: RunnerOptions | None = None
+    ) -> None:
+        self._service, self._store, self._rules = service, service.store, service.rules
+        self._settings = settings or RunnerOptions()
         self._folder = runs
         self._tracker = Tracker(self._settings.graces)
-        self._runs: dict[DispatchId, Run] = {}
-        self._tokens: dict[str, Run] = {}
-        self._ended: list[tuple[Run, Outcome]] = []
-        self._notes: list[tuple[Run, Note]] = []
+        self._runs: dict[DispatchId, ActiveDispatch] = {}
+        self._tokens: dict[str, ActiveDispatch] = {}
+        self._ended: list[tuple[ActiveDispatch, ProcessOutcome]] = []
+        self._notes: list[tuple[ActiveDispatch, Note]] = []
         #: Trees that survived SIGKILL, and the leases that hold their units.
-        self._lost: dict[Run, DispatchId] = {}
+        self._lost: dict[ActiveDispatch, DispatchId] = {}
         self._asked: deque[Callable[[], None]] = deque()
         self._rung = True
         #: Something was committed, or there was more than could be taken, since jobs were last fetched.
@@ -88,11 +90,13 @@ class Runner:
             None  # when a stop is over, whatever has not ended or cannot be written
         )
         self._over = False
-        self._crew_at = 0.0
-        self._tidy = Tidy(house.store, runs.path)
-        self._watch = Watch()
-        self._crew = Crew(runs, self._settings, self._watch, asked=self._answer, over=self._run_over)
-        self._calls = Calls(house.desk, self._tracker, self._crew.note, self._told)
+        self._supervisor_at = 0.0
+        self._tidy = OutputCleaner(service.store, runs.path)
+        self._watch = IoLoop()
+        self._supervisor = ProcessSupervisor(
+            runs, self._settings, self._watch, asked=self._answer, over=self._run_over
+        )
+        self._calls = RunRequests(service.job_service, self._tracker, self._supervisor.note, self._told)
         self._thread = Thread(target=self._loop, name="penstock-runner", daemon=True)
 
     # for others, from any thread
@@ -101,13 +105,13 @@ class Runner:
         self._folder.take()
         self._folder.end_leftovers()
         self._watch.open()
-        self._crew.open()
+        self._supervisor.open()
         users = {user.uid for user in self._settings.users.values()}
-        self._door = Door(
+        self._control_socket = ControlSocket(
             f"penstock-job-{self._folder.mark}-{token_urlsafe()}", self._watch, self._visited, users
         )
         self._store.on_change(self._ring)
-        self._house.yields.on_ask(self.ask_to_yield)
+        self._service.yields.on_ask(self.ask_to_yield)
         self._thread.start()
         self._tidy.start()
         return self
@@ -126,7 +130,7 @@ class Runner:
 
     def pids(self) -> list[int]:
         """Of what runs for us, the topmost process of each tree."""
-        return self._crew.pids()
+        return self._supervisor.pids()
 
     def ask_to_yield(self, dispatch_id: DispatchId) -> None:
         """At its next safe place, if it looks. It may end as it likes; nothing is forced."""
@@ -217,95 +221,98 @@ class Runner:
             wishes.append(self._note_at)
         if (alarm := self._tracker.alarm()) is not None:
             wishes.append(alarm / SECOND)
-        self._guarded("upkeep", self._step_crew)
-        wishes.append(self._crew_at)
+        self._guarded("upkeep", self._step_supervisor)
+        wishes.append(self._supervisor_at)
         if self._give_up_at is not None:
             wishes.append(self._give_up_at)
         return 0.0 if self._asked else min(wishes) - now
 
-    def _step_crew(self) -> None:
+    def _step_supervisor(self) -> None:
         """Apart from hearing: when upkeep fails, the runner must still hear how runs end."""
-        self._crew_at = boot_time() + _AFTER_FAILURE
-        wish = self._crew.step()
-        self._crew_at = inf if wish is None else boot_time() + wish
+        self._supervisor_at = boot_time() + _AFTER_FAILURE
+        wish = self._supervisor.step()
+        self._supervisor_at = inf if wish is None else boot_time() + wish
 
     # ending and fetching
 
     def _turn(self) -> None:
         """What has ended is written down, and what may start in its place is fetched: one commit, if nobody comes between."""
         self._turned_at = boot_time()
-        desk, ended = self._house.desk, list(self._ended)
-        reports = [Report(run.dispatch_id, *outcome) for run, outcome in ended]
+        job_service, ended = self._service.job_service, list(self._ended)
+        reports = [EndReport(run.dispatch_id, *outcome) for run, outcome in ended]
         kinds, free = self._free()
-        if not (free or ended) or not (ended or self._news or self._house.dispatcher.awaits(kinds)):
+        if not (free or ended) or not (ended or self._news or self._service.dispatcher.awaits(kinds)):
             self._turn_at = boot_time() + seconds(self._rules.tick)
             return
         self._turn_at = boot_time() + _AFTER_FAILURE
         if free:
-            answers, claimed = desk.exchange(reports, kinds, free, WORKER)
+            answers, claimed = job_service.exchange(reports, kinds, free, WORKER)
         else:
-            answers, claimed = desk.end_many(reports), []
+            answers, claimed = job_service.end_many(reports), []
         del self._ended[: len(ended)]
         for report, answer in zip(reports, answers, strict=True):
             if isinstance(answer, Refused):
                 log.warning("%s ended too late to count: %s", report.dispatch_id, answer)
         for each in claimed:
             self._guarded("starting a job", partial(self._begin, each))
-        self._crew.functions.feed()
+        self._supervisor.functions.feed()
         # As many as there was room for: there may be more, and room of the other kind.
         more = free and len(claimed) == free and self._free()[1]
         # All of this is one thread, so nothing was heard meanwhile.
         self._news = bool(more) if free else self._news
         self._turn_at = 0.0 if more else boot_time() + seconds(self._rules.tick)
 
-    def _free(self) -> tuple[Kinds, int]:
+    def _free(self) -> tuple[WorkerKinds, int]:
         if self._give_up_at is not None:
             return _ALL, 0
         # Said even when there is no room, or nobody would seem to come for such jobs and they would be reserved for a stranger.
-        self._house.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
-        workers, slots = self._crew.functions.room, self._crew.slots
+        self._service.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
+        workers, slots = self._supervisor.functions.free_slots, self._supervisor.slots
         if workers > 0 and slots > 0:
             return _ALL, min(workers, slots)
         return (_FUNCTIONS, workers) if workers > 0 else (_COMMANDS, max(0, slots))
 
-    def _begin(self, claimed: Claimed) -> None:
+    def _begin(self, claimed: GrantedJob) -> None:
         job, dispatch, checkpoint = claimed
         try:
             work = read(job.intent.job_type, job.intent.payload, self._settings.functions)
         except Refused as error:
-            self._end(Run(job, dispatch, Command(argv=()), None), Outcome(End.JOB_ERROR, error=str(error)))
+            self._end(
+                ActiveDispatch(job, dispatch, CommandPayload(argv=()), None),
+                ProcessOutcome(EndReason.JOB_ERROR, error=str(error)),
+            )
             return
-        run = Run(job, dispatch, work, checkpoint)
+        run = ActiveDispatch(job, dispatch, work, checkpoint)
         if dispatch.fence > 1 and any(
             one.job.job_id == job.job_id for one in (*self._lost, *self._runs.values())
         ):
             why = "processes of its last attempt survive on this host"
-            self._end(run, Outcome(End.START_TIMEOUT, error=why))
+            self._end(run, ProcessOutcome(EndReason.START_TIMEOUT, error=why))
             return
         self._runs[run.dispatch_id] = run
         run.until = boot_time() + self._unheard
         self._beat_at = min(self._beat_at, boot_time() + _TOLD_WITHIN)  # which tells its pid
-        if isinstance(work, Command):
+        if isinstance(work, CommandPayload):
             self._tracker.register(run.dispatch_id, listens=work.listens)
             run.token = token_urlsafe(32)
             self._tokens[run.token] = run
             try:
-                self._crew.start(run, work, self._told_to(run))
+                self._supervisor.start(run, work, self._told_to(run))
             except Exception as error:  # noqa: BLE001  # a dispatch without a process would keep its lease for ever
                 log.warning("%s cannot be started: %s", run.dispatch_id, error)
                 # Out of descriptors it goes back as it was, for this is not its fault; a mistake of its own is its end.
-                how = End.RELEASED if isinstance(error, OSError) else End.JOB_ERROR
-                self._settle(run, Outcome(how, error=f"it could not be started: {error}"))
+                how = EndReason.RELEASED if isinstance(error, OSError) else EndReason.JOB_ERROR
+                self._settle(run, ProcessOutcome(how, error=f"it could not be started: {error}"))
         else:
             self._tracker.register(run.dispatch_id)
-            self._crew.functions.add(run)
+            self._supervisor.functions.add(run)
 
-    def _told_to(self, run: Run) -> dict[str, str]:
+    def _told_to(self, run: ActiveDispatch) -> dict[str, str]:
         """The environment of a command: who it is, and where and as whom it can talk to us."""
         told = {
             "PENSTOCK_JOB_ID": run.job.job_id,
             "PENSTOCK_DISPATCH_ID": run.dispatch_id,
-            "PENSTOCK_SOCKET": self._door.address,
+            "PENSTOCK_SOCKET": self._control_socket.address,
             "PENSTOCK_JOB_TOKEN": run.token,
         }
         return told if self._settings.url is None else told | {"PENSTOCK_URL": self._settings.url}
@@ -321,17 +328,17 @@ class Runner:
         run = self._tokens.get(token)
         return {"error": "this token belongs to no run"} if run is None else self._answer(run, call)
 
-    def _answer(self, run: Run, call: Frame) -> Frame:
+    def _answer(self, run: ActiveDispatch, call: Frame) -> Frame:
         answer = self._calls.answer(run, call)
         if run.untold:
             self._beat_at = min(self._beat_at, boot_time() + _TOLD_WITHIN)
         return answer
 
-    def _told(self, run: Run, answer: Answer) -> None:
+    def _told(self, run: ActiveDispatch, answer: Answer) -> None:
         if answer.stop is not None:
             self._stop_run(run, answer.stop)
 
-    def _stop_run(self, run: Run, reason: End, *, at_once: bool = False) -> None:
+    def _stop_run(self, run: ActiveDispatch, reason: EndReason, *, at_once: bool = False) -> None:
         self._carry_out(self._tracker.terminate(run.dispatch_id, reason, _now(), at_once=at_once))
 
     def _ask(self, dispatch_id: DispatchId) -> None:
@@ -342,7 +349,7 @@ class Runner:
         self._rung, self._news = False, True
         self._look_at = boot_time() + _BREATH
         self._turn_at = min(self._turn_at, self._look_at)
-        for dispatch in self._store.live(phases=[Phase.ENDING]) if self._runs else ():
+        for dispatch in self._store.live(phases=[DispatchPhase.ENDING]) if self._runs else ():
             run = self._runs.get(dispatch.dispatch_id)
             if run is not None and dispatch.reason is not None:
                 self._stop_run(run, dispatch.reason)
@@ -354,10 +361,10 @@ class Runner:
         until = now + self._rules.lease_for
         runs = list(self._runs.values())
         beats = [
-            Beat(dispatch_id=run.dispatch_id, expires_at=until, progress=run.progress, pid=run.pid)
+            Renewal(dispatch_id=run.dispatch_id, expires_at=until, progress=run.progress, pid=run.pid)
             for run in runs
         ]
-        beats += [Beat(dispatch_id=held, expires_at=until) for held in self._lost.values()]
+        beats += [Renewal(dispatch_id=held, expires_at=until) for held in self._lost.values()]
         standings = write_apart(self._store.renew, beats) if beats else []
         for run, standing in zip(runs, standings, strict=False):
             run.untold = False
@@ -367,12 +374,12 @@ class Runner:
                 continue
             if standing is None:
                 # It has been given up, and may run elsewhere any moment: nothing is gained by being polite.
-                self._stop_run(run, End.LEASE_EXPIRED, at_once=True)
+                self._stop_run(run, EndReason.LEASE_EXPIRED, at_once=True)
                 continue
-            if standing.phase is Phase.ENDING and standing.reason is not None:
+            if standing.phase is DispatchPhase.ENDING and standing.reason is not None:
                 self._stop_run(run, standing.reason)
             left = seconds(standing.expires_at - now)
-            self._crew.renew(run, sent + min(left, self._unheard))
+            self._supervisor.renew(run, sent + min(left, self._unheard))
 
     # ending
 
@@ -383,50 +390,50 @@ class Runner:
                 continue
             match step:
                 case Step.YIELD | Step.CANCEL:
-                    self._crew.cancel(run)
+                    self._supervisor.cancel(run)
                 case Step.TERM:
-                    self._crew.term(run)
+                    self._supervisor.term(run)
                 case Step.KILL:
-                    self._crew.kill(run, str(reason))
+                    self._supervisor.kill(run, str(reason))
                 case Step.FORCE:
-                    self._crew.force(run)
+                    self._supervisor.force(run)
                 case Step.LOST:
                     self._give_up(run)
             if step is not Step.LOST:
-                self._notes.append((run, Note(Kind.SIGNALED, str(step), {"for": str(reason or "")})))
+                self._notes.append((run, Note(EventKind.SIGNALED, str(step), {"for": str(reason or "")})))
 
-    def _give_up(self, run: Run) -> None:
+    def _give_up(self, run: ActiveDispatch) -> None:
         """Its tree outlived SIGKILL. The job moves on; the units stay taken until the tree is gone."""
-        self._notes.append((run, Note(Kind.SIGNALED, str(Step.LOST), {})))
+        self._notes.append((run, Note(EventKind.SIGNALED, str(Step.LOST), {})))
         if self._give_up_at is None:
             log.error("%s survives SIGKILL; its units stay taken until it is gone", run.dispatch_id)
-            self._lost[run] = hold_units(self._house, run)
-        self._settle(run, Outcome(End.WORKER_CRASHED, error="its processes survived SIGKILL"))
+            self._lost[run] = quarantine_units(self._service, run)
+        self._settle(run, ProcessOutcome(EndReason.WORKER_CRASHED, error="its processes survived SIGKILL"))
 
-    def _run_over(self, run: Run, outcome: Outcome) -> None:
+    def _run_over(self, run: ActiveDispatch, outcome: ProcessOutcome) -> None:
         if held := self._lost.pop(run, None):
-            self._house.desk.release(held)
+            self._service.job_service.release(held)
         else:
             self._settle(run, outcome)
 
-    def _settle(self, run: Run, outcome: Outcome) -> None:
+    def _settle(self, run: ActiveDispatch, outcome: ProcessOutcome) -> None:
         how = self._tracker.settle(run.dispatch_id, outcome.how)
         if how is not None:
             del self._runs[run.dispatch_id]
             self._tokens.pop(run.token, None)
             self._end(run, outcome._replace(how=how))
 
-    def _end(self, run: Run, outcome: Outcome) -> None:
+    def _end(self, run: ActiveDispatch, outcome: ProcessOutcome) -> None:
         """Half a batch at a time: one half runs while the other is written. Where nothing waits behind it, at once, but for those that end like a hail."""
         self._ended.append((run, outcome))
-        since = boot_time() if len(self._ended) < self._crew.functions.ahead else self._turned_at
+        since = boot_time() if len(self._ended) < self._supervisor.functions.ahead else self._turned_at
         self._turn_at = min(self._turn_at, since + _SOON)
 
     def _write_notes(self) -> None:
         """Kept until they are written; what comes meanwhile is for the next time."""
         notes = list(self._notes)
         self._note_at = boot_time() + _AFTER_FAILURE
-        write_notes(self._house, notes)
+        write_notes(self._service, notes)
         del self._notes[: len(notes)]
         self._note_at = 0.0
 
@@ -435,8 +442,8 @@ class Runner:
         self._carry_out(self._tracker.drain(_now(), max(0, int((ends - boot_time()) * SECOND))))
         # Written down in one transaction, so that a crash on the way lands it alike. Who has been told before keeps the first reason.
         now, grace = self._store.now(), self._rules.grace
-        leased = [run for run in self._runs.values() if run.dispatch.phase is Phase.LEASED]
-        told = [stop(run.dispatch, run.job, End.GRACEFUL_SHUTDOWN, now, grace=grace) for run in leased]
+        leased = [run for run in self._runs.values() if run.dispatch.phase is DispatchPhase.LEASED]
+        told = [stop(run.dispatch, run.job, EndReason.GRACEFUL_SHUTDOWN, now, grace=grace) for run in leased]
         self._store.apply([change for change in told if change is not None])
 
     def _end_all(self) -> None:
@@ -446,15 +453,20 @@ class Runner:
         """
         for run in list(self._runs.values()):
             self._settle(
-                run, Outcome(End.WORKER_CRASHED, error="its processes had not ended when the time was over")
+                run,
+                ProcessOutcome(
+                    EndReason.WORKER_CRASHED, error="its processes had not ended when the time was over"
+                ),
             )
         if self._ended:
-            self._house.desk.end_many([Report(run.dispatch_id, *outcome) for run, outcome in self._ended])
+            self._service.job_service.end_many(
+                [EndReport(run.dispatch_id, *outcome) for run, outcome in self._ended]
+            )
             self._ended.clear()
 
     def _leave(self) -> None:
-        self._door.close()
-        self._crew.close(wait_sec=AFTER_STOP / 2)
+        self._control_socket.close()
+        self._supervisor.close(wait_sec=AFTER_STOP / 2)
         self._watch.close()
         self._folder.give_back()
 

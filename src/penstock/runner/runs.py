@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.core.job import Dispatch, Job
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.words import DispatchId, Money
 from penstock.runner.links import WardenLink, WorkerLink
 from penstock.runner.payload import Work
 
-__all__ = ["Outcome", "Run"]
+__all__ = ["ActiveDispatch", "ProcessOutcome"]
 
 
-class Outcome(NamedTuple):
-    how: End
+class ProcessOutcome(NamedTuple):
+    how: EndReason
     result: str | None = None
     error: str | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class ActiveDispatch:
     job: Job
     dispatch: Dispatch  # as we last saw it
     work: Work
@@ -35,7 +35,7 @@ class Run:
     call: int = 0  # its number among those of its worker
     waits_since: float = 0.0  # for a worker
     #: What it said, while its processes are not all gone or its output not all written.
-    outcome: Outcome | None = None
+    outcome: ProcessOutcome | None = None
     yielded: bool = False
     noted: bool = False  # it logged something, which its warden writes down in its own time
     spent: Money = 0

@@ -24,7 +24,7 @@ from penstock.engine.recovery import Survivors
 from penstock.runner.output import Output
 from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked, send
 
-__all__ = ["WORKER", "RunsFolder"]
+__all__ = ["WORKER", "Leftovers"]
 
 log = logging.getLogger("penstock.runner")
 
@@ -34,7 +34,7 @@ _TIME_FOR_WARDENS: Final = 2.0
 _PATIENCE: Final = 10.0
 
 
-class RunsFolder:
+class Leftovers:
     """Where outputs and working folders of all runs lie, and who owns the processes that belong to them."""
 
     def __init__(self, data: Path | str) -> None:

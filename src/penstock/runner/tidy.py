@@ -17,11 +17,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.words import JobId
 from penstock.stores.protocol import Store
 
-__all__ = ["Tidy"]
+__all__ = ["OutputCleaner"]
 
 log = logging.getLogger("penstock.runner")
 
@@ -34,7 +34,7 @@ _LOOK_SEC: Final = 30.0
 _BATCH: Final = 500
 
 
-class Tidy:
+class OutputCleaner:
     def __init__(self, store: Store, runs: Path, batch: int = _BATCH) -> None:
         self._store, self._runs, self._batch = store, runs, batch
         #: Folders that this pass has not looked at, the oldest last: a job's id begins with the moment when it was submitted.
@@ -64,7 +64,7 @@ class Tidy:
 
     def _begin_pass(self) -> bool:
         newest = self._store.newest()
-        if self._passed_at is not None and not self._store.events_of({Kind.PRUNED}, self._passed_at, 1):
+        if self._passed_at is not None and not self._store.events_of({EventKind.PRUNED}, self._passed_at, 1):
             return False
         names = [name for name in os.listdir(self._runs) if not name.startswith(".")]  # noqa: PTH208  # names alone, perhaps very many
         self._names, self._passed_at = sorted(names, reverse=True), newest

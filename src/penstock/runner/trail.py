@@ -6,32 +6,32 @@ from collections.abc import Sequence
 
 from penstock.core import changes
 from penstock.core.changes import Note
-from penstock.core.job import Kind
-from penstock.core.order import Floor, Verdict
+from penstock.core.job import EventKind
+from penstock.core.order import AdmissionView, RoundResult
 from penstock.core.words import DispatchId
-from penstock.engine.house import House
-from penstock.runner.runs import Run
+from penstock.engine.house import SchedulerService
+from penstock.runner.runs import ActiveDispatch
 
-__all__ = ["hold_units", "write_notes"]
-
-
-def write_notes(house: House, told: Sequence[tuple[Run, Note]]) -> None:
-    now = house.store.now()
-    house.store.apply([changes.remark(run.job, note, now) for run, note in told])
+__all__ = ["quarantine_units", "write_notes"]
 
 
-def hold_units(house: House, run: Run) -> DispatchId:
+def write_notes(service: SchedulerService, told: Sequence[tuple[ActiveDispatch, Note]]) -> None:
+    now = service.store.now()
+    service.store.apply([changes.remark(run.job, note, now) for run, note in told])
+
+
+def quarantine_units(service: SchedulerService, run: ActiveDispatch) -> DispatchId:
     """
     The units of a tree that would not die stay taken after its job has moved on: by a lease without a job, taken before the run's own ends,
     so that nobody can get in between.
     """
-    demand, rules = run.dispatch.demand, house.rules
+    admission_class, rules = run.dispatch.admission_class, service.rules
 
-    def take(floor: Floor) -> Verdict:
-        floor.books.take(demand, floor.now, rules.ordering.sharing)
-        return Verdict(loan=demand)
+    def take(admission_view: AdmissionView) -> RoundResult:
+        admission_view.ledger.take(admission_class, admission_view.now, rules.ordering.sharing)
+        return RoundResult(loan=admission_class)
 
-    [held] = house.store.admit(rules.host, take, rules.terms("quarantine"))
+    [held] = service.store.admit(rules.host, take, rules.terms("quarantine"))
     told = {"dispatch_id": run.dispatch_id, "held_by": held.dispatch_id}
-    write_notes(house, [(run, Note(Kind.ALERT, "lost", told))])
+    write_notes(service, [(run, Note(EventKind.ALERT, "lost", told))])
     return held.dispatch_id

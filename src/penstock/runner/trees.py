@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "DISPATCH_MARK",
     "RUNNER_MARK",
-    "Process",
+    "TreeProcess",
     "become_subreaper",
     "children",
     "descendants",
@@ -40,7 +40,7 @@ _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Process(NamedTuple):
+class TreeProcess(NamedTuple):
     """`born`: in clock ticks since boot; with it a number means one process and no later one."""
 
     pid: int
@@ -75,7 +75,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def look(pid: int) -> Process | None:
+def look(pid: int) -> TreeProcess | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # pathlib costs more than the reading
             text = file.read()
@@ -83,7 +83,7 @@ def look(pid: int) -> Process | None:
         return None
     # The name may hold spaces and brackets; what follows the last bracket cannot.
     fields = text[text.rindex(b")") + 2 :].split()
-    return Process(pid, int(fields[1]), int(fields[2]), int(fields[19]), fields[0].decode())
+    return TreeProcess(pid, int(fields[1]), int(fields[2]), int(fields[19]), fields[0].decode())
 
 
 def children(pid: int) -> list[int]:
@@ -98,9 +98,9 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> list[Process]:
+def descendants(pid: int) -> list[TreeProcess]:
     """Parents before children, so that who is signalled first cannot start another."""
-    found: list[Process] = []
+    found: list[TreeProcess] = []
     seen = {pid}
     line = children(pid)
     while line:
@@ -115,7 +115,9 @@ def descendants(pid: int) -> list[Process]:
     return [process for process in found if process.state not in "ZX"]
 
 
-def marked(variable: str, values: Collection[str] | Callable[[str], bool]) -> Iterator[tuple[Process, str]]:
+def marked(
+    variable: str, values: Collection[str] | Callable[[str], bool]
+) -> Iterator[tuple[TreeProcess, str]]:
     """Every living process on the host, ours excepted, whose environment has this variable with one of these values."""
     wanted = values if callable(values) else values.__contains__
     prefix = b"\0" + variable.encode() + b"="
@@ -136,7 +138,7 @@ def marked(variable: str, values: Collection[str] | Callable[[str], bool]) -> It
             yield process, value
 
 
-def send(process: Process, signum: int) -> bool:
+def send(process: TreeProcess, signum: int) -> bool:
     """False: it is gone."""
     try:
         handle = os.pidfd_open(process.pid)

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from penstock.runner.frames import BadFrame, Channel, Frame
-from penstock.runner.output import Recorder, Room, fresh_folder, open_folder
-from penstock.runner.page import Page
+from penstock.runner.output import OutputLimits, OutputRecorder, fresh_folder, open_folder
+from penstock.runner.page import CallMarker
 from penstock.runner.trees import (
     become_subreaper,
     descendants,
@@ -65,12 +65,12 @@ def boot_time() -> float:
 
 
 class Warden:
-    def __init__(self, control: socket.socket, worker: list[int], children_bell: int) -> None:
-        """`worker`: what a warm worker is handed: its socket, its tickets, its page. `children_bell`: readable when a child has ended."""
-        self._control, self._worker, self._bell = Channel(control), worker, children_bell
-        self._page = Page(worker[2]) if worker else Page()
+    def __init__(self, control: socket.socket, worker: list[int], children_wakeup: int) -> None:
+        """`worker`: what a warm worker is handed: its socket, its tickets, its page. `children_wakeup`: readable when a child has ended."""
+        self._control, self._worker, self._wakeup = Channel(control), worker, children_wakeup
+        self._page = CallMarker(worker[2]) if worker else CallMarker()
         self._poll = select.poll()
-        self._room, self._runs, self._stragglers = Room(), "", 1.0
+        self._output_limits, self._runs, self._stragglers = OutputLimits(), "", 1.0
         self._orphaned = False
         self._reset()
 
@@ -80,7 +80,7 @@ class Warden:
         self._listening = False
         #: By the number of the call, 0 for a command: where its output goes, and who writes it once there is any.
         self._folders: dict[int, list[str]] = {}
-        self._recorders: dict[int, Recorder | None] = {}
+        self._recorders: dict[int, OutputRecorder | None] = {}
         self._talking = 0  # the call whose last words we keep
         self._last_words = b""
         self._root = 0
@@ -92,7 +92,7 @@ class Warden:
     def run(self) -> NoReturn:
         become_subreaper()
         self._poll.register(self._control, select.POLLIN)
-        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self._wakeup, select.POLLIN)
         while not self._orphaned:
             self._watch_over_one()
             if self._worker:
@@ -105,9 +105,9 @@ class Warden:
             for fd, _ in self._poll.poll(self._patience()):
                 if fd == self._control.fileno():
                     self._hear()
-                elif fd == self._bell:
+                elif fd == self._wakeup:
                     with contextlib.suppress(BlockingIOError):
-                        os.read(self._bell, 4_096)
+                        os.read(self._wakeup, 4_096)
                 elif self._listening:
                     self._read(fd)
             self._reap()
@@ -156,7 +156,7 @@ class Warden:
 
     def _start(self, order: Frame) -> None:
         self._runs, self._until = order["runs"], order["until"]
-        self._room = Room(*order["room"])
+        self._output_limits = OutputLimits(*order["room"])
         self._stragglers = order["stragglers"]
         try:
             if order["folder"]:
@@ -285,8 +285,8 @@ class Warden:
         if recorder := self._recorders.get(call):
             recorder.write(stream, data)
 
-    def _recorder(self, call: int) -> Recorder:
-        return Recorder(fresh_folder(self._runs, *self._folders[call]), self._room)
+    def _recorder(self, call: int) -> OutputRecorder:
+        return OutputRecorder(fresh_folder(self._runs, *self._folders[call]), self._output_limits)
 
     def _forget_before(self, first: int) -> None:
         for call in [call for call in self._folders if call < first]:

@@ -17,17 +17,17 @@ from typing import Any, Final
 
 from penstock.core.intent import MAX_PAYLOAD
 from penstock.core.json_text import parsed, storable_json
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.text import safe_str
-from penstock.engine.users import Account
+from penstock.engine.users import SystemUser
 from penstock.runner.frames import Frame
 from penstock.runner.links import WardenLink, WorkerLink
-from penstock.runner.options import RunnerSettings
-from penstock.runner.payload import Function
-from penstock.runner.runs import Outcome, Run
-from penstock.runner.watch import Watch
+from penstock.runner.options import RunnerOptions
+from penstock.runner.payload import FunctionPayload
+from penstock.runner.runs import ActiveDispatch, ProcessOutcome
+from penstock.runner.watch import IoLoop
 
-__all__ = ["Warm"]
+__all__ = ["WarmWorkers"]
 
 log = logging.getLogger("penstock.runner")
 
@@ -42,25 +42,25 @@ _STALE_SEC: Final = 1.0
 _MOST_KNOWN: Final = 10_000
 
 
-class Warm:
+class WarmWorkers:
     """
     `hire`: starts a worker with these limits, as this user. `asked`: a function says or asks something. `over`: a run has ended and nothing of it is left.
     """
 
     def __init__(
         self,
-        settings: RunnerSettings,
-        watch: Watch,
+        settings: RunnerOptions,
+        watch: IoLoop,
         *,
-        hire: Callable[[Mapping[str, int], Account | None], WorkerLink],
-        asked: Callable[[Run, Frame], Frame],
-        over: Callable[[Run, Outcome], None],
+        hire: Callable[[Mapping[str, int], SystemUser | None], WorkerLink],
+        asked: Callable[[ActiveDispatch, Frame], Frame],
+        over: Callable[[ActiveDispatch, ProcessOutcome], None],
     ) -> None:
         self._settings, self._watch = settings, watch
         self._handful_sec = settings.ahead_sec / 2  # a worker is handed so much at once
         self._hire, self._asked, self._over = hire, asked, over
         self._workers: dict[WardenLink, WorkerLink] = {}
-        self._waiting: deque[Run] = deque()
+        self._waiting: deque[ActiveDispatch] = deque()
         self._mean: dict[str, float] = {}  # seconds of a call, lately
         self._mean_of_all = settings.ahead_sec
         self._hire_at = 0.0  # not before, because there were no descriptors for one more worker
@@ -74,7 +74,7 @@ class Warm:
         return in_hand - self._settings.workers
 
     @property
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """How many more calls are welcome. Ahead of a worker that is at something long there is no room."""
         if time.monotonic() < self._hire_at:
             idle = sum(not worker.calls and not worker.last for worker in self._workers.values())
@@ -89,7 +89,7 @@ class Warm:
 
     # handing over
 
-    def add(self, run: Run) -> None:
+    def add(self, run: ActiveDispatch) -> None:
         """To be fed: what has come together is handed over together."""
         run.waits_since = time.monotonic()
         self._waiting.append(run)
@@ -117,10 +117,10 @@ class Warm:
             return None
         return least
 
-    def _user(self, run: Run) -> Account | None:
+    def _user(self, run: ActiveDispatch) -> SystemUser | None:
         return self._settings.user_of(run.job.intent.addon_id) if self._settings.users else None
 
-    def _new(self, limits: Mapping[str, int], user: Account | None) -> WorkerLink:
+    def _new(self, limits: Mapping[str, int], user: SystemUser | None) -> WorkerLink:
         worker = self._hire(limits, user)
         worker.user = user
         worker.last = bool(limits)  # what it may use cannot be raised
@@ -148,13 +148,13 @@ class Warm:
     def _load(self, worker: WorkerLink) -> float:
         return sum(map(self._expected, worker.calls.values()))
 
-    def _expected(self, run: Run) -> float:
+    def _expected(self, run: ActiveDispatch) -> float:
         """Seconds. A function that has not been seen may take any time, so nothing is put behind it."""
         return self._mean.get(_name(run), self._settings.ahead_sec)
 
     # taking back
 
-    def take_back(self, run: Run) -> bool:
+    def take_back(self, run: ActiveDispatch) -> bool:
         """False: it has begun."""
         if run.worker is not None and run.call in run.worker.calls:
             self._return(run.worker)
@@ -177,7 +177,7 @@ class Warm:
             if now - worker.heard_at >= _STUCK_SEC:
                 self._return(worker)
         while self._waiting and now - self._waiting[0].waits_since >= _STALE_SEC:
-            self._over(self._waiting.popleft(), Outcome(End.RELEASED))
+            self._over(self._waiting.popleft(), ProcessOutcome(EndReason.RELEASED))
         self.feed()
         extra = self._extra()
         for worker in extra:
@@ -253,7 +253,7 @@ class Warm:
             self._watch.drop(worker)
             worker.close()
 
-    def _learn(self, run: Run, sec: Any) -> None:
+    def _learn(self, run: ActiveDispatch, sec: Any) -> None:
         if not isinstance(sec, float) or not 0 <= sec < 1e9:
             return
         if len(self._mean) > _MOST_KNOWN:
@@ -275,7 +275,7 @@ class Warm:
         if not worker.calls:
             self._idle(worker)
 
-    def gone(self, warden: WardenLink) -> list[Run]:
+    def gone(self, warden: WardenLink) -> list[ActiveDispatch]:
         """The runs that it had begun, if this was a worker: what it said before it went still counts."""
         worker = self._workers.pop(warden, None)
         if worker is None:
@@ -297,37 +297,37 @@ class Warm:
             self._retire(worker)
 
 
-def _name(run: Run) -> str:
-    assert isinstance(run.work, Function)
+def _name(run: ActiveDispatch) -> str:
+    assert isinstance(run.work, FunctionPayload)
     return run.work.function
 
 
-def _limits(run: Run) -> Mapping[str, int]:
+def _limits(run: ActiveDispatch) -> Mapping[str, int]:
     return run.work.limits
 
 
-def _told(frame: Frame) -> Outcome | None:
+def _told(frame: Frame) -> ProcessOutcome | None:
     """What a function's end is, in the words of its worker; None: it has not ended."""
     error = safe_str(frame.get("error", ""))
     match frame.get("op"):
         case "done":
             return _checked(frame.get("result"))
         case "failed":
-            return Outcome(End.JOB_ERROR, error=error)
+            return ProcessOutcome(EndReason.JOB_ERROR, error=error)
         case "unavailable":
-            return Outcome(End.UNAVAILABLE, error=error)
+            return ProcessOutcome(EndReason.UNAVAILABLE, error=error)
         case "yielded":
-            return Outcome(End.COOPERATIVE_PREEMPTION)
+            return ProcessOutcome(EndReason.COOPERATIVE_PREEMPTION)
         case _:
             return None
 
 
-def _checked(result: Any) -> Outcome:
+def _checked(result: Any) -> ProcessOutcome:
     """A worker is not believed: what is stored as JSON is JSON, and no longer than it may be."""
     try:
         if not isinstance(result, str) or len(result) > MAX_PAYLOAD:
             raise ValueError(f"at most {MAX_PAYLOAD} characters")
         parsed(result)
     except (ValueError, RecursionError) as error:
-        return Outcome(End.JOB_ERROR, error=f"the result cannot be kept: {error}")
-    return Outcome(End.COMPLETED, result=storable_json(result))
+        return ProcessOutcome(EndReason.JOB_ERROR, error=f"the result cannot be kept: {error}")
+    return ProcessOutcome(EndReason.COMPLETED, result=storable_json(result))

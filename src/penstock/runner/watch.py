@@ -9,14 +9,14 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
-__all__ = ["Watch"]
+__all__ = ["IoLoop"]
 
 
-class Ear(Protocol):
+class Readable(Protocol):
     def fileno(self) -> int: ...
 
 
-class Mouth(Protocol):
+class Writable(Protocol):
     """Has more to say than the socket took."""
 
     @property
@@ -25,11 +25,11 @@ class Mouth(Protocol):
     def push(self) -> None: ...
 
 
-class Watch:
+class IoLoop:
     def __init__(self) -> None:
         self._selector: selectors.BaseSelector
         self._reader = self._writer = -1
-        self._unsent: set[Mouth] = set()
+        self._unsent: set[Writable] = set()
         self._lock = Lock()
 
     def open(self) -> None:
@@ -37,13 +37,13 @@ class Watch:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._reader, selectors.EVENT_READ, self._woken)
 
-    def add(self, ear: Ear, heard: Callable[[], None]) -> None:
-        self._selector.register(ear, selectors.EVENT_READ, heard)
+    def add(self, readable: Readable, heard: Callable[[], None]) -> None:
+        self._selector.register(readable, selectors.EVENT_READ, heard)
 
-    def drop(self, ear: Ear) -> None:
-        self._selector.unregister(ear)
+    def drop(self, readable: Readable) -> None:
+        self._selector.unregister(readable)
 
-    def mind(self, mouth: Mouth) -> None:
+    def mind(self, mouth: Writable) -> None:
         """To be called after saying something: what did not fit is sent as room comes."""
         if mouth.unsent:
             self._unsent.add(mouth)

@@ -26,7 +26,7 @@ from penstock.core.json_text import json_text
 from penstock.core.text import error_text, safe_str
 from penstock.runner.context import JobContext, JobRefused, JobYielded, _current
 from penstock.runner.frames import TICKET, BadFrame, Frame, Inbox, pack
-from penstock.runner.page import Page
+from penstock.runner.page import CallMarker
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ def main() -> None:
     for fd in (talk, tickets, page):
         os.set_inheritable(fd, False)
     try:
-        Worker(socket.socket(fileno=talk), Tickets(tickets), Page(page)).run()
+        FunctionWorker(socket.socket(fileno=talk), Tickets(tickets), CallMarker(page)).run()
     except (EOFError, ConnectionError, BadFrame):
         os._exit(0)
 
@@ -64,8 +64,8 @@ class Tickets:
         return True
 
 
-class Worker:
-    def __init__(self, sock: socket.socket, tickets: Tickets, page: Page) -> None:
+class FunctionWorker:
+    def __init__(self, sock: socket.socket, tickets: Tickets, page: CallMarker) -> None:
         self._sock, self._inbox = sock, Inbox()
         self._tickets, self._page = tickets, page
         self._pipes = (os.dup(1), os.dup(2))  # a function may close its own

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from penstock.settings.kinds import Address, show_span
-from penstock.settings.reading import BadSettings, Problem, Setting, Settings, load
+from penstock.settings.reading import BadSettings, Setting, SettingProblem, Settings, load
 
-__all__ = ["Address", "BadSettings", "Problem", "Setting", "Settings", "load", "show_span"]
+__all__ = ["Address", "BadSettings", "Setting", "SettingProblem", "Settings", "load", "show_span"]

@@ -1,5 +1,5 @@
 """
-What a value may look like, and how it is shown: one `Kind` per sort of value, so that the refusal, the documentation and
+What a value may look like, and how it is shown: one `SettingKind` per sort of value, so that the refusal, the documentation and
 the listing of a setting are made from the same words and cannot drift apart.
 """
 
@@ -22,7 +22,7 @@ from penstock.stores.opening import is_address, shown
 
 __all__ = [
     "Address",
-    "Kind",
+    "SettingKind",
     "address",
     "choice",
     "database",
@@ -47,7 +47,7 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class SettingKind(Generic[T]):
     """`read` raises ValueError when the value is not one; `words` say what would be."""
 
     words: str
@@ -60,14 +60,14 @@ _UNITS: Final = {"ms": MILLISECOND, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DA
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
-def span(least: Span, most: Span) -> Kind[Span]:
+def span(least: Span, most: Span) -> SettingKind[Span]:
     def read(value: object) -> Span:
         found = _span(value)
         if not least <= found <= most:
             raise ValueError
         return found
 
-    return Kind(
+    return SettingKind(
         f'a span of {show_span(least)} to {show_span(most)}, such as "30s" or "1m30s"', read, show_span
     )
 
@@ -91,24 +91,24 @@ def show_span(value: Span) -> str:
     return words or "0s"
 
 
-def integer(least: int, most: int) -> Kind[int]:
+def integer(least: int, most: int) -> SettingKind[int]:
     def read(value: object) -> int:
         found = int(value) if isinstance(value, str) else value
         if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
             raise ValueError
         return found
 
-    return Kind(f"a whole number of {least} to {most}", read)
+    return SettingKind(f"a whole number of {least} to {most}", read)
 
 
-def number(least: float, most: float) -> Kind[float]:
+def number(least: float, most: float) -> SettingKind[float]:
     def read(value: object) -> float:
         found = _float(value)
         if not least <= found <= most:
             raise ValueError
         return found
 
-    return Kind(f"a number of {least:g} to {most:g}", read, lambda value: f"{value:g}")
+    return SettingKind(f"a number of {least:g} to {most:g}", read, lambda value: f"{value:g}")
 
 
 def _float(value: object) -> float:
@@ -120,7 +120,7 @@ def _float(value: object) -> float:
     return found
 
 
-def switch() -> Kind[bool]:
+def switch() -> SettingKind[bool]:
     def read(value: object) -> bool:
         if isinstance(value, str):
             value = {"true": True, "false": False}.get(value.lower())
@@ -128,29 +128,29 @@ def switch() -> Kind[bool]:
             raise ValueError  # noqa: TRY004  # one refusal for all: the words of the kind
         return value
 
-    return Kind("true or false", read, lambda value: str(value).lower())
+    return SettingKind("true or false", read, lambda value: str(value).lower())
 
 
-def money() -> Kind[Money]:
+def money() -> SettingKind[Money]:
     def read(value: object) -> Money:
         found = round(_float(value) * 1_000_000)
         if found <= 0:
             raise ValueError
         return found
 
-    return Kind("an amount above 0, such as 2.50", read, lambda value: f"{value / 1_000_000:g}")
+    return SettingKind("an amount above 0, such as 2.50", read, lambda value: f"{value / 1_000_000:g}")
 
 
-def choice(*words: str) -> Kind[str]:
+def choice(*words: str) -> SettingKind[str]:
     def read(value: object) -> str:
         if not isinstance(value, str) or value.lower() not in words:
             raise ValueError
         return value.lower()
 
-    return Kind(f"one of {', '.join(words)}", read)
+    return SettingKind(f"one of {', '.join(words)}", read)
 
 
-def text(words: str, pattern: str = r".{1,1000}") -> Kind[str]:
+def text(words: str, pattern: str = r".{1,1000}") -> SettingKind[str]:
     shape = re.compile(pattern)
 
     def read(value: object) -> str:
@@ -158,10 +158,10 @@ def text(words: str, pattern: str = r".{1,1000}") -> Kind[str]:
             raise ValueError
         return value
 
-    return Kind(words, read)
+    return SettingKind(words, read)
 
 
-def folder(words: str) -> Kind[Path]:
+def folder(words: str) -> SettingKind[Path]:
     """A path. `~` is the home directory; a relative one would mean another place at each start, so it is refused."""
 
     def read(value: object) -> Path:
@@ -172,38 +172,40 @@ def folder(words: str) -> Kind[Path]:
             raise ValueError
         return path
 
-    return Kind(words, read)
+    return SettingKind(words, read)
 
 
-def database() -> Kind[str]:
+def database() -> SettingKind[str]:
     """Shown without its password, wherever settings are shown."""
     file = folder("")
 
     def read(value: object) -> str:
         return value if isinstance(value, str) and is_address(value) else str(file.read(value))
 
-    return Kind("an absolute path, or postgresql://USER@HOST/NAME", read, shown)
+    return SettingKind("an absolute path, or postgresql://USER@HOST/NAME", read, shown)
 
 
-def unit_count() -> Kind[int | None]:
+def unit_count() -> SettingKind[int | None]:
     """Fixed capacity, or None: measured."""
 
     def read(value: object) -> int | None:
         return None if value == "auto" else integer(0, 100).read(value)
 
-    return Kind(
+    return SettingKind(
         '"auto", or a whole number of 0 to 100', read, lambda value: "auto" if value is None else str(value)
     )
 
 
-def optional(kind: Kind[T]) -> Kind[T | None]:
+def optional(kind: SettingKind[T]) -> SettingKind[T | None]:
     def read(value: object) -> T | None:
         return None if value == "none" else kind.read(value)
 
-    return Kind(f'{kind.words}, or "none"', read, lambda value: "none" if value is None else kind.show(value))
+    return SettingKind(
+        f'{kind.words}, or "none"', read, lambda value: "none" if value is None else kind.show(value)
+    )
 
 
-def many(kind: Kind[T], *, least: int = 0) -> Kind[tuple[T, ...]]:
+def many(kind: SettingKind[T], *, least: int = 0) -> SettingKind[tuple[T, ...]]:
     """From a file a list; from the environment or a flag also words with commas between."""
 
     def read(value: object) -> tuple[T, ...]:
@@ -215,12 +217,12 @@ def many(kind: Kind[T], *, least: int = 0) -> Kind[tuple[T, ...]]:
             raise ValueError
         return tuple(kind.read(one) for one in value)
 
-    return Kind(
+    return SettingKind(
         f"a list; each is {kind.words}", read, lambda values: ", ".join(kind.show(one) for one in values)
     )
 
 
-def named(kind: Kind[T], names: Kind[K]) -> Kind[Mapping[K, T]]:
+def named(kind: SettingKind[T], names: SettingKind[K]) -> SettingKind[Mapping[K, T]]:
     def read(value: object) -> Mapping[K, T]:
         if not isinstance(value, dict):
             raise ValueError  # noqa: TRY004  # one refusal for all: the words of the kind
@@ -229,10 +231,10 @@ def named(kind: Kind[T], names: Kind[K]) -> Kind[Mapping[K, T]]:
     def show(values: Mapping[K, T]) -> str:
         return "{" + ", ".join(f"{names.show(n)} = {kind.show(v)}" for n, v in values.items()) + "}"
 
-    return Kind(f"a table; each name is {names.words}, each value {kind.words}", read, show)
+    return SettingKind(f"a table; each name is {names.words}, each value {kind.words}", read, show)
 
 
-def points() -> Kind[Points]:
+def points() -> SettingKind[Points]:
     """A curve, as `[[2, 1.0], [8, 0.0]]`."""
 
     def read(value: object) -> Points:
@@ -247,7 +249,7 @@ def points() -> Kind[Points]:
     def show(values: Points) -> str:
         return "[" + ", ".join(f"[{x:g}, {y:g}]" for x, y in values) + "]"
 
-    return Kind("a list of [busy score, share of 0 to 1] with rising scores", read, show)
+    return SettingKind("a list of [busy score, share of 0 to 1] with rising scores", read, show)
 
 
 class Address(NamedTuple):
@@ -272,7 +274,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def address() -> Kind[Address]:
+def address() -> SettingKind[Address]:
     def read(value: object) -> Address:
         if isinstance(value, Address):
             return value
@@ -284,10 +286,10 @@ def address() -> Kind[Address]:
             raise ValueError
         return Address(host, int(port))
 
-    return Kind('"host:port" or "[::1]:port"', read)
+    return SettingKind('"host:port" or "[::1]:port"', read)
 
 
-def web_address() -> Kind[str]:
+def web_address() -> SettingKind[str]:
     """Whom we call. No user and password in it: addresses are listed and logged."""
 
     def read(value: object) -> str:
@@ -298,7 +300,7 @@ def web_address() -> Kind[str]:
             raise ValueError
         return value
 
-    return Kind(
+    return SettingKind(
         'an address such as "https://example.org/alerts": without user and #, on port 80, 443 or from 1024 on',
         read,
     )

@@ -20,16 +20,16 @@ from penstock.client.home import config_file, data_dir
 from penstock.core.errors import PenstockError
 from penstock.core.outbound import refusal
 from penstock.engine.users import account, missing_capabilities
-from penstock.settings.kinds import Kind
-from penstock.settings.sections import Addon
-from penstock.settings.sources import PREFIX, Given, KeyPath, from_environ, from_file, from_flags
+from penstock.settings.kinds import SettingKind
+from penstock.settings.sections import AddonSettings
+from penstock.settings.sources import PREFIX, KeyPath, SourceValue, from_environ, from_file, from_flags
 from penstock.settings.tree import Tree
 from penstock.stores.opening import shown
 
-__all__ = ["BadSettings", "Problem", "Setting", "Settings", "load", "table"]
+__all__ = ["BadSettings", "Setting", "SettingProblem", "Settings", "load", "table"]
 
 
-class Problem(NamedTuple):
+class SettingProblem(NamedTuple):
     key: str
     source: str
     message: str
@@ -90,7 +90,7 @@ def load(
 
 
 class Key(NamedTuple):
-    kind: Kind[Any]
+    kind: SettingKind[Any]
     doc: str
 
 
@@ -140,7 +140,7 @@ class _Reader:
         self._values: dict[KeyPath, Any] = {}
         self._sources: dict[KeyPath, str] = {}
         self._addons: dict[str, None] = {}
-        self._problems: list[Problem] = []
+        self._problems: list[SettingProblem] = []
 
     def take_file(self, file: Path | str | None) -> None:
         named = file or self._environ.get(f"{PREFIX}CONFIG")
@@ -156,7 +156,7 @@ class _Reader:
         except ValueError as error:
             self._problem("config", str(path), f"is not TOML: {error}", "mend that line")
 
-    def take(self, given: Iterator[Given] | list[Given]) -> None:
+    def take(self, given: Iterator[SourceValue] | list[SourceValue]) -> None:
         """A key is a key, or leads to one: what lies below a table that holds one value is that value's business."""
         stop: KeyPath | None = None
         for path, value, source in given:
@@ -215,7 +215,7 @@ class _Reader:
         return built
 
     def _problem(self, key: str, source: str, message: str, fix: str) -> None:
-        self._problems.append(Problem(key, source, message, fix))
+        self._problems.append(SettingProblem(key, source, message, fix))
 
 
 def _nearest(path: KeyPath, source: str) -> str:
@@ -324,7 +324,7 @@ def _exposed(settings: Tree, address: str) -> Iterator[tuple[tuple[KeyPath, ...]
 
 def table() -> str:
     """The rows of `docs/settings.md`; a test fails when they differ."""
-    defaults = Settings(sources={}, addons={"NAME": Addon()})
+    defaults = Settings(sources={}, addons={"NAME": AddonSettings()})
     rows = []
     for path, key in _SCHEMA.items():
         shown = path if "*" not in path else (path[0], "NAME", *path[2:])

@@ -15,11 +15,11 @@ from penstock.core.intent import LABEL, LABEL_WORDS
 from penstock.core.quiet import SCALES, TOLD, Points
 from penstock.core.tracker import Graces
 from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 from penstock.settings.kinds import (
     DAY,
     Address,
-    Kind,
+    SettingKind,
     address,
     choice,
     folder,
@@ -38,46 +38,46 @@ from penstock.settings.kinds import (
 )
 
 __all__ = [
-    "Addon",
+    "AddonSettings",
     "Alerts",
+    "CapSettings",
     "CapacitySettings",
-    "Caps",
-    "Depth",
-    "Host",
-    "Leases",
+    "DepthSettings",
+    "HostSettings",
+    "LeaseSettings",
     "Log",
     "Order",
     "Postgres",
     "PreemptionSettings",
-    "Quiet",
+    "QuietSettings",
     "Retention",
     "Retry",
-    "Runner",
-    "Server",
-    "Telemetry",
+    "RunnerSettings",
+    "ServerSettings",
+    "TelemetrySettings",
     "key",
 ]
 
 T = TypeVar("T")
 
-_RULES: Final = Rules()
+_RULES: Final = SchedulerRules()
 _GRACES: Final = Graces()
 _NAME: Final = text("the name of an addon or a job type", r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
 _FLAG_NAMES: Final = choice("cpu_heavy", "disk_write_heavy", "network_heavy")
 _COUNT: Final = integer(0, 1_000_000_000)
 
 
-def key(kind: Kind[T], default: T, doc: str, *, secret: bool = False) -> Any:
+def key(kind: SettingKind[T], default: T, doc: str, *, secret: bool = False) -> Any:
     """`secret`: not in the repr, which ends up in logs."""
     return field(default=default, repr=not secret, metadata={"kind": kind, "doc": doc})
 
 
-def keys(kind: Kind[Mapping[str, T]], doc: str) -> Any:
+def keys(kind: SettingKind[Mapping[str, T]], doc: str) -> Any:
     return field(default_factory=dict, metadata={"kind": kind, "doc": doc})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerSettings:
     """Who may reach the scheduler."""
 
     listen: Address | None = key(
@@ -110,7 +110,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class HostSettings:
     """Which of several machines this is, where they share a database."""
 
     name: str | None = key(
@@ -163,7 +163,7 @@ class CapacitySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quiet:
+class QuietSettings:
     """When the machine counts as quiet. Scores are 0 to 10."""
 
     quiet: float = key(number(0, 10), _RULES.thresholds.quiet, "QUIET up to this busy score")
@@ -186,7 +186,7 @@ class Quiet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caps:
+class CapSettings:
     """How many may be in flight at once."""
 
     concurrent: int | None = key(optional(_COUNT), None, "in all")
@@ -197,7 +197,7 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addon:
+class AddonSettings:
     """One table per addon, as `[addons.photos]`."""
 
     weight: int | None = key(
@@ -215,7 +215,7 @@ class Addon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
+class DepthSettings:
     """How many may be queued. At the limit a submit is refused, or waits if it asked to."""
 
     total: int | None = key(optional(_COUNT), _RULES.depth.total, "in all")
@@ -239,7 +239,7 @@ class PreemptionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leases:
+class LeaseSettings:
     ttl: Span = key(span(SECOND, HOUR), _RULES.lease_for, "how long a lease lasts without a heartbeat")
     start_timeout: Span = key(
         span(SECOND, HOUR), _RULES.reserve_for, "how long a reserved job waits for its worker"
@@ -297,7 +297,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runner:
+class RunnerSettings:
     """Commands and functions that the scheduler runs itself."""
 
     enabled: bool = key(
@@ -368,7 +368,7 @@ class Alerts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry:
+class TelemetrySettings:
     """Metrics for OpenTelemetry (`docs/telemetry.md`). Prometheus fetches them from `/metrics` and needs none of this."""
 
     otlp: str | None = key(

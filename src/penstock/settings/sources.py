@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Given", "KeyPath", "from_environ", "from_file", "from_flags"]
+__all__ = ["KeyPath", "SourceValue", "from_environ", "from_file", "from_flags"]
 
 #: A tuple rather than words with dots between: the name of an addon may have a dot in it.
 KeyPath: TypeAlias = tuple[str, ...]
@@ -19,7 +19,7 @@ KeyPath: TypeAlias = tuple[str, ...]
 PREFIX = "PENSTOCK_"
 
 
-class Given(NamedTuple):
+class SourceValue(NamedTuple):
     """A value as somebody wrote it, and where."""
 
     path: KeyPath
@@ -27,18 +27,20 @@ class Given(NamedTuple):
     source: str
 
 
-def from_file(file: Path) -> Iterator[Given]:
+def from_file(file: Path) -> Iterator[SourceValue]:
     """Every table and every value in it, outermost first; whoever knows the keys decides where to stop. OSError, ValueError."""
     raw = file.read_text("utf-8")
     lines = _lines(raw)
     yield from _walk(tomllib.loads(raw), (), file, lines)
 
 
-def _walk(table: dict[str, Any], above: KeyPath, file: Path, lines: Mapping[KeyPath, int]) -> Iterator[Given]:
+def _walk(
+    table: dict[str, Any], above: KeyPath, file: Path, lines: Mapping[KeyPath, int]
+) -> Iterator[SourceValue]:
     for name, value in table.items():
         path = (*above, name)
         line = lines.get(path)
-        yield Given(path, value, f"{file}:{line}" if line else str(file))
+        yield SourceValue(path, value, f"{file}:{line}" if line else str(file))
         if isinstance(value, dict):
             yield from _walk(value, path, file, lines)
 
@@ -74,7 +76,7 @@ def _key(line: str) -> KeyPath:
     return tuple(path)
 
 
-def from_environ(environ: Mapping[str, str], known: Mapping[str, KeyPath]) -> Iterator[Given]:
+def from_environ(environ: Mapping[str, str], known: Mapping[str, KeyPath]) -> Iterator[SourceValue]:
     """
     `known`: what each variable sets. One that looks like a mistyped setting is passed on under its own name, to be refused;
     any other that begins like ours is somebody else's (the client's, the test suite's).
@@ -84,19 +86,19 @@ def from_environ(environ: Mapping[str, str], known: Mapping[str, KeyPath]) -> It
         if not name.startswith(PREFIX):
             continue
         if name in known:
-            yield Given(known[name], written(value), name)
+            yield SourceValue(known[name], written(value), name)
             continue
         words = name.removeprefix(PREFIX).lower()
         head, _, rest = words.partition("_")
         if head in sections and rest:
-            yield Given((head, rest), value, name)
+            yield SourceValue((head, rest), value, name)
 
 
-def from_flags(flags: Mapping[str, Any], known: Mapping[str, KeyPath]) -> Iterator[Given]:
+def from_flags(flags: Mapping[str, Any], known: Mapping[str, KeyPath]) -> Iterator[SourceValue]:
     """`{"leases.ttl": "10s"}`; text is read as in the environment, anything else is taken as it is."""
     for name, value in flags.items():
         path = known.get(name, tuple(name.split(".")))
-        yield Given(path, written(value) if isinstance(value, str) else value, f"--{name}")
+        yield SourceValue(path, written(value) if isinstance(value, str) else value, f"--{name}")
 
 
 def written(value: str) -> Any:

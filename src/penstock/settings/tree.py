@@ -8,38 +8,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.core.admission import AdmissionLimits
 from penstock.core.admission import Caps as CoreCaps
-from penstock.core.admission import Limits
 from penstock.core.order import Aging, Ordering
 from penstock.core.preempt import Preemption
 from penstock.core.quiet import Capacity, Senses, Thresholds
 from penstock.core.retry import Schedules
-from penstock.core.share import Sharing
+from penstock.core.share import FairShare
 from penstock.core.spend import Budget
 from penstock.core.words import AddonId, HostId
-from penstock.engine.rules import Rules
+from penstock.engine.rules import SchedulerRules
 from penstock.settings.kinds import database, folder, optional
 from penstock.settings.sections import (
-    Addon,
+    AddonSettings,
     Alerts,
     CapacitySettings,
-    Caps,
-    Depth,
-    Host,
-    Leases,
+    CapSettings,
+    DepthSettings,
+    HostSettings,
+    LeaseSettings,
     Log,
     Order,
     Postgres,
     PreemptionSettings,
-    Quiet,
+    QuietSettings,
     Retention,
     Retry,
-    Runner,
-    Server,
-    Telemetry,
+    RunnerSettings,
+    ServerSettings,
+    TelemetrySettings,
     key,
 )
-from penstock.stores.opening import Sharing as StoreSharing
+from penstock.stores.opening import SharedOptions as StoreSharing
 from penstock.stores.opening import is_address
 from penstock.stores.protocol import Depth as StoreDepth
 
@@ -68,23 +68,23 @@ class Tree:
         "A password is better kept in ~/.pgpass or PGPASSWORD",
         secret=True,
     )
-    host: Host = section(Host)
+    host: HostSettings = section(HostSettings)
     postgres: Postgres = section(Postgres)
-    server: Server = section(Server)
+    server: ServerSettings = section(ServerSettings)
     log: Log = section(Log)
     capacity: CapacitySettings = section(CapacitySettings)
-    quiet: Quiet = section(Quiet)
-    caps: Caps = section(Caps)
-    depth: Depth = section(Depth)
-    leases: Leases = section(Leases)
+    quiet: QuietSettings = section(QuietSettings)
+    caps: CapSettings = section(CapSettings)
+    depth: DepthSettings = section(DepthSettings)
+    leases: LeaseSettings = section(LeaseSettings)
     order: Order = section(Order)
     retry: Retry = section(Retry)
     retention: Retention = section(Retention)
     preemption: PreemptionSettings = section(PreemptionSettings)
-    runner: Runner = section(Runner)
+    runner: RunnerSettings = section(RunnerSettings)
     alerts: Alerts = section(Alerts)
-    telemetry: Telemetry = section(Telemetry)
-    addons: Mapping[str, Addon] = each(Addon)
+    telemetry: TelemetrySettings = section(TelemetrySettings)
+    addons: Mapping[str, AddonSettings] = each(AddonSettings)
 
     @property
     def jobs_at(self) -> str:
@@ -125,11 +125,11 @@ class Tree:
     def host_id(self) -> HostId:
         """On a file the name does not follow the machine's: what was in flight under the old one must be found again."""
         usual = platform.node() if self.shared else ""
-        return HostId(self.host.name or usual or Rules().host)
+        return HostId(self.host.name or usual or SchedulerRules().host)
 
-    def rules(self) -> Rules:
+    def rules(self) -> SchedulerRules:
         """What the engine goes by."""
-        return Rules(
+        return SchedulerRules(
             host=self.host_id,
             labels=self.host.labels,
             capacity=Capacity(
@@ -155,9 +155,9 @@ class Tree:
 
     def ordering(self) -> Ordering:
         order = self.order
-        return Ordering(Aging(order.aging), order.patience, order.slack, Sharing(order.half_life))
+        return Ordering(Aging(order.aging), order.patience, order.slack, FairShare(order.half_life))
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> AdmissionLimits:
         addons = {
             name: addon.concurrent for name, addon in self.addons.items() if addon.concurrent is not None
         }
@@ -174,4 +174,4 @@ class Tree:
             for name, addon in self.addons.items()
             if addon.budget_day is not None or addon.budget_month is not None
         }
-        return Limits(caps, budgets)
+        return AdmissionLimits(caps, budgets)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.core.words import SECOND, Span, seconds
-from penstock.simulation.play import Outcome, Played
+from penstock.simulation.play import Played, PlayedJob
 
 __all__ = ["AddonFigures", "Figures", "figures"]
 
@@ -35,7 +35,7 @@ class Figures(NamedTuple):
 
 
 def figures(played: Played) -> Figures:
-    by_addon: dict[str, list[Outcome]] = defaultdict(list)
+    by_addon: dict[str, list[PlayedJob]] = defaultdict(list)
     for outcome in played.outcomes:
         by_addon[outcome.arrival.intent.addon_id].append(outcome)
     used = _used(played.outcomes)
@@ -49,7 +49,7 @@ def figures(played: Played) -> Figures:
     )
 
 
-def _of(name: str, outcomes: Sequence[Outcome], used: float) -> AddonFigures:
+def _of(name: str, outcomes: Sequence[PlayedJob], used: float) -> AddonFigures:
     waits = sorted(outcome.wait for outcome in outcomes if outcome.wait is not None)
     return AddonFigures(
         addon_id=name,
@@ -63,13 +63,13 @@ def _of(name: str, outcomes: Sequence[Outcome], used: float) -> AddonFigures:
     )
 
 
-def _used(outcomes: Sequence[Outcome]) -> float:
+def _used(outcomes: Sequence[PlayedJob]) -> float:
     """Unit-seconds."""
     ran = (outcome.arrival for outcome in outcomes if outcome.started is not None)
     return sum(arrival.intent.cost_units * seconds(arrival.runs_for) for arrival in ran)
 
 
-def _is_late(outcome: Outcome) -> bool:
+def _is_late(outcome: PlayedJob) -> bool:
     deadline = outcome.arrival.intent.deadline_at
     return deadline is not None and (outcome.started is None or outcome.started > deadline)
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from penstock.core.intent import Intent
-from penstock.core.job import Event, Job, Kind
+from penstock.core.job import Event, EventKind, Job
 from penstock.core.words import HOUR, SECOND, AddonId, DispatchId, JobId, Moment, Priority, Span
 from penstock.engine.feed import feed
 from penstock.engine.tallies import ENDS
@@ -55,7 +55,7 @@ def _lengths(events: Iterable[Event]) -> dict[JobId, Span]:
     for event in events:
         if event.dispatch_id is None or event.job_id is None:
             continue
-        if event.kind is Kind.RUNNING:
+        if event.kind is EventKind.RUNNING:
             began[event.dispatch_id] = event.at
         elif event.kind in ENDS and (since := began.pop(event.dispatch_id, None)) is not None:
             lengths[event.job_id] += event.at - since

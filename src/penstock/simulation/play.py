@@ -17,23 +17,23 @@ from penstock.core.job import Dispatch
 from penstock.core.order import MOST_PICKS
 from penstock.core.refusals import Refused
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
-from penstock.engine.desk import Desk, Report
-from penstock.engine.dispatcher import Dispatcher, Fetchers, Kinds
-from penstock.engine.keeper import Keeper
-from penstock.engine.machine import Machine
-from penstock.engine.room import Room
-from penstock.engine.rules import Rules
+from penstock.engine.desk import EndReport, JobService
+from penstock.engine.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.engine.keeper import Maintenance
+from penstock.engine.machine import HostLoad
+from penstock.engine.room import SubmitWaitlist
+from penstock.engine.rules import SchedulerRules
 from penstock.simulation.load import Arrival
 from penstock.stores.memory import MemoryStore
 
-__all__ = ["Outcome", "Played", "play"]
+__all__ = ["Played", "PlayedJob", "play"]
 
 _FOR_EVER: Final[Span] = 1 << 60
-_ANY: Final = Kinds(own=True)
+_ANY: Final = WorkerKinds(own=True)
 
 
 @dataclass(slots=True)
-class Outcome:
+class PlayedJob:
     """`started`: None if it never was: refused, or its deadline passed before its turn."""
 
     arrival: Arrival
@@ -49,14 +49,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class Played:
-    outcomes: list[Outcome]
+    outcomes: list[PlayedJob]
     capacity: int  # of all hosts
     lasted: Span  # from the first arrival to the last end
 
 
 def play(
     load: Sequence[Arrival],
-    rules: Rules,
+    rules: SchedulerRules,
     *,
     hosts: int = 1,
     weights: Mapping[str, int] | None = None,
@@ -70,7 +70,7 @@ def play(
     return Played(stage.outcomes, most, lasted)
 
 
-def _steady(rules: Rules) -> Rules:
+def _steady(rules: SchedulerRules) -> SchedulerRules:
     """The machine is quiet, workers never die, and nothing is forgotten: what is compared is policy."""
     capacity = replace(rules.capacity, fixed=rules.capacity.most)
     return replace(rules, capacity=capacity, lease_for=_FOR_EVER, fetch_for=_FOR_EVER, retention=_FOR_EVER)
@@ -78,23 +78,23 @@ def _steady(rules: Rules) -> Rules:
 
 @dataclass
 class _Stage:
-    rules: Rules
+    rules: SchedulerRules
     hosts: int
     weights: Mapping[str, int]
     now: Moment = 0
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[PlayedJob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         numbers = count(1)
         self.store = MemoryStore(
             lambda: self.now, ordering=self.rules.ordering, new_id=lambda: f"{next(numbers):012}"
         )
-        machine, room = Machine(self.rules), Room(self.store, self.rules.depth)
+        machine, room = HostLoad(self.rules), SubmitWaitlist(self.store, self.rules.depth)
         self.dispatchers = [self._dispatcher(number, machine) for number in range(self.hosts)]
         self.free = [self.rules.capacity.most] * self.hosts
-        self.desk = Desk(self.store, self.rules, machine, self.dispatchers[0], room)
-        self.keeper = Keeper(self.store, self.rules)
-        self.of_job: dict[JobId, Outcome] = {}
+        self.job_service = JobService(self.store, self.rules, machine, self.dispatchers[0], room)
+        self.maintenance = Maintenance(self.store, self.rules)
+        self.of_job: dict[JobId, PlayedJob] = {}
         self.ends: list[
             tuple[Moment, DispatchId, int, int]
         ] = []  # when, what, where, and the units it gives back
@@ -102,8 +102,10 @@ class _Stage:
         for addon_id, weight in self.weights.items():
             self.store.set_addon(AddonId(addon_id), weight=weight)
 
-    def _dispatcher(self, number: int, machine: Machine) -> Dispatcher:
-        return Dispatcher(self.store, replace(self.rules, host=HostId(f"host{number}")), machine, Fetchers())
+    def _dispatcher(self, number: int, machine: HostLoad) -> Dispatcher:
+        return Dispatcher(
+            self.store, replace(self.rules, host=HostId(f"host{number}")), machine, PullingWorkers()
+        )
 
     def run(self, load: Sequence[Arrival], tell: Callable[[int], object]) -> None:
         arrivals, settled = iter(load), 0
@@ -120,10 +122,10 @@ class _Stage:
             tell(settled)
 
     def _arrive(self, arrival: Arrival) -> bool:
-        outcome = Outcome(arrival)
+        outcome = PlayedJob(arrival)
         self.outcomes.append(outcome)
         try:
-            [receipt] = self.desk.submit([arrival.intent])
+            [receipt] = self.job_service.submit([arrival.intent])
         except Refused:  # a queue that is full, or a cost that no host could ever give
             outcome.refused = True
             return False
@@ -138,10 +140,10 @@ class _Stage:
         reports = []
         while self.ends and self.ends[0][0] <= self.now:
             _, dispatch_id, host, units = heapq.heappop(self.ends)
-            reports.append(Report(dispatch_id))
+            reports.append(EndReport(dispatch_id))
             self.free[host] += units
         if reports:
-            self.desk.end_many(reports)
+            self.job_service.end_many(reports)
         return len(reports)
 
     def _pass_moments(self) -> None:
@@ -149,7 +151,7 @@ class _Stage:
             return
         while self.moments and self.moments[0] <= self.now:
             heapq.heappop(self.moments)
-        self.keeper.step(self.now)
+        self.maintenance.step(self.now)
 
     def _start(self) -> None:
         """The host with most room comes first, one job at a time, as if all had asked. When it finds nothing nobody does: hosts are alike."""

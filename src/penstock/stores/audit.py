@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from penstock.core.books import keys_of
-from penstock.core.demand import Demand
-from penstock.core.landing import Phase
-from penstock.core.states import State
+from penstock.core.demand import AdmissionClass
+from penstock.core.landing import DispatchPhase
+from penstock.core.states import JobState
 
 __all__ = ["audit"]
 
@@ -19,23 +19,23 @@ __all__ = ["audit"]
 Ask: TypeAlias = Callable[[str], Iterable[Any]]
 
 
-def audit(ask: Ask, demand_of: Callable[[int], Demand]) -> Iterator[str]:
+def audit(ask: Ask, demand_of: Callable[[int], AdmissionClass]) -> Iterator[str]:
     yield from _sums(ask, demand_of)
     yield from _jobs(ask)
 
 
-def _sums(ask: Ask, demand_of: Callable[[int], Demand]) -> Iterator[str]:
+def _sums(ask: Ask, demand_of: Callable[[int], AdmissionClass]) -> Iterator[str]:
     units: Counter[tuple[str, str]] = Counter()
     running: Counter[tuple[str, str]] = Counter()
     held: Counter[str] = Counter()
-    for dispatch_id, host, cost, addon_id, demand_no, phase, fence, job_id, state, job_fence in list(
+    for dispatch_id, host, cost, addon_id, class_no, phase, fence, job_id, state, job_fence in list(
         ask("audit_dispatches")
     ):
         held[addon_id] += cost
-        for key in [("host", host), *keys_of(demand_of(demand_no))]:
+        for key in [("host", host), *keys_of(demand_of(class_no))]:
             units[key] += cost
             running[key] += 1
-        expected = State.DISPATCHING if phase == Phase.RESERVED else State.RUNNING
+        expected = JobState.DISPATCHING if phase == DispatchPhase.RESERVED else JobState.RUNNING
         if job_id is not None and (state != expected or fence != job_fence):
             yield f"dispatch {dispatch_id} is {phase}, its job is {state} with fence {job_fence}"
     ledger = {(scope, name): (u, r) for scope, name, u, r in ask("ledger")}

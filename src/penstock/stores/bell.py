@@ -16,14 +16,14 @@ from typing import Final
 
 from penstock.stores.socket_names import SocketNames
 
-__all__ = ["Bell", "Ear", "present", "ring"]
+__all__ = ["WakeupClient", "WakeupServer", "notify", "present"]
 
 #: How long the dispatcher goes on telling an ear that has not asked again.
-EAR_SEC: Final = 5.0
+CLIENT_SEC: Final = 5.0
 MOST_EARS: Final = 256
 
 
-def ring(address: str, sender: socket.socket) -> bool:
+def notify(address: str, sender: socket.socket) -> bool:
     """Whether somebody is there to hear it. By the address: it is rung at every commit, and to find it takes as long as a small one."""
     try:
         sender.sendto(b"1", socket.MSG_DONTWAIT, address)
@@ -44,7 +44,7 @@ def present(path: Path) -> bool:
     return True
 
 
-class Bell:
+class WakeupServer:
     """The dispatcher's end."""
 
     def __init__(self, names: SocketNames, heard: Callable[[], None]) -> None:
@@ -67,7 +67,11 @@ class Bell:
             return
         now = time.monotonic()
         with self._lock:
-            self._ears = {ear: until for ear, until in self._ears.items() if until > now and self._sent(ear)}
+            self._ears = {
+                wakeup_client: until
+                for wakeup_client, until in self._ears.items()
+                if until > now and self._sent(wakeup_client)
+            }
 
     def _listen(self) -> None:
         while (said := self._socket.recv(128)) != b"0":
@@ -76,17 +80,17 @@ class Bell:
             else:
                 self._heard()
 
-    def _take(self, ear: bytes) -> None:
+    def _take(self, wakeup_client: bytes) -> None:
         with self._lock:
-            known = ear in self._ears
+            known = wakeup_client in self._ears
             if known or len(self._ears) < MOST_EARS:
-                self._ears[ear] = time.monotonic() + EAR_SEC
+                self._ears[wakeup_client] = time.monotonic() + CLIENT_SEC
         if not known:
-            self._sent(ear)  # what was committed while it asked is news to it
+            self._sent(wakeup_client)  # what was committed while it asked is news to it
 
-    def _sent(self, ear: bytes) -> bool:
+    def _sent(self, wakeup_client: bytes) -> bool:
         try:
-            self._socket.sendto(b"1", socket.MSG_DONTWAIT, ear)
+            self._socket.sendto(b"1", socket.MSG_DONTWAIT, wakeup_client)
         except BlockingIOError:
             return True  # so many wait there that one more adds nothing
         except OSError:
@@ -100,7 +104,7 @@ class Bell:
         self._socket.close()
 
 
-class Ear:
+class WakeupClient:
     """The end of a process that waits for what the dispatcher does."""
 
     def __init__(self, names: SocketNames, heard: Callable[[], None]) -> None:
@@ -114,7 +118,7 @@ class Ear:
     def ask(self) -> None:
         """To be called again and again: the dispatcher may have changed, and forgets who is silent."""
         now = time.monotonic()
-        if now - self._asked > EAR_SEC / 10:
+        if now - self._asked > CLIENT_SEC / 10:
             self._asked = now
             with contextlib.suppress(OSError):
                 self._socket.sendto(

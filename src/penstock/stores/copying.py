@@ -16,9 +16,9 @@ import apsw
 
 from penstock.core.books import keys_of
 from penstock.core.refusals import StoreFailed
-from penstock.stores.opening import Sharing, open_postgres, shown
-from penstock.stores.postgres_link import Connection, Link, Manners
-from penstock.stores.rows import demand_from
+from penstock.stores.opening import SharedOptions, open_postgres, shown
+from penstock.stores.postgres_link import ConnectionOptions, Database, PipelineConnection
+from penstock.stores.rows import class_from
 from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate, one
 
 __all__ = ["Copied", "copy_to_postgres"]
@@ -39,15 +39,15 @@ class Copied(NamedTuple):
     counts: dict[str, int]
 
 
-def copy_to_postgres(source: Path, target: str, sharing: Sharing | None = None) -> Copied:
+def copy_to_postgres(source: Path, target: str, sharing: SharedOptions | None = None) -> Copied:
     """DispatcherHeld while somebody dispatches from the file; StoreFailed when the target holds anything, or is not the same at the end."""
-    sharing = sharing or Sharing()
+    sharing = sharing or SharedOptions()
     with _held(source) as con:
         store = open_postgres(target, sharing=sharing)  # makes the tables
         try:
             # It reads the file in between, for as long as that takes.
-            manners = Manners(pooler=sharing.pooler, statement_timeout_ms=0, idle_timeout_ms=0)
-            link = Link(target, sharing.schema, manners, None)
+            options = ConnectionOptions(pooler=sharing.pooler, statement_timeout_ms=0, idle_timeout_ms=0)
+            link = Database(target, sharing.schema, options, None)
             with closing(link), link.failures(), link.connection() as server, server.transaction():
                 _refuse_what_is_not_empty(server, link, target)
                 for table in TABLES:
@@ -82,7 +82,7 @@ def _held(source: Path) -> Iterator[apsw.Connection]:
                 con.execute("ROLLBACK")
 
 
-def _refuse_what_is_not_empty(server: Connection, link: Link, target: str) -> None:
+def _refuse_what_is_not_empty(server: PipelineConnection, link: Database, target: str) -> None:
     others = ("job", "queue", "dispatch", "flight", "ended", "trail", "mention")
     names = ", ".join(f"penstock.{table}" for table in (*TABLES, *others))
     server.execute(link.in_schema(f"LOCK TABLE {names} IN EXCLUSIVE MODE"))
@@ -94,7 +94,7 @@ def _refuse_what_is_not_empty(server: Connection, link: Link, target: str) -> No
             )
 
 
-def _copy(con: apsw.Connection, server: Connection, link: Link, table: str) -> None:
+def _copy(con: apsw.Connection, server: PipelineConnection, link: Database, table: str) -> None:
     names = [name for (name,) in con.execute("SELECT name FROM pragma_table_info(?)", (table,))]
     _fill(server, link, table, names, con.execute(f"SELECT {', '.join(names)} FROM {table}"))
 
@@ -136,27 +136,29 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
 )
 
 
-def _copy_jobs(con: apsw.Connection, server: Connection, link: Link) -> None:
+def _copy_jobs(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
     for table, same, others, source in _PLACES:
         names = [name.rpartition(".")[2] for name in same.split(", ")] + list(others)
         read = ", ".join([same, *others.values()])
         _fill(server, link, table, names, con.execute(f"SELECT {read} FROM {source}"))
 
 
-def _copy_flights(server: Connection, link: Link) -> None:
+def _copy_flights(server: PipelineConnection, link: Database) -> None:
     """With numbers of batches that are drawn now, and tell nothing."""
     for name in ("gather_flights", "gather_loans", "join_flights", "gather_ends"):
         server.execute(link.sql[name].text)
 
 
-def _fill(server: Connection, link: Link, table: str, names: list[str], rows: Iterator[Any]) -> None:
+def _fill(
+    server: PipelineConnection, link: Database, table: str, names: list[str], rows: Iterator[Any]
+) -> None:
     statement = link.in_schema(f"COPY penstock.{table} ({', '.join(names)}) FROM STDIN")
     with server.cursor() as cursor, cursor.copy(statement) as into:
         for row in rows:
             into.write_row(row)
 
 
-def _copy_events(con: apsw.Connection, server: Connection, link: Link) -> None:
+def _copy_events(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
     trail = con.execute("SELECT batch, size, batch + size - 1, events FROM trail")
     _fill(server, link, "trail", ["batch", "size", "until", "events"], trail)
     _fill(server, link, "mention", ["job_no", "batch"], con.execute(_MENTIONS))
@@ -168,7 +170,7 @@ UNION SELECT job_no, started_in FROM dispatch WHERE job_no IS NOT NULL AND start
 UNION SELECT job_no, ended_in FROM dispatch WHERE job_no IS NOT NULL AND ended_in IS NOT NULL"""
 
 
-def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> None:
+def _go_on_counting(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
     """What comes next must not be called as something is already. And what is not in the ledger could not be locked."""
     jobs, events = one(con, "marks") or (0, 0)
     server.execute(link.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'event'"), [events])
@@ -185,7 +187,7 @@ def _go_on_counting(con: apsw.Connection, server: Connection, link: Link) -> Non
         "addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels"
     )
     rows = con.execute(f"SELECT {columns} FROM demand")
-    keys = sorted({key for row in rows for key in keys_of(demand_from(row))})
+    keys = sorted({key for row in rows for key in keys_of(class_from(row))})
     with server.cursor() as cursor:
         cursor.executemany(
             link.in_schema(
@@ -206,7 +208,7 @@ _COUNTS: Final = {
 }
 
 
-def _proof(con: apsw.Connection, server: Connection, link: Link) -> Copied:
+def _proof(con: apsw.Connection, server: PipelineConnection, link: Database) -> Copied:
     here: dict[str, int] = {}
     there: dict[str, int] = {}
     for sql in _COUNTS.values():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.job import Dispatch
-from penstock.core.landing import End, Phase
-from penstock.core.order import Offer, Waiting
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.order import Placement, QueuedJob
 from penstock.core.words import DispatchId, HostId, Moment
 from penstock.stores.protocol import Terms
 from penstock.stores.rows import make_dispatch
@@ -17,26 +17,26 @@ __all__ = ["new_dispatch"]
 
 def new_dispatch(
     dispatch_id: DispatchId,
-    waiting: Waiting | None,
-    demand: Demand,
-    offer: Offer,
+    waiting: QueuedJob | None,
+    admission_class: AdmissionClass,
+    offer: Placement,
     terms: Terms,
     *,
     host: HostId,
     now: Moment,
     ends_at: Moment | None = None,
-    limits: tuple[Moment | None, End | None] = (None, None),
+    limits: tuple[Moment | None, EndReason | None] = (None, None),
 ) -> Dispatch:
     """`waiting`: None for a lease without a job."""
-    leased = offer is Offer.LEASE
+    leased = offer is Placement.LEASE
     return make_dispatch(
         dispatch_id,
         None if waiting is None else waiting.job_id,
-        demand.addon_id,
+        admission_class.addon_id,
         host,
-        demand,
+        admission_class,
         0 if waiting is None else waiting.fence + 1,
-        Phase.LEASED if leased else Phase.RESERVED,
+        DispatchPhase.LEASED if leased else DispatchPhase.RESERVED,
         now,
         now + (terms.lease_for if leased else terms.reserve_for),
         now if leased else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.changes import Note, principal_data
 from penstock.core.hosts import Host
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.refusals import DispatcherHeld
 from penstock.core.words import HostId
 
@@ -19,4 +19,4 @@ def name_taken(host: Host) -> DispatcherHeld:
 
 
 def drain_note(host: HostId, draining: bool, by: str) -> Note:
-    return Note(Kind.HOST_SET, data={"host": host, "draining": draining, **principal_data(by)})
+    return Note(EventKind.HOST_SET, data={"host": host, "draining": draining, **principal_data(by)})

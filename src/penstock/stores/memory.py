@@ -16,23 +16,23 @@ from dataclasses import replace
 from typing import TypeVar
 
 from penstock.core.changes import (
-    Beat,
     Change,
     DispatchStep,
     JobStep,
     Note,
+    Renewal,
     completed,
     running,
     stop_moment,
 )
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Job, Kind, dispatch_id_of, place
-from penstock.core.landing import Phase
-from penstock.core.order import Floor, Offer, Ordering, Pick, Verdict
+from penstock.core.job import Dispatch, EventKind, Job, dispatch_id_of, place
+from penstock.core.landing import DispatchPhase
+from penstock.core.order import AdmissionView, Ordering, Pick, Placement, RoundResult
 from penstock.core.share import Account
 from penstock.core.spend import windows
-from penstock.core.states import IN_FLIGHT, SETTLED, State
+from penstock.core.states import IN_FLIGHT, SETTLED, JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.ids import uuid7
 from penstock.stores.memory_upkeep import MemoryUpkeep
@@ -40,8 +40,8 @@ from penstock.stores.protocol import (
     NOTHING_SPENT,
     Ahead,
     Clock,
+    CompletedDispatch,
     Depth,
-    Done,
     Receipt,
     Ride,
     Standing,
@@ -91,11 +91,11 @@ class MemoryStore(MemoryUpkeep):
 
     def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
         if depth.total is not None and fresh:
-            queued = sum(n for (_, state), n in self._tally.items() if state is State.QUEUED)
+            queued = sum(n for (_, state), n in self._tally.items() if state is JobState.QUEUED)
             refuse_beyond(depth.total, queued, len(fresh), "in all")
         if depth.per_addon is not None:
             for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
-                queued = self._tally[addon_id, State.QUEUED]
+                queued = self._tally[addon_id, JobState.QUEUED]
                 refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
 
     def _insert(self, intent: Intent) -> Receipt:
@@ -106,40 +106,42 @@ class MemoryStore(MemoryUpkeep):
             no=self._last_no,
             job_id=JobId(self._new_id()),
             intent=intent,
-            state=State.QUEUED,
+            state=JobState.QUEUED,
             created_at=now,
             ready_at=its_place.ready_at,
         )
         self._jobs[job.job_id] = job
         self._trails[job.job_id] = []
-        self._tally[intent.addon_id, State.QUEUED] += 1
+        self._tally[intent.addon_id, JobState.QUEUED] += 1
         self._lines.put(job, its_place, now)
         if intent.idempotency_key is not None:
             self._keys[intent.addon_id, intent.idempotency_key] = (job.job_id, intent)
-        self._note(now, Note(Kind.SUBMITTED), job)
-        return Receipt(job.job_id, State.QUEUED, created=True)
+        self._note(now, Note(EventKind.SUBMITTED), job)
+        return Receipt(job.job_id, JobState.QUEUED, created=True)
 
     # admit
 
-    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
+    def admit(
+        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
+    ) -> list[Dispatch]:
         with self._lock:
             now = self._clock()
             self._lines.advance(now)
             before = self._seq
-            verdict = weigh(self._floor(host, now))
-            self._deny(verdict, now)
-            dispatches = [self._pick(pick, host, now, terms) for pick in verdict.picks]
-            if verdict.loan is not None:
-                dispatches.append(self._loan(verdict.loan, host, now, terms))
+            round_result = run_round(self._admission_view(host, now))
+            self._deny(round_result, now)
+            dispatches = [self._pick(pick, host, now, terms) for pick in round_result.picks]
+            if round_result.loan is not None:
+                dispatches.append(self._loan(round_result.loan, host, now, terms))
             told = self._seq != before
         if told:
             self._ring()
         return dispatches
 
-    def _deny(self, verdict: Verdict, now: Moment) -> None:
-        for waiting in verdict.passed:
+    def _deny(self, round_result: RoundResult, now: Moment) -> None:
+        for waiting in round_result.passed:
             self._jobs[waiting.job_id] = replace(self._jobs[waiting.job_id], passed_at=now)
-        for denial in verdict.denials:
+        for denial in round_result.denials:
             job_id, data = denial.waiting.job_id, denial.as_json()
             job = replace(
                 self._jobs[job_id],
@@ -148,15 +150,15 @@ class MemoryStore(MemoryUpkeep):
                 denied_at=now,
             )
             self._jobs[job_id] = job
-            self._note(now, Note(Kind.DENIED, denial.reason.code, data), job)
+            self._note(now, Note(EventKind.DENIED, denial.reason.code, data), job)
 
     def _pick(self, pick: Pick, host: HostId, now: Moment, terms: Terms) -> Dispatch:
         job = self._jobs[pick.waiting.job_id]
-        leased = pick.offer is Offer.LEASE
+        leased = pick.offer is Placement.LEASE
         dispatch_id = dispatch_id_of(job.job_id, job.fence + 1)
         job = replace(
             job,
-            state=State.DISPATCHING,
+            state=JobState.DISPATCHING,
             fence=job.fence + 1,
             dispatch_id=dispatch_id,
             denied="",
@@ -165,22 +167,22 @@ class MemoryStore(MemoryUpkeep):
             passed_at=None,
         )
         self._lines.drop(job)
-        self._note(now, Note(Kind.DISPATCHING, "admitted"), job, dispatch_id)
+        self._note(now, Note(EventKind.DISPATCHING, "admitted"), job, dispatch_id)
         stop_at, stop_for = None, None
         if leased:
             intent = job.intent
             stop_at, stop_for = stop_moment(intent.max_runtime_sec, intent.max_active_sec, job.active, now)
-            job = replace(job, state=State.RUNNING, counters=replace(job.counters, start=0))
+            job = replace(job, state=JobState.RUNNING, counters=replace(job.counters, start=0))
             self._note(now, running(terms.worker, now - job.ready_at), job, dispatch_id)
-        self._moved(job, State.QUEUED)
+        self._moved(job, JobState.QUEUED)
         dispatch = Dispatch(
             dispatch_id=dispatch_id,
             job_id=job.job_id,
             addon_id=job.intent.addon_id,
             host=host,
-            demand=pick.demand,
+            admission_class=pick.admission_class,
             fence=job.fence,
-            phase=Phase.LEASED if leased else Phase.RESERVED,
+            phase=DispatchPhase.LEASED if leased else DispatchPhase.RESERVED,
             admitted_at=now,
             started_at=now if leased else None,
             expires_at=now + (terms.lease_for if leased else terms.reserve_for),
@@ -191,17 +193,17 @@ class MemoryStore(MemoryUpkeep):
         )
         return self._hold(dispatch, now)
 
-    def _loan(self, demand: Demand, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+    def _loan(self, admission_class: AdmissionClass, host: HostId, now: Moment, terms: Terms) -> Dispatch:
         dispatch_id = DispatchId(f"{self._new_id()}.0")
-        self._note(now, Note(Kind.ADMITTED), None, dispatch_id)
+        self._note(now, Note(EventKind.ADMITTED), None, dispatch_id)
         dispatch = Dispatch(
             dispatch_id=dispatch_id,
             job_id=None,
-            addon_id=demand.addon_id,
+            addon_id=admission_class.addon_id,
             host=host,
-            demand=demand,
+            admission_class=admission_class,
             fence=0,
-            phase=Phase.LEASED,
+            phase=DispatchPhase.LEASED,
             admitted_at=now,
             started_at=now,
             expires_at=now + terms.lease_for,
@@ -212,7 +214,7 @@ class MemoryStore(MemoryUpkeep):
     def _hold(self, dispatch: Dispatch, now: Moment) -> Dispatch:
         self._dispatches[dispatch.dispatch_id] = self._live[dispatch.dispatch_id] = dispatch
         account = self._accounts.setdefault(dispatch.addon_id, Account())
-        account.hold(dispatch.demand.cost_units, now, self._ordering.sharing)
+        account.hold(dispatch.admission_class.cost_units, now, self._ordering.sharing)
         return dispatch
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
@@ -234,20 +236,20 @@ class MemoryStore(MemoryUpkeep):
     def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
         return _at_once(lambda: self.apply(changes))
 
-    def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
+    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
         now = self.now()
         return self.apply_soon([completed(each.dispatch_id, now, each.result) for each in done])
 
     def exchange_soon(
         self,
-        done: Sequence[Done],
+        done: Sequence[CompletedDispatch],
         host: HostId,
-        weigh: Callable[[Floor], Verdict],
+        run_round: Callable[[AdmissionView], RoundResult],
         terms: Terms,
         ahead: Ahead = not_waited_for,  # noqa: ARG002 - it is written at once
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         completed = self.complete_soon(done)
-        return _at_once(lambda: (completed.result(), self.admit(host, weigh, terms)))
+        return _at_once(lambda: (completed.result(), self.admit(host, run_round, terms)))
 
     def _apply(self, change: Change) -> bool:
         now = self._clock()
@@ -279,14 +281,14 @@ class MemoryStore(MemoryUpkeep):
         after = replace(
             before,
             phase=step.target,
-            started_at=before.started_at or (now if step.target is Phase.LEASED else None),
+            started_at=before.started_at or (now if step.target is DispatchPhase.LEASED else None),
             expires_at=before.expires_at if step.expires_at is None else step.expires_at,
             stop_at=before.stop_at if step.stop_at is None else step.stop_at,
             stop_for=before.stop_for if step.stop_for is None else step.stop_for,
             reason=before.reason if step.reason is None else step.reason,
             worker=before.worker if step.worker is None else step.worker,
         )
-        if step.target is not Phase.ENDED:
+        if step.target is not DispatchPhase.ENDED:
             self._dispatches[step.dispatch_id] = self._live[step.dispatch_id] = after
             return 0
         self._dispatches[step.dispatch_id] = replace(
@@ -294,7 +296,7 @@ class MemoryStore(MemoryUpkeep):
         )
         del self._live[step.dispatch_id]
         account = self._accounts.setdefault(before.addon_id, Account())
-        account.hold(-before.demand.cost_units, now, self._ordering.sharing)
+        account.hold(-before.admission_class.cost_units, now, self._ordering.sharing)
         return max(0, now - before.started_at) if before.started_at is not None else 0
 
     def _move_job(self, step: JobStep, active: Span, now: Moment) -> Job:
@@ -319,19 +321,19 @@ class MemoryStore(MemoryUpkeep):
             )
             job = replace(job, intent=intent, ready_at=p.ready_at, not_before=p.not_before)
             self._lines.put(job, p, now)
-        elif step.target is not State.QUEUED:
+        elif step.target is not JobState.QUEUED:
             self._lines.drop(job)
         self._moved(job, before.state)
         return job
 
-    def _moved(self, job: Job, source: State) -> None:
+    def _moved(self, job: Job, source: JobState) -> None:
         self._jobs[job.job_id] = job
         self._tally[job.intent.addon_id, source] -= 1
         self._tally[job.intent.addon_id, job.state] += 1
 
     # renew
 
-    def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
+    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
         with self._lock:
             before = self._seq
             standings = [self._renew(beat, tell) for beat in beats]
@@ -340,18 +342,18 @@ class MemoryStore(MemoryUpkeep):
             self._ring()
         return standings
 
-    def renew_soon(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
+    def renew_soon(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
         return _at_once(lambda: self.renew(beats, tell))
 
-    def _renew(self, beat: Beat, tell: Tell) -> Standing | None:
+    def _renew(self, beat: Renewal, tell: Tell) -> Standing | None:
         now = self._clock()
         dispatch = self._live.get(beat.dispatch_id)
-        if dispatch is None or dispatch.phase is Phase.RESERVED or dispatch.expires_at <= now:
+        if dispatch is None or dispatch.phase is DispatchPhase.RESERVED or dispatch.expires_at <= now:
             return None
         more = max(0, (beat.spent or 0) - dispatch.spent)
         dispatch = replace(
             dispatch,
-            expires_at=beat.expires_at if dispatch.phase is Phase.LEASED else dispatch.expires_at,
+            expires_at=beat.expires_at if dispatch.phase is DispatchPhase.LEASED else dispatch.expires_at,
             progress=dispatch.progress if beat.progress is None else beat.progress,
             spent=dispatch.spent + more,
             pid=dispatch.pid if beat.pid is None else beat.pid,
@@ -366,7 +368,7 @@ class MemoryStore(MemoryUpkeep):
             self._jobs[job.job_id] = replace(job, progress=progress, spent=job.spent + more, pid=dispatch.pid)
             if beat.checkpoint is not None:
                 self._checkpoints[job.job_id] = beat.checkpoint
-                self._note(now, Note(Kind.CHECKPOINT), job, beat.dispatch_id)
+                self._note(now, Note(EventKind.CHECKPOINT), job, beat.dispatch_id)
         standing = Standing(
             beat.dispatch_id,
             dispatch.job_id,

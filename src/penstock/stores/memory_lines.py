@@ -6,20 +6,20 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from penstock.core.books import Books, keys_of
-from penstock.core.demand import Demand
+from penstock.core.books import Ledger, keys_of
+from penstock.core.demand import AdmissionClass
 from penstock.core.job import Dispatch, Job, Place, shift_place
-from penstock.core.order import Line, Running, Waiting
+from penstock.core.order import QueuedJob, ReadyQueue, RunningJob
 from penstock.core.share import Account
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
 
-__all__ = ["ListFloor", "MemoryLines", "books_of"]
+__all__ = ["MemoryAdmissionView", "MemoryQueues", "ledger_of"]
 
 
-class MemoryLines:
+class MemoryQueues:
     def __init__(self) -> None:
         self._places: dict[JobId, tuple[int, Place, int]] = {}  # line, place, number
-        self._sorted: dict[tuple[Demand, int], list[tuple[Moment, int, JobId]]] = {}
+        self._sorted: dict[tuple[AdmissionClass, int], list[tuple[Moment, int, JobId]]] = {}
         self._not_yet: list[tuple[Moment, JobId]] = []  # by ready_at
         self._not_urgent: list[tuple[Moment, JobId]] = []  # by urgent_at
 
@@ -34,7 +34,7 @@ class MemoryLines:
             return
         if line == 1 and place.urgent_at is not None:
             insort(self._not_urgent, (place.urgent_at, job_id))
-        insort(self._sorted.setdefault((place.demand, line), []), (place.turn, no, job_id))
+        insort(self._sorted.setdefault((place.admission_class, line), []), (place.turn, no, job_id))
 
     def drop(self, job: Job) -> None:
         self._leave(job.job_id)
@@ -49,10 +49,10 @@ class MemoryLines:
             return
         if line == 1 and place.urgent_at is not None:
             _remove(self._not_urgent, (place.urgent_at, job_id))
-        waiting = self._sorted[place.demand, line]
+        waiting = self._sorted[place.admission_class, line]
         _remove(waiting, (place.turn, no, job_id))
         if not waiting:
-            del self._sorted[place.demand, line]
+            del self._sorted[place.admission_class, line]
 
     def advance(self, now: Moment) -> None:
         """Those whose moment has come step into line, or from there into the urgent one."""
@@ -76,11 +76,11 @@ class MemoryLines:
             self._enter(job_id, moved, no, moved.line(now))
             yield job_id, moved
 
-    def active(self) -> list[tuple[Demand, int]]:
+    def active(self) -> list[tuple[AdmissionClass, int]]:
         return list(self._sorted)
 
-    def queue(self, demand: Demand, line: int) -> list[tuple[Moment, int, JobId]]:
-        return self._sorted[demand, line]
+    def queue(self, admission_class: AdmissionClass, line: int) -> list[tuple[Moment, int, JobId]]:
+        return self._sorted[admission_class, line]
 
     def moments(self) -> Iterator[Moment]:
         for moments in (self._not_yet, self._not_urgent):
@@ -97,28 +97,28 @@ def _remove(
     del items[bisect_left(items, item)]
 
 
-class ListFloor:
+class MemoryAdmissionView:
     def __init__(
         self,
-        lines: MemoryLines,
+        lines: MemoryQueues,
         jobs: Mapping[JobId, Job],
-        books: Books,
+        ledger: Ledger,
         live: Mapping[DispatchId, Dispatch],
         *,
         host: HostId,
         now: Moment,
     ) -> None:
-        self.now, self.books = now, books
+        self.now, self.ledger = now, ledger
         self._lines, self._jobs, self._live, self._host = lines, jobs, live, host
 
-    def lines(self) -> Iterator[Line]:
-        for demand, line in self._lines.active():
-            yield Line(demand, line == 2, self._pull(demand, line))
+    def lines(self) -> Iterator[ReadyQueue]:
+        for admission_class, line in self._lines.active():
+            yield ReadyQueue(admission_class, line == 2, self._pull(admission_class, line))
 
-    def _pull(self, demand: Demand, line: int) -> Iterator[Waiting]:
-        for its_turn, no, job_id in self._lines.queue(demand, line):
+    def _pull(self, admission_class: AdmissionClass, line: int) -> Iterator[QueuedJob]:
+        for its_turn, no, job_id in self._lines.queue(admission_class, line):
             job = self._jobs[job_id]
-            yield Waiting(
+            yield QueuedJob(
                 no,
                 job_id,
                 job.intent.priority,
@@ -129,27 +129,27 @@ class ListFloor:
                 job.denied,
             )
 
-    def running(self) -> Sequence[Running]:
+    def running(self) -> Sequence[RunningJob]:
         return [
-            Running(d.demand.cost_units, d.admitted_at, d.ends_at)
+            RunningJob(d.admission_class.cost_units, d.admitted_at, d.ends_at)
             for d in self._live.values()
             if d.host == self._host
         ]
 
 
-def books_of(
+def ledger_of(
     host: HostId,
     live: Iterable[Dispatch],
     accounts: Mapping[AddonId, Account],
     spent: Mapping[AddonId, Mapping[str, int]],
-) -> Books:
-    books = Books(
+) -> Ledger:
+    ledger = Ledger(
         accounts={addon_id: replace(account) for addon_id, account in accounts.items()}, spent=spent
     )
     for dispatch in live:
         if dispatch.host == host:
-            books.units += dispatch.demand.cost_units
-            books.running += 1
-        for key in keys_of(dispatch.demand):
-            books.counts[key] = books.counts.get(key, 0) + 1
-    return books
+            ledger.units += dispatch.admission_class.cost_units
+            ledger.running += 1
+        for key in keys_of(dispatch.admission_class):
+            ledger.counts[key] = ledger.counts.get(key, 0) + 1
+    return ledger

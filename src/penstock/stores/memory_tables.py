@@ -8,17 +8,17 @@ from itertools import islice
 from threading import RLock
 from typing import TypeVar
 
-from penstock.core.books import Books
+from penstock.core.books import Ledger
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Event, Job, Kind
-from penstock.core.landing import Phase
-from penstock.core.order import Floor, Ordering
+from penstock.core.job import Dispatch, Event, EventKind, Job
+from penstock.core.landing import DispatchPhase
+from penstock.core.order import AdmissionView, Ordering
 from penstock.core.share import Account
 from penstock.core.spend import windows
-from penstock.core.states import IN_FLIGHT, State
+from penstock.core.states import IN_FLIGHT, JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Money
-from penstock.stores.memory_lines import ListFloor, MemoryLines, books_of
+from penstock.stores.memory_lines import MemoryAdmissionView, MemoryQueues, ledger_of
 from penstock.stores.protocol import Addon, Clock, Due, Overdue, Query
 
 __all__ = ["MemoryTables"]
@@ -32,13 +32,13 @@ class MemoryTables:
         self._lock = RLock()
         self._last_no = self._seq = 0
         self._jobs: dict[JobId, Job] = {}
-        self._lines = MemoryLines()
+        self._lines = MemoryQueues()
         self._dispatches: dict[DispatchId, Dispatch] = {}
         self._live: dict[DispatchId, Dispatch] = {}
         self._keys: dict[tuple[AddonId, str], tuple[JobId, Intent]] = {}
         self._events: list[Event] = []
         self._trails: dict[JobId, list[Event]] = {}
-        self._tally: Counter[tuple[AddonId, State]] = Counter()
+        self._tally: Counter[tuple[AddonId, JobState]] = Counter()
         self._accounts: dict[AddonId, Account] = {}
         self._checkpoints: dict[JobId, str] = {}
         self._spent: Counter[tuple[AddonId, str]] = Counter()
@@ -49,25 +49,27 @@ class MemoryTables:
     def now(self) -> Moment:
         return self._clock()
 
-    def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
+    def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         with self._lock:
-            return view(self._floor(host, self._clock()))
+            return view(self._admission_view(host, self._clock()))
 
-    def books(self, host: HostId) -> Books:
+    def ledger(self, host: HostId) -> Ledger:
         with self._lock:
-            return self._books(host, self._clock())
+            return self._ledger(host, self._clock())
 
-    def _floor(self, host: HostId, now: Moment) -> ListFloor:
+    def _admission_view(self, host: HostId, now: Moment) -> MemoryAdmissionView:
         """On copies: a verdict that is never written must leave no trace in the accounts."""
-        return ListFloor(self._lines, self._jobs, self._books(host, now), self._live, host=host, now=now)
+        return MemoryAdmissionView(
+            self._lines, self._jobs, self._ledger(host, now), self._live, host=host, now=now
+        )
 
-    def _books(self, host: HostId, now: Moment) -> Books:
+    def _ledger(self, host: HostId, now: Moment) -> Ledger:
         spent: dict[AddonId, dict[str, Money]] = {}
         for window in windows(now):
             for (addon_id, name), amount in self._spent.items():
                 if name == window.name:
                     spent.setdefault(addon_id, {})[window.kind] = amount
-        return books_of(host, self._live.values(), self._accounts, spent)
+        return ledger_of(host, self._live.values(), self._accounts, spent)
 
     def job(self, job_id: JobId) -> Job | None:
         with self._lock:
@@ -102,7 +104,7 @@ class MemoryTables:
         return sorted(found, key=lambda dispatch: dispatch.fence)
 
     def live(
-        self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
+        self, *, addon_id: AddonId | None = None, phases: Collection[DispatchPhase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
         with self._lock:
             found = [
@@ -122,7 +124,7 @@ class MemoryTables:
                 return [event for event in self._trails.get(job_id, []) if event.n > after][:limit]
             return list(islice((event for event in self._events if event.seq > after), limit))
 
-    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
+    def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
         with self._lock:
             wanted = (event for event in self._events if event.seq > after and event.kind in kinds)
             return list(islice(wanted, limit))
@@ -133,7 +135,7 @@ class MemoryTables:
 
     def addons(self) -> list[Addon]:
         with self._lock:
-            jobs: dict[AddonId, dict[State, int]] = {}
+            jobs: dict[AddonId, dict[JobState, int]] = {}
             for (addon_id, state), n in self._tally.items():
                 if n:
                     jobs.setdefault(addon_id, {})[state] = n
@@ -150,7 +152,9 @@ class MemoryTables:
     def _overdue_dispatches(self, now: Moment) -> Iterator[Overdue]:
         live = self._live.values()
         expired = sorted((d for d in live if d.expires_at <= now), key=lambda d: d.expires_at)
-        to_stop = [d for d in live if d.phase is Phase.LEASED and d.stop_at is not None and d.stop_at <= now]
+        to_stop = [
+            d for d in live if d.phase is DispatchPhase.LEASED and d.stop_at is not None and d.stop_at <= now
+        ]
         for due, dispatches in ((Due.EXPIRED, expired), (Due.STOP, to_stop)):
             for dispatch in dispatches:
                 job = None if dispatch.job_id is None else self._jobs[dispatch.job_id]
@@ -166,7 +170,9 @@ class MemoryTables:
         with self._lock:
             moments = [*self._lines.moments(), *(d.expires_at for d in self._live.values())]
             moments += [
-                d.stop_at for d in self._live.values() if d.phase is Phase.LEASED and d.stop_at is not None
+                d.stop_at
+                for d in self._live.values()
+                if d.phase is DispatchPhase.LEASED and d.stop_at is not None
             ]
             deadlines = (self._jobs[job_id].intent.deadline_at for job_id in self._lines.queued())
             return min([*moments, *(d for d in deadlines if d is not None)], default=None)
@@ -182,7 +188,7 @@ class MemoryTables:
         holders = Counter(d.job_id for d in self._live.values() if d.job_id is not None)
         held = Counter[AddonId]()
         for dispatch in self._live.values():
-            held[dispatch.addon_id] += dispatch.demand.cost_units
+            held[dispatch.addon_id] += dispatch.admission_class.cost_units
         for addon_id, account in self._accounts.items():
             if account.units != held[addon_id]:
                 yield f"account {addon_id} holds {account.units}, its dispatches hold {held[addon_id]}"
@@ -191,7 +197,7 @@ class MemoryTables:
         counted = Counter((job.intent.addon_id, job.state) for job in self._jobs.values())
         if counted != +self._tally:
             yield f"the tally says {+self._tally}, the jobs are {counted}"
-        queued = {job.job_id for job in self._jobs.values() if job.state is State.QUEUED}
+        queued = {job.job_id for job in self._jobs.values() if job.state is JobState.QUEUED}
         if queued != set(self._lines.queued()):
             yield "the lines do not hold exactly what is queued"
 
@@ -200,7 +206,11 @@ class MemoryTables:
             yield f"job {job.job_id} is {job.state} with {holders} live dispatches"
         if job.dispatch_id is not None:
             dispatch = self._live.get(job.dispatch_id)
-            expected = State.DISPATCHING if dispatch and dispatch.phase is Phase.RESERVED else State.RUNNING
+            expected = (
+                JobState.DISPATCHING
+                if dispatch and dispatch.phase is DispatchPhase.RESERVED
+                else JobState.RUNNING
+            )
             if dispatch is None or dispatch.fence != job.fence or job.state is not expected:
                 yield f"job {job.job_id} is {job.state}, its dispatch is {dispatch and dispatch.phase}"
         trail = self._trails[job.job_id]

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from penstock.core.changes import Note, addon_note
 from penstock.core.hosts import Host
-from penstock.core.job import Event, Job, Kind
-from penstock.core.order import Aging, turn
+from penstock.core.job import Event, EventKind, Job
+from penstock.core.order import Aging, order_key
 from penstock.core.refusals import DispatcherHeld
 from penstock.core.share import Account
 from penstock.core.states import PRUNABLE
@@ -43,7 +43,9 @@ class MemoryUpkeep(MemoryTables):
             if old:
                 gone = {job.job_id for job in old}
                 self._events = [event for event in self._events if event.job_id not in gone]
-                self._note(self._clock(), Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), None)
+                self._note(
+                    self._clock(), Note(EventKind.PRUNED, data={"jobs": len(old), "before": before}), None
+                )
         return len(old)
 
     def _forget(self, job: Job) -> None:
@@ -81,7 +83,7 @@ class MemoryUpkeep(MemoryTables):
                     denied_at=_moved(job.denied_at, by),
                     passed_at=_moved(job.passed_at, by),
                 )
-            self._note(self._clock(), Note(Kind.CLOCK_SHIFTED, data={"by": by}), None)
+            self._note(self._clock(), Note(EventKind.CLOCK_SHIFTED, data={"by": by}), None)
             return len(self._live)
 
     def reorder(self, aging: Aging, after: int, limit: int) -> int:
@@ -89,12 +91,12 @@ class MemoryUpkeep(MemoryTables):
             queued = sorted((self._jobs[job_id] for job_id in self._lines.queued()), key=lambda job: job.no)
             looked_at = [job for job in queued if job.no > after][:limit]
             for job in looked_at:
-                self._lines.set_turn(job.job_id, turn(job.intent.priority, job.ready_at, aging))
+                self._lines.set_turn(job.job_id, order_key(job.intent.priority, job.ready_at, aging))
             return looked_at[-1].no if looked_at else 0
 
     # hosts
 
-    def greet(self, host: Host) -> Host:
+    def register_host(self, host: Host) -> Host:
         with self._lock:
             known = self._hosts.get(host.host)
             if known is not None and known.instance != host.instance and known.alive(host.seen_at):
@@ -116,7 +118,7 @@ class MemoryUpkeep(MemoryTables):
 
     def hosts(self) -> list[Host]:
         with self._lock:
-            return [replace(h, units=self.books(name).units) for name, h in sorted(self._hosts.items())]
+            return [replace(h, units=self.ledger(name).units) for name, h in sorted(self._hosts.items())]
 
     def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
         with self._lock:
@@ -128,7 +130,7 @@ class MemoryUpkeep(MemoryTables):
         self._ring()
         return True
 
-    def hold_dispatch(self, holder: str) -> None:
+    def quarantine_dispatch(self, holder: str) -> None:
         with self._lock:
             if self._holder is not None:
                 raise DispatcherHeld(f"this store is dispatched by {self._holder}", holder=self._holder)

@@ -18,7 +18,7 @@ from penstock.stores.protocol import Clock, Store
 if TYPE_CHECKING:
     from penstock.stores.postgres import PostgresStore
 
-__all__ = ["Sharing", "is_address", "open_postgres", "open_store", "server_time", "shown"]
+__all__ = ["SharedOptions", "is_address", "open_postgres", "open_store", "server_time", "shown"]
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
 #: To the last @: whoever forgot to escape one in a password must not see the rest of it in a log.
@@ -26,7 +26,7 @@ _PASSWORD: Final = re.compile(r"(://[^:/?#@\s]*):.*@")
 _PARAMETER: Final = re.compile(r"((?:^|[?&\s])(?:ssl)?password\s*=\s*)[^&\s]+")
 
 
-class Sharing(NamedTuple):
+class SharedOptions(NamedTuple):
     """How a database is used that may not be ours alone. `pooler`: a PgBouncer in transaction mode is before it."""
 
     schema: str = "penstock"
@@ -47,7 +47,7 @@ def open_store(
     where: str,
     clock: Clock,
     ordering: Ordering,
-    sharing: Sharing | None = None,
+    sharing: SharedOptions | None = None,
     *,
     accept_loss: bool = False,
 ) -> Store:
@@ -63,21 +63,21 @@ def open_store(
 
 
 def open_postgres(
-    where: str, ordering: Ordering | None = None, sharing: Sharing | None = None
+    where: str, ordering: Ordering | None = None, sharing: SharedOptions | None = None
 ) -> PostgresStore:
     with _driver(where):
         from penstock.stores.postgres import PostgresStore  # noqa: PLC0415  # as above
-        from penstock.stores.postgres_link import Manners  # noqa: PLC0415  # as above
-    sharing = sharing or Sharing()
-    manners = Manners(connections=sharing.connections, pooler=sharing.pooler)
-    return PostgresStore(where, schema=sharing.schema, manners=manners, ordering=ordering)
+        from penstock.stores.postgres_link import ConnectionOptions  # noqa: PLC0415  # as above
+    sharing = sharing or SharedOptions()
+    options = ConnectionOptions(connections=sharing.connections, pooler=sharing.pooler)
+    return PostgresStore(where, schema=sharing.schema, options=options, ordering=ordering)
 
 
-def server_time(where: str, sharing: Sharing) -> Moment:
+def server_time(where: str, sharing: SharedOptions) -> Moment:
     """What the server's clock says, for whoever only looks: nothing is made or migrated there."""
     with _driver(where):
-        from penstock.stores.postgres_link import Link, Manners  # noqa: PLC0415  # as above
-    link = Link(where, sharing.schema, Manners(pooler=sharing.pooler), None)
+        from penstock.stores.postgres_link import ConnectionOptions, Database  # noqa: PLC0415  # as above
+    link = Database(where, sharing.schema, ConnectionOptions(pooler=sharing.pooler), None)
     try:
         return link.now()
     finally:

@@ -29,12 +29,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.core.intent import Intent, alike, make_intent
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import Constraint, JobId, RunWhen
 from penstock.stores.protocol import Depth, Receipt, Rest
 from penstock.stores.socket_names import SocketNames
 
-__all__ = ["Courier", "Letter", "Post", "Reply"]
+__all__ = ["Reply", "SubmitRelayClient", "SubmitRelayServer", "SubmitRequest"]
 
 #: What is larger pays for its own commit easily.
 MOST_JOBS: Final = 64
@@ -45,7 +45,7 @@ SHY_SEC: Final = 10.0
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-class Letter(NamedTuple):
+class SubmitRequest(NamedTuple):
     """A submit on its way. The ids are the sender's."""
 
     names: list[JobId]
@@ -64,15 +64,15 @@ _Row: TypeAlias = tuple[
     int | None, int | None, int | None, str, str | None, tuple[int, ...], tuple[str, ...],
 ]  # fmt: skip
 _said: Final = attrgetter(*(field.name for field in fields(Intent)))
-_STATES: Final = {str(state): state for state in State}
+_STATES: Final = {str(state): state for state in JobState}
 _encode: Final = msgspec.msgpack.encode
 _letters: Final = msgspec.msgpack.Decoder(tuple[list[str], list[_Row], tuple[int | None, int | None]])
 _answers: Final = msgspec.msgpack.Decoder(list[tuple[str, str, bool]] | None)
 
 
-def _written(letter: Letter) -> bytes:
-    rows = [_said(intent) for intent in letter.intents]
-    return _encode((letter.names, rows, (letter.depth.total, letter.depth.per_addon)))
+def _written(request: SubmitRequest) -> bytes:
+    rows = [_said(intent) for intent in request.intents]
+    return _encode((request.names, rows, (request.depth.total, request.depth.per_addon)))
 
 
 class _Reader:
@@ -82,9 +82,11 @@ class _Reader:
         self._like: tuple[Any, ...] = ()
         self._make: Callable[[str], Intent] | None = None
 
-    def read(self, text: bytes) -> Letter:
+    def read(self, text: bytes) -> SubmitRequest:
         names, rows, depth = _letters.decode(text)
-        return Letter([JobId(name) for name in names], [self._intent(row) for row in rows], Depth(*depth))
+        return SubmitRequest(
+            [JobId(name) for name in names], [self._intent(row) for row in rows], Depth(*depth)
+        )
 
     def _intent(self, row: _Row) -> Intent:
         like = (*row[:8], *row[9:])  # all but the payload
@@ -96,10 +98,10 @@ class _Reader:
 
 # the end that commits
 
-_open_posts: weakref.WeakSet[Post] = weakref.WeakSet()
+_open_posts: weakref.WeakSet[SubmitRelayServer] = weakref.WeakSet()
 
 
-class Post:
+class SubmitRelayServer:
     """
     OSError: somebody has this name already. Both are called from the post's own thread: `take` with each letter, `taken` when all that
     lay there has been taken. If there is something left to do for the thread then, another one serves from there on: to wake that one takes
@@ -107,19 +109,22 @@ class Post:
     """
 
     def __init__(
-        self, name: str, take: Callable[[Letter, Reply], None], taken: Callable[[], Sequence[Rest]] = list
+        self,
+        name: str,
+        take: Callable[[SubmitRequest, Reply], None],
+        taken: Callable[[], Sequence[Rest]] = list,
     ) -> None:
         self._take, self._taken, self._reader = take, taken, _Reader()
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._door.bind(name)
+            self._listener.bind(name)
         except OSError:
-            self._door.close()
+            self._listener.close()
             raise
-        self._door.listen(128)
+        self._listener.listen(128)
         self._wake, self._ended = socket.socketpair()
         self._watched = select.epoll()
-        for each in (self._door, self._ended):
+        for each in (self._listener, self._ended):
             self._watched.register(each, select.EPOLLIN)
         self._guests: set[socket.socket] = set()
         self._heard_at: dict[int, socket.socket] = {}
@@ -155,7 +160,7 @@ class Post:
     def _shut(self, guests: set[socket.socket]) -> None:
         self._closed = True
         self._guests -= guests
-        for each in (*guests, self._door, self._wake, self._ended):
+        for each in (*guests, self._listener, self._wake, self._ended):
             each.close()
 
     def leave_to_parent(self) -> None:
@@ -214,7 +219,7 @@ class Post:
 
     def _welcome(self) -> None:
         with contextlib.suppress(OSError):  # gone again, or we have no descriptors left
-            guest, _ = self._door.accept()
+            guest, _ = self._listener.accept()
             with self._lock:
                 self._guests.add(guest)
             if _is_ours(guest):
@@ -226,14 +231,14 @@ class Post:
     def _hear(self, guest: socket.socket) -> bool:
         try:
             text = guest.recv(MOST_BYTES)
-            letter = self._reader.read(text) if text else None
+            request = self._reader.read(text) if text else None
         except (OSError, ValueError):  # msgspec's errors are ValueErrors: a Penstock of another version
             return False
-        if letter is None:
+        if request is None:
             return False
         with self._lock:
             self._owed.add(guest)
-        self._take(letter, lambda receipts: self._answer(guest, receipts))
+        self._take(request, lambda receipts: self._answer(guest, receipts))
         return True
 
     def _answer(self, guest: socket.socket, receipts: list[Receipt] | None) -> None:
@@ -257,8 +262,8 @@ class Post:
 
 
 def _after_fork() -> None:
-    for post in list(_open_posts):
-        post.leave_to_parent()
+    for relay in list(_open_posts):
+        relay.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -267,7 +272,7 @@ os.register_at_fork(after_in_child=_after_fork)
 # the end that sends
 
 
-class Courier:
+class SubmitRelayClient:
     """Used by many threads, each of which waits for its own answer: no thread stands between the sender and the disk."""
 
     def __init__(self, names: SocketNames) -> None:
@@ -281,9 +286,9 @@ class Courier:
             return None
         return self._line()
 
-    def deliver(self, letter: Letter, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
+    def deliver(self, request: SubmitRequest, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
         """The answer, if there was one; and whether it is certain that without one nothing was written."""
-        text = _written(letter)
+        text = _written(request)
         if len(text) > MOST_BYTES:
             self._idle.put(line)
             return None, True

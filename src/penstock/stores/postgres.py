@@ -12,23 +12,29 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from penstock.core.changes import Beat, Change, Note, addon_note
+from penstock.core.changes import Change, Note, Renewal, addon_note
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Job, Kind
-from penstock.core.order import Aging, Floor, Ordering, Verdict
+from penstock.core.job import Dispatch, EventKind, Job
+from penstock.core.order import AdmissionView, Aging, Ordering, RoundResult
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.ids import uuid7
 from penstock.stores.postgres_admit import Admitting
-from penstock.stores.postgres_bell import Bell
+from penstock.stores.postgres_bell import NotificationListener
 from penstock.stores.postgres_caller import borrowed, retried
 from penstock.stores.postgres_complete import Completion
-from penstock.stores.postgres_lanes import Group, SubmitLane, TurnLane, answered
-from penstock.stores.postgres_link import Link, Manners, Session
-from penstock.stores.postgres_pages import NO_JOB, Demands, Pages, accounts_from, lock_ledger
+from penstock.stores.postgres_lanes import Group, RoundBatcher, SubmitBatcher, answered
+from penstock.stores.postgres_link import ConnectionOptions, Database, DatabaseSession
+from penstock.stores.postgres_pages import (
+    NO_JOB,
+    PostgresAdmissionClasses,
+    PostgresWriteBatch,
+    accounts_from,
+    lock_ledger,
+)
 from penstock.stores.postgres_reads import PostgresReads
-from penstock.stores.postgres_renew import Beats, Renewing
+from penstock.stores.postgres_renew import RenewalBatch, Renewing
 from penstock.stores.postgres_schema import migrate
 from penstock.stores.postgres_start import Admission
 from penstock.stores.postgres_submit import Submission, Submitting
@@ -37,8 +43,8 @@ from penstock.stores.protocol import (
     LOST_FOR,
     Ahead,
     Clock,
+    CompletedDispatch,
     Depth,
-    Done,
     Receipt,
     Ride,
     Standing,
@@ -70,29 +76,29 @@ class PostgresStore(PostgresReads):
         clock: Clock | None = None,
         *,
         schema: str = "penstock",
-        manners: Manners | None = None,
+        options: ConnectionOptions | None = None,
         ordering: Ordering | None = None,
         new_id: Callable[[], str] = uuid7,
     ) -> None:
-        manners = manners or Manners()
+        options = options or ConnectionOptions()
         self._ordering = ordering or Ordering()
-        link = Link(dsn, schema, manners, clock)
+        link = Database(dsn, schema, options, clock)
         try:
             migrate(link)
             link.now()  # once known, the time is known while the server is away
         except BaseException:  # nobody will hold this store, Ctrl-C included: its connections go with it
             link.close()
             raise
-        super().__init__(link, Demands(link))
+        super().__init__(link, PostgresAdmissionClasses(link))
         self._submitting = Submitting(link, self._demands, self._ordering, new_id)
         self._renewing = Renewing(link)
         self._just_leased: dict[JobId, Job] = {}
         self._holder: str | None = None
         self._rings: list[Callable[[], None]] = []
-        self._bell = Bell(link, self._heard, by_notice=not manners.pooler)
-        self._submits = SubmitLane(self._submit_all)
+        self._wakeups = NotificationListener(link, self._heard, by_notice=not options.pooler)
+        self._submits = SubmitBatcher(self._submit_all)
         admitting = Admitting(link, self._demands, self._ordering, new_id=new_id, keep=self._keep)
-        self._turns = TurnLane(admitting, self._committed)
+        self._turns = RoundBatcher(admitting, self._committed)
         self._beats = Writer(lambda: Group(self._renew_all))
 
     # writes
@@ -113,8 +119,8 @@ class PostgresStore(PostgresReads):
     def _run_within(self, connection: Any, submission: Submission) -> list[Receipt]:
         with borrowed(connection, self._link.sql) as session:
             [receipts] = self._submitting.run(session, [submission], exact=False)
-            session.leave("ring", {"channel": self._bell.channel, "by": ""})
-            self._turns.admitting.appetite.disturbed()
+            session.leave("ring", {"channel": self._wakeups.channel, "by": ""})
+            self._turns.admitting.scan_hint.disturbed()
             return receipts
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
@@ -123,13 +129,15 @@ class PostgresStore(PostgresReads):
     def _submit_all(self, submissions: list[Submission]) -> list[list[Receipt]]:
         self._submitting.prepare(submissions)
         receipts = self._submitting.submit(submissions)
-        self._turns.admitting.appetite.disturbed()
+        self._turns.admitting.scan_hint.disturbed()
         self._committed(any(receipt.created for answer in receipts for receipt in answer))
         return receipts
 
-    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
+    def admit(
+        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
+    ) -> list[Dispatch]:
         """Behind what this thread has ended before, and with it in one commit where it has not begun."""
-        return self._turns.here(lambda group: group.add(Admission(host, weigh, terms))).result()
+        return self._turns.here(lambda group: group.add(Admission(host, run_round, terms))).result()
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
         ids = [d.job_id for d in dispatches if d.job_id is not None]
@@ -162,29 +170,29 @@ class PostgresStore(PostgresReads):
             return answered([])
         return self._turns.soon(lambda group: group.add(changes))
 
-    def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
+    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
         if not done:
             return answered([])
         return self._turns.soon(lambda group: group.add(Completion(done)))
 
     def exchange_soon(
         self,
-        done: Sequence[Done],
+        done: Sequence[CompletedDispatch],
         host: HostId,
-        weigh: Callable[[Floor], Verdict],
+        run_round: Callable[[AdmissionView], RoundResult],
         terms: Terms,
         ahead: Ahead = not_waited_for,  # noqa: ARG002 - the thread that waits for it is the one that writes
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         return self._turns.here(
-            lambda group: (group.add(Completion(done)), group.add(Admission(host, weigh, terms)))
+            lambda group: (group.add(Completion(done)), group.add(Admission(host, run_round, terms)))
         )
 
-    def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
+    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()
 
-    def renew_soon(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
+    def renew_soon(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
         """A heartbeat behind the end of its run must find it ended."""
-        told = _Beats(Beats(beats, tell), self._turns.last)
+        told = _Beats(RenewalBatch(beats, tell), self._turns.last)
         return self._beats.soon(lambda group: group.add(told)) if beats else answered([])
 
     def _renew_all(self, told_beats: list[_Beats]) -> list[list[Standing | None]]:
@@ -200,8 +208,8 @@ class PostgresStore(PostgresReads):
         key = ("addon", addon_id)
         self._link.transact(lambda session: session.ask("add_ledger", columns([key])))
 
-        def write(session: Session) -> None:
-            pages = Pages()
+        def write(session: DatabaseSession) -> None:
+            pages = PostgresWriteBatch()
             now, [_, accounts] = self._link.opening(
                 session, lock_ledger([key]), ("accounts", {"addons": array([addon_id])})
             )
@@ -221,7 +229,7 @@ class PostgresStore(PostgresReads):
         self._committed(forgotten > 0)
         return forgotten
 
-    def _prune(self, session: Session, before: Moment, limit: int) -> int:
+    def _prune(self, session: DatabaseSession, before: Moment, limit: int) -> int:
         old: list[Any] = []
         seen, done_with = 0, set[int]()
         now, [sheets] = self._link.opening(
@@ -258,17 +266,17 @@ class PostgresStore(PostgresReads):
         session.leave("forget_batches", {"batches": array(sorted(empty))})
         if rest := [(batch, text or "[]") for batch, _, text in told if batch not in empty]:
             session.leave("rewrite_batches", columns(rest))
-        pages = Pages()
+        pages = PostgresWriteBatch()
         for _, _, addon_id, state in old:
             pages.tally[addon_id, state] -= 1
-        pages.note(now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
+        pages.note(now, Note(EventKind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
         pages.leave(session)
         return len(old)
 
     def reorder(self, aging: Aging, after: int, limit: int) -> int:
         values = {"after": after, "most": limit, "per_point": aging.per_point}
         [(last,)] = self._link.transact(lambda session: session.ask("reorder", values))
-        self._turns.admitting.appetite.disturbed()
+        self._turns.admitting.scan_hint.disturbed()
         return int(last)
 
     def shift(self, by: Span) -> int:  # noqa: ARG002 - the protocol's
@@ -277,8 +285,8 @@ class PostgresStore(PostgresReads):
 
     # hosts
 
-    def greet(self, host: Host) -> Host:
-        def write(session: Session) -> Host:
+    def register_host(self, host: Host) -> Host:
+        def write(session: DatabaseSession) -> Host:
             _, [found] = self._link.opening(session, ("greet", host_values(host)))
             if not found:
                 raise name_taken(host)
@@ -288,19 +296,19 @@ class PostgresStore(PostgresReads):
         return self._link.transact(write)
 
     def leave(self, host: HostId, instance: str) -> None:
-        def write(session: Session) -> None:
+        def write(session: DatabaseSession) -> None:
             for name in ("leave_host", "lose_host"):
                 session.leave(name, {"host": host, "instance": instance})
 
         self._link.transact(write)
 
     def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
-        def write(session: Session) -> bool:
+        def write(session: DatabaseSession) -> bool:
             now, [found] = self._link.opening(
                 session, ("drain_host", {"host": host, "draining": int(draining)})
             )
             if found:
-                pages = Pages()
+                pages = PostgresWriteBatch()
                 pages.note(now, drain_note(host, draining, by), NO_JOB)
                 pages.leave(session)
             return bool(found)
@@ -311,7 +319,7 @@ class PostgresStore(PostgresReads):
 
     # the dispatchers
 
-    def hold_dispatch(self, holder: str) -> None:
+    def quarantine_dispatch(self, holder: str) -> None:
         """One of many: nobody is refused, the ledger keeps them apart."""
         self._link.transact(
             lambda session: session.leave("register", {"holder": holder, "now": self._link.now()})
@@ -325,7 +333,7 @@ class PostgresStore(PostgresReads):
             self._link.transact(lambda session: session.leave("unregister", {"holder": holder}))
 
     def listen(self) -> None:
-        self._bell.listen()
+        self._wakeups.listen()
 
     def on_change(self, ring: Callable[[], None]) -> None:
         self._rings.append(ring)
@@ -333,7 +341,7 @@ class PostgresStore(PostgresReads):
     def _committed(self, told: bool) -> None:
         if told:
             self._heard()
-            self._bell.ring()
+            self._wakeups.ring()
 
     def _heard(self) -> None:
         for heard in self._rings:
@@ -343,10 +351,10 @@ class PostgresStore(PostgresReads):
         self._turns.close()
         self._submits.close()
         self._beats.close()
-        self._bell.close()
+        self._wakeups.close()
         self._link.close()
 
 
 class _Beats(NamedTuple):
-    beats: Beats
+    beats: RenewalBatch
     after: Future[Any]

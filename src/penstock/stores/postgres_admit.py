@@ -21,21 +21,28 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from psycopg.errors import DivisionByZero
 
-from penstock.core.books import EVERYTHING, Books, keys_of
-from penstock.core.demand import Demand
+from penstock.core.books import EVERYTHING, Ledger, keys_of
+from penstock.core.demand import AdmissionClass
 from penstock.core.job import Dispatch
-from penstock.core.order import Ordering, Verdict
+from penstock.core.order import Ordering, RoundResult
 from penstock.core.share import Account
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
 from penstock.stores.postgres_apply import Judged
-from penstock.stores.postgres_floor import Appetite, Heads, RowFloor, Spent, enter, spent_from
-from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import Demands, Key, accounts_from, lock_ledger
+from penstock.stores.postgres_floor import (
+    Heads,
+    PostgresAdmissionView,
+    PostgresSpent,
+    ScanHint,
+    enter,
+    spent_from,
+)
+from penstock.stores.postgres_link import Database, DatabaseSession
+from penstock.stores.postgres_pages import Key, PostgresAdmissionClasses, accounts_from, lock_ledger
 from penstock.stores.postgres_start import Admission, Starting
 from penstock.stores.postgres_wire import Values, array, columns
 
-__all__ = ["Admitting", "Ends", "Turn"]
+__all__ = ["Admitting", "Ends", "RoundRequest"]
 
 #: How many jobs whose time has come step into line in one transaction.
 STEPS: Final = 5_000
@@ -43,7 +50,7 @@ STEPS: Final = 5_000
 STEPPING_SEC: Final = 1.0
 
 
-class Turn(NamedTuple):
+class RoundRequest(NamedTuple):
     """What came of it: an answer for every change, whether anything is to be told, and what each round started."""
 
     answers: list[list[bool]]
@@ -60,13 +67,13 @@ class Ends(Protocol):
 
     def calls(self) -> list[tuple[str, Values]]: ...
 
-    def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged: ...
+    def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged: ...
 
 
 class _NotLocked(Exception):
     """Rows are needed that were not among those locked. `loan`: by a demand that perhaps nobody has made yet."""
 
-    def __init__(self, keys: Iterable[Key], loan: Demand | None = None) -> None:
+    def __init__(self, keys: Iterable[Key], loan: AdmissionClass | None = None) -> None:
         super().__init__()
         self.keys, self.loan = keys, loan
 
@@ -74,8 +81,8 @@ class _NotLocked(Exception):
 class Admitting:
     def __init__(
         self,
-        link: Link,
-        demands: Demands,
+        link: Database,
+        demands: PostgresAdmissionClasses,
         ordering: Ordering,
         *,
         new_id: Callable[[], str],
@@ -83,7 +90,7 @@ class Admitting:
     ) -> None:
         """`keep`: is given the rows of the jobs that are leased, since their workers will ask for them."""
         self.link, self.demands, self.ordering, self.new_id, self.keep = link, demands, ordering, new_id, keep
-        self.appetite = Appetite()
+        self.scan_hint = ScanHint()
         self._hosts: set[HostId] = set()
         #: The rows that the last turn needed.
         self._likely: set[Key] = set()
@@ -92,7 +99,7 @@ class Admitting:
         #: Somebody went by what was spent, so it is asked for with the rest.
         self.budgeted = False
 
-    def turn(self, ends: Ends, admissions: Sequence[Admission]) -> Turn:
+    def turn(self, ends: Ends, admissions: Sequence[Admission]) -> RoundRequest:
         """What ended, then the rounds, each of which sees what was before it."""
         for host in {admission.host for admission in admissions} - self._hosts:
             self.link.transact(lambda session: session.ask("add_ledger", columns([("host", host)])))  # noqa: B023 - called at once
@@ -121,7 +128,7 @@ class _Turning:
         self._of, self._keys, self._careful = admitting, keys, careful
         self.needed: set[Key] = set()
 
-    def run(self, session: Session, ends: Ends, admissions: Sequence[Admission]) -> Turn:
+    def run(self, session: DatabaseSession, ends: Ends, admissions: Sequence[Admission]) -> RoundRequest:
         of, self.needed = self._of, set()
         seen = _Seen(of, session, self._keys, ends.calls(), ended=len(ends), heads=bool(admissions))
         judged = ends.judge(session, seen.now, seen.ends)
@@ -139,28 +146,32 @@ class _Turning:
             before = Judged(seen.now) if number else judged
             started.append(self._round(session, admission, seen, before))
             told |= before.pages.leave(session)
-        return Turn(judged.answers, told, started)
+        return RoundRequest(judged.answers, told, started)
 
-    def _round(self, session: Session, admission: Admission, seen: _Seen, before: Judged) -> list[Dispatch]:
+    def _round(
+        self, session: DatabaseSession, admission: Admission, seen: _Seen, before: Judged
+    ) -> list[Dispatch]:
         """`before`: what ended in this transaction, and is not written yet."""
         of, host = self._of, admission.host
         demands = of.demands.of(session, {no for no, _ in seen.heads.lines})
         self._need({key for no, _ in seen.heads.lines for key in keys_of(demands[no])})
         taken = {job.no for job in before.jobs.values() if job.moved}
         while True:
-            books = seen.books(host, before.ended)
-            floor = RowFloor(session, host, seen.now, books, seen.heads, demands=of.demands, without=taken)
-            verdict = admission.weigh(floor)
-            if verdict.loan is not None:
-                self._need(set(keys_of(verdict.loan)), verdict.loan)
-            if not (lost := self._lock_heads(session, verdict, floor)):
+            ledger = seen.ledger(host, before.ended)
+            admission_view = PostgresAdmissionView(
+                session, host, seen.now, ledger, seen.heads, demands=of.demands, without=taken
+            )
+            round_result = admission.run_round(admission_view)
+            if round_result.loan is not None:
+                self._need(set(keys_of(round_result.loan)), round_result.loan)
+            if not (lost := self._lock_heads(session, round_result, admission_view)):
                 break
             taken |= lost
-        floor.tell(of.appetite)
-        before.pages.accounts = books.accounts
+        admission_view.tell(of.scan_hint)
+        before.pages.accounts = ledger.accounts
         starting = Starting(
             session,
-            floor,
+            admission_view,
             before.pages,
             admission,
             demands=of.demands,
@@ -168,19 +179,21 @@ class _Turning:
             new_id=of.new_id,
             keep=of.keep,
         )
-        return starting.write(verdict)
+        return starting.write(round_result)
 
-    def _need(self, keys: set[Key], loan: Demand | None = None) -> None:
+    def _need(self, keys: set[Key], loan: AdmissionClass | None = None) -> None:
         if not keys <= self._keys or (loan is not None and not self._of.demands.knows(loan)):
             raise _NotLocked(keys, loan)
         self.needed |= keys
 
-    def _lock_heads(self, session: Session, verdict: Verdict, floor: RowFloor) -> set[int]:
+    def _lock_heads(
+        self, session: DatabaseSession, round_result: RoundResult, admission_view: PostgresAdmissionView
+    ) -> set[int]:
         """Those that we could not have as we saw them."""
         # Where something is picked, the statement that starts it looks for itself.
-        if verdict.picks and not self._careful:
+        if round_result.picks and not self._careful:
             return set()
-        wanted = floor.heads_of(verdict)
+        wanted = admission_view.heads_of(round_result)
         return (
             set()
             if not wanted
@@ -194,7 +207,7 @@ class _Seen:
     def __init__(
         self,
         of: Admitting,
-        session: Session,
+        session: DatabaseSession,
         keys: set[Key],
         first: Sequence[tuple[str, Values]] = (),
         *,
@@ -205,7 +218,7 @@ class _Seen:
         `first`: what comes before the locks on the ledger, and ends so many. `heads`: not needed where nothing is to be started.
         """
         handed = of.link.handed()
-        self._sharing, (most, look) = of.ordering.sharing, of.appetite.call(ended, handed)
+        self._sharing, (most, look) = of.ordering.sharing, of.scan_hint.call(ended, handed)
         addons = {EVERYTHING, *(name for scope, name in keys if scope == "addon")}
         lines: list[tuple[str, Values]] = []
         if of.budgeted:
@@ -231,30 +244,33 @@ class _Seen:
                 _, rows = session.together(("step_into_line", {"now": self.now, "most": STEPS}), look)
                 self.heads = Heads(rows, most, everything=look[0] == "heads")
         if heads:
-            of.appetite.looked(self.heads)
-        self._spent = Spent(partial(_ask_spent, of, session, self.now))
+            of.scan_hint.looked(self.heads)
+        self._spent = PostgresSpent(partial(_ask_spent, of, session, self.now))
         if heads and of.budgeted and windows(self.now)[0].name == day.name:  # else midnight has just passed
             self._spent.found = spent_from(behind[2], day.name)
 
-    def accounts(self, ended: Mapping[tuple[HostId, Demand], int]) -> dict[AddonId, Account]:
+    def accounts(self, ended: Mapping[tuple[HostId, AdmissionClass], int]) -> dict[AddonId, Account]:
         accounts = accounts_from(self._accounts)
-        for (_, demand), n in ended.items():
-            account = accounts.setdefault(demand.addon_id, Account())
-            account.hold(-n * demand.cost_units, self.now, self._sharing)
+        for (_, admission_class), n in ended.items():
+            account = accounts.setdefault(admission_class.addon_id, Account())
+            account.hold(-n * admission_class.cost_units, self.now, self._sharing)
         return accounts
 
-    def books(self, host: HostId, ended: Mapping[tuple[HostId, Demand], int]) -> Books:
-        books = Books(accounts=self.accounts(ended), spent=self._spent)
-        enter(books, self._ledger, host)
-        for (where, demand), n in ended.items():
-            for key in keys_of(demand):
-                books.counts[key] -= n
+    def ledger(self, host: HostId, ended: Mapping[tuple[HostId, AdmissionClass], int]) -> Ledger:
+        ledger = Ledger(accounts=self.accounts(ended), spent=self._spent)
+        enter(ledger, self._ledger, host)
+        for (where, admission_class), n in ended.items():
+            for key in keys_of(admission_class):
+                ledger.counts[key] -= n
             if where == host:
-                books.units, books.running = books.units - n * demand.cost_units, books.running - n
-        return books
+                ledger.units, ledger.running = (
+                    ledger.units - n * admission_class.cost_units,
+                    ledger.running - n,
+                )
+        return ledger
 
 
-def _ask_spent(of: Admitting, session: Session, now: Moment) -> dict[AddonId, dict[str, int]]:
+def _ask_spent(of: Admitting, session: DatabaseSession, now: Moment) -> dict[AddonId, dict[str, int]]:
     of.budgeted = True
     day, month = windows(now)
     return spent_from(session.ask("spent", {"day": day.name, "month": month.name}), day.name)

@@ -13,14 +13,21 @@ from typing import Any, Final
 
 from penstock.core.books import keys_of
 from penstock.core.changes import Change, DispatchStep, JobStep
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.job import Place
-from penstock.core.landing import Phase
+from penstock.core.landing import DispatchPhase
 from penstock.core.order import Ordering
-from penstock.core.states import IN_FLIGHT, SETTLED, State
+from penstock.core.states import IN_FLIGHT, SETTLED, JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
-from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import NO_JOB, Demands, Key, Pages, accounts_from, lock_ledger
+from penstock.stores.postgres_link import Database, DatabaseSession
+from penstock.stores.postgres_pages import (
+    NO_JOB,
+    Key,
+    PostgresAdmissionClasses,
+    PostgresWriteBatch,
+    accounts_from,
+    lock_ledger,
+)
 from penstock.stores.postgres_wire import Values, array, columns
 
 __all__ = ["Applying", "Changes", "Judged"]
@@ -33,7 +40,7 @@ class _Job:
     no: int
     job_id: JobId
     addon_id: AddonId
-    state: State
+    state: JobState
     fence: int
     events: int
     active: int
@@ -53,7 +60,7 @@ class _Job:
     moved: bool = False
 
     def __post_init__(self) -> None:
-        self.state = State(self.state or State.QUEUED)
+        self.state = JobState(self.state or JobState.QUEUED)
 
     def wait(self, events: int, *denied: Any) -> None:
         self.events = events
@@ -62,8 +69,8 @@ class _Job:
     def fly(self, run: _Dispatch) -> None:
         self.fence, self.events = run.fence, run.events
         self.denied, self.denied_data, self.denied_at, self.passed_at = "", None, None, None
-        self.state = _WHILE[Phase(run.phase)]
-        if run.phase != Phase.RESERVED:
+        self.state = _WHILE[DispatchPhase(run.phase)]
+        if run.phase != DispatchPhase.RESERVED:
             self.start = 0
         if run.ended_at is None:
             self.run = run
@@ -84,7 +91,7 @@ class _Job:
         if step.target is not self.state or step.place is not None:
             self.state = step.target
             self.ended_at = now if step.target in SETTLED else None
-        if step.target is not State.QUEUED:
+        if step.target is not JobState.QUEUED:
             self.place = None
         if step.fresh:
             self.active, self.spent_before = 0, self.spent
@@ -108,16 +115,16 @@ class _Job:
             self.denied_data,
             self.denied_at,
             self.passed_at,
-            self.state is State.QUEUED,
+            self.state is JobState.QUEUED,
         )
 
 
 #: The state of a job by the phase of its attempt. One that ended otherwise than done is in another place by then.
 _WHILE: Final = {
-    Phase.RESERVED: State.DISPATCHING,
-    Phase.LEASED: State.RUNNING,
-    Phase.ENDING: State.RUNNING,
-    Phase.ENDED: State.DONE,
+    DispatchPhase.RESERVED: JobState.DISPATCHING,
+    DispatchPhase.LEASED: JobState.RUNNING,
+    DispatchPhase.ENDING: JobState.RUNNING,
+    DispatchPhase.ENDED: JobState.DONE,
 }
 
 
@@ -126,7 +133,7 @@ class _Dispatch:
     dispatch_id: DispatchId
     phase: str
     expires_at: Moment
-    demand: int
+    admission_class: int
     host: HostId
     started_at: Moment | None
     stop_at: Moment | None
@@ -147,7 +154,7 @@ class _Dispatch:
     def step(self, step: DispatchStep, now: Moment) -> int:
         """How long it was active, when this is its end."""
         self.moved, self.phase = True, step.target
-        if step.target is Phase.LEASED and self.started_at is None:
+        if step.target is DispatchPhase.LEASED and self.started_at is None:
             self.started_at = now
         if step.expires_at is not None:
             self.hastened |= step.expires_at < self.expires_at
@@ -161,7 +168,7 @@ class _Dispatch:
             self.reason = step.reason
         if step.worker is not None:
             self.worker = step.worker
-        if step.target is not Phase.ENDED:
+        if step.target is not DispatchPhase.ENDED:
             return 0
         self.ended_at, self.how = now, step.end
         self.result, self.failure = step.result, step.error
@@ -186,10 +193,15 @@ class _Dispatch:
 class Changes:
     """What several asked for, each on its own merits."""
 
-    def __init__(self, demands: Demands, batches: Sequence[Sequence[Change]]) -> None:
+    def __init__(self, demands: PostgresAdmissionClasses, batches: Sequence[Sequence[Change]]) -> None:
         self._demands, self._batches = demands, batches
         demands.make(
-            {c.job.place.demand for batch in batches for c in batch if c.job is not None and c.job.place}
+            {
+                c.job.place.admission_class
+                for batch in batches
+                for c in batch
+                if c.job is not None and c.job.place
+            }
         )
 
     def __len__(self) -> int:
@@ -205,7 +217,7 @@ class Changes:
             ("lock_dispatches", {"ids": array(dispatches), "jobs": array(jobs)}),
         ]
 
-    def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
+    def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
         job_rows, queue_rows, dispatch_rows = rows
         jobs = [_Job(*row) for row in job_rows]
         dispatches = [_Dispatch(*row) for row in dispatch_rows]
@@ -214,7 +226,7 @@ class Changes:
             now,
             {job.job_id: job for job in jobs},
             {dispatch.dispatch_id: dispatch for dispatch in dispatches},
-            self._demands.of(session, {dispatch.demand for dispatch in dispatches}),
+            self._demands.of(session, {dispatch.admission_class for dispatch in dispatches}),
         )
         judged.answers = [[judged.apply(change) for change in batch] for batch in self._batches]
         return judged
@@ -233,20 +245,20 @@ def _put_in_place(jobs: Sequence[_Job], queue: Sequence[Sequence[Any]], runs: Se
 class Applying:
     """Changes alone. Nothing is guessed here: whoever ends nothing locks no ledger row."""
 
-    def __init__(self, link: Link, demands: Demands, ordering: Ordering) -> None:
+    def __init__(self, link: Database, demands: PostgresAdmissionClasses, ordering: Ordering) -> None:
         self._link, self._demands, self._ordering = link, demands, ordering
 
-    def run(self, session: Session, changes: Changes) -> tuple[list[list[bool]], bool]:
+    def run(self, session: DatabaseSession, changes: Changes) -> tuple[list[list[bool]], bool]:
         """The answers, and whether anything was written."""
         now, rows = self._link.opening(session, *changes.calls())
         judged = changes.judge(session, now, rows)
         if judged.ended:
-            addons = array(sorted({demand.addon_id for _, demand in judged.ended}))
+            addons = array(sorted({admission_class.addon_id for _, admission_class in judged.ended}))
             _, accounts = session.together(lock_ledger(judged.keys), ("accounts", {"addons": addons}))
             judged.pages.accounts = accounts_from(accounts)
-            for (_, demand), n in judged.ended.items():
-                account = judged.pages.account(demand.addon_id)
-                account.hold(-n * demand.cost_units, now, self._ordering.sharing)
+            for (_, admission_class), n in judged.ended.items():
+                account = judged.pages.account(admission_class.addon_id)
+                account.hold(-n * admission_class.cost_units, now, self._ordering.sharing)
         judged.leave(session, self._demands)
         return judged.answers, judged.pages.leave(session)
 
@@ -258,16 +270,18 @@ class Judged:
     now: Moment
     jobs: dict[JobId, _Job] = field(default_factory=dict)
     dispatches: dict[DispatchId, _Dispatch] = field(default_factory=dict)
-    demands: dict[int, Demand] = field(default_factory=dict)
-    pages: Pages = field(default_factory=Pages)
+    demands: dict[int, AdmissionClass] = field(default_factory=dict)
+    pages: PostgresWriteBatch = field(default_factory=PostgresWriteBatch)
     #: How many of a kind ended where. Only here do units go back, and a dispatch ends once.
-    ended: Counter[tuple[HostId, Demand]] = field(default_factory=Counter)
+    ended: Counter[tuple[HostId, AdmissionClass]] = field(default_factory=Counter)
     answers: list[list[bool]] = field(default_factory=list)
 
     @property
     def keys(self) -> set[Key]:
         """The ledger rows of what ended."""
-        return {key for host, demand in self.ended for key in (("host", host), *keys_of(demand))}
+        return {
+            key for host, admission_class in self.ended for key in (("host", host), *keys_of(admission_class))
+        }
 
     def apply(self, change: Change) -> bool:
         job_step, dispatch_step = change.job, change.dispatch
@@ -278,8 +292,8 @@ class Judged:
         active = 0
         if dispatch is not None and dispatch_step is not None:
             active = dispatch.step(dispatch_step, self.now)
-            if dispatch_step.target is Phase.ENDED:
-                self.end(dispatch.host, self.demands[dispatch.demand], dispatch.flight)
+            if dispatch_step.target is DispatchPhase.ENDED:
+                self.end(dispatch.host, self.demands[dispatch.admission_class], dispatch.flight)
         dispatch_id = None if dispatch_step is None else dispatch_step.dispatch_id
         if job is None or job_step is None:
             for note in change.notes:
@@ -290,16 +304,16 @@ class Judged:
                 change.at, note, (job.no, job.job_id, job.events + i, job_step.target), dispatch_id
             )
         self.pages.moved(job.addon_id, job_step.source, job_step.target)
-        if job_step.target is not job_step.source and job_step.target in SETTLED - {State.BLOCKED}:
+        if job_step.target is not job_step.source and job_step.target in SETTLED - {JobState.BLOCKED}:
             self.pages.settled([job.no], self.now)
         job.step(job_step, len(change.notes), active, self.now)
         return True
 
-    def end(self, host: HostId, demand: Demand, flight: int, n: int = 1) -> None:
-        self.ended[host, demand] += n
+    def end(self, host: HostId, admission_class: AdmissionClass, flight: int, n: int = 1) -> None:
+        self.ended[host, admission_class] += n
         self.pages.landed[flight] += n
 
-    def leave(self, session: Session, demands: Demands) -> None:
+    def leave(self, session: DatabaseSession, demands: PostgresAdmissionClasses) -> None:
         moved = [job for job in self.jobs.values() if job.moved]
         if moved:
             session.leave("move_jobs", columns([job.row for job in moved]))
@@ -310,8 +324,8 @@ class Judged:
         sooner = [(d.flight, d.expires_at, d.stop_at) for d in self.dispatches.values() if d.hastened]
         if sooner:
             session.leave("due_sooner", columns(sorted(sooner, key=itemgetter(0))))
-        for (host, demand), n in self.ended.items():
-            self.pages.hold(host, demand, -n)
+        for (host, admission_class), n in self.ended.items():
+            self.pages.hold(host, admission_class, -n)
 
 
 def _is_as_seen(job: _Job | None, step: JobStep | None) -> bool:
@@ -326,7 +340,7 @@ def _stands(dispatch: _Dispatch | None, step: DispatchStep | None, now: Moment) 
     return not (step.while_valid and dispatch.expires_at <= now)
 
 
-def _place_row(no: int, place: Place, demands: Demands, now: Moment) -> tuple[Any, ...]:
+def _place_row(no: int, place: Place, demands: PostgresAdmissionClasses, now: Moment) -> tuple[Any, ...]:
     line = (place.line(now), place.turn, place.ready_at, place.urgent_at, place.priority)
     times = (place.earliest_start_at, place.not_before, place.deadline_at)
-    return (no, *line, demands.number(place.demand), *times)
+    return (no, *line, demands.number(place.admission_class), *times)

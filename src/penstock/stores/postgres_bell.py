@@ -19,10 +19,10 @@ import psycopg
 
 from penstock.core.errors import PenstockError
 from penstock.stores.ids import uuid7
-from penstock.stores.postgres_link import Connection, Link
+from penstock.stores.postgres_link import Database, PipelineConnection
 from penstock.stores.postgres_wire import Values, statement
 
-__all__ = ["Bell"]
+__all__ = ["NotificationListener"]
 
 POLL_SEC: Final = 1.0
 #: Between two notices of one process: the first goes out at once, those close behind it become one.
@@ -31,8 +31,8 @@ GAP_SEC: Final = 0.002
 SPARE_SEC: Final = GAP_SEC / 2
 
 
-class Bell:
-    def __init__(self, link: Link, heard: Callable[[], None], *, by_notice: bool = True) -> None:
+class NotificationListener:
+    def __init__(self, link: Database, heard: Callable[[], None], *, by_notice: bool = True) -> None:
         self._link, self._heard, self._by_notice = link, heard, by_notice
         self._me = uuid7()
         self.channel = f"penstock {link.schema}"
@@ -100,7 +100,7 @@ class Bell:
             self._link.glance(*self._notice())
 
     def _attend(self) -> None:
-        con: Connection | None = None
+        con: PipelineConnection | None = None
         look_at = 0.0
         while not self._closed.is_set():
             try:
@@ -123,7 +123,7 @@ class Bell:
         if con is not None:
             con.close()
 
-    def _notified(self, con: Connection | None) -> bool:
+    def _notified(self, con: PipelineConnection | None) -> bool:
         """True: by somebody else. Our own commits rang here at once."""
         if con is None:
             self._closed.wait(POLL_SEC)

@@ -11,7 +11,7 @@ from psycopg.errors import UniqueViolation
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from penstock.stores.postgres_link import Session
+from penstock.stores.postgres_link import DatabaseSession
 from penstock.stores.postgres_wire import Heard, Statement, Values
 
 __all__ = ["borrowed", "retried"]
@@ -21,7 +21,7 @@ TRIES: Final = 3
 
 
 @contextmanager
-def borrowed(connection: Any, sql: Mapping[str, Statement]) -> Iterator[Session]:
+def borrowed(connection: Any, sql: Mapping[str, Statement]) -> Iterator[DatabaseSession]:
     """
     A savepoint: what is refused takes back what we wrote and nothing of the caller's. On a connection without a transaction one is
     begun, as any statement on it would; in autocommit there is none to be part of, and ours is committed.
@@ -43,7 +43,7 @@ def retried(attempt: Callable[[], T]) -> T:
     return attempt()
 
 
-class _Borrowed(Session):
+class _Borrowed(DatabaseSession):
     def finish(self) -> None:
         """Without a COMMIT: that is the caller's."""
         self.flush()

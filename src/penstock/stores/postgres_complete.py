@@ -8,30 +8,32 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from penstock.core.job import Kind
-from penstock.core.landing import End
-from penstock.core.states import State
+from penstock.core.job import EventKind
+from penstock.core.landing import EndReason
+from penstock.core.states import JobState
 from penstock.core.words import DispatchId, HostId, JobId, Moment
 from penstock.stores.postgres_apply import Judged
-from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import Demands, EventRow
+from penstock.stores.postgres_link import Database, DatabaseSession
+from penstock.stores.postgres_pages import EventRow, PostgresAdmissionClasses
 from penstock.stores.postgres_wire import Values, columns
-from penstock.stores.protocol import Done
+from penstock.stores.protocol import CompletedDispatch
 
 __all__ = ["Completing", "Completion"]
 
 
 class Completion(NamedTuple):
-    done: Sequence[Done]
+    done: Sequence[CompletedDispatch]
 
 
 class Completing:
     """Those who came together; perhaps nobody."""
 
-    def __init__(self, link: Link, demands: Demands, completions: Sequence[Completion]) -> None:
+    def __init__(
+        self, link: Database, demands: PostgresAdmissionClasses, completions: Sequence[Completion]
+    ) -> None:
         self._link, self._demands, self._completions = link, demands, completions
         #: Told twice counts once, and the first one is it.
-        self._first: dict[str, Done] = {}
+        self._first: dict[str, CompletedDispatch] = {}
         for done in (done for completion in completions for done in completion.done):
             self._first.setdefault(done.dispatch_id, done)
 
@@ -45,14 +47,14 @@ class Completing:
         ids, results = columns(rows)
         return [("complete", {"now": self._link.handed(), "ids": ids, "results": results})]
 
-    def judge(self, session: Session, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
+    def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged:
         judged = Judged(now)
         found = list(map(_completed, rows[0])) if rows else []
-        demands = self._demands.of(session, {one.demand for one in found})
-        for (host, demand_no, flight), n in Counter(map(_KIND, found)).items():
-            demand = demands[demand_no]
-            judged.pages.moved(demand.addon_id, State.RUNNING, State.DONE, n)
-            judged.end(host, demand, flight, n)
+        demands = self._demands.of(session, {one.admission_class for one in found})
+        for (host, class_no, flight), n in Counter(map(_KIND, found)).items():
+            admission_class = demands[class_no]
+            judged.pages.moved(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)
+            judged.end(host, admission_class, flight, n)
         if found:
             judged.pages.settled([one.no for one in found], found[0].at)
             judged.pages.note_many(lambda: _told(found, now))
@@ -73,7 +75,7 @@ class _Completed(NamedTuple):
     no: int
     events: int
     host: HostId
-    demand: int
+    admission_class: int
     flight: int
     at: Moment
 
@@ -81,11 +83,11 @@ class _Completed(NamedTuple):
 #: From a whole row, in half the time.
 _completed: Final[Callable[[Any], _Completed]] = partial(tuple.__new__, _Completed)
 #: What most of them have in common.
-_KIND: Final = attrgetter("host", "demand", "flight")
+_KIND: Final = attrgetter("host", "admission_class", "flight")
 
 
 def _told(found: Sequence[_Completed], now: Moment) -> Iterator[EventRow]:
-    why = str(End.COMPLETED)
+    why = str(EndReason.COMPLETED)
     for one in found:
         job_id, _, attempt = one.dispatch_id.rpartition(".")
-        yield now, Kind.DONE, JobId(job_id), one.events, State.DONE, why, attempt, None
+        yield now, EventKind.DONE, JobId(job_id), one.events, JobState.DONE, why, attempt, None

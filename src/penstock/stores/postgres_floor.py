@@ -13,16 +13,25 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from penstock.core.books import Books
-from penstock.core.order import Line, Running, Verdict, Waiting
+from penstock.core.books import Ledger
+from penstock.core.order import QueuedJob, ReadyQueue, RoundResult, RunningJob
 from penstock.core.quick import quick_tuple
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, Moment
-from penstock.stores.postgres_link import Session
-from penstock.stores.postgres_pages import Demands, accounts_from
+from penstock.stores.postgres_link import DatabaseSession
+from penstock.stores.postgres_pages import PostgresAdmissionClasses, accounts_from
 from penstock.stores.postgres_wire import Values, columns
 
-__all__ = ["Appetite", "Heads", "RowFloor", "Spent", "Standby", "enter", "read_books", "spent_from"]
+__all__ = [
+    "Heads",
+    "PostgresAdmissionView",
+    "PostgresSpent",
+    "ScanHint",
+    "Standby",
+    "enter",
+    "read_ledger_rows",
+    "spent_from",
+]
 
 PIECE: Final = 1_000
 #: A look at all lines comes only once in so many times its length, or so many seconds,
@@ -34,10 +43,10 @@ SLOW_SEC: Final = 0.003
 FIRST: Final = 1_000
 #: Before and behind all others.
 _FIRST_TURN: Final = (-(2**63), 0)
-_LAST_DEMAND: Final = 2**31 - 1
+_LAST_CLASS: Final = 2**31 - 1
 
 
-class Appetite:
+class ScanHint:
     """
     How the next round looks at the lines, by how the last one went: how far into them, and from where.
 
@@ -75,13 +84,13 @@ class Appetite:
         return most, ("heads", {"now": now, "most": most})
 
     def _known(self) -> list[tuple[int, int, int, int]]:
-        demands = sorted({demand for demand, _ in self._first})
+        demands = sorted({admission_class for admission_class, _ in self._first})
         return [(no, line, *self._first.get((no, line), _FIRST_TURN)) for no in demands for line in (1, 2)]
 
     def _between(self) -> list[tuple[int, int]]:
         """Where in their order demands may stand that are not known."""
-        demands = sorted({demand for demand, _ in self._first})
-        return [(a, b) for a, b in pairwise([0, *demands, _LAST_DEMAND]) if b > a + 1]
+        demands = sorted({admission_class for admission_class, _ in self._first})
+        return [(a, b) for a, b in pairwise([0, *demands, _LAST_CLASS]) if b > a + 1]
 
     def looked(self, heads: Heads) -> None:
         if heads.everything:
@@ -105,12 +114,12 @@ class Standby(NamedTuple):
     active: int
 
 
-#: Where in a row of `heads` is what: first its demand and line, then a `Waiting`, then a `Standby`.
+#: Where in a row of `heads` is what: first its demand and line, then a `QueuedJob`, then a `Standby`.
 _NO: Final = 2
 _TURN: Final = 5
 _STANDBY: Final = 10
 #: From a whole row, in half the time.
-_waiting: Final = quick_tuple(Waiting)
+_waiting: Final = quick_tuple(QueuedJob)
 _standby: Final = quick_tuple(Standby)
 
 
@@ -129,33 +138,33 @@ class Heads:
             self.lines[row[:_NO]].append(row)
 
 
-class RowFloor:
+class PostgresAdmissionView:
     """`without`: jobs that somebody else is at just now."""
 
     def __init__(
         self,
-        session: Session,
+        session: DatabaseSession,
         host: HostId,
         now: Moment,
-        books: Books,
+        ledger: Ledger,
         heads: Heads,
         *,
-        demands: Demands,
+        demands: PostgresAdmissionClasses,
         without: Collection[int] = (),
     ) -> None:
-        self.now, self.books = now, books
+        self.now, self.ledger = now, ledger
         self.standby: dict[int, Standby] = {}
         self._session, self._host, self._heads, self._without = session, host, heads, without
         self._demands = demands
         self._pulled: dict[tuple[int, int], int] = {}
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[ReadyQueue]:
         lines = self._heads.lines
         demands = self._demands.of(self._session, {no for no, _ in lines})
         for key in sorted(lines):
-            yield Line(demands[key[0]], key[1] == 2, self._pull(key, lines[key], self._heads.most))
+            yield ReadyQueue(demands[key[0]], key[1] == 2, self._pull(key, lines[key], self._heads.most))
 
-    def _pull(self, key: tuple[int, int], rows: Sequence[Any], most: int) -> Iterator[Waiting]:
+    def _pull(self, key: tuple[int, int], rows: Sequence[Any], most: int) -> Iterator[QueuedJob]:
         standby, without, pulled = self.standby, self._without, 0
         while True:
             for row in rows:
@@ -172,36 +181,36 @@ class RowFloor:
             values = {"demand": key[0], "line": key[1], "turn": last[_TURN], "no": last[_NO], "most": most}
             rows = self._session.ask("in_line", values)
 
-    def running(self) -> Sequence[Running]:
-        return [Running(*row) for row in self._session.ask("running", {"host": self._host})]
+    def running(self) -> Sequence[RunningJob]:
+        return [RunningJob(*row) for row in self._session.ask("running", {"host": self._host})]
 
-    def heads_of(self, verdict: Verdict) -> dict[int, int]:
+    def heads_of(self, round_result: RoundResult) -> dict[int, int]:
         """The jobs that it changes, and how many events each had when it was seen."""
-        heads = [pick.waiting for pick in verdict.picks]
-        heads += [denial.waiting for denial in verdict.denials]
-        return {waiting.no: self.standby[waiting.no].events for waiting in (*heads, *verdict.passed)}
+        heads = [pick.waiting for pick in round_result.picks]
+        heads += [denial.waiting for denial in round_result.denials]
+        return {waiting.no: self.standby[waiting.no].events for waiting in (*heads, *round_result.passed)}
 
-    def tell(self, appetite: Appetite) -> None:
+    def tell(self, scan_hint: ScanHint) -> None:
         """What this round was like, for the next one."""
-        appetite.was(max(self._pulled.values(), default=0), len(self._heads.lines))
+        scan_hint.was(max(self._pulled.values(), default=0), len(self._heads.lines))
 
 
-def read_books(session: Session, host: HostId, now: Moment) -> Books:
+def read_ledger_rows(session: DatabaseSession, host: HostId, now: Moment) -> Ledger:
     day, month = windows(now)
-    ledger, accounts, spent = session.together(
+    ledger_rows, accounts, spent = session.together(
         ("ledger", None), ("addons", None), ("spent", {"day": day.name, "month": month.name})
     )
-    books = Books(accounts=accounts_from(accounts), spent=spent_from(spent, day.name))
-    enter(books, ledger, host)
-    return books
+    ledger = Ledger(accounts=accounts_from(accounts), spent=spent_from(spent, day.name))
+    enter(ledger, ledger_rows, host)
+    return ledger
 
 
-def enter(books: Books, ledger: Sequence[Any], host: HostId) -> None:
-    for scope, name, units, running in ledger:
+def enter(ledger: Ledger, ledger_rows: Sequence[Any], host: HostId) -> None:
+    for scope, name, units, running in ledger_rows:
         if scope != "host":
-            books.counts[scope, name] = running
+            ledger.counts[scope, name] = running
         elif name == host:
-            books.units, books.running = units, running
+            ledger.units, ledger.running = units, running
 
 
 def spent_from(rows: Sequence[Any], day: str) -> dict[AddonId, dict[str, int]]:
@@ -211,7 +220,7 @@ def spent_from(rows: Sequence[Any], day: str) -> dict[AddonId, dict[str, int]]:
     return spent
 
 
-class Spent(Mapping[AddonId, Mapping[str, int]]):
+class PostgresSpent(Mapping[AddonId, Mapping[str, int]]):
     """What each addon has spent, asked for by the first who looks: most have no budget, and nobody does."""
 
     def __init__(self, ask: Callable[[], Mapping[AddonId, Mapping[str, int]]]) -> None:

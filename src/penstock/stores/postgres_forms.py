@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
-from penstock.core.demand import Demand, demand_of
+from penstock.core.demand import AdmissionClass, admission_class_of
 from penstock.core.intent import Intent, all_but_payload
 from penstock.core.job import Place, place
 from penstock.core.order import Ordering
 from penstock.core.words import JobId, Moment
-from penstock.stores.postgres_pages import Demands
+from penstock.stores.postgres_pages import PostgresAdmissionClasses
 from penstock.stores.postgres_wire import columns, text
 from penstock.stores.rows import intent_row, job_row
 
@@ -34,12 +34,12 @@ _NAMES: Final = (
 class _Form(NamedTuple):
     """`row`: by name, with the values as the server reads them."""
 
-    demand: Demand
+    admission_class: AdmissionClass
     row: dict[str, bytes | None]
 
 
 class Forms:
-    def __init__(self, demands: Demands, ordering: Ordering) -> None:
+    def __init__(self, demands: PostgresAdmissionClasses, ordering: Ordering) -> None:
         self._demands, self._ordering = demands, ordering
         self._kept: dict[Hashable, _Form] = {}
 
@@ -52,7 +52,7 @@ class Forms:
             if (its := all_but_payload(intent)) != like:
                 like = its
                 if its not in self._kept:
-                    new.add(demand_of(intent))
+                    new.add(admission_class_of(intent))
         self._demands.make(new)
 
     def columns(self, firsts: Sequence[Intent], now: Moment) -> dict[str, bytes]:
@@ -63,7 +63,7 @@ class Forms:
     def row(self, intent: Intent, now: Moment) -> dict[str, bytes | None]:
         """For `submit_alike`. What does not depend on the moment was perhaps put together before."""
         form = self._kept.get(all_but_payload(intent)) or self._make(intent, now)
-        its = place(intent, now, None, self._ordering, form.demand)
+        its = place(intent, now, None, self._ordering, form.admission_class)
         return {
             **form.row,
             "line": b"%d" % its.line(now),
@@ -74,7 +74,9 @@ class Forms:
 
     def _make(self, intent: Intent, now: Moment) -> _Form:
         its = place(intent, now, None, self._ordering)
-        form = _Form(its.demand, dict(zip(_NAMES, map(text, self._row(intent, its, now)), strict=True)))
+        form = _Form(
+            its.admission_class, dict(zip(_NAMES, map(text, self._row(intent, its, now)), strict=True))
+        )
         if intent.idempotency_key is None:  # or it would have the payload's hash, and never come again
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
@@ -82,7 +84,7 @@ class Forms:
         return form
 
     def _row(self, intent: Intent, its: Place, now: Moment) -> tuple[Any, ...]:
-        demand_no = self._demands.number(its.demand)
-        _, _, *of_job = job_row(0, JobId(""), intent, its, demand_no=demand_no, now=now)
+        class_no = self._demands.number(its.admission_class)
+        _, _, *of_job = job_row(0, JobId(""), intent, its, class_no=class_no, now=now)
         _, _, *of_intent, body = intent_row(0, intent)
         return (*of_job, *of_intent, None if body is None else body.hex())

@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from penstock.core.changes import Change, completed
 from penstock.core.words import Moment
-from penstock.stores.postgres_admit import Admitting, Turn
+from penstock.stores.postgres_admit import Admitting, RoundRequest
 from penstock.stores.postgres_apply import Applying, Changes
 from penstock.stores.postgres_complete import Completing, Completion
 from penstock.stores.postgres_start import Admission
@@ -22,7 +22,7 @@ from penstock.stores.protocol import Receipt
 from penstock.stores.submitting import SubmitsUnknown, with_jobs
 from penstock.stores.writer import Writer, settling
 
-__all__ = ["Group", "SubmitLane", "TurnLane", "answered"]
+__all__ = ["Group", "RoundBatcher", "SubmitBatcher", "answered"]
 
 T = TypeVar("T")
 Op = TypeVar("Op")
@@ -64,7 +64,7 @@ class Group(Generic[Op, Answer]):
             answer.extend(found)
 
 
-class SubmitLane:
+class SubmitBatcher:
     """Submits. `carry_out`: in one transaction, and answered when that is on disk."""
 
     def __init__(self, carry_out: Callable[[list[Submission]], list[list[Receipt]]]) -> None:
@@ -107,7 +107,7 @@ class SubmitLane:
         self._writer.close()
 
 
-class TurnLane:
+class RoundBatcher:
     """Turns: what has ended, and the rounds behind it. `committed`: told after each whether there is something to tell of."""
 
     def __init__(self, admitting: Admitting, committed: Callable[[bool], None]) -> None:
@@ -151,8 +151,8 @@ class TurnLane:
             if admissions:
                 turn = self.admitting.turn(changes, admissions)
             else:
-                turn = Turn(*link.transact(lambda session: self._applying.run(session, changes)))
-            self.admitting.appetite.disturbed()
+                turn = RoundRequest(*link.transact(lambda session: self._applying.run(session, changes)))
+            self.admitting.scan_hint.disturbed()
         self._committed(turn.told)
         answers, started = iter(turn.answers), iter(turn.started)
         return [next(started if isinstance(op, Admission) else answers) for op in ops]

@@ -1,7 +1,7 @@
 """
 The way to the server: connections, transactions, and what becomes of them when something is in the way.
 
-A transaction is a function that is handed a `Session`. It may be called again: after a deadlock, after a conflict of two that
+A transaction is a function that is handed a `DatabaseSession`. It may be called again: after a deadlock, after a conflict of two that
 came at once, after a connection that turned out to be dead. What it wants written it leaves with the session, and that goes out
 with the COMMIT in one round trip. What can be said in one statement, and only once, needs no more than that (`once`).
 
@@ -30,11 +30,19 @@ from psycopg.rows import tuple_row
 from penstock.core.refusals import OutcomeUnknown, StoreFailed
 from penstock.core.words import Moment
 from penstock.stores.ids import uuid7
-from penstock.stores.postgres_wire import Connection, Exchange, Heard, Statement, Values, array, statement
+from penstock.stores.postgres_wire import (
+    Heard,
+    PipelineConnection,
+    RoundTrip,
+    Statement,
+    Values,
+    array,
+    statement,
+)
 from penstock.stores.protocol import Clock
 from penstock.stores.statements import statements
 
-__all__ = ["Conflict", "Connection", "Link", "Manners", "Session"]
+__all__ = ["Conflict", "ConnectionOptions", "Database", "DatabaseSession", "PipelineConnection"]
 
 T = TypeVar("T")
 
@@ -56,7 +64,7 @@ class _Unanswered(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manners:
+class ConnectionOptions:
     """How we behave on a server that others use too. `pooler`: a PgBouncer in transaction mode is between us and it."""
 
     statement_timeout_ms: int = 30_000
@@ -87,12 +95,12 @@ class Manners:
         }
 
 
-class Session:
+class DatabaseSession:
     """One transaction. It begins with the first thing asked and is over with `finish`."""
 
     def __init__(
         self,
-        con: Exchange,
+        con: RoundTrip,
         sql: Mapping[str, Statement],
         opening: Sequence[Statement],
         behind: Callable[[], tuple[str, Values] | None] = lambda: None,
@@ -162,15 +170,15 @@ class Session:
         return self._con.exchange([*((each, None) for each in opening), *calls], behind)[len(opening) :]
 
 
-class Link:
-    def __init__(self, dsn: str, schema: str, manners: Manners, clock: Clock | None) -> None:
-        self.schema, self._manners, self._clock = schema, manners, clock
-        self._dsn = _conninfo(dsn, manners)
+class Database:
+    def __init__(self, dsn: str, schema: str, options: ConnectionOptions, clock: Clock | None) -> None:
+        self.schema, self._options, self._clock = schema, options, clock
+        self._dsn = _conninfo(dsn, options)
         self.quoted = psycopg.sql.Identifier(schema).as_string()
         self.sql = {name: statement(self.in_schema(text)) for name, text in statements("postgres").items()}
         #: The last one used is used next: its server process has everything at hand.
-        self._idle: deque[Connection] = deque()
-        self._room = BoundedSemaphore(manners.connections)
+        self._idle: deque[PipelineConnection] = deque()
+        self._room = BoundedSemaphore(options.connections)
         self._offset, self._asked, self._latest = 0, float("-inf"), 0
         self._closed = False
         #: Tokens of transactions whose outcome is known: their rows can go.
@@ -210,7 +218,7 @@ class Link:
         """For a statement that judges by a moment: None is the server's own."""
         return None if self._clock is None else self._clock()
 
-    def opening(self, session: Session, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
+    def opening(self, session: DatabaseSession, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
         """What locks, then the moment: it must not be older than a lock that was waited for."""
         *answers, [(now, session.batch)] = session.together(*calls, ("opening", None))
         session.token = uuid7()
@@ -218,7 +226,7 @@ class Link:
 
     # transactions
 
-    def transact(self, work: Callable[[Session], T]) -> T:
+    def transact(self, work: Callable[[DatabaseSession], T]) -> T:
         with self.failures():
             return self._insist(lambda: self._attempt(work))
 
@@ -238,7 +246,7 @@ class Link:
         with self.connection() as con:
             con.look()
             notice = self.behind()
-            pooled = self._begin((BEGIN,)) if self._manners.pooler else ()
+            pooled = self._begin((BEGIN,)) if self._options.pooler else ()
             calls = [*((each, None) for each in pooled), (self.sql[name], values)]
             try:
                 con.exchange(
@@ -262,7 +270,7 @@ class Link:
                 sleep(0.2)
         raise _unknown()
 
-    def snapshot(self, work: Callable[[Session], T]) -> T:
+    def snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
         """To read: everything that is asked for is as of one moment."""
         return self._reading(work, (SNAPSHOT,))
 
@@ -270,10 +278,10 @@ class Link:
         """One statement needs no transaction around it."""
         return self._reading(lambda session: session.ask(name, values), ())
 
-    def _reading(self, work: Callable[[Session], T], opening: Sequence[Statement]) -> T:
+    def _reading(self, work: Callable[[DatabaseSession], T], opening: Sequence[Statement]) -> T:
         def read() -> T:
             with self.connection() as con:
-                session = Session(con, self.sql, self._begin(opening))
+                session = DatabaseSession(con, self.sql, self._begin(opening))
                 result = work(session)
                 if opening:
                     session.finish()
@@ -284,7 +292,7 @@ class Link:
 
     def _begin(self, opening: Sequence[Statement]) -> Sequence[Statement]:
         """Behind a pooler a setting lasts for one transaction: the next one may be on another server connection."""
-        return (*opening, _settings(self._manners)) if opening and self._manners.pooler else opening
+        return (*opening, _settings(self._options)) if opening and self._options.pooler else opening
 
     def _insist(self, attempt: Callable[[], T]) -> T:
         dead = 0
@@ -303,11 +311,11 @@ class Link:
                 self._drop_idle()
         raise AssertionError("unreachable")
 
-    def _attempt(self, work: Callable[[Session], T]) -> T:
+    def _attempt(self, work: Callable[[DatabaseSession], T]) -> T:
         session = None
         try:
             with self.connection() as con:
-                session = Session(con, self.sql, self._begin((BEGIN,)), self.behind)
+                session = DatabaseSession(con, self.sql, self._begin((BEGIN,)), self.behind)
                 result = work(session)
                 token = session.token if session.writes else None
                 if token is not None:
@@ -344,7 +352,7 @@ class Link:
     # connections
 
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
+    def connection(self) -> Iterator[PipelineConnection]:
         if self._closed:
             raise StoreFailed("the store is closed", kind="closed")
         with self._room:
@@ -357,7 +365,7 @@ class Link:
             finally:
                 self._put_back(con)
 
-    def _put_back(self, con: Connection) -> None:
+    def _put_back(self, con: PipelineConnection) -> None:
         try:
             if (
                 not (con.closed or con.owes)
@@ -371,9 +379,11 @@ class Link:
         if self._closed:
             self._drop_idle()
 
-    def connect(self) -> Connection:
-        con = Connection.connect(self._dsn, autocommit=True, row_factory=tuple_row, prepare_threshold=None)
-        con.prepares = not self._manners.pooler
+    def connect(self) -> PipelineConnection:
+        con = PipelineConnection.connect(
+            self._dsn, autocommit=True, row_factory=tuple_row, prepare_threshold=None
+        )
+        con.prepares = not self._options.pooler
         return con
 
     def _drop_idle(self) -> None:
@@ -430,7 +440,7 @@ _PRESENCE: Final = {
 }
 
 
-def _conninfo(dsn: str, manners: Manners) -> str:
+def _conninfo(dsn: str, options: ConnectionOptions) -> str:
     try:
         told = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
@@ -442,17 +452,17 @@ def _conninfo(dsn: str, manners: Manners) -> str:
         ) from None
     more: dict[str, str] = {"application_name": str(told.get("application_name") or "penstock")}
     more["client_encoding"] = "utf-8"
-    more["connect_timeout"] = str(told.get("connect_timeout") or manners.connect_timeout_sec)
+    more["connect_timeout"] = str(told.get("connect_timeout") or options.connect_timeout_sec)
     for name, value in _PRESENCE.items():
         more[name] = str(told.get(name) or value)
-    if not manners.pooler:
-        pinned = " ".join(f"-c {name}={value}" for name, value in manners.settings.items())
+    if not options.pooler:
+        pinned = " ".join(f"-c {name}={value}" for name, value in options.settings.items())
         more["options"] = f"{told.get('options') or ''} {pinned}".strip()
     return make_conninfo(dsn, **more)
 
 
-def _settings(manners: Manners) -> Statement:
-    calls = (f"set_config('{n}', '{v}', true)" for n, v in manners.settings.items())
+def _settings(options: ConnectionOptions) -> Statement:
+    calls = (f"set_config('{n}', '{v}', true)" for n, v in options.settings.items())
     return statement(f"SELECT {', '.join(calls)}")
 
 

@@ -9,76 +9,79 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from penstock.core.books import keys_of
 from penstock.core.changes import Note
-from penstock.core.demand import Demand
-from penstock.core.job import Kind
+from penstock.core.demand import AdmissionClass
+from penstock.core.job import EventKind
 from penstock.core.share import Account
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
-from penstock.stores.postgres_link import Link, Session
+from penstock.stores.postgres_link import Database, DatabaseSession
 from penstock.stores.postgres_wire import array, columns
-from penstock.stores.rows import demand_from, demand_row
+from penstock.stores.rows import class_from, class_row
 from penstock.stores.trail import pack
 
 __all__ = [
     "NO_JOB",
-    "Demands",
     "EventRow",
     "Key",
-    "Pages",
+    "PostgresAdmissionClasses",
+    "PostgresWriteBatch",
     "Told",
     "accounts_from",
     "lock_ledger",
 ]
 
 #: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
-Told: TypeAlias = tuple[int | None, JobId | None, int, State | None]
+Told: TypeAlias = tuple[int | None, JobId | None, int, JobState | None]
 NO_JOB: Final[Told] = (None, None, 0, None)
 #: As `trail.pack` has them.
 EventRow: TypeAlias = tuple[
-    Moment, Kind, JobId | None, int, State | None, str, str | None, Mapping[str, Any] | None
+    Moment, EventKind, JobId | None, int, JobState | None, str, str | None, Mapping[str, Any] | None
 ]
 #: A ledger row: scope and name.
 Key: TypeAlias = tuple[str, str]
 
 
-class Demands:
+class PostgresAdmissionClasses:
     """Few, and never changed, so each is read once."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Database) -> None:
         self._link = link
-        self._numbers: dict[Demand, int] = {}
-        self.known: dict[int, Demand] = {}
+        self._numbers: dict[AdmissionClass, int] = {}
+        self.known: dict[int, AdmissionClass] = {}
 
-    def make(self, demands: Iterable[Demand]) -> None:
+    def make(self, demands: Iterable[AdmissionClass]) -> None:
         """Before the transaction that needs them."""
-        for demand in demands:
-            if demand not in self._numbers:
-                self._numbers[demand] = self._link.transact(lambda session: _number(session, demand))  # noqa: B023 - called at once
+        for admission_class in demands:
+            if admission_class not in self._numbers:
+                self._numbers[admission_class] = self._link.transact(
+                    partial(_number, admission_class=admission_class)
+                )
 
-    def number(self, demand: Demand) -> int:
-        return self._numbers[demand]
+    def number(self, admission_class: AdmissionClass) -> int:
+        return self._numbers[admission_class]
 
-    def knows(self, demand: Demand) -> bool:
-        return demand in self._numbers
+    def knows(self, admission_class: AdmissionClass) -> bool:
+        return admission_class in self._numbers
 
-    def of(self, session: Session, numbers: Iterable[int]) -> dict[int, Demand]:
+    def of(self, session: DatabaseSession, numbers: Iterable[int]) -> dict[int, AdmissionClass]:
         if missing := set(numbers) - self.known.keys():
             for no, *row in session.ask("demands_by_no", {"nos": array(sorted(missing))}):
-                demand = self.known[no] = demand_from(row)
-                self._numbers[demand] = no
+                admission_class = self.known[no] = class_from(row)
+                self._numbers[admission_class] = no
         return self.known
 
 
-def _number(session: Session, demand: Demand) -> int:
+def _number(session: DatabaseSession, admission_class: AdmissionClass) -> int:
     """With its ledger rows: what is not there cannot be locked."""
     *_, found = session.together(
-        ("add_demand", demand_row(demand)),
-        ("add_ledger", columns(sorted(keys_of(demand)))),
-        ("demand_by_key", {"key": demand.key}),
+        ("add_demand", class_row(admission_class)),
+        ("add_ledger", columns(sorted(keys_of(admission_class)))),
+        ("demand_by_key", {"key": admission_class.key}),
     )
     return int(found[0][0])
 
@@ -95,7 +98,7 @@ def accounts_from(rows: Iterable[Any]) -> dict[AddonId, Account]:
     }
 
 
-class Pages:
+class PostgresWriteBatch:
     def __init__(self) -> None:
         #: One each, or a function that makes many.
         self._events: list[EventRow | Callable[[], Iterable[EventRow]]] = []
@@ -103,7 +106,7 @@ class Pages:
         self.tally: Counter[tuple[str, str]] = Counter()
         self.accounts: dict[AddonId, Account] = {}
         self._changed: set[AddonId] = set()
-        self._held: Counter[tuple[HostId, Demand]] = Counter()
+        self._held: Counter[tuple[HostId, AdmissionClass]] = Counter()
         #: How many of which flight have ended.
         self.landed: Counter[int] = Counter()
         #: What is settled from now on, and may be forgotten some day.
@@ -127,7 +130,7 @@ class Pages:
         """
         self._events.append(tell)
 
-    def moved(self, addon_id: AddonId, source: State, target: State, n: int = 1) -> None:
+    def moved(self, addon_id: AddonId, source: JobState, target: JobState, n: int = 1) -> None:
         if source is not target:
             self.tally[addon_id, source] -= n
             self.tally[addon_id, target] += n
@@ -137,16 +140,16 @@ class Pages:
         self._settled += nos
         self._settled_at = at
 
-    def hold(self, host: HostId, demand: Demand, more: int) -> None:
+    def hold(self, host: HostId, admission_class: AdmissionClass, more: int) -> None:
         """The rows of its keys are locked by now."""
-        self._held[host, demand] += more
+        self._held[host, admission_class] += more
 
     def account(self, addon_id: AddonId) -> Account:
         """To be changed: it will be written."""
         self._changed.add(addon_id)
         return self.accounts.setdefault(addon_id, Account())
 
-    def leave(self, session: Session) -> bool:
+    def leave(self, session: DatabaseSession) -> bool:
         """True: there is something to tell."""
         ledger = self._ledger()
         changed = self._changed | {AddonId(name) for scope, name, *_ in ledger if scope == "addon"}
@@ -186,10 +189,10 @@ class Pages:
         whoever comes for it steps over all of them.
         """
         rows: dict[Key, list[int]] = {}
-        for (host, demand), n in self._held.items():
-            for key in (("host", host), *keys_of(demand)):
+        for (host, admission_class), n in self._held.items():
+            for key in (("host", host), *keys_of(admission_class)):
                 row = rows.setdefault(key, [0, 0])
-                row[0] += n * demand.cost_units
+                row[0] += n * admission_class.cost_units
                 row[1] += n
         return [
             (scope, name, units, running)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from penstock.core.books import Books
-from penstock.core.demand import Demand
+from penstock.core.books import Ledger
+from penstock.core.demand import AdmissionClass
 from penstock.core.hosts import Host
-from penstock.core.job import Dispatch, Event, Job, Kind
-from penstock.core.landing import Phase
-from penstock.core.order import Floor
-from penstock.core.states import IN_FLIGHT, SETTLED, State
+from penstock.core.job import Dispatch, Event, EventKind, Job
+from penstock.core.landing import DispatchPhase
+from penstock.core.order import AdmissionView
+from penstock.core.states import IN_FLIGHT, SETTLED, JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
-from penstock.stores.postgres_floor import Heads, RowFloor, read_books
-from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import Demands
+from penstock.stores.postgres_floor import Heads, PostgresAdmissionView, read_ledger_rows
+from penstock.stores.postgres_link import Database, DatabaseSession
+from penstock.stores.postgres_pages import PostgresAdmissionClasses
 from penstock.stores.postgres_wire import array
 from penstock.stores.protocol import Addon, Due, Overdue, Query
-from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from
+from penstock.stores.rows import ADMISSION_CLASS, dispatch_from, host_from, job_from
 from penstock.stores.statements import statements
 from penstock.stores.trail import unpack
 
@@ -36,25 +36,25 @@ _LIVE: Final = _DISPATCHES.replace("penstock.dispatch d", "penstock.live d")
 
 
 class PostgresReads:
-    def __init__(self, link: Link, demands: Demands) -> None:
+    def __init__(self, link: Database, demands: PostgresAdmissionClasses) -> None:
         self._link, self._demands = link, demands
 
     def now(self) -> Moment:
         return self._link.now()
 
-    def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
+    def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         now = self._link.now()
 
-        def seen(session: Session) -> T:
-            books = read_books(session, host, now)
+        def seen(session: DatabaseSession) -> T:
+            ledger = read_ledger_rows(session, host, now)
             heads = Heads(session.ask("heads", {"now": now, "most": LOOK}), LOOK)
-            return view(RowFloor(session, host, now, books, heads, demands=self._demands))
+            return view(PostgresAdmissionView(session, host, now, ledger, heads, demands=self._demands))
 
         return self._link.snapshot(seen)
 
-    def books(self, host: HostId) -> Books:
+    def ledger(self, host: HostId) -> Ledger:
         now = self._link.now()
-        return self._link.snapshot(lambda session: read_books(session, host, now))
+        return self._link.snapshot(lambda session: read_ledger_rows(session, host, now))
 
     # jobs and dispatches
 
@@ -65,16 +65,19 @@ class PostgresReads:
         found = self._link.snapshot(lambda session: self._jobs(session, job_ids))
         return [found[job_id] for job_id in job_ids if job_id in found]
 
-    def _jobs(self, session: Session, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+    def _jobs(self, session: DatabaseSession, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
         where = "WHERE j.job_id = ANY(%(ids)s::text[])"
         return {job.job_id: job for job in self._jobs_where(session, where, {"ids": array(job_ids)})}
 
-    def _jobs_where(self, session: Session, where: str, values: dict[str, Any]) -> list[Job]:
+    def _jobs_where(self, session: DatabaseSession, where: str, values: dict[str, Any]) -> list[Job]:
         rows = session.plain(self._link.in_schema(f"{_JOBS} {where}"), values)
-        return self._jobs_from(rows, self._demands.of(session, {row[DEMAND] for row in rows}))
+        return self._jobs_from(rows, self._demands.of(session, {row[ADMISSION_CLASS] for row in rows}))
 
-    def _jobs_from(self, rows: Sequence[Any], demands: Mapping[int, Demand]) -> list[Job]:
-        return [job_from(row[: DEMAND + 1], row[DEMAND + 1 :], demands[row[DEMAND]]) for row in rows]
+    def _jobs_from(self, rows: Sequence[Any], demands: Mapping[int, AdmissionClass]) -> list[Job]:
+        return [
+            job_from(row[: ADMISSION_CLASS + 1], row[ADMISSION_CLASS + 1 :], demands[row[ADMISSION_CLASS]])
+            for row in rows
+        ]
 
     def find(self, query: Query) -> list[Job]:
         where: list[str] = ["true"]
@@ -106,14 +109,16 @@ class PostgresReads:
         found = self._link.snapshot(lambda session: self._dispatches(session, [dispatch_id]))
         return found.get(dispatch_id)
 
-    def _dispatches(self, session: Session, dispatch_ids: Sequence[DispatchId]) -> dict[DispatchId, Dispatch]:
+    def _dispatches(
+        self, session: DatabaseSession, dispatch_ids: Sequence[DispatchId]
+    ) -> dict[DispatchId, Dispatch]:
         where = "WHERE d.dispatch_id = ANY(%(ids)s::text[])"
         return {
             d.dispatch_id: d for d in self._dispatches_where(session, where, {"ids": array(dispatch_ids)})
         }
 
     def _dispatches_where(
-        self, session: Session, where: str, values: dict[str, Any], source: str = _DISPATCHES
+        self, session: DatabaseSession, where: str, values: dict[str, Any], source: str = _DISPATCHES
     ) -> list[Dispatch]:
         rows = session.plain(self._link.in_schema(f"{source} {where}"), values)
         demands = self._demands.of(session, {row[-1] for row in rows})
@@ -125,7 +130,7 @@ class PostgresReads:
         return self._link.snapshot(lambda session: self._dispatches_where(session, where, values))
 
     def live(
-        self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
+        self, *, addon_id: AddonId | None = None, phases: Collection[DispatchPhase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
         where = ["true"]
         values: dict[str, Any] = {"limit": limit}
@@ -144,9 +149,9 @@ class PostgresReads:
 
     def addons(self) -> list[Addon]:
         tally, rows = self._link.snapshot(lambda session: session.together(("tally", None), ("addons", None)))
-        jobs: dict[str, dict[State, int]] = {}
+        jobs: dict[str, dict[JobState, int]] = {}
         for addon_id, state, count in tally:
-            jobs.setdefault(addon_id, {})[State(state)] = count
+            jobs.setdefault(addon_id, {})[JobState(state)] = count
         known = {row[0]: row[1:] for row in rows}
         return [
             Addon(AddonId(name), weight, bool(paused), average, units, jobs.get(name, {}))
@@ -168,7 +173,7 @@ class PostgresReads:
         told = [e for row in rows for e in unpack(*row) if e.job_id == job_id and e.n > after]
         return sorted(told, key=lambda event: event.n)[:limit]
 
-    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
+    def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
         self._number()
         values = {"kinds": array([str(kind) for kind in kinds]), "most": PIECE}
         return self._read_on("events_of", values, after, limit, lambda event: event.kind in kinds)
@@ -203,7 +208,7 @@ class PostgresReads:
         when = {"now": self._link.handed(), "most": limit}
         return self._link.snapshot(lambda session: list(self._overdue(session, when)))[:limit]
 
-    def _overdue(self, session: Session, when: dict[str, Any]) -> Iterator[Overdue]:
+    def _overdue(self, session: DatabaseSession, when: dict[str, Any]) -> Iterator[Overdue]:
         expired, to_stop, late = session.together(
             ("expired", when), ("to_stop", when), ("past_deadline", when)
         )
@@ -227,24 +232,24 @@ class PostgresReads:
         return None  # a server says so at the next write
 
     def audit(self) -> list[str]:
-        def check(session: Session) -> list[str]:
+        def check(session: DatabaseSession) -> list[str]:
             return list(audit(session.ask, lambda no: self._demands.of(session, [no])[no]))
 
         return self._link.snapshot(check)
 
 
-def _by_index(states: frozenset[State]) -> list[str]:
+def _by_index(states: frozenset[JobState]) -> list[str]:
     """The same once more, in the words of the index that holds such jobs and few others."""
-    if states <= {State.QUEUED}:
+    if states <= {JobState.QUEUED}:
         return ["j.queued IS NOT NULL"]
     if states <= IN_FLIGHT:
         return ["j.no = ANY(ARRAY(SELECT job_no FROM penstock.live))"]
-    if states <= SETTLED - {State.DONE}:
+    if states <= SETTLED - {JobState.DONE}:
         return ["j.settled = ANY(%(states)s::text[]) AND j.settled <> 'DONE'"]
     return []
 
 
-def _number(session: Session) -> None:
+def _number(session: DatabaseSession) -> None:
     session.ask("lock_numbers")
     session.leave("number_events", None)
     session.leave("add_up_tally", None)

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.core.changes import Beat, Note
-from penstock.core.job import Kind
-from penstock.core.landing import End, Phase
+from penstock.core.changes import Note, Renewal
+from penstock.core.job import EventKind
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.spend import windows
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, DispatchId, JobId, Moment, Money
-from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import NO_JOB, Pages, Told
+from penstock.stores.postgres_link import Database, DatabaseSession
+from penstock.stores.postgres_pages import NO_JOB, PostgresWriteBatch, Told
 from penstock.stores.postgres_wire import array, columns
 from penstock.stores.protocol import Standing, Tell
 
-__all__ = ["Beats", "Renewing"]
+__all__ = ["RenewalBatch", "Renewing"]
 
 
 @dataclass(slots=True)
@@ -50,18 +50,20 @@ class _Run:
     told: bool = False  # its job's row changes too
 
 
-class Beats(NamedTuple):
+class RenewalBatch(NamedTuple):
     """What one caller asked for."""
 
-    beats: Sequence[Beat]
+    beats: Sequence[Renewal]
     tell: Tell
 
 
 class Renewing:
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Database) -> None:
         self._link = link
 
-    def run(self, session: Session, batches: Sequence[Beats]) -> tuple[list[list[Standing | None]], bool]:
+    def run(
+        self, session: DatabaseSession, batches: Sequence[RenewalBatch]
+    ) -> tuple[list[list[Standing | None]], bool]:
         beats = [beat for batch in batches for beat in batch.beats]
         telling = sorted({beat.dispatch_id for beat in beats if _tells(beat)})
         ids = {"ids": array(sorted({beat.dispatch_id for beat in beats}))}
@@ -81,7 +83,7 @@ class Renewing:
         return standings, beating.pages.leave(session)
 
 
-def _tells(beat: Beat) -> bool:
+def _tells(beat: Renewal) -> bool:
     return beat.progress is not None or beat.spent is not None or beat.checkpoint is not None
 
 
@@ -91,14 +93,18 @@ class _Beating:
         self._checkpoints: dict[int, tuple[Any, ...]] = {}
         self._spent: Counter[tuple[str, str]] = Counter()
         self._before: dict[tuple[str, str], Money] = {}
-        self.pages = Pages()
+        self.pages = PostgresWriteBatch()
 
-    def renew(self, beat: Beat) -> Standing | None:
+    def renew(self, beat: Renewal) -> Standing | None:
         run = self._runs.get(beat.dispatch_id)
-        if run is None or run.phase not in (Phase.LEASED, Phase.ENDING) or run.expires_at <= self._now:
+        if (
+            run is None
+            or run.phase not in (DispatchPhase.LEASED, DispatchPhase.ENDING)
+            or run.expires_at <= self._now
+        ):
             return None
         run.renewed = True
-        if run.phase == Phase.LEASED:
+        if run.phase == DispatchPhase.LEASED:
             run.hastened |= beat.expires_at < run.expires_at
             run.expires_at = beat.expires_at
         more = max(0, (beat.spent or 0) - run.spent)
@@ -116,15 +122,15 @@ class _Beating:
             beat.dispatch_id,
             run.job_id,
             run.addon_id,
-            Phase(run.phase),
-            None if run.reason is None else End(run.reason),
+            DispatchPhase(run.phase),
+            None if run.reason is None else EndReason(run.reason),
             run.expires_at,
             before,
             before + more,
             run.cost_limit,
         )
 
-    def _tell(self, run: _Run, no: int, beat: Beat, more: int) -> None:
+    def _tell(self, run: _Run, no: int, beat: Renewal, more: int) -> None:
         run.told = True
         run.job_spent += more
         if beat.progress is not None:
@@ -132,16 +138,16 @@ class _Beating:
         if beat.checkpoint is not None:
             run.events += 1
             self._checkpoints[no] = (no, self._now, run.fence, beat.checkpoint)
-            told = (no, run.job_id, run.events, State.RUNNING)
-            self.pages.note(self._now, Note(Kind.CHECKPOINT), told, beat.dispatch_id)
+            told = (no, run.job_id, run.events, JobState.RUNNING)
+            self.pages.note(self._now, Note(EventKind.CHECKPOINT), told, beat.dispatch_id)
 
-    def spend(self, session: Session) -> None:
+    def spend(self, session: DatabaseSession) -> None:
         if self._spent:  # in one order for all, so that nobody waits in a circle
             rows = [(*key, more) for key, more in sorted(self._spent.items())]
             for addon_id, period, spent in session.ask("spend", columns(rows)):
                 self._before[addon_id, period] = spent - self._spent[addon_id, period]
 
-    def told(self, beat: Beat, standing: Standing | None, tell: Tell) -> Standing | None:
+    def told(self, beat: Renewal, standing: Standing | None, tell: Tell) -> Standing | None:
         """With what its addon has spent by then: the amounts of one transaction count one after the other."""
         if standing is None:
             return None
@@ -157,11 +163,11 @@ class _Beating:
             whose: Told = NO_JOB
             if note.of_job and run.no is not None:
                 run.told, run.events = True, run.events + 1
-                whose = (run.no, run.job_id, run.events, State.RUNNING)
+                whose = (run.no, run.job_id, run.events, JobState.RUNNING)
             self.pages.note(self._now, note, whose, beat.dispatch_id)
         return standing
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: DatabaseSession) -> None:
         renewed = [run for run in self._runs.values() if run.renewed]
         if renewed:
             rows = [

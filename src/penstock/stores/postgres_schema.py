@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.core.refusals import SchemaNewer, StoreFailed
-from penstock.stores.postgres_link import Connection, Link
+from penstock.stores.postgres_link import Database, PipelineConnection
 from penstock.stores.statements import migrations
 
 __all__ = ["migrate"]
@@ -20,7 +20,7 @@ __all__ = ["migrate"]
 LOCK: Final = 0x50454E31
 
 
-def migrate(link: Link) -> None:
+def migrate(link: Database) -> None:
     steps = migrations("postgres")
     with link.failures(), link.connection() as con:
         if _version(con, link, len(steps)) >= len(steps):
@@ -36,7 +36,7 @@ def migrate(link: Link) -> None:
                 )
 
 
-def _version(con: Connection, link: Link, known: int) -> int:
+def _version(con: PipelineConnection, link: Database, known: int) -> int:
     """0: there is nothing yet."""
     # Asked of the catalogue itself: `to_regclass` may answer from before the lock that we have waited for.
     tables = con.execute(

@@ -12,14 +12,14 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.core.intent import Intent, all_but_payload
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.order import Ordering
 from penstock.core.refusals import OutcomeUnknown
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, JobId, Moment
 from penstock.stores.postgres_forms import Forms
-from penstock.stores.postgres_link import Link, Session
-from penstock.stores.postgres_pages import Demands
+from penstock.stores.postgres_link import Database, DatabaseSession
+from penstock.stores.postgres_pages import PostgresAdmissionClasses
 from penstock.stores.postgres_wire import Values, array, columns
 from penstock.stores.protocol import Depth, Receipt
 from penstock.stores.rows import body_hash
@@ -49,7 +49,9 @@ class _Used(NamedTuple):
 
 
 class Submitting:
-    def __init__(self, link: Link, demands: Demands, ordering: Ordering, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, link: Database, demands: PostgresAdmissionClasses, ordering: Ordering, new_id: Callable[[], str]
+    ) -> None:
         self._link, self._forms, self._new_id = link, Forms(demands, ordering), new_id
         #: How many were queued, and when that was read.
         self._counted: tuple[float, Counter[AddonId]] = (-1e9, Counter())
@@ -61,7 +63,7 @@ class Submitting:
         """SubmitsUnknown: they may have been written."""
         receipts: list[list[Receipt]] = []
 
-        def take(session: Session) -> None:
+        def take(session: DatabaseSession) -> None:
             nonlocal receipts
             receipts = self.run(session, submissions)
 
@@ -79,7 +81,7 @@ class Submitting:
         return receipts
 
     def run(
-        self, session: Session, submissions: Sequence[Submission], *, exact: bool = True
+        self, session: DatabaseSession, submissions: Sequence[Submission], *, exact: bool = True
     ) -> list[list[Receipt]]:
         """`exact`: nobody else may submit up to a depth limit at the same time. A transaction of the caller's cannot afford that."""
         keys = sorted({key for s in submissions for intent in s.intents if (key := _key(intent))})
@@ -156,7 +158,7 @@ class _Batch:
         return receipt
 
     def _make(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:
-        receipt = Receipt(JobId(new_id()), State.QUEUED, created=True)
+        receipt = Receipt(JobId(new_id()), JobState.QUEUED, created=True)
         self._taken.append((receipt.job_id, intent))
         if self._queued is not None:
             self._queued[intent.addon_id] += 1
@@ -184,7 +186,7 @@ class _Batch:
         """All of it, and the batch is drawn with it."""
         return self._piece(0, None) if self._taken else None
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: DatabaseSession) -> None:
         """Each piece is put together when the one before is with the server already."""
         for first in range(0, len(self._taken), PIECE):
             session.leave(*self._piece(first, session.batch))
@@ -211,7 +213,7 @@ class _Batch:
         }
 
     def _told(self) -> dict[str, Any]:
-        now, kind, state = self._now, Kind.SUBMITTED, State.QUEUED
+        now, kind, state = self._now, EventKind.SUBMITTED, JobState.QUEUED
         events = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken]
         return {"size": len(events), "events": pack(events)}
 
@@ -249,7 +251,7 @@ def _key(intent: Intent) -> _Key | None:
 
 def _used(row: Sequence[Any]) -> _Used:
     _, _, job_id, state, body = row
-    return _Used(Receipt(job_id, State(state), created=False), body)
+    return _Used(Receipt(job_id, JobState(state), created=False), body)
 
 
 def _near(depth: Depth, queued: Counter[AddonId], more: Counter[AddonId]) -> bool:

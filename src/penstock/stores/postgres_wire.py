@@ -25,9 +25,9 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow
 
 __all__ = [
-    "Connection",
-    "Exchange",
     "Heard",
+    "PipelineConnection",
+    "RoundTrip",
     "Statement",
     "Values",
     "array",
@@ -88,7 +88,7 @@ def statement(sql: str, *, prepared: bool = True) -> Statement:
     return Statement(text.encode(), tuple(names) if names else None, prepared)
 
 
-class Exchange(Protocol):
+class RoundTrip(Protocol):
     def exchange(
         self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
     ) -> list[list[Any]]:
@@ -109,7 +109,7 @@ class _Known:
 
     __slots__ = ("_rows", "_seen", "name", "uses")
 
-    def __init__(self, name: bytes, connection: Connection, uses: int = 0) -> None:
+    def __init__(self, name: bytes, connection: PipelineConnection, uses: int = 0) -> None:
         self.name, self._rows, self._seen, self.uses = name, Transformer(connection), False, uses
 
     def load(self, result: PGresult) -> list[Any]:
@@ -120,7 +120,7 @@ class _Known:
         return self._rows.load_rows(0, result.ntuples, tuple)
 
 
-class Connection(psycopg.Connection[TupleRow]):
+class PipelineConnection(psycopg.Connection[TupleRow]):
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn)
         #: False behind a pooler, which hands the next transaction to a server connection that has not seen our statements.

@@ -14,14 +14,14 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from penstock.core.books import Books
-from penstock.core.changes import Beat, Change, Note
+from penstock.core.books import Ledger
+from penstock.core.changes import Change, Note, Renewal
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Event, Job, Kind
-from penstock.core.landing import End, Phase
-from penstock.core.order import Aging, Floor, Verdict
-from penstock.core.states import State
+from penstock.core.job import Dispatch, Event, EventKind, Job
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.order import AdmissionView, Aging, RoundResult
+from penstock.core.states import JobState
 from penstock.core.words import HOUR, SECOND, AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
 __all__ = [
@@ -65,7 +65,7 @@ class Receipt(NamedTuple):
     """
 
     job_id: JobId
-    state: State
+    state: JobState
     created: bool
     deadline_reachable: bool | None = None
     likely_start_at: Moment | None = None
@@ -80,7 +80,7 @@ class Terms:
     worker: str = ""
 
 
-class Done(NamedTuple):
+class CompletedDispatch(NamedTuple):
     """A worker's word that the job it has under this lease is done."""
 
     dispatch_id: DispatchId
@@ -99,7 +99,7 @@ class Ride(NamedTuple):
     """
 
     host: HostId
-    weigh: Callable[[Floor], Verdict]
+    run_round: Callable[[AdmissionView], RoundResult]
     terms: Terms
     landed: Callable[[list[Dispatch] | None, bool], Rest | None]
 
@@ -117,8 +117,8 @@ class Standing(NamedTuple):
     dispatch_id: DispatchId
     job_id: JobId | None
     addon_id: AddonId
-    phase: Phase
-    reason: End | None
+    phase: DispatchPhase
+    reason: EndReason | None
     expires_at: Moment
     spent_before: Money
     spent: Money
@@ -158,7 +158,7 @@ class Overdue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    states: Collection[State] = ()
+    states: Collection[JobState] = ()
     addon_id: AddonId | None = None
     job_type: str | None = None
     tag: str | None = None
@@ -175,7 +175,7 @@ class Addon:
     paused: bool = False
     average: float = 0.0
     units: int = 0
-    jobs: Mapping[State, int] = field(default_factory=dict)
+    jobs: Mapping[JobState, int] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -203,8 +203,10 @@ class Store(Protocol):
         """The same for who must not wait here: an event loop. Durable when the Future has its result."""
         ...
 
-    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
-        """`weigh` sees rows that nobody else can change until its verdict is written. It must be quick, and may be called again."""
+    def admit(
+        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
+    ) -> list[Dispatch]:
+        """`run_round` sees rows that nobody else can change until its verdict is written. It must be quick, and may be called again."""
         ...
 
     def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
@@ -218,7 +220,7 @@ class Store(Protocol):
         """
         ...
 
-    def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
+    def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         """The same floor, to read only: for explain and for trying out."""
         ...
 
@@ -230,27 +232,27 @@ class Store(Protocol):
         """Before whatever the same thread asks for next; perhaps in one commit with it."""
         ...
 
-    def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
+    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
         """`apply_soon` of what `changes.completed` says about each: by far the most frequent change of all, so it has a way of its own."""
         ...
 
     def exchange_soon(
         self,
-        done: Sequence[Done],
+        done: Sequence[CompletedDispatch],
         host: HostId,
-        weigh: Callable[[Floor], Verdict],
+        run_round: Callable[[AdmissionView], RoundResult],
         terms: Terms,
         ahead: Ahead = not_waited_for,
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         """`complete_soon`, then `admit`, in one commit where that can be: what is done makes room for what starts."""
         ...
 
-    def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
+    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
         """None: stale, ended or expired; nothing was changed. A dispatch that is ending is not prolonged."""
         ...
 
     def renew_soon(
-        self, beats: Sequence[Beat], tell: Tell = say_nothing
+        self, beats: Sequence[Renewal], tell: Tell = say_nothing
     ) -> Future[list[Standing | None]]: ...
 
     def overdue(self, limit: int) -> list[Overdue]: ...
@@ -276,7 +278,7 @@ class Store(Protocol):
     def attempts(self, job_id: JobId) -> list[Dispatch]: ...
 
     def live(
-        self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
+        self, *, addon_id: AddonId | None = None, phases: Collection[DispatchPhase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
         """Dispatches that hold units, oldest first."""
         ...
@@ -287,7 +289,7 @@ class Store(Protocol):
         """By `seq`, or by `n` within one job. Nothing ever appears at or below a number that was seen."""
         ...
 
-    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
+    def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
         """The same, for who wants few of them: what is of another kind costs next to nothing."""
         ...
 
@@ -295,7 +297,7 @@ class Store(Protocol):
         """The number of the last event: where somebody begins who wants to hear only what is to come."""
         ...
 
-    def books(self, host: HostId) -> Books: ...
+    def ledger(self, host: HostId) -> Ledger: ...
 
     def addons(self) -> list[Addon]: ...
 
@@ -327,7 +329,7 @@ class Store(Protocol):
         """Recompute every sum and check every invariant; what is wrong, in words."""
         ...
 
-    def greet(self, host: Host) -> Host:
+    def register_host(self, host: Host) -> Host:
         """
         "I am here", until `host.until`; answered with what is known of it. DispatcherHeld: somebody else bears that name, and lives.
         To be told again and again where `shared`.
@@ -346,7 +348,7 @@ class Store(Protocol):
         """It starts nothing more, until the opposite is said. `by`: the principal, for the trail. False: there is no such host."""
         ...
 
-    def hold_dispatch(self, holder: str) -> None:
+    def quarantine_dispatch(self, holder: str) -> None:
         """The right to dispatch from this store. DispatcherHeld names who has it."""
         ...
 

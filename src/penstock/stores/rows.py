@@ -10,23 +10,23 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent, make_intent
 from penstock.core.job import Dispatch, Job, Place, dispatch_id_of
-from penstock.core.landing import End, Phase
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.quick import quick
 from penstock.core.quiet import QuietState
 from penstock.core.retry import NONE_YET, Counters
-from penstock.core.states import IN_FLIGHT, State
+from penstock.core.states import IN_FLIGHT, JobState
 from penstock.core.words import AddonId, Constraint, HostId, JobId, Moment, RunWhen
 
 __all__ = [
-    "DEMAND",
+    "ADMISSION_CLASS",
     "body_hash",
     "by_name",
-    "demand_from",
-    "demand_row",
+    "class_from",
+    "class_row",
     "dispatch_from",
     "encode",
     "host_from",
@@ -42,9 +42,9 @@ __all__ = [
 ]
 
 make_job, make_dispatch = quick(Job), quick(Dispatch)
-_STATES: Final = {str(state): state for state in State}
+_STATES: Final = {str(state): state for state in JobState}
 _IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
-_PHASES: Final = {str(phase): phase for phase in Phase}
+_PHASES: Final = {str(phase): phase for phase in DispatchPhase}
 _json: Final = msgspec.json.Encoder().encode
 #: So many digits no fence has.
 _LONG: Final = 18
@@ -77,24 +77,24 @@ def body_hash(intent: Intent) -> bytes:
     return blake2b(repr(said).encode(), digest_size=16).digest()
 
 
-def demand_row(demand: Demand) -> tuple[Any, ...]:
+def class_row(admission_class: AdmissionClass) -> tuple[Any, ...]:
     return (
-        demand.key,
-        demand.addon_id,
-        demand.job_type,
-        demand.cost_units,
-        int(demand.constraints),
-        str(demand.run_when),
-        demand.quiet_for_sec,
-        int(demand.high),
-        demand.duration_class,
-        " ".join(demand.labels),
+        admission_class.key,
+        admission_class.addon_id,
+        admission_class.job_type,
+        admission_class.cost_units,
+        int(admission_class.constraints),
+        str(admission_class.run_when),
+        admission_class.quiet_for_sec,
+        int(admission_class.high),
+        admission_class.duration_class,
+        " ".join(admission_class.labels),
     )
 
 
-def demand_from(row: Sequence[Any]) -> Demand:
+def class_from(row: Sequence[Any]) -> AdmissionClass:
     addon_id, job_type, cost, constraints, run_when, quiet_for, high, duration_class, labels = row
-    return Demand(
+    return AdmissionClass(
         AddonId(addon_id),
         job_type,
         cost,
@@ -108,13 +108,13 @@ def demand_from(row: Sequence[Any]) -> Demand:
 
 
 def job_row(
-    no: int, job_id: JobId, intent: Intent, place: Place, *, demand_no: int, now: Moment
+    no: int, job_id: JobId, intent: Intent, place: Place, *, class_no: int, now: Moment
 ) -> tuple[Any, ...]:
     return (
         no,
         job_id,
         intent.addon_id,
-        demand_no,
+        class_no,
         place.line(now),
         place.turn,
         place.ready_at,
@@ -144,17 +144,17 @@ def intent_row(no: int, intent: Intent) -> tuple[Any, ...]:
 
 
 #: Where in a row of `job_columns` the number of its demand is.
-DEMAND: Final = 27
+ADMISSION_CLASS: Final = 27
 
 
-def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
+def job_from(row: Sequence[Any], said: Sequence[Any], admission_class: AdmissionClass) -> Job:
     """`said`: as `intent_from` takes it, and the pid of the process that runs the job."""
     (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
     (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
     return make_job(
         no,
         job_id,
-        intent_from(demand, row[20:DEMAND], said[:-1]),
+        intent_from(admission_class, row[20:ADMISSION_CLASS], said[:-1]),
         _STATES[state],
         created_at,
         ready_at,
@@ -175,18 +175,18 @@ def job_from(row: Sequence[Any], said: Sequence[Any], demand: Demand) -> Job:
     )
 
 
-def intent_from(demand: Demand, edited: Sequence[Any], said: Sequence[Any]) -> Intent:
+def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], said: Sequence[Any]) -> Intent:
     """`edited`: what a job's own row has of it, because some of that can be changed. `said`: what nobody changes."""
     (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
     (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = said
     return make_intent(
-        demand.addon_id,
-        demand.job_type,
-        demand.cost_units,
+        admission_class.addon_id,
+        admission_class.job_type,
+        admission_class.cost_units,
         priority,
-        demand.constraints,
-        demand.run_when,
-        demand.quiet_for_sec,
+        admission_class.constraints,
+        admission_class.run_when,
+        admission_class.quiet_for_sec,
         expected,
         payload,
         tuple(json.loads(tags)) if tags else (),
@@ -199,11 +199,11 @@ def intent_from(demand: Demand, edited: Sequence[Any], said: Sequence[Any]) -> I
         unit,
         key,
         tuple(json.loads(retry_delays)) if retry_delays else (),
-        demand.labels,
+        admission_class.labels,
     )
 
 
-def dispatch_from(row: Sequence[Any], demand: Demand) -> Dispatch:
+def dispatch_from(row: Sequence[Any], admission_class: AdmissionClass) -> Dispatch:
     (dispatch_id, job_id, addon_id, host, fence, phase, admitted_at, expires_at, started_at, ends_at) = row[
         :10
     ]
@@ -213,7 +213,7 @@ def dispatch_from(row: Sequence[Any], demand: Demand) -> Dispatch:
         job_id,
         addon_id,
         host,
-        demand,
+        admission_class,
         fence,
         _PHASES[phase],
         admitted_at,
@@ -221,13 +221,13 @@ def dispatch_from(row: Sequence[Any], demand: Demand) -> Dispatch:
         started_at,
         ends_at,
         stop_at,
-        None if stop_for is None else End(stop_for),
-        None if reason is None else End(reason),
+        None if stop_for is None else EndReason(stop_for),
+        None if reason is None else EndReason(reason),
         worker,
         spent,
         progress,
         ended_at,
-        None if how is None else End(how),
+        None if how is None else EndReason(how),
         result,
         failure,
         pid,

@@ -17,23 +17,23 @@ from typing import Any, Final, TypeVar
 
 import apsw
 
-from penstock.core.changes import Beat, Change
+from penstock.core.changes import Change, Renewal
 from penstock.core.hosts import Host
 from penstock.core.intent import Intent
 from penstock.core.job import Dispatch, Job
-from penstock.core.order import Aging, Floor, Ordering, Verdict
+from penstock.core.order import AdmissionView, Aging, Ordering, RoundResult
 from penstock.core.refusals import StoreFailed
 from penstock.core.words import AddonId, HostId, JobId, Moment, Span
 from penstock.stores import high_water
-from penstock.stores.bell import Bell, Ear, ring
+from penstock.stores.bell import WakeupClient, WakeupServer, notify
 from penstock.stores.high_water import HighWaterMark
 from penstock.stores.ids import uuid7
-from penstock.stores.post import Courier, Letter, Post, Reply
+from penstock.stores.post import Reply, SubmitRelayClient, SubmitRelayServer, SubmitRequest
 from penstock.stores.protocol import (
     Ahead,
     Clock,
+    CompletedDispatch,
     Depth,
-    Done,
     Receipt,
     Ride,
     Standing,
@@ -48,7 +48,7 @@ from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failur
 from penstock.stores.sqlite_guard import FileGuard, Loss, refuse_behind, refuse_missing
 from penstock.stores.sqlite_reads import SqliteReads
 from penstock.stores.sqlite_started import Drafts, made
-from penstock.stores.sqlite_tx import Ties, Transaction
+from penstock.stores.sqlite_tx import CommitCallbacks, Transaction
 from penstock.stores.writer import Passage, Writer
 
 __all__ = ["SqliteStore"]
@@ -78,13 +78,13 @@ class SqliteStore(SqliteReads):
             loss = self._open(opened, accept_loss)
             opened.pop_all()
         self._rings: list[Callable[[], None]] = []
-        self._bell: Bell | None = None
-        self._ear: Ear | None = None
+        self._wakeups: WakeupServer | None = None
+        self._wakeup_client: WakeupClient | None = None
         self._dispatch_lock: DispatchLock | None = None
         self._names = SocketNames(self._path)
-        self._courier = Courier(self._names)
-        self._post: Post | None = None
-        self._post_lock = Lock()
+        self._relay_client = SubmitRelayClient(self._names)
+        self._relay: SubmitRelayServer | None = None
+        self._relay_lock = Lock()
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._news = False
         #: Jobs that were leased and not asked for yet, which whoever runs them will do at once.
@@ -97,7 +97,7 @@ class SqliteStore(SqliteReads):
             self._ordering,
             guard=self._guard,
             new_id=self._new_id,
-            ties=Ties(self._written, self._committed),
+            ties=CommitCallbacks(self._written, self._committed),
         )
         self._writer = Writer(lambda: transaction, self._tell)
         if loss is not None:
@@ -133,20 +133,20 @@ class SqliteStore(SqliteReads):
     # writes
 
     def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        if self._post is None:
-            line = self._courier.line(len(intents))
+        if self._relay is None:
+            line = self._relay_client.line(len(intents))
             if line is not None:
-                return self._submit_by_post(line, intents, depth)
+                return self._submit_by_relay(line, intents, depth)
             if self._write_lock.contended:
                 self._stand_in()
         return self.submit_soon(intents, depth).result()
 
-    def _submit_by_post(self, line: socket.socket, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        letter = Letter([JobId(self._new_id()) for _ in intents], list(intents), depth)
-        receipts, sure = self._courier.deliver(letter, line)
+    def _submit_by_relay(self, line: socket.socket, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        request = SubmitRequest([JobId(self._new_id()) for _ in intents], list(intents), depth)
+        receipts, sure = self._relay_client.deliver(request, line)
         if receipts is not None:
             return receipts
-        return self._writer.soon(_submitting(letter, sure=sure), brings=True).result()
+        return self._writer.soon(_submitting(request, sure=sure), brings=True).result()
 
     def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
         return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
@@ -163,13 +163,15 @@ class SqliteStore(SqliteReads):
             ride = board()
             if ride is None:
                 return None
-            host, weigh, terms, landed = ride
-            return Passage(lambda tx: tx.admit(host, weigh, terms), landed)
+            host, run_round, terms, landed = ride
+            return Passage(lambda tx: tx.admit(host, run_round, terms), landed)
 
         return self._writer.ride(passage)
 
-    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
-        return self._write(lambda tx: tx.admit(host, weigh, terms))
+    def admit(
+        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
+    ) -> list[Dispatch]:
+        return self._write(lambda tx: tx.admit(host, run_round, terms))
 
     def apply(self, changes: Sequence[Change]) -> list[bool]:
         return self.apply_soon(changes).result()
@@ -177,28 +179,28 @@ class SqliteStore(SqliteReads):
     def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
         return self._writer.soon(lambda tx: tx.apply(changes)) if changes else _nothing()
 
-    def complete_soon(self, done: Sequence[Done]) -> Future[list[bool]]:
+    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
         return self._writer.soon(lambda tx: tx.complete(done)) if done else _nothing()
 
     def exchange_soon(
         self,
-        done: Sequence[Done],
+        done: Sequence[CompletedDispatch],
         host: HostId,
-        weigh: Callable[[Floor], Verdict],
+        run_round: Callable[[AdmissionView], RoundResult],
         terms: Terms,
         ahead: Ahead = not_waited_for,
     ) -> Future[tuple[list[bool], list[Dispatch]]]:
         def run(tx: Transaction) -> tuple[list[bool], list[Dispatch]]:
-            answers, granted = tx.complete(done), tx.admit(host, weigh, terms)
+            answers, granted = tx.complete(done), tx.admit(host, run_round, terms)
             tx.tell_ahead(lambda: ahead(granted))
             return answers, granted
 
         return self._writer.soon(run)
 
-    def renew(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> list[Standing | None]:
+    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
         return self.renew_soon(beats, tell).result()
 
-    def renew_soon(self, beats: Sequence[Beat], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
+    def renew_soon(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
         return self._writer.soon(lambda tx: tx.renew(beats, tell)) if beats else _nothing()
 
     def set_addon(
@@ -233,37 +235,39 @@ class SqliteStore(SqliteReads):
         self._news = False
         for heard in self._rings:
             heard()
-        if self._bell is not None:
-            self._bell.tell()
-        elif ring(self._names.wakeups, self._sender) and self._post is not None:
+        if self._wakeups is not None:
+            self._wakeups.tell()
+        elif notify(self._names.wakeups, self._sender) and self._relay is not None:
             self._stand_down()  # the dispatcher commits for all from now on, and starts what it commits
 
     # letters from other processes
 
-    def _take(self, letter: Letter, reply: Reply) -> None:
+    def _take(self, request: SubmitRequest, reply: Reply) -> None:
         try:
             # A failed commit is undone, whatever its outcome after a crash would be: the sender writes for itself, in its place.
-            self._writer.put(_submitting(letter), lambda receipts, _: reply(receipts), brings=True)
+            self._writer.put(_submitting(request), lambda receipts, _: reply(receipts), brings=True)
         except StoreFailed:  # it is closed
             reply(None)
 
     def _stand_in(self) -> None:
         """Several processes write, and nobody dispatches: one of them may as well commit for all."""
-        with self._post_lock, suppress(OSError):  # another one was quicker
+        with self._relay_lock, suppress(OSError):  # another one was quicker
             self._names.make()
-            self._post = self._post or Post(self._names.stand_in, self._take, self._writer.carry)
+            self._relay = self._relay or SubmitRelayServer(
+                self._names.stand_in, self._take, self._writer.carry
+            )
 
     def _stand_down(self) -> None:
-        with self._post_lock:
-            post, self._post = self._post, None
+        with self._relay_lock:
+            relay, self._relay = self._relay, None
             self._write_lock.contended = False
-        if post is not None:
-            post.close()
+        if relay is not None:
+            relay.close()
 
     # hosts
 
-    def greet(self, host: Host) -> Host:
-        known: Future[Host] = self._writer.soon(lambda tx: tx.greet(host), probe=True)
+    def register_host(self, host: Host) -> Host:
+        known: Future[Host] = self._writer.soon(lambda tx: tx.register_host(host), probe=True)
         return known.result()
 
     def leave(self, host: HostId, instance: str) -> None:
@@ -281,23 +285,23 @@ class SqliteStore(SqliteReads):
 
     # the dispatcher
 
-    def hold_dispatch(self, holder: str) -> None:
+    def quarantine_dispatch(self, holder: str) -> None:
         self._dispatch_lock = DispatchLock(self._path, holder)
-        self._bell = Bell(self._names, self._heard)
+        self._wakeups = WakeupServer(self._names, self._heard)
         self._stand_down()
         with suppress(
             OSError
         ):  # one that stopped at this moment still has the name: others write for themselves
-            self._post = Post(self._names.relay, self._take, self._writer.carry)
+            self._relay = SubmitRelayServer(self._names.relay, self._take, self._writer.carry)
 
     def _heard(self) -> None:
         for heard in self._rings:
             heard()
 
     def release_dispatch(self) -> None:
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            bell.close()
+        wakeups, self._wakeups = self._wakeups, None
+        if wakeups is not None:
+            wakeups.close()
             self._stand_down()
         lock, self._dispatch_lock = self._dispatch_lock, None
         if lock is not None:
@@ -307,18 +311,18 @@ class SqliteStore(SqliteReads):
         self._rings.append(ring)
 
     def listen(self) -> None:
-        if self._bell is None:
-            if self._ear is None:
-                self._ear = Ear(self._names, self._heard)
-            self._ear.ask()
+        if self._wakeups is None:
+            if self._wakeup_client is None:
+                self._wakeup_client = WakeupClient(self._names, self._heard)
+            self._wakeup_client.ask()
 
     def close(self) -> None:
         self._stand_down()
         self._writer.close()
-        self._courier.close()
+        self._relay_client.close()
         self.release_dispatch()
-        if self._ear is not None:
-            self._ear.close()
+        if self._wakeup_client is not None:
+            self._wakeup_client.close()
         self._close_readers()
         self._con.close()
         self._presence.close()
@@ -327,8 +331,8 @@ class SqliteStore(SqliteReads):
         self._sender.close()
 
 
-def _submitting(letter: Letter, *, sure: bool = True) -> Callable[[Transaction], list[Receipt]]:
-    names, intents, depth = letter
+def _submitting(request: SubmitRequest, *, sure: bool = True) -> Callable[[Transaction], list[Receipt]]:
+    names, intents, depth = request
     return lambda tx: tx.submit(intents, depth, names, sure=sure)
 
 

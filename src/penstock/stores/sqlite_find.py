@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from penstock.core.states import IN_FLIGHT, State
+from penstock.core.states import IN_FLIGHT, JobState
 from penstock.stores.protocol import Query
 from penstock.stores.sqlite_file import statements
 
@@ -31,11 +31,11 @@ def found(query: Query) -> tuple[str, list[Any]]:
     return f"{sql['all_jobs']} WHERE j.no IN ({wanted}) ORDER BY j.no {order} LIMIT ?", [*values, query.limit]
 
 
-def _walk(state: State) -> tuple[str, str]:
+def _walk(state: JobState) -> tuple[str, str]:
     """And what it is ordered by: the number of the job, as the table has it that is walked."""
-    if state is State.QUEUED:
+    if state is JobState.QUEUED:
         return "queued_jobs", "place.no"
-    if state is State.DONE:
+    if state is JobState.DONE:
         return "done_ones", "place.job_no"
     return ("jobs_in_flight", "place.no") if state in IN_FLIGHT else ("settled_jobs", "job.no")
 

@@ -13,45 +13,52 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import apsw
 
-from penstock.core.books import Books
-from penstock.core.demand import Demand
-from penstock.core.order import Line, Running, Waiting
+from penstock.core.books import Ledger
+from penstock.core.demand import AdmissionClass
+from penstock.core.order import QueuedJob, ReadyQueue, RunningJob
 from penstock.core.quick import quick_tuple
 from penstock.core.spend import windows
 from penstock.core.words import AddonId, HostId, JobId, Moment
-from penstock.stores.rows import demand_from, demand_row
+from penstock.stores.rows import class_from, class_row
 from penstock.stores.sqlite_file import one, query, statements
 from penstock.stores.sqlite_sums import Accounts, Held
 
-__all__ = ["Demands", "NewQueued", "Queued", "Spent", "TableFloor", "read_books"]
+__all__ = [
+    "NewQueued",
+    "Queued",
+    "SqliteAdmissionClasses",
+    "SqliteAdmissionView",
+    "SqliteSpent",
+    "read_ledger_totals",
+]
 
 #: Which line it is: the number of its demand, and 2 for the urgent one.
 _Key: TypeAlias = tuple[int, int]
 _NOTHING: Final[Held] = {}
 
 
-class Demands:
+class SqliteAdmissionClasses:
     """Demands are few and never change, so each is read once. Forgotten on a rollback: one of them may never have been."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Demand, int] = {}
-        self._demands: dict[int, Demand] = {}
+        self._numbers: dict[AdmissionClass, int] = {}
+        self._demands: dict[int, AdmissionClass] = {}
 
-    def number(self, con: apsw.Connection, demand: Demand) -> int:
-        no = self._numbers.get(demand)
+    def number(self, con: apsw.Connection, admission_class: AdmissionClass) -> int:
+        no = self._numbers.get(admission_class)
         if no is None:
-            (no,) = one(con, "demand_by_key", {"key": demand.key}) or one(
-                con, "add_demand", demand_row(demand)
+            (no,) = one(con, "demand_by_key", {"key": admission_class.key}) or one(
+                con, "add_demand", class_row(admission_class)
             )
-            self._numbers[demand] = no
+            self._numbers[admission_class] = no
         return no
 
-    def demand(self, con: apsw.Connection, no: int) -> Demand:
-        demand = self._demands.get(no)
-        if demand is None:
-            demand = demand_from(one(con, "demand_by_no", {"no": no}))
-            self._demands[no] = demand
-        return demand
+    def admission_class(self, con: apsw.Connection, no: int) -> AdmissionClass:
+        admission_class = self._demands.get(no)
+        if admission_class is None:
+            admission_class = class_from(one(con, "demand_by_no", {"no": no}))
+            self._demands[no] = admission_class
+        return admission_class
 
     def forget(self) -> None:
         self._numbers.clear()
@@ -59,7 +66,7 @@ class Demands:
 
 
 class Queued(NamedTuple):
-    """What a round sees of a job in line (`Waiting`, and its fields come first), and what the store itself must know of one that starts."""
+    """What a round sees of a job in line (`QueuedJob`, and its fields come first), and what the store itself must know of one that starts."""
 
     no: int
     job_id: JobId
@@ -75,9 +82,9 @@ class Queued(NamedTuple):
     active: int
 
 
-def _as_waiting(make: Callable[[Iterable[Any]], Queued]) -> Callable[[Iterable[Any]], Waiting]:
-    """A round asks for what `Waiting` has, by name, and never for more."""
-    return cast("Callable[[Iterable[Any]], Waiting]", make)
+def _as_waiting(make: Callable[[Iterable[Any]], Queued]) -> Callable[[Iterable[Any]], QueuedJob]:
+    """A round asks for what `QueuedJob` has, by name, and never for more."""
+    return cast("Callable[[Iterable[Any]], QueuedJob]", make)
 
 
 #: They are made by the hundred.
@@ -89,7 +96,7 @@ class NewQueued(NamedTuple):
 
     no: int
     job_id: JobId
-    demand: int
+    admission_class: int
     line: int
     turn: Moment
     ready_at: Moment
@@ -101,7 +108,7 @@ class NewQueued(NamedTuple):
     max_active_sec: int | None
 
 
-class Spent(Mapping[AddonId, Mapping[str, int]]):
+class SqliteSpent(Mapping[AddonId, Mapping[str, int]]):
     """Read when somebody asks: few have a budget."""
 
     def __init__(self, con: apsw.Connection, now: Moment) -> None:
@@ -126,27 +133,27 @@ class Spent(Mapping[AddonId, Mapping[str, int]]):
         return len(self.all())
 
 
-def read_books(
+def read_ledger_totals(
     con: apsw.Connection,
     host: HostId,
     now: Moment,
     accounts: Accounts,
-    ledger: Held,
+    ledger_rows: Held,
     *,
     held: Held = _NOTHING,
-) -> Books:
+) -> Ledger:
     """`held`: what was taken or given back, and is not in the ledger yet."""
-    books = Books(accounts=accounts, spent=Spent(con, now))
-    sums = dict(ledger)
+    ledger = Ledger(accounts=accounts, spent=SqliteSpent(con, now))
+    sums = dict(ledger_rows)
     for key, (units, running) in held.items():
         before = sums.get(key, (0, 0))
         sums[key] = (before[0] + units, before[1] + running)
-    books.units, books.running = sums.get(("host", host), (0, 0))
-    books.counts = {key: running for key, (_, running) in sums.items() if key[0] != "host"}
-    return books
+    ledger.units, ledger.running = sums.get(("host", host), (0, 0))
+    ledger.counts = {key: running for key, (_, running) in sums.items() if key[0] != "host"}
+    return ledger
 
 
-class TableFloor:
+class SqliteAdmissionView:
     """`fresh`: jobs that are not in the file yet. `anybody`: whether somebody may stand in line there."""
 
     def __init__(
@@ -154,25 +161,25 @@ class TableFloor:
         con: apsw.Connection,
         host: HostId,
         now: Moment,
-        demands: Demands,
-        books: Books,
+        demands: SqliteAdmissionClasses,
+        ledger: Ledger,
         *,
         fresh: Iterable[NewQueued] = (),
         anybody: bool = True,
     ) -> None:
-        self.now, self.books = now, books
+        self.now, self.ledger = now, ledger
         self._con, self._host, self._demands = con, host, demands
         self._fresh, self.anybody = _lines_of(fresh), anybody
         self._open: list[apsw.Cursor] = []
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[ReadyQueue]:
         fresh = dict(self._fresh)
         for key in self._in_file() if self.anybody else ():
             while fresh and (first := next(iter(fresh))) < key:
                 yield self._line(first, self._new(fresh.pop(first)))
             cursor = self._con.execute(statements()["in_line"], {"demand": key[0], "line": key[1]})
             self._open.append(cursor)
-            jobs: Iterator[Waiting] = map(_waiting, cursor)
+            jobs: Iterator[QueuedJob] = map(_waiting, cursor)
             if key in fresh:
                 jobs = merge(jobs, self._new(fresh.pop(key)), key=_by_turn)
             yield self._line(key, jobs)
@@ -185,20 +192,20 @@ class TableFloor:
             key = row
             yield key
 
-    def _line(self, key: _Key, jobs: Iterator[Waiting]) -> Line:
-        demand = self._demands.demand(self._con, key[0])
-        self.books.accounts.get(demand.addon_id)  # will be asked for, and the one for all with it
-        return Line(demand, key[1] == 2, jobs)
+    def _line(self, key: _Key, jobs: Iterator[QueuedJob]) -> ReadyQueue:
+        admission_class = self._demands.admission_class(self._con, key[0])
+        self.ledger.accounts.get(admission_class.addon_id)  # will be asked for, and the one for all with it
+        return ReadyQueue(admission_class, key[1] == 2, jobs)
 
-    def _new(self, jobs: Iterable[NewQueued]) -> Iterator[Waiting]:
+    def _new(self, jobs: Iterable[NewQueued]) -> Iterator[QueuedJob]:
         for job in jobs:
             limits = (job.max_runtime_sec, job.max_active_sec)
             yield _waiting(
                 (job.no, job.job_id, job.priority, job.turn, 0, job.expected_sec, None, "", 1, *limits, 0)
             )
 
-    def running(self) -> Sequence[Running]:
-        return [Running(*row) for row in query(self._con, "running", {"host": self._host})]
+    def running(self) -> Sequence[RunningJob]:
+        return [RunningJob(*row) for row in query(self._con, "running", {"host": self._host})]
 
     def close(self) -> None:
         """Before anything is written: an open cursor would walk over rows that move."""
@@ -212,12 +219,12 @@ def _lines_of(jobs: Iterable[NewQueued]) -> dict[_Key, list[NewQueued]]:
     jobs = tuple(jobs)
     if len(jobs) == 1:
         [job] = jobs
-        return {(job.demand, job.line): [job]} if job.line else {}
+        return {(job.admission_class, job.line): [job]} if job.line else {}
     for job in jobs:
         if job.line:
-            lines.setdefault((job.demand, job.line), []).append(job)
+            lines.setdefault((job.admission_class, job.line), []).append(job)
     return {key: sorted(lines[key], key=_by_turn) for key in sorted(lines)}
 
 
-def _by_turn(job: Waiting | NewQueued) -> tuple[Moment, int]:
+def _by_turn(job: QueuedJob | NewQueued) -> tuple[Moment, int]:
     return job.turn, job.no

@@ -14,17 +14,17 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
 
 from penstock.core.changes import running_data, stop_moment
-from penstock.core.demand import Demand
-from penstock.core.job import Dispatch, Kind, dispatch_id_of
-from penstock.core.landing import End, Phase
-from penstock.core.order import Offer, Ordering, Pick
-from penstock.core.share import Sharing
-from penstock.core.states import State
+from penstock.core.demand import AdmissionClass
+from penstock.core.job import Dispatch, EventKind, dispatch_id_of
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.order import Ordering, Pick, Placement
+from penstock.core.share import FairShare
+from penstock.core.states import JobState
 from penstock.core.words import DispatchId, HostId, Moment
-from penstock.stores.protocol import Done, Terms
+from penstock.stores.protocol import CompletedDispatch, Terms
 from penstock.stores.rows import make_dispatch
 from penstock.stores.sqlite_floor import Queued
-from penstock.stores.sqlite_pages import Pages
+from penstock.stores.sqlite_pages import SqliteWriteBatch
 from penstock.stores.sqlite_started import Started
 
 __all__ = ["complete", "take"]
@@ -32,53 +32,70 @@ __all__ = ["complete", "take"]
 #: One that starts, and when it is expected to end.
 _Starts: TypeAlias = tuple[Queued, Moment | None]
 #: What picks that are taken together have in common.
-_KIND: Final = attrgetter("demand", "offer")
+_KIND: Final = attrgetter("admission_class", "offer")
 _FIRST: Final = "1"
 #: So many of one kind are not worth a statement of their own.
 FEW: Final = 8
 #: As they are written: a word costs the encoder half of what the enumeration's member does.
-_DISPATCHING, _RUNNING, _DONE = str(Kind.DISPATCHING), str(Kind.RUNNING), str(Kind.DONE)
+_DISPATCHING, _RUNNING, _DONE = str(EventKind.DISPATCHING), str(EventKind.RUNNING), str(EventKind.DONE)
 _DISPATCHED, _RUNS, _IS_DONE, _COMPLETED = (
-    *(str(state) for state in (State.DISPATCHING, State.RUNNING, State.DONE)),
-    str(End.COMPLETED),
+    *(str(state) for state in (JobState.DISPATCHING, JobState.RUNNING, JobState.DONE)),
+    str(EndReason.COMPLETED),
 )
 
 
 def take(
-    pages: Pages, picks: Sequence[Pick], terms: Terms, ordering: Ordering, *, host: HostId, now: Moment
+    pages: SqliteWriteBatch,
+    picks: Sequence[Pick],
+    terms: Terms,
+    ordering: Ordering,
+    *,
+    host: HostId,
+    now: Moment,
 ) -> list[Dispatch]:
     """What a round has picked becomes dispatches, in its order."""
     made: list[Dispatch] = []
     fresh = pages.fresh
-    said = pages.said([w.no for w, _, offer, _ in picks if offer is Offer.LEASE and w.no not in fresh])
-    for (demand, offer), its in groupby(picks, _KIND):
+    said = pages.said([w.no for w, _, offer, _ in picks if offer is Placement.LEASE and w.no not in fresh])
+    for (admission_class, offer), its in groupby(picks, _KIND):
         alike = [(cast("Queued", waiting), ends_at) for waiting, _, _, ends_at in its]
-        if offer is Offer.LEASE:
-            started = Started(demand, fresh, said, ordering.aging.per_point)
-            made += _lease(pages, alike, terms, started, demand=demand, host=host, now=now)
+        if offer is Placement.LEASE:
+            started = Started(admission_class, fresh, said, ordering.aging.per_point)
+            made += _lease(pages, alike, terms, started, admission_class=admission_class, host=host, now=now)
         else:
-            made += _reserve(pages, alike, terms, demand=demand, host=host, now=now)
+            made += _reserve(pages, alike, terms, admission_class=admission_class, host=host, now=now)
         pages.start([queued.no for queued, _ in alike])
-        pages.hold(host, pages.number(demand), len(alike))
-        state = State.RUNNING if offer is Offer.LEASE else State.DISPATCHING
-        pages.moved(demand.addon_id, State.QUEUED, state, len(alike))
-        pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
+        pages.hold(host, pages.number(admission_class), len(alike))
+        state = JobState.RUNNING if offer is Placement.LEASE else JobState.DISPATCHING
+        pages.moved(admission_class.addon_id, JobState.QUEUED, state, len(alike))
+        pages.touched.add(admission_class.addon_id)  # its account was changed by the round, as it picked
     return made
 
 
 def _reserve(
-    pages: Pages, picks: Sequence[_Starts], terms: Terms, *, demand: Demand, host: HostId, now: Moment
+    pages: SqliteWriteBatch,
+    picks: Sequence[_Starts],
+    terms: Terms,
+    *,
+    admission_class: AdmissionClass,
+    host: HostId,
+    now: Moment,
 ) -> list[Dispatch]:
-    addon_id, until = demand.addon_id, now + terms.reserve_for
-    made, rows, demand_no, phase = [], list[tuple[Any, ...]](), pages.number(demand), Phase.RESERVED
+    addon_id, until = admission_class.addon_id, now + terms.reserve_for
+    made, rows, class_no, phase = (
+        [],
+        list[tuple[Any, ...]](),
+        pages.number(admission_class),
+        DispatchPhase.RESERVED,
+    )
     for queued, ends_at in picks:
         no, job_id, fence, n = queued.no, queued.job_id, queued.fence + 1, queued.events + 1
         dispatch_id = dispatch_id_of(job_id, fence)
         pages.tell((now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", str(fence), None))
-        rows.append((no, None, demand_no, host, fence, phase, n, pages.batch, now, None, until, ends_at, None, None, ""))  # fmt: skip
+        rows.append((no, None, class_no, host, fence, phase, n, pages.batch, now, None, until, ends_at, None, None, ""))  # fmt: skip
         made.append(
             make_dispatch(
-                dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, None, ends_at,
+                dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, None, ends_at,
                 None, None, None, "", 0, None, None, None, None, None, None
             )
         )  # fmt: skip
@@ -87,19 +104,24 @@ def _reserve(
 
 
 def _lease(
-    pages: Pages,
+    pages: SqliteWriteBatch,
     picks: Sequence[_Starts],
     terms: Terms,
     started: Started,
     *,
-    demand: Demand,
+    admission_class: AdmissionClass,
     host: HostId,
     now: Moment,
 ) -> list[Dispatch]:
     """They run from now on, and whoever runs them can have the jobs as well."""
-    addon_id, until, worker = demand.addon_id, now + terms.lease_for, terms.worker
-    demand_no, phase, batch, per_point = pages.number(demand), Phase.LEASED, pages.batch, started.per_point
-    kind, waited, told = (demand_no, host, until), -1, running_data(worker, 0)
+    addon_id, until, worker = admission_class.addon_id, now + terms.lease_for, terms.worker
+    class_no, phase, batch, per_point = (
+        pages.number(admission_class),
+        DispatchPhase.LEASED,
+        pages.batch,
+        started.per_point,
+    )
+    kind, waited, told = (class_no, host, until), -1, running_data(worker, 0)
     made, plain, rows, events = [], list[int](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
     fresh, leases, drafts, few = pages.fresh, pages.leased, pages.started, len(picks) < FEW
     for queued, ends_at in picks:
@@ -119,13 +141,13 @@ def _lease(
         )
         if few or ends_at is not None or stop_at is not None or no in fresh:
             rows.append(
-                (no, None, demand_no, host, fence, phase, n + 2, batch, now, now, until, ends_at, stop_at, stop_for, worker)
+                (no, None, class_no, host, fence, phase, n + 2, batch, now, now, until, ends_at, stop_at, stop_for, worker)
             )  # fmt: skip
         else:
             plain.append(no)
         made.append(
             make_dispatch(
-                dispatch_id, job_id, addon_id, host, demand, fence, phase, now, until, now, ends_at,
+                dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, now, ends_at,
                 stop_at, stop_for, None, worker, 0, None, None, None, None, None, None
             )
         )  # fmt: skip
@@ -137,7 +159,9 @@ def _lease(
     return made
 
 
-def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) -> list[bool]:
+def complete(
+    pages: SqliteWriteBatch, done: Sequence[CompletedDispatch], sharing: FairShare, now: Moment
+) -> list[bool]:
     """As `changes.completed` says, for each that still runs under its lease."""
     pages.flush_rows()
     answers = [False] * len(done)
@@ -155,7 +179,7 @@ def complete(pages: Pages, done: Sequence[Done], sharing: Sharing, now: Moment) 
         events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
     pages.tell(*events)
     pages.complete(plain, with_result)
-    for (demand_no, host, _), n in Counter(kind for *_, kind in leases).items():
-        demand = pages.give_back(HostId(host), demand_no, n, sharing, now)
-        pages.moved(demand.addon_id, State.RUNNING, State.DONE, n)
+    for (class_no, host, _), n in Counter(kind for *_, kind in leases).items():
+        admission_class = pages.give_back(HostId(host), class_no, n, sharing, now)
+        pages.moved(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)
     return answers

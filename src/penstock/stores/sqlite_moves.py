@@ -10,26 +10,26 @@ from typing import Any, Final, NamedTuple
 
 from penstock.core.changes import DispatchStep, JobStep
 from penstock.core.job import Place
-from penstock.core.landing import End, Phase
-from penstock.core.states import IN_FLIGHT, State
+from penstock.core.landing import DispatchPhase, EndReason
+from penstock.core.states import IN_FLIGHT, JobState
 from penstock.core.words import Moment, Span
-from penstock.stores.sqlite_pages import Pages
+from penstock.stores.sqlite_pages import SqliteWriteBatch
 
 __all__ = ["Moved", "move_dispatch", "move_job"]
 
 _AS_THEY_ARE: Final = (None,) * 4
 
 
-def move_dispatch(pages: Pages, step: DispatchStep, no: int, events: int, now: Moment) -> None:
+def move_dispatch(pages: SqliteWriteBatch, step: DispatchStep, no: int, events: int, now: Moment) -> None:
     """`events`: of its job, with those of this change."""
     limits = (step.expires_at, step.stop_at, step.stop_for, step.reason, step.worker)
-    if step.target is Phase.ENDED:
+    if step.target is DispatchPhase.ENDED:
         pages.update("end_attempt", no, events, *limits, now, step.end, step.result, step.error, step.source)
         pages.update("land", no, step.source)
-        if step.end is End.COMPLETED and no > 0:
+        if step.end is EndReason.COMPLETED and no > 0:
             pages.done([no])
     else:
-        started = now if step.target is Phase.LEASED else None
+        started = now if step.target is DispatchPhase.LEASED else None
         pages.update("move_live", no, step.target, started, *limits, step.source)
 
 
@@ -44,48 +44,48 @@ class Moved(NamedTuple):
     now: Moment
 
 
-def move_job(pages: Pages, step: JobStep, moved: Moved) -> None:
+def move_job(pages: SqliteWriteBatch, step: JobStep, moved: Moved) -> None:
     if step.place is not None:
         _to_queue(pages, step, step.place, moved)
     elif step.target is step.source or step.target in IN_FLIGHT:
         _note(pages, step, moved)
-    elif step.target is not State.DONE:
+    elif step.target is not JobState.DONE:
         _settle(pages, step, moved)
 
 
-def _note(pages: Pages, step: JobStep, moved: Moved) -> None:
-    if step.source is State.QUEUED:
+def _note(pages: SqliteWriteBatch, step: JobStep, moved: Moved) -> None:
+    if step.source is JobState.QUEUED:
         pages.update("note_queued", moved.no, moved.events)
     elif step.source in IN_FLIGHT:
         pages.update("note_live", moved.no, moved.events)
-    elif step.source is State.DONE:
+    elif step.source is JobState.DONE:
         pages.update("note_done", moved.no, moved.events, step.fence)
     else:
         pages.update("note_settled", moved.no, moved.events, step.source)
 
 
-def _settle(pages: Pages, step: JobStep, moved: Moved) -> None:
+def _settle(pages: SqliteWriteBatch, step: JobStep, moved: Moved) -> None:
     no, events, active, now = moved
-    if step.source is State.QUEUED:
+    if step.source is JobState.QUEUED:
         pages.update("settle_queued", no, step.target, events, now, *_counters(step))
         pages.update("leave_queue", no)
     else:
-        ran = step.source is State.RUNNING
+        ran = step.source is JobState.RUNNING
         pages.update(
             "settle_job", no, step.target, step.fence, events, now, active, *_counters(step), ran, _own(step)
         )
 
 
-def _to_queue(pages: Pages, step: JobStep, place: Place, moved: Moved) -> None:
+def _to_queue(pages: SqliteWriteBatch, step: JobStep, place: Place, moved: Moved) -> None:
     no, events, active, now = moved
-    its = (place.ready_at, place.priority, pages.number(place.demand))
+    its = (place.ready_at, place.priority, pages.number(place.admission_class))
     times = (place.earliest_start_at, place.not_before, place.deadline_at)
-    if step.source is State.QUEUED:
+    if step.source is JobState.QUEUED:
         line = (place.line(now), place.turn, place.ready_at, place.urgent_at, *its[1:], place.deadline_at)
         pages.update("edit_job", no, *its, *times, *_counters(step))
         pages.update("edit_queued", no, events, *line)
         return
-    fresh, ran = step.fresh, step.source is State.RUNNING
+    fresh, ran = step.fresh, step.source is JobState.RUNNING
     pages.update(
         "requeue_job", no, step.fence, fresh, active, fresh, *_counters(step), ran, *its, *times, _own(step)
     )
@@ -99,6 +99,6 @@ def _counters(step: JobStep) -> tuple[Any, ...]:
     return _AS_THEY_ARE if c is None else (c.crash, c.unavailable, c.error, c.start)
 
 
-def _own(step: JobStep) -> State | None:
+def _own(step: JobStep) -> JobState | None:
     """What its own row says before."""
     return None if step.source in IN_FLIGHT else step.source

@@ -14,32 +14,39 @@ import msgspec
 
 from penstock.core.books import keys_of
 from penstock.core.changes import Note
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.intent import Intent
-from penstock.core.landing import Phase
-from penstock.core.share import Account, Sharing
-from penstock.core.states import State
+from penstock.core.landing import DispatchPhase
+from penstock.core.share import Account, FairShare
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.rows import by_name, listed
 from penstock.stores.sqlite_file import one, statements
-from penstock.stores.sqlite_floor import Demands, NewQueued, TableFloor, read_books
+from penstock.stores.sqlite_floor import (
+    NewQueued,
+    SqliteAdmissionClasses,
+    SqliteAdmissionView,
+    read_ledger_totals,
+)
 from penstock.stores.sqlite_sets import insert, update, write
 from penstock.stores.sqlite_started import Drafts
-from penstock.stores.sqlite_sums import Held, Kept, Lease, Sums
+from penstock.stores.sqlite_sums import Held, Kept, Lease, SqliteTotals
 from penstock.stores.trail import pack
 
-__all__ = ["NO_JOB", "Pages", "Told"]
+__all__ = ["NO_JOB", "SqliteWriteBatch", "Told"]
 
 #: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
-Told: TypeAlias = tuple[int | None, JobId | None, int, State | None]
+Told: TypeAlias = tuple[int | None, JobId | None, int, JobState | None]
 NO_JOB: Final[Told] = (None, None, 0, None)
 #: Which one of those asked for, and what is known of it (`Lease`).
 _Lease: TypeAlias = tuple[int, int, int, Kept]
 _leases: Final = msgspec.json.Decoder(list[_Lease]).decode
 
 
-class Pages:
-    def __init__(self, con: apsw.Connection, demands: Demands, sums: Sums, now: Moment) -> None:
+class SqliteWriteBatch:
+    def __init__(
+        self, con: apsw.Connection, demands: SqliteAdmissionClasses, sums: SqliteTotals, now: Moment
+    ) -> None:
         self._con, self._sql, self._demands, self._sums, self._now = con, statements(), demands, sums, now
         self._no = self._submitted_before = sums.job
         #: The number of the first event that is told here.
@@ -59,7 +66,7 @@ class Pages:
         self._events: list[tuple[Any, ...]] = []
         self._mentioned: set[int] = set()
         self._held: dict[tuple[HostId, int], int] = defaultdict(int)
-        self._moves: dict[tuple[AddonId, State, State], int] = defaultdict(int)
+        self._moves: dict[tuple[AddonId, JobState, JobState], int] = defaultdict(int)
         self.tally: dict[tuple[str, str], int] = defaultdict(int)
         self.accounts = sums.accounts
         self.touched: set[AddonId] = set()
@@ -85,9 +92,9 @@ class Pages:
 
     def lease(self, kind: Kept, worker: str, nos: list[int]) -> None:
         """Those that wait in the file, and have nothing of their own but their number."""
-        demand_no, host, until = kind
+        class_no, host, until = kind
         if nos:
-            self._leasing.append(((demand_no, host, self.batch, self._now, until, worker), nos))
+            self._leasing.append(((class_no, host, self.batch, self._now, until, worker), nos))
 
     def add_live(self, rows: list[tuple[Any, ...]]) -> None:
         self._starting += rows
@@ -102,8 +109,8 @@ class Pages:
         """By whichever way: who forgets old jobs will find them by it."""
         self._done += nos
 
-    def number(self, demand: Demand) -> int:
-        return self._demands.number(self._con, demand)
+    def number(self, admission_class: AdmissionClass) -> int:
+        return self._demands.number(self._con, admission_class)
 
     def said(self, nos: Sequence[int]) -> dict[int, tuple[Any, ...]]:
         """What was said of these jobs, by their numbers."""
@@ -127,20 +134,24 @@ class Pages:
         """
         self._events += events
 
-    def moved(self, addon_id: AddonId, source: State, target: State, n: int = 1) -> None:
+    def moved(self, addon_id: AddonId, source: JobState, target: JobState, n: int = 1) -> None:
         self._moves[addon_id, source, target] += n
 
-    def hold(self, host: HostId, demand_no: int, n: int) -> None:
-        self._held[host, demand_no] += n
+    def hold(self, host: HostId, class_no: int, n: int) -> None:
+        self._held[host, class_no] += n
 
-    def give_back(self, host: HostId, demand_no: int, n: int, sharing: Sharing, now: Moment) -> Demand:
+    def give_back(
+        self, host: HostId, class_no: int, n: int, sharing: FairShare, now: Moment
+    ) -> AdmissionClass:
         """What `n` dispatches held that have ended. Nowhere else do units go back."""
-        demand = self._demands.demand(self._con, demand_no)
-        self.hold(host, demand_no, -n)
-        account = self.accounts.get(demand.addon_id) or self.accounts.setdefault(demand.addon_id, Account())
-        account.hold(-n * demand.cost_units, now, sharing)
-        self.touched.add(demand.addon_id)
-        return demand
+        admission_class = self._demands.admission_class(self._con, class_no)
+        self.hold(host, class_no, -n)
+        account = self.accounts.get(admission_class.addon_id) or self.accounts.setdefault(
+            admission_class.addon_id, Account()
+        )
+        account.hold(-n * admission_class.cost_units, now, sharing)
+        self.touched.add(admission_class.addon_id)
+        return admission_class
 
     @property
     def leased(self) -> dict[DispatchId, Lease]:
@@ -162,20 +173,20 @@ class Pages:
         (text,) = one(self._con, "leases_to_complete", values)
         return _leases(text)
 
-    def floor(self, host: HostId, now: Moment) -> TableFloor:
+    def admission_view(self, host: HostId, now: Moment) -> SqliteAdmissionView:
         """What a round sees. Most that are submitted to a machine with room start in the same commit, and never stood in line in the file."""
         self._flush_moves()
-        queued_here = any(target is State.QUEUED for _, _, target in self._moves)
+        queued_here = any(target is JobState.QUEUED for _, _, target in self._moves)
         anybody = self._jobs_written or queued_here or bool(self._sums.queued)
-        books = read_books(self._con, host, now, self.accounts, self._sums.ledger, held=self.held())
+        ledger = read_ledger_totals(self._con, host, now, self.accounts, self._sums.ledger, held=self.held())
         fresh = self._queued.values()
-        return TableFloor(self._con, host, now, self._demands, books, fresh=fresh, anybody=anybody)
+        return SqliteAdmissionView(self._con, host, now, self._demands, ledger, fresh=fresh, anybody=anybody)
 
     def queued_of(self, addon_id: AddonId) -> int:
-        return self._sums.queued.get(addon_id, 0) + self.tally[addon_id, State.QUEUED]
+        return self._sums.queued.get(addon_id, 0) + self.tally[addon_id, JobState.QUEUED]
 
     def queued_in_all(self) -> int:
-        more = sum(n for (_, state), n in self.tally.items() if state == State.QUEUED)
+        more = sum(n for (_, state), n in self.tally.items() if state == JobState.QUEUED)
         return sum(self._sums.queued.values()) + more
 
     def flush_rows(self) -> None:
@@ -208,17 +219,17 @@ class Pages:
         for statement, ended in (("complete", self._plain), ("complete_with", self._with_result)):
             if ended:
                 write(self._con, statement, (self.batch, self._now, listed(ended)), len(ended))
-        update(self._con, "land", {(str(Phase.LEASED),): landed})
+        update(self._con, "land", {(str(DispatchPhase.LEASED),): landed})
         self._plain, self._with_result = [], []
 
     def held(self) -> Held:
         """What a round must know besides the ledger, which has it only at the end: most of what is given back is taken again."""
         sums: dict[tuple[str, str], tuple[int, int]] = {}
-        for (host, demand_no), n in self._held.items():
-            demand = self._demands.demand(self._con, demand_no)
-            for key in [("host", host), *keys_of(demand)] if n else ():
+        for (host, class_no), n in self._held.items():
+            admission_class = self._demands.admission_class(self._con, class_no)
+            for key in [("host", host), *keys_of(admission_class)] if n else ():
                 units, running = sums.get(key, (0, 0))
-                sums[key] = (units + n * demand.cost_units, running + n)
+                sums[key] = (units + n * admission_class.cost_units, running + n)
         return sums
 
     def flush(self) -> None:

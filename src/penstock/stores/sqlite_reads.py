@@ -12,20 +12,20 @@ from typing import Any, Final, TypeVar
 
 import apsw
 
-from penstock.core.books import Books
+from penstock.core.books import Ledger
 from penstock.core.hosts import Host
-from penstock.core.job import Dispatch, Event, Job, Kind
-from penstock.core.landing import Phase
-from penstock.core.order import Floor
+from penstock.core.job import Dispatch, Event, EventKind, Job
+from penstock.core.landing import DispatchPhase
+from penstock.core.order import AdmissionView
 from penstock.core.refusals import StoreFailed
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.audit import audit
 from penstock.stores.protocol import Addon, Clock, Due, Overdue, Query
-from penstock.stores.rows import DEMAND, dispatch_from, host_from, job_from, listed, parts_of
+from penstock.stores.rows import ADMISSION_CLASS, dispatch_from, host_from, job_from, listed, parts_of
 from penstock.stores.sqlite_file import connect, failures, one, query, statements
 from penstock.stores.sqlite_find import found, marks
-from penstock.stores.sqlite_floor import Demands, TableFloor, read_books
+from penstock.stores.sqlite_floor import SqliteAdmissionClasses, SqliteAdmissionView, read_ledger_totals
 from penstock.stores.sqlite_guard import FileGuard, FileLost
 from penstock.stores.sqlite_sums import Accounts, read_ledger
 from penstock.stores.trail import unpack
@@ -43,7 +43,7 @@ class SqliteReads:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path, self._clock = path, clock
-        self._read, self._sql = Demands(), statements()
+        self._read, self._sql = SqliteAdmissionClasses(), statements()
         self._readers: SimpleQueue[apsw.Connection] = SimpleQueue()
 
     def _close_readers(self) -> None:
@@ -76,24 +76,24 @@ class SqliteReads:
             raise StoreFailed(f"{lost.what}: end every process that uses it", kind=lost.kind) from None
         return connect(self._path, readonly=True)
 
-    def look(self, host: HostId, view: Callable[[Floor], T]) -> T:
+    def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         with self._reading() as con:
             now = self._clock()
-            books = read_books(con, host, now, Accounts(con), read_ledger(con))
-            floor = TableFloor(con, host, now, self._read, books)
+            ledger = read_ledger_totals(con, host, now, Accounts(con), read_ledger(con))
+            admission_view = SqliteAdmissionView(con, host, now, self._read, ledger)
             try:
-                return view(floor)
+                return view(admission_view)
             finally:
-                floor.close()
+                admission_view.close()
 
-    def books(self, host: HostId) -> Books:
+    def ledger(self, host: HostId) -> Ledger:
         with self._reading() as con:
             accounts = Accounts(con)
-            books = read_books(con, host, self._clock(), accounts, read_ledger(con))
-            books.spent = dict(books.spent)
+            ledger = read_ledger_totals(con, host, self._clock(), accounts, read_ledger(con))
+            ledger.spent = dict(ledger.spent)
             for addon_id, *_ in list(query(con, "addons")):
                 accounts.get(addon_id)
-        return books
+        return ledger
 
     def job(self, job_id: JobId) -> Job | None:
         return next(iter(self.jobs([job_id])), None)
@@ -110,7 +110,11 @@ class SqliteReads:
     def _jobs(self, con: apsw.Connection, source: str, *values: Any) -> list[Job]:
         rows: list[Any] = con.execute(f"{self._sql['job_columns']} {source}", values).fetchall()
         return [
-            job_from(row[: DEMAND + 1], row[DEMAND + 1 :], self._read.demand(con, row[DEMAND]))
+            job_from(
+                row[: ADMISSION_CLASS + 1],
+                row[ADMISSION_CLASS + 1 :],
+                self._read.admission_class(con, row[ADMISSION_CLASS]),
+            )
             for row in rows
         ]
 
@@ -129,7 +133,7 @@ class SqliteReads:
             return sorted(tried, key=lambda dispatch: dispatch.fence)
 
     def live(
-        self, *, addon_id: AddonId | None = None, phases: Collection[Phase] = (), limit: int = 1_000
+        self, *, addon_id: AddonId | None = None, phases: Collection[DispatchPhase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
         where = "d.phase <> 'ended'"
         values: list[Any] = []
@@ -153,7 +157,7 @@ class SqliteReads:
     def _dispatches(self, con: apsw.Connection, where: str, *values: Any) -> Iterator[Dispatch]:
         rows: list[Any] = con.execute(f"{self._sql['dispatch_columns']} WHERE {where}", values).fetchall()
         for row in rows:
-            yield dispatch_from(row, self._read.demand(con, row[-1]))
+            yield dispatch_from(row, self._read.admission_class(con, row[-1]))
 
     def checkpoint(self, job_id: JobId) -> str | None:
         with self._reading() as con:
@@ -170,7 +174,7 @@ class SqliteReads:
             lambda event: event.job_id == job_id and event.n > after,
         )
 
-    def events_of(self, kinds: Collection[Kind], after: int, limit: int) -> list[Event]:
+    def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
         values = {"kinds": listed([*kinds]), "after": after}
         return self._told("events_of", values, limit, lambda event: event.seq > after and event.kind in kinds)
 
@@ -189,9 +193,9 @@ class SqliteReads:
 
     def addons(self) -> list[Addon]:
         with self._reading() as con:
-            jobs: dict[str, dict[State, int]] = {}
+            jobs: dict[str, dict[JobState, int]] = {}
             for addon_id, state, count in query(con, "tally"):
-                jobs.setdefault(addon_id, {})[State(state)] = count
+                jobs.setdefault(addon_id, {})[JobState(state)] = count
             known = {row[0]: row[1:] for row in query(con, "addons")}
         return [
             Addon(AddonId(name), weight, bool(paused), average, units, jobs.get(name, {}))
@@ -221,7 +225,7 @@ class SqliteReads:
 
     def audit(self) -> list[str]:
         with self._reading() as con:
-            ask, demand_of = partial(query, con), partial(self._read.demand, con)
+            ask, demand_of = partial(query, con), partial(self._read.admission_class, con)
             return list(audit(ask, demand_of))
 
     def hosts(self) -> list[Host]:

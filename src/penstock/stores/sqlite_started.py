@@ -10,11 +10,11 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from penstock.core.demand import Demand
+from penstock.core.demand import AdmissionClass
 from penstock.core.intent import Intent, alike
 from penstock.core.job import Job
 from penstock.core.retry import NONE_YET, Counters
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import DispatchId, Moment, Money, Span
 from penstock.stores.rows import intent_from, make_job
 from penstock.stores.sqlite_floor import Queued
@@ -31,9 +31,18 @@ class Started:
     """What jobs that start together share: most differ by their payload alone. `said`: as the statement `said_of` has it, by their numbers."""
 
     def __init__(
-        self, demand: Demand, fresh: Mapping[int, Intent], said: Mapping[int, Sequence[Any]], per_point: Span
+        self,
+        admission_class: AdmissionClass,
+        fresh: Mapping[int, Intent],
+        said: Mapping[int, Sequence[Any]],
+        per_point: Span,
     ) -> None:
-        self._demand, self._fresh, self._said, self.per_point = demand, fresh, said, per_point
+        self._admission_class, self._fresh, self._said, self.per_point = (
+            admission_class,
+            fresh,
+            said,
+            per_point,
+        )
         self._like: Any = None
         self._make: Callable[[str], Intent] | None = None
         self._life: tuple[Moment | None, Counters, Span, Money, Money, float | None] = _UNTRIED
@@ -45,7 +54,7 @@ class Started:
         if intent is not None:  # submitted at this moment too
             since = turn + priority * self.per_point
             return make_job(
-                no, job_id, intent, State.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
+                no, job_id, intent, JobState.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
                 None, None, None, None
             )  # fmt: skip
         _, payload, unit, created_at, ready_at, rest = self._said[no]
@@ -55,7 +64,7 @@ class Started:
         assert self._make is not None
         not_before, failed, active, spent, spent_before, progress = self._life
         return make_job(
-            no, job_id, self._make(payload), State.RUNNING, created_at, ready_at, not_before, fence, dispatch_id, failed,
+            no, job_id, self._make(payload), JobState.RUNNING, created_at, ready_at, not_before, fence, dispatch_id, failed,
             active, spent, spent_before, progress, "", "{}", None, None, None, None
         )  # fmt: skip
 
@@ -65,7 +74,7 @@ class Started:
          not_before, crash, unavailable, error, active, spent, spent_before, progress) = _NOTHING if rest is None else _decode(rest)  # fmt: skip
         edited = (priority, earliest, deadline, expected, max_runtime, max_active, key)
         said = ("", tags, unit, cost_limit, time_sensitive, retry_delays)
-        self._make = alike(intent_from(self._demand, edited, said))
+        self._make = alike(intent_from(self._admission_class, edited, said))
         failed = Counters(crash, unavailable, error, 0) if crash or unavailable or error else NONE_YET
         self._life = (not_before, failed, active, spent, spent_before, progress)
 

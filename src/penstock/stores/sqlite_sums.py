@@ -15,11 +15,11 @@ import msgspec
 
 from penstock.core.books import EVERYTHING
 from penstock.core.share import Account
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, DispatchId, Moment
 from penstock.stores.sqlite_file import one, query
 
-__all__ = ["Accounts", "Held", "Kept", "Lease", "Sums", "read_ledger"]
+__all__ = ["Accounts", "Held", "Kept", "Lease", "SqliteTotals", "read_ledger"]
 
 #: Units and how many, by row of the ledger.
 Held: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
@@ -63,7 +63,7 @@ Kept: TypeAlias = tuple[int, str, Moment]
 Lease: TypeAlias = tuple[int, int, Kept]
 
 
-class Sums:
+class SqliteTotals:
     def __init__(self, con: apsw.Connection) -> None:
         self._con = con
         self._version: int | None = None
@@ -111,7 +111,7 @@ class Sums:
     def count(self, addon_id: str, state: str, jobs: int) -> None:
         its = self._jobs_of(addon_id)
         its[state] = its.get(state, 0) + jobs
-        if state == State.QUEUED and self._queued is not None:
+        if state == JobState.QUEUED and self._queued is not None:
             left = self._queued.pop(addon_id, 0) + jobs
             if left:
                 self._queued[addon_id] = left

@@ -10,21 +10,21 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 import apsw
 
-from penstock.core.changes import Beat, Change, DispatchStep, JobStep, Note
-from penstock.core.demand import Demand
+from penstock.core.changes import Change, DispatchStep, JobStep, Note, Renewal
+from penstock.core.demand import AdmissionClass
 from penstock.core.intent import Intent, all_but_payload
-from penstock.core.job import Dispatch, Kind, place
-from penstock.core.landing import Phase
-from penstock.core.order import Floor, Offer, Ordering, Verdict
+from penstock.core.job import Dispatch, EventKind, place
+from penstock.core.landing import DispatchPhase
+from penstock.core.order import AdmissionView, Ordering, Placement, RoundResult
 from penstock.core.quick import quick_tuple
 from penstock.core.refusals import OutcomeUnknown
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.dispatches import new_dispatch
 from penstock.stores.protocol import (
     Clock,
+    CompletedDispatch,
     Depth,
-    Done,
     Receipt,
     Standing,
     Tell,
@@ -32,20 +32,20 @@ from penstock.stores.protocol import (
 )
 from penstock.stores.rows import body_hash, by_name, encode, intent_row, job_row, listed
 from penstock.stores.sqlite_file import WriteLock, failures, one, query, statements
-from penstock.stores.sqlite_floor import Demands, NewQueued, Queued
+from penstock.stores.sqlite_floor import NewQueued, Queued, SqliteAdmissionClasses
 from penstock.stores.sqlite_guard import FileGuard, FileLost
 from penstock.stores.sqlite_many import complete, take
 from penstock.stores.sqlite_moves import Moved, move_dispatch, move_job
-from penstock.stores.sqlite_pages import NO_JOB, Pages
+from penstock.stores.sqlite_pages import NO_JOB, SqliteWriteBatch
 from penstock.stores.sqlite_renew import renew
 from penstock.stores.sqlite_started import Drafts
-from penstock.stores.sqlite_sums import Sums
+from penstock.stores.sqlite_sums import SqliteTotals
 from penstock.stores.sqlite_upkeep import Upkeep
 from penstock.stores.submitting import key_conflict, refuse_beyond
 
 __all__ = ["Transaction"]
 
-_SUBMITTED, _QUEUED = str(Kind.SUBMITTED), str(State.QUEUED)
+_SUBMITTED, _QUEUED = str(EventKind.SUBMITTED), str(JobState.QUEUED)
 #: What `apply` reads by.
 JOBS: Final = "jobs_for_steps"
 DISPATCHES: Final = "dispatches_for_steps"
@@ -56,7 +56,7 @@ _NO_ROW: Final = (0, "", 0, 0, AddonId(""), "")
 _new_queued: Final = quick_tuple(NewQueued)
 
 
-class Ties(NamedTuple):
+class CommitCallbacks(NamedTuple):
     """What the store must hear: what will have started when this is on disk, and that it is, with something told."""
 
     written: Callable[[Drafts], None]
@@ -74,25 +74,25 @@ class Transaction(Upkeep):
         *,
         guard: FileGuard,
         new_id: Callable[[], str],
-        ties: Ties,
+        ties: CommitCallbacks,
     ) -> None:
         self._con, self._lock, self._path, self._ordering = con, lock, path, ordering
         self._clock, self._now = clock, 0
         self._new_id, self._ties = new_id, ties
         self._ahead: list[Callable[[], None]] = []
-        self._demands, self._sums = Demands(), Sums(con)
+        self._demands, self._sums = SqliteAdmissionClasses(), SqliteTotals(con)
         self._guard, self._failures = guard, failures(path)
         self._sql = statements()
         #: What the last job that was submitted shares with the next, if they differ by their payload alone; and it in rows, as they are at that moment.
         self._like: Any = None
         self._like_at = 0
-        self._demand: Demand | None = None
+        self._admission_class: AdmissionClass | None = None
         self._rest: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] = ((), (), ())
 
     def __enter__(self) -> Self:
         with self._failures:
             self._begin()
-        self._pages = Pages(self._con, self._demands, self._sums, self._now)
+        self._pages = SqliteWriteBatch(self._con, self._demands, self._sums, self._now)
         return self
 
     def _begin(self) -> None:
@@ -206,14 +206,14 @@ class Transaction(Upkeep):
         self._pages.flush_rows()
         found = {"addon_id": intent.addon_id, "key": intent.idempotency_key}
         for job_id, state, said in query(self._con, "job_by_key", found):
-            return _same_body((Receipt(job_id, State(state), created=False), said), intent)
+            return _same_body((Receipt(job_id, JobState(state), created=False), said), intent)
         return None
 
     def _written(self, names: Sequence[JobId]) -> dict[int, Receipt]:
         self._pages.flush_rows()
         there = self._rows(JOBS, list(names))
         return {
-            i: Receipt(name, State(there[name][1]), created=True)
+            i: Receipt(name, JobState(there[name][1]), created=True)
             for i, name in enumerate(names)
             if name in there
         }
@@ -231,91 +231,99 @@ class Transaction(Upkeep):
             self._put_into_rows(intent, like)
         elif now != self._like_at:
             if intent.earliest_start_at is not None or intent.deadline_at is not None:
-                self._put_into_rows(intent, like, self._demand)
+                self._put_into_rows(intent, like, self._admission_class)
             else:
                 self._move_rows_to(now)
         of_job, of_queue, of_intent = self._rest
         job = (no, job_id, self._pages.batch, *of_job)
         self._pages.add_job(job, _new_queued((no, job_id, *of_queue)), (no, intent.payload, *of_intent))
         self._pages.fresh[no] = intent
-        self._pages.tally[intent.addon_id, State.QUEUED] += 1
+        self._pages.tally[intent.addon_id, JobState.QUEUED] += 1
         self._pages.tell((now, _SUBMITTED, job_id, 1, _QUEUED, "", None, None))
-        return Receipt(job_id, State.QUEUED, created=True)
+        return Receipt(job_id, JobState.QUEUED, created=True)
 
-    def _put_into_rows(self, intent: Intent, like: Any, demand: Demand | None = None) -> None:
+    def _put_into_rows(
+        self, intent: Intent, like: Any, admission_class: AdmissionClass | None = None
+    ) -> None:
         now = self._now
-        its_place = place(intent, now, None, self._ordering, demand)
-        demand_no = self._demands.number(self._con, its_place.demand)
-        row = job_row(0, JobId(""), intent, its_place, demand_no=demand_no, now=now)
+        its_place = place(intent, now, None, self._ordering, admission_class)
+        class_no = self._demands.number(self._con, its_place.admission_class)
+        row = job_row(0, JobId(""), intent, its_place, class_no=class_no, now=now)
         (addon_id, _, line, turn, ready_at, urgent_at, priority, _, earliest, deadline, *limits, key) = row[
             2:
         ]
-        self._like, self._like_at, self._demand = like, now, its_place.demand
-        of_job = (addon_id, demand_no, ready_at, priority, now, earliest, deadline, *limits, key)
-        of_queue = (demand_no, line, turn, ready_at, urgent_at, deadline, priority, *limits)
+        self._like, self._like_at, self._admission_class = like, now, its_place.admission_class
+        of_job = (addon_id, class_no, ready_at, priority, now, earliest, deadline, *limits, key)
+        of_queue = (class_no, line, turn, ready_at, urgent_at, deadline, priority, *limits)
         self._rest = of_job, of_queue, intent_row(0, intent)[2:]
 
     def _move_rows_to(self, now: Moment) -> None:
         """Of a job that may start at once and has no deadline: all of its moments are this one."""
-        (addon_id, demand_no, _, priority, _, *of_job), (_, line, turn, _, *of_queue), of_intent = self._rest
+        (addon_id, class_no, _, priority, _, *of_job), (_, line, turn, _, *of_queue), of_intent = self._rest
         self._rest = (
-            (addon_id, demand_no, now, priority, now, *of_job),
-            (demand_no, line, turn + now - self._like_at, now, *of_queue),
+            (addon_id, class_no, now, priority, now, *of_job),
+            (class_no, line, turn + now - self._like_at, now, *of_queue),
             of_intent,
         )
         self._like_at = now
 
     # admit
 
-    def admit(self, host: HostId, weigh: Callable[[Floor], Verdict], terms: Terms) -> list[Dispatch]:
-        now, floor = self._now, self._pages.floor(host, self._now)
-        if floor.anybody:
+    def admit(
+        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
+    ) -> list[Dispatch]:
+        now, admission_view = self._now, self._pages.admission_view(host, self._now)
+        if admission_view.anybody:
             # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
             step = list(query(self._con, "whose_time_has_come", {"now": now, "most": STEPS}))
             if step:
                 self._con.executemany(self._sql["step_into_line"], step)
         try:
-            verdict = weigh(floor)
+            round_result = run_round(admission_view)
         finally:
-            floor.close()
-        self._deny(verdict, now)
-        dispatches = take(self._pages, verdict.picks, terms, self._ordering, host=host, now=now)
-        if verdict.loan is not None:
-            dispatches.append(self._loan(verdict.loan, host, now, terms))
+            admission_view.close()
+        self._deny(round_result, now)
+        dispatches = take(self._pages, round_result.picks, terms, self._ordering, host=host, now=now)
+        if round_result.loan is not None:
+            dispatches.append(self._loan(round_result.loan, host, now, terms))
         return dispatches
 
-    def _deny(self, verdict: Verdict, now: Moment) -> None:
-        if verdict.denials or verdict.passed:
+    def _deny(self, round_result: RoundResult, now: Moment) -> None:
+        if round_result.denials or round_result.passed:
             self._pages.flush_rows()
         rows = []
-        for denial in verdict.denials:
+        for denial in round_result.denials:
             no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
             n = cast("Queued", denial.waiting).events + 1
-            told = (no, denial.waiting.job_id, n, State.QUEUED)
-            self._pages.note(now, Note(Kind.DENIED, code, data), told)
+            told = (no, denial.waiting.job_id, n, JobState.QUEUED)
+            self._pages.note(now, Note(EventKind.DENIED, code, data), told)
             rows.append((code, encode(data) or "{}", now, n, no))
         if rows:
             self._con.executemany(self._sql["deny_job"], rows)
-        if verdict.passed:
-            self._con.executemany(self._sql["pass_job"], [(now, waiting.no) for waiting in verdict.passed])
+        if round_result.passed:
+            self._con.executemany(
+                self._sql["pass_job"], [(now, waiting.no) for waiting in round_result.passed]
+            )
 
-    def _loan(self, demand: Demand, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+    def _loan(self, admission_class: AdmissionClass, host: HostId, now: Moment, terms: Terms) -> Dispatch:
         dispatch_id = DispatchId(f"{self._new_id()}.0")
-        made = new_dispatch(dispatch_id, None, demand, Offer.LEASE, terms, host=host, now=now)
-        demand_no = self._demands.number(self._con, demand)
+        made = new_dispatch(dispatch_id, None, admission_class, Placement.LEASE, terms, host=host, now=now)
+        class_no = self._demands.number(self._con, admission_class)
         self._pages.flush_rows()
         (no,) = one(self._con, "next_loan")
         self._pages.add_live(
-            [(no, dispatch_id, demand_no, host, 0, made.phase, 0, None, now, now, made.expires_at, None, None, None, made.worker)]
+            [(no, dispatch_id, class_no, host, 0, made.phase, 0, None, now, now, made.expires_at, None, None, None, made.worker)]
         )  # fmt: skip
-        self._pages.hold(host, demand_no, 1)
-        self._pages.touched.add(demand.addon_id)  # its account was changed by the round, as it picked
-        self._pages.note(now, Note(Kind.ADMITTED), NO_JOB, dispatch_id)
+        self._pages.hold(host, class_no, 1)
+        self._pages.touched.add(
+            admission_class.addon_id
+        )  # its account was changed by the round, as it picked
+        self._pages.note(now, Note(EventKind.ADMITTED), NO_JOB, dispatch_id)
         return made
 
     # apply
 
-    def complete(self, done: Sequence[Done]) -> list[bool]:
+    def complete(self, done: Sequence[CompletedDispatch]) -> list[bool]:
         return complete(self._pages, done, self._ordering.sharing, self._now)
 
     def apply(self, changes: Sequence[Change]) -> list[bool]:
@@ -347,10 +355,10 @@ class Transaction(Upkeep):
         active, dispatch_id, events = 0, None, n + len(change.notes)
         if dispatch is not None:
             dispatch_id = dispatch.dispatch_id
-            _, _, demand_no, host, started_at, in_flight, *_ = dispatches.pop(dispatch_id)
+            _, _, class_no, host, started_at, in_flight, *_ = dispatches.pop(dispatch_id)
             move_dispatch(self._pages, dispatch, in_flight, events, now)
-            if dispatch.target is Phase.ENDED:  # only here do units go back, and a row ends once
-                self._pages.give_back(host, demand_no, 1, self._ordering.sharing, now)
+            if dispatch.target is DispatchPhase.ENDED:  # only here do units go back, and a row ends once
+                self._pages.give_back(host, class_no, 1, self._ordering.sharing, now)
                 active = 0 if started_at is None else max(0, now - started_at)
         if job is None:
             for note in change.notes:
@@ -375,7 +383,7 @@ class Transaction(Upkeep):
 
     # renew
 
-    def renew(self, beats: Iterable[Beat], tell: Tell) -> list[Standing | None]:
+    def renew(self, beats: Iterable[Renewal], tell: Tell) -> list[Standing | None]:
         self._pages.forget_leases()
         self._pages.flush_rows()
         return [renew(self._con, self._pages, beat, tell, self._now) for beat in beats]

@@ -10,17 +10,17 @@ import msgspec
 
 from penstock.core.changes import Note, addon_note
 from penstock.core.hosts import Host
-from penstock.core.job import Kind
+from penstock.core.job import EventKind
 from penstock.core.order import Aging
 from penstock.core.share import Account
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import AddonId, HostId, Moment, Span
 from penstock.stores.hosting import drain_note, name_taken
 from penstock.stores.protocol import LOST_FOR
 from penstock.stores.rows import host_values, listed
 from penstock.stores.sqlite_file import one, query
 from penstock.stores.sqlite_guard import Loss
-from penstock.stores.sqlite_pages import NO_JOB, Pages
+from penstock.stores.sqlite_pages import NO_JOB, SqliteWriteBatch
 from penstock.stores.trail import forget
 
 __all__ = ["Upkeep"]
@@ -32,7 +32,7 @@ _numbers: Final = msgspec.json.Decoder(list[int]).decode
 class Upkeep:
     _con: apsw.Connection
     _sql: dict[str, str]
-    _pages: Pages
+    _pages: SqliteWriteBatch
     _now: Moment
 
     def set_addon(self, addon_id: AddonId, weight: int | None, paused: bool | None, by: str) -> None:
@@ -42,7 +42,7 @@ class Upkeep:
         self._pages.touched.add(addon_id)
         self._pages.note(self._now, addon_note(addon_id, account.weight, account.paused, by), NO_JOB)
 
-    def greet(self, host: Host) -> Host:
+    def register_host(self, host: Host) -> Host:
         row = one(self._con, "greet", host_values(host))
         if row is None:
             raise name_taken(host)
@@ -72,7 +72,9 @@ class Upkeep:
             self._pages.tally[addon_id, state] -= 1
         if old:
             self._shorten_done(batches, {no for _, no, *_ in old})
-            self._pages.note(self._now, Note(Kind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
+            self._pages.note(
+                self._now, Note(EventKind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB
+            )
         return len(old)
 
     def _old_done(self, asked: dict[str, int]) -> tuple[dict[int, list[int]], list[tuple[Any, ...]]]:
@@ -81,7 +83,7 @@ class Upkeep:
         found: list[tuple[Any, ...]] = []
         for batch, at, jobs in query(self._con, "old_done", asked):
             batches[batch] = _numbers(jobs)
-            found += [(at, *job, State.DONE) for job in query(self._con, "done_jobs", {"nos": jobs})]
+            found += [(at, *job, JobState.DONE) for job in query(self._con, "done_jobs", {"nos": jobs})]
             if len(found) >= asked["most"]:
                 break
         return batches, found
@@ -114,7 +116,7 @@ class Upkeep:
     def accept_loss(self, loss: Loss) -> None:
         """Event numbers go on behind those that were lost, so that no reader's cursor is ahead of the trail."""
         self._pages.batch = max(self._pages.batch, loss.known + 1)
-        self._pages.note(self._now, Note(Kind.LOSS_ACCEPTED, data=loss._asdict()), NO_JOB)
+        self._pages.note(self._now, Note(EventKind.LOSS_ACCEPTED, data=loss._asdict()), NO_JOB)
 
     def shift(self, by: Span) -> int:
         self._pages.forget_leases()
@@ -124,5 +126,5 @@ class Upkeep:
         self._con.execute(self._sql["shift_queue"], {"by": by, "now": self._now})
         self._con.execute(self._sql["shift_queued_jobs"], {"by": by})
         self._con.execute(self._sql["shift_live_jobs"], {"by": by})
-        self._pages.note(self._now, Note(Kind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
+        self._pages.note(self._now, Note(EventKind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
         return moved

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.job import Event, Kind, dispatch_id_of
-from penstock.core.states import State
+from penstock.core.job import Event, EventKind, dispatch_id_of
+from penstock.core.states import JobState
 from penstock.core.words import DispatchId, JobId
 
 __all__ = ["forget", "pack", "unpack"]
@@ -46,10 +46,10 @@ def _event(seq: int, told: Sequence[Any]) -> Event:
     return Event(
         seq=seq,
         at=at,
-        kind=Kind(kind),
+        kind=EventKind(kind),
         job_id=None if job_id is None else JobId(job_id),
         n=n,
-        state=None if state is None else State(state),
+        state=None if state is None else JobState(state),
         reason=reason,
         dispatch_id=None if dispatch_id is None else DispatchId(dispatch_id),
         data=data or {},

@@ -18,21 +18,21 @@ from typing import Any, Final, Literal, Self, Unpack
 
 from penstock.core.intent import Intent
 from penstock.core.refusals import NotFound, StaleDispatch
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import SECOND, Moment
-from penstock.engine.dispatcher import Kinds
-from penstock.engine.house import House
-from penstock.engine.rules import Rules
-from penstock.jobs.attempt import Attempt, perform, perform_async
+from penstock.engine.dispatcher import WorkerKinds
+from penstock.engine.house import SchedulerService
+from penstock.engine.rules import SchedulerRules
+from penstock.jobs.attempt import JobAttempt, perform, perform_async
 from penstock.jobs.context import JobContext
 from penstock.jobs.function import JobFunction
 from penstock.jobs.handle import JobHandle
 from penstock.jobs.options import Seconds, span_sec
 from penstock.jobs.outcomes import Outcome
 from penstock.jobs.scheduler import Scheduler
-from penstock.jobs.settings import Settings
+from penstock.jobs.settings import LibrarySettings
 from penstock.jobs.whereabouts import MEMORY
-from penstock.jobs.work import Running
+from penstock.jobs.work import RunningWork
 from penstock.stores.memory import MemoryStore
 from penstock.stores.protocol import Query, Receipt, Store
 from penstock.testing.calls import assert_calls, calls_of
@@ -77,15 +77,15 @@ class VirtualScheduler(Scheduler):
         clock: VirtualClock | None = None,
         inline: bool = False,
         addon: str = "app",
-        rules: Rules | None = None,
-        **settings: Unpack[Settings],
+        rules: SchedulerRules | None = None,
+        **settings: Unpack[LibrarySettings],
     ) -> None:
         super().__init__(MEMORY, addon=addon, rules=rules, **settings)
         self.clock = clock or VirtualClock()
         self._clock = self.clock  # type: ignore[assignment]  # a clock that never jumps by itself needs no more than this
         self._inline = inline
-        self._house: House | None = None
-        self._running_now: list[Attempt] = []
+        self._service: SchedulerService | None = None
+        self._running_now: list[JobAttempt] = []
         self._raised: dict[str, BaseException] = {}
 
     @classmethod
@@ -131,27 +131,27 @@ class VirtualScheduler(Scheduler):
 
     def _expecting(self) -> bool:
         """Whether time alone could still start something: a queued job whose function is known here."""
-        waiting = self._store.find(Query([State.QUEUED], limit=1_000))
+        waiting = self._store.find(Query([JobState.QUEUED], limit=1_000))
         return any(job.intent.job_type in self._functions for job in waiting)
 
     def _run_ready(self) -> int:
         runs = 0
-        house = self._the_house
+        service = self._shared_service
         while True:
-            house.keeper.step(self.clock())
-            kinds = Kinds(job_types=frozenset(self._functions))
-            claimed = house.desk.claim(kinds, 1, "virtual") if kinds.job_types else []
+            service.maintenance.step(self.clock())
+            kinds = WorkerKinds(job_types=frozenset(self._functions))
+            claimed = service.job_service.claim(kinds, 1, "virtual") if kinds.job_types else []
             if not claimed:
                 return runs
             runs += 1
             if runs > _MOST_RUNS:
                 raise RuntimeError(f"{_MOST_RUNS} runs and no end: does a job enqueue itself?")
             attempt = _Attempt(
-                claimed[0], self._functions[claimed[0].job.intent.job_type], house.desk, self.clock
+                claimed[0], self._functions[claimed[0].job.intent.job_type], service.job_service, self.clock
             )
             self._run(attempt)
 
-    def _run(self, attempt: Attempt) -> None:
+    def _run(self, attempt: JobAttempt) -> None:
         function = _Recording(attempt.function)
         self._running_now.append(attempt)
         try:
@@ -164,7 +164,9 @@ class VirtualScheduler(Scheduler):
         if function.raised is not None:
             self._raised[attempt.facts.job_id] = function.raised
         with suppress(StaleDispatch, NotFound):  # canceled, timed out or lost while it ran: the trail says so
-            self._desk.end(attempt.facts.dispatch_id, outcome.end, result=outcome.result, error=outcome.error)
+            self._job_service.end(
+                attempt.facts.dispatch_id, outcome.end, result=outcome.result, error=outcome.error
+            )
 
     def _pass(self, until: Moment) -> None:
         """Time passes while a job runs: step by step, as its heartbeats and the keeper would see it."""
@@ -174,7 +176,7 @@ class VirtualScheduler(Scheduler):
             self.clock._now = min(until, beat, max(self.clock() + 1, beat if due is None else due))
             for attempt in self._running_now:
                 attempt.beat()
-            self._the_house.keeper.step(self.clock())
+            self._shared_service.maintenance.step(self.clock())
 
     # enqueueing
 
@@ -196,15 +198,15 @@ class VirtualScheduler(Scheduler):
     def _make_store(self) -> Store:
         return MemoryStore(self.clock, ordering=self.rules.ordering)
 
-    def _begin(self) -> Running:
-        return _Still(self._the_house)
+    def _begin(self) -> RunningWork:
+        return _Still(self._shared_service)
 
     @property
-    def _the_house(self) -> House:
-        if self._house is None:
-            self._house = House(self._store, self.rules, reserves=False)
+    def _shared_service(self) -> SchedulerService:
+        if self._service is None:
+            self._service = SchedulerService(self._store, self.rules, reserves=False)
             self.clock._passing.append(self._pass)
-        return self._house
+        return self._service
 
     # looking
 
@@ -225,8 +227,8 @@ class VirtualScheduler(Scheduler):
 class _Still:
     """Started, and nothing moves."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
+    def __init__(self, service: SchedulerService) -> None:
+        self.service = service
 
     def ring(self) -> None:
         pass
@@ -235,7 +237,7 @@ class _Still:
         pass
 
 
-class _Attempt(Attempt):
+class _Attempt(JobAttempt):
     """Looks for itself whether it was told to stop, where a thread beside it would have told it."""
 
     __slots__ = ()

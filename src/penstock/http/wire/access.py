@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
-from penstock.http.wire.words import AddonName, Asked, Told, Units, When
+from penstock.http.wire.words import AddonName, Units, When, WireAnswer, WireRequest
 
-__all__ = ["FieldProblem", "NewToken", "Problem", "Scope", "Token", "TokenMade", "Tokens"]
+__all__ = ["FieldProblem", "NewToken", "ProblemDetails", "Scope", "Token", "TokenMade", "Tokens"]
 
 
 class Scope(StrEnum):
@@ -31,7 +31,7 @@ class Scope(StrEnum):
     ADMIN_TOKENS = "admin:tokens"
 
 
-class NewToken(Asked):
+class NewToken(WireRequest):
     """`addon_id` binds it: it then sees and touches that addon's jobs, and no others. It ends with the token that it is made with."""
 
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
@@ -42,7 +42,7 @@ class NewToken(Asked):
     expires_at: When | None = None
 
 
-class Token(Told):
+class Token(WireAnswer):
     """`parent_id`: the token that it was made with, and ends with. Null: it was made by the local user, or at the first start."""
 
     token_id: str
@@ -56,23 +56,23 @@ class Token(Told):
     parent_id: str | None = None
 
 
-class TokenMade(Told):
+class TokenMade(WireAnswer):
     """`secret` is shown this once: only its hash is kept."""
 
     token: Token
     secret: str
 
 
-class Tokens(Told):
+class Tokens(WireAnswer):
     tokens: list[Token]
 
 
-class FieldProblem(Told):
+class FieldProblem(WireAnswer):
     field: str
     message: str
 
 
-class Problem(Told):
+class ProblemDetails(WireAnswer):
     """application/problem+json. `hint` says what to do about it; `data` has what the error knows, by name."""
 
     type: str

@@ -8,16 +8,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from penstock.core.landing import End
+from penstock.core.landing import EndReason
 from penstock.core.outcome import DEADLINE_PASSED
-from penstock.core.states import State
+from penstock.core.states import JobState
 from penstock.core.words import RunWhen
 from penstock.http.wire.words import (
     _STATES,
     MAX_BULK,
     MAX_NUMBER,
     AddonName,
-    Asked,
     Delay,
     Duration,
     Fraction,
@@ -29,16 +28,17 @@ from penstock.http.wire.words import (
     Seconds,
     Spent,
     Tag,
-    Told,
     TypeName,
     Units,
     Wait,
     When,
+    WireAnswer,
+    WireRequest,
     Words,
 )
 
 __all__ = [
-    "Ahead",
+    "AheadInfo",
     "BulkSubmitted",
     "Cancel",
     "Constraints",
@@ -46,7 +46,7 @@ __all__ = [
     "Explained",
     "FindQuery",
     "Found",
-    "Job",
+    "JobInfo",
     "JobSummary",
     "Jobs",
     "JobsQuery",
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-JobEnd: TypeAlias = Annotated[str, Meta(pattern="^({})$".format("|".join([*End, DEADLINE_PASSED])))]
+JobEnd: TypeAlias = Annotated[str, Meta(pattern="^({})$".format("|".join([*EndReason, DEADLINE_PASSED])))]
 
 
 class Constraints(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ def constraint_names(constraints: Constraints) -> tuple[str, ...]:
     return tuple(name for name in constraints.__struct_fields__ if getattr(constraints, name))
 
 
-class Submit(Asked):
+class Submit(WireRequest):
     """What a submitter asks for."""
 
     addon_id: AddonName
@@ -106,35 +106,35 @@ class Submit(Asked):
     wait_sec: Wait = 0
 
 
-class Submitted(Told):
+class Submitted(WireAnswer):
     """`created`: false when the idempotency key had been used before, and this is that job."""
 
     job_id: str
-    state: State
+    state: JobState
     created: bool
     #: Whether the deadline looks reachable as things stand; null when there is none.
     deadline_reachable: bool | None = None
     likely_start_at: datetime | None = None
 
 
-class SubmitMany(Asked):
+class SubmitMany(WireRequest):
     """All or none, in one transaction."""
 
     jobs: Annotated[list[Submit], Meta(min_length=1, max_length=MAX_BULK)]
     wait_sec: Wait = 0
 
 
-class BulkSubmitted(Told):
+class BulkSubmitted(WireAnswer):
     jobs: list[Submitted]
 
 
-class JobSummary(Told):
+class JobSummary(WireAnswer):
     """A job as a list shows it. `attempts` counts dispatches; `fence` is the number of the last one."""
 
     job_id: str
     addon_id: str
     job_type: str
-    state: State
+    state: JobState
     cost_units: int
     priority: int
     constraints: Constraints
@@ -172,7 +172,7 @@ class JobSummary(Told):
     allowed: tuple[str, ...]
 
 
-class Job(JobSummary):
+class JobInfo(JobSummary):
     """Besides: what was given and what came out. `result`, `error` and `end` are those of the last attempt, or of the job if it ended in the queue."""
 
     payload: Raw
@@ -183,26 +183,26 @@ class Job(JobSummary):
     worker: str
 
 
-class Jobs(Told):
+class Jobs(WireAnswer):
     """`next`: hand it in as `after` for the next page; null: that was all."""
 
     jobs: list[JobSummary]
     next: int | None
 
 
-class Found(Told):
+class Found(WireAnswer):
     """The ids that contain what was asked for, newest first; two of them mean that it was too short."""
 
     job_ids: list[str]
 
 
-class Cancel(Asked):
+class Cancel(WireRequest):
     """`now`: what this host runs itself is killed instead of being asked first. A worker elsewhere can only be told, and is told either way."""
 
     now: bool = False
 
 
-class Edit(Asked):
+class Edit(WireRequest):
     """Of a QUEUED job. A field that is left out stays; a time that is null is taken away."""
 
     priority: PriorityWord | UnsetType = UNSET
@@ -210,7 +210,7 @@ class Edit(Asked):
     deadline_at: When | UnsetType | None = UNSET
 
 
-class LogsQuery(Asked):
+class LogsQuery(WireRequest):
     """`offset`: the `next` of the answer before. `attempt`: its number; left out: the last. With `wait_sec` it waits for more."""
 
     attempt: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | UnsetType = UNSET
@@ -218,7 +218,7 @@ class LogsQuery(Asked):
     wait_sec: Wait = 0
 
 
-class LogPiece(Told):
+class LogPiece(WireAnswer):
     """`stream`: stdout, stderr, or log for what the job noted. `skipped`: so many bytes before it are no longer kept."""
 
     stream: str
@@ -227,7 +227,7 @@ class LogPiece(Told):
     skipped: int
 
 
-class Logs(Told):
+class Logs(WireAnswer):
     """`over`: nothing more will come of this attempt."""
 
     job_id: str
@@ -237,7 +237,7 @@ class Logs(Told):
     over: bool
 
 
-class Say(Asked):
+class Say(WireRequest):
     """What a run tells about itself, or asks. Each `op` has its own field; `checkpoint` without one asks for the last."""
 
     op: Literal["checkpoint", "progress", "spend", "log", "should_yield", "yield"]
@@ -248,37 +248,37 @@ class Say(Asked):
     message: Words | None = None
 
 
-class Said(Told):
+class Said(WireAnswer):
     """`yield`: whether to stop at the next safe place, to who asked that."""
 
     checkpoint: Raw
     yield_: bool | None = msgspec.field(default=None, name="yield")
 
 
-class Ahead(Told):
+class AheadInfo(WireAnswer):
     job_id: str | None
     addon_id: str | None
     why: str
 
 
-class Explained(Told):
+class Explained(WireAnswer):
     """Why the job is where it is. `recorded`: by the last round; else the same decision, made now."""
 
     job_id: str
-    state: State
+    state: JobState
     text: str
     waiting_sec: float | None
     reason: str
     reason_data: dict[str, Any] | None
     retry_after_sec: float | None
     recorded: bool
-    ahead: list[Ahead]
+    ahead: list[AheadInfo]
     line_ahead: int
     likely_start_at: datetime | None
     allowed: tuple[str, ...]
 
 
-class JobsQuery(Asked):
+class JobsQuery(WireRequest):
     """`state` may be several, with commas. `after`: the `next` of the page before."""
 
     state: Annotated[str, Meta(max_length=100, pattern=_STATES)] | UnsetType = UNSET
@@ -290,14 +290,14 @@ class JobsQuery(Asked):
     newest_first: bool = False
 
 
-class FindQuery(Asked):
+class FindQuery(WireRequest):
     """`part`: any part of an id; they are shown by their last 8."""
 
     part: Annotated[str, Meta(min_length=4, max_length=36, pattern=r"^[0-9a-f-]+$(?!\n)")]
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
 
 
-class WaitQuery(Asked):
+class WaitQuery(WireRequest):
     """With `wait_sec` the answer comes when the job is settled, or when the time is over."""
 
     wait_sec: Wait = 0

@@ -7,53 +7,53 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from penstock.core.landing import End, Phase
+from penstock.core.landing import DispatchPhase, EndReason
 from penstock.core.quiet import QuietState
-from penstock.core.spend import Mark
-from penstock.core.states import State
+from penstock.core.spend import SpendMark
+from penstock.core.states import JobState
 from penstock.http.wire.words import (
     MAX_NUMBER,
     AddonName,
-    Asked,
     Ident,
     PageSize,
     SignalName,
-    Told,
     Wait,
+    WireAnswer,
+    WireRequest,
 )
 
 __all__ = [
-    "Addon",
     "AddonEdit",
+    "AddonInfo",
     "Addons",
-    "Beat",
-    "BeatSecond",
     "BudgetUse",
-    "Capacity",
-    "Done",
-    "Event",
+    "CapacityInfo",
+    "EventInfo",
     "Events",
     "EventsQuery",
     "Exposition",
     "Health",
     "History",
-    "Host",
+    "HostInfo",
     "HostNamed",
     "Hosts",
     "KnownHost",
     "Lease",
-    "Leases",
+    "LeaseList",
     "LeasesQuery",
+    "LoadReading",
+    "LoadSignals",
     "Login",
-    "Reading",
+    "Ok",
     "Scoped",
-    "Signals",
     "Stats",
+    "StatsFrame",
+    "StatsSecond",
     "StreamQuery",
 ]
 
 
-class Event(Told):
+class EventInfo(WireAnswer):
     """`seq` orders everything; `n` counts within a job, without gaps. ADMITTED of a job is one entry with its DISPATCHING and has the same numbers."""
 
     seq: int
@@ -61,20 +61,20 @@ class Event(Told):
     kind: str
     job_id: str | None
     n: int
-    state: State | None
+    state: JobState | None
     reason: str
     dispatch_id: str | None
     data: dict[str, Any]
 
 
-class Events(Told):
+class Events(WireAnswer):
     """`next`: hand it in as `after` to go on; it moves on even when nothing was for you."""
 
-    events: list[Event]
+    events: list[EventInfo]
     next: int
 
 
-class EventsQuery(Asked):
+class EventsQuery(WireRequest):
     """`after` counts `seq`, and with `job_id` it counts that job's `n`. With `wait_sec` the answer waits for something to tell."""
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
@@ -84,7 +84,7 @@ class EventsQuery(Asked):
     wait_sec: Wait = 0
 
 
-class StreamQuery(Asked):
+class StreamQuery(WireRequest):
     """Where to begin, when there is no Last-Event-ID; left out: with what happens from now on."""
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | UnsetType = UNSET
@@ -92,12 +92,12 @@ class StreamQuery(Asked):
     addon_id: AddonName | UnsetType = UNSET
 
 
-class LeasesQuery(Asked):
+class LeasesQuery(WireRequest):
     addon_id: AddonName | UnsetType = UNSET
     limit: PageSize = 100
 
 
-class Lease(Told):
+class Lease(WireAnswer):
     """Something that holds units now. `job_id` is null for a lease without a job."""
 
     lease_id: str
@@ -106,7 +106,7 @@ class Lease(Told):
     job_type: str
     cost_units: int
     host: str
-    phase: Phase
+    phase: DispatchPhase
     fence: int
     worker: str
     pid: int | None
@@ -115,16 +115,16 @@ class Lease(Told):
     expires_at: datetime
     ends_at: datetime | None
     stop_at: datetime | None
-    reason: End | None
+    reason: EndReason | None
     progress: float | None
     spent: float
 
 
-class Leases(Told):
+class LeaseList(WireAnswer):
     leases: list[Lease]
 
 
-class BudgetUse(Told):
+class BudgetUse(WireAnswer):
     """What an addon's jobs spent in the present day or month (UTC). `limit`: null if there is none."""
 
     window: Literal["day", "month"]
@@ -132,11 +132,11 @@ class BudgetUse(Told):
     spent: float
     limit: float | None
     #: The worst of those it has passed: 80 % of the limit, or the limit.
-    mark: Mark | None
+    mark: SpendMark | None
     ends_at: datetime
 
 
-class Addon(Told):
+class AddonInfo(WireAnswer):
     addon_id: str
     weight: int
     paused: bool
@@ -148,30 +148,30 @@ class Addon(Told):
     budgets: list[BudgetUse]
 
 
-class Addons(Told):
+class Addons(WireAnswer):
     """`paused`: everything is."""
 
-    addons: list[Addon]
+    addons: list[AddonInfo]
     paused: bool
 
 
-class AddonEdit(Asked):
+class AddonEdit(WireRequest):
     addon_id: AddonName
     weight: Annotated[int, Meta(ge=1, le=10_000)] | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
 
 
-class Scoped(Asked):
+class Scoped(WireRequest):
     """An addon, or everything when it is left out."""
 
     addon_id: AddonName | None = None
 
 
-class Done(Told):
+class Ok(WireAnswer):
     ok: bool = True
 
 
-class KnownHost(Told):
+class KnownHost(WireAnswer):
     """One scheduler with a capacity of its own. `lost`: it has not been heard of in time; what it ran comes back as its leases run out."""
 
     host: str
@@ -187,7 +187,7 @@ class KnownHost(Told):
     seen_at: datetime
 
 
-class Stats(Told):
+class Stats(WireAnswer):
     """
     `jobs` by state, in all and per addon. `oldest_queued_sec`: how long the job that was accepted first has been queued. `units_in_use`,
     `capacity` and `quiet` are those of the host that answers; `hosts` has them for all.
@@ -209,7 +209,7 @@ class Stats(Told):
     hosts: list[KnownHost]
 
 
-class BeatSecond(Told):
+class StatsSecond(WireAnswer):
     """What happened in one second, `at` (seconds since 1970), and how full the machine was at its end."""
 
     at: float
@@ -227,11 +227,11 @@ class BeatSecond(Told):
     run_p95: float | None
 
 
-class Beat(Told):
+class StatsFrame(WireAnswer):
     """The newest second, and all that a page shows beside it. `wait`, `run`: p50 and p95 of the last minute, in seconds."""
 
     now: datetime
-    second: BeatSecond
+    second: StatsSecond
     jobs: dict[str, int]
     waiting: int
     quiet: QuietState
@@ -240,14 +240,14 @@ class Beat(Told):
     wait: tuple[float, float] | None
     run: tuple[float, float] | None
     #: The newest of this second; a busy one has more.
-    events: list[Event]
+    events: list[EventInfo]
     #: Addon and type of the jobs in `events`.
     names: dict[str, tuple[str, str]]
     #: Refusals of the last quarter of an hour, by reason.
     denials: dict[str, int]
 
 
-class History(Told):
+class History(WireAnswer):
     """The last quarter of an hour, a list per figure: as charts want it."""
 
     at: list[float]
@@ -265,18 +265,18 @@ class History(Told):
     run_p95: list[float | None]
 
 
-class Login(Told):
+class Login(WireAnswer):
     """A link that opens the page, good once until `expires_at`."""
 
     url: str
     expires_at: datetime
 
 
-class Exposition(Told):
+class Exposition(WireAnswer):
     """Prometheus's text format."""
 
 
-class Reading(Told):
+class LoadReading(WireAnswer):
     name: str
     value: float
     at: datetime
@@ -285,7 +285,7 @@ class Reading(Told):
     source: str
 
 
-class Capacity(Told):
+class CapacityInfo(WireAnswer):
     """What may be used now on the host that answers, what is in use, and why it is as it is. `hosts`: all that share the jobs."""
 
     host: str
@@ -299,11 +299,11 @@ class Capacity(Told):
     busy: float
     busy_by: str
     draining: bool
-    readings: list[Reading]
+    readings: list[LoadReading]
     hosts: list[KnownHost]
 
 
-class Signals(Asked):
+class LoadSignals(WireRequest):
     """An application's own readings: p95_ms, in_flight, error_rate. It counts for as long as it goes on telling them."""
 
     addon_id: AddonName
@@ -311,11 +311,11 @@ class Signals(Asked):
     ttl_sec: Annotated[float, Meta(ge=1, le=3_600)] | None = None
 
 
-class Health(Told):
+class Health(WireAnswer):
     status: Literal["ok", "degraded"]
 
 
-class Host(Told):
+class HostInfo(WireAnswer):
     """For whoever may look closer: which version answers, since when, and what is wrong."""
 
     status: Literal["ok", "degraded"]
@@ -326,12 +326,12 @@ class Host(Told):
     now: datetime
 
 
-class Hosts(Told):
+class Hosts(WireAnswer):
     """`here`: the one that answers."""
 
     here: str
     hosts: list[KnownHost]
 
 
-class HostNamed(Asked):
+class HostNamed(WireRequest):
     host: Annotated[str, Meta(min_length=1, max_length=200)]

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from penstock.http.wire.words import Asked, Line, Told, Words
+from penstock.http.wire.words import Line, WireAnswer, WireRequest, Words
 
-__all__ = ["Attach", "LaneBar", "Lanes", "Program", "Programs", "Task"]
+__all__ = ["Attach", "LaneBar", "LanesInfo", "Program", "ProgramList", "TaskInfo"]
 
 
 class LaneBar(Struct, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ class LaneBar(Struct, forbid_unknown_fields=True):
     critical: bool
 
 
-class Lanes(Struct, forbid_unknown_fields=True):
+class LanesInfo(Struct, forbid_unknown_fields=True):
     """One run of a graph, as bars in the rows of those who worked on it."""
 
     graph: Line
@@ -39,7 +39,7 @@ class Lanes(Struct, forbid_unknown_fields=True):
     left_out: int
 
 
-class Task(Struct, forbid_unknown_fields=True):
+class TaskInfo(Struct, forbid_unknown_fields=True):
     """One pool or graph of a program, as its `snapshot()` tells."""
 
     name: Line
@@ -57,21 +57,21 @@ class Task(Struct, forbid_unknown_fields=True):
     settled_by_worker: Annotated[tuple[int, ...], Meta(max_length=1_000)]
     totals: Annotated[dict[str, int], Meta(max_length=64)]
     last_crash: Words | None
-    lanes: Lanes | None = None
+    lanes: LanesInfo | None = None
 
 
-class Attach(Asked):
+class Attach(WireRequest):
     """A program and its pools and graphs as they are now. Told again about once a second, for as long as they should be shown."""
 
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
-    tasks: Annotated[list[Task], Meta(max_length=100)]
+    tasks: Annotated[list[TaskInfo], Meta(max_length=100)]
 
 
-class Program(Told):
+class Program(WireAnswer):
     name: str
     at: datetime
-    tasks: list[Task]
+    tasks: list[TaskInfo]
 
 
-class Programs(Told):
+class ProgramList(WireAnswer):
     programs: list[Program]

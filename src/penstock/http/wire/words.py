@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from penstock.core.intent import LABEL, LABEL_WORDS, MAX_SPAN_SEC
 from penstock.core.quiet import TOLD
-from penstock.core.states import State
+from penstock.core.states import JobState
 
 __all__ = [
     "MAX_BULK",
@@ -19,7 +19,6 @@ __all__ = [
     "PREFIX",
     "_STATES",
     "AddonName",
-    "Asked",
     "Delay",
     "Description",
     "Duration",
@@ -37,11 +36,12 @@ __all__ = [
     "SignalName",
     "Spent",
     "Tag",
-    "Told",
     "TypeName",
     "Units",
     "Wait",
     "When",
+    "WireAnswer",
+    "WireRequest",
     "Words",
 ]
 
@@ -87,23 +87,23 @@ Pid: TypeAlias = Annotated[
 ]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 MAX_NUMBER: Final = 2**62
-_STATES: Final = "^({0})(,({0}))*$(?!\\n)".format("|".join(State))
+_STATES: Final = "^({0})(,({0}))*$(?!\\n)".format("|".join(JobState))
 Ident: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[0-9A-Za-z._-]+$(?!\n)")]
 
 
-class Asked(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class WireRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The body of a request."""
 
 
-class Told(Struct):
+class WireAnswer(Struct):
     """The body of an answer."""
 
 
-class Nothing(Asked):
+class Nothing(WireRequest):
     """Nothing is to be said."""
 
 
-class Description(Told):
+class Description(WireAnswer):
     """The API in OpenAPI 3.1."""
 
     openapi: str

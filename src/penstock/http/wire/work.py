@@ -9,16 +9,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from penstock.core.landing import End
-from penstock.core.states import State
+from penstock.core.landing import EndReason
+from penstock.core.states import JobState
 from penstock.core.words import RunWhen
-from penstock.http.wire.access import Problem
+from penstock.http.wire.access import ProblemDetails
 from penstock.http.wire.jobs import Constraints
 from penstock.http.wire.words import (
     MAX_BULK,
     MAX_PAGE,
     AddonName,
-    Asked,
     Delay,
     Duration,
     Fraction,
@@ -28,18 +27,18 @@ from penstock.http.wire.words import (
     Pid,
     PriorityWord,
     Spent,
-    Told,
     TypeName,
     Units,
     Wait,
+    WireAnswer,
+    WireRequest,
     Words,
 )
 
 __all__ = [
     "Ack",
-    "Beaten",
-    "Claim",
-    "Claimed",
+    "ClaimAnswer",
+    "ClaimRequest",
     "ClaimedJob",
     "Complete",
     "Completed",
@@ -47,29 +46,30 @@ __all__ = [
     "DispatchableJob",
     "DispatchableQuery",
     "Ended",
-    "Exchange",
-    "Exchanged",
+    "ExchangeAnswerBody",
+    "ExchangeRequest",
     "Failure",
     "Heartbeat",
+    "HeartbeatAnswer",
     "LeaseGranted",
     "LeaseRequest",
-    "Outcome",
+    "LoadReport",
+    "LoadReported",
+    "OutcomeReport",
     "Outcomes",
     "Release",
-    "Report",
-    "Reported",
-    "Settled",
+    "SettledJob",
 ]
 
 
-class DispatchableQuery(Asked):
+class DispatchableQuery(WireRequest):
     addon_id: AddonName | UnsetType = UNSET
     job_type: TypeName | UnsetType = UNSET
     limit: PageSize = 50
     wait_sec: Wait = 0
 
 
-class DispatchableJob(Told):
+class DispatchableJob(WireAnswer):
     """Reserved, and waiting until `expires_at` for a worker to ask for the lease."""
 
     job_id: str
@@ -81,11 +81,11 @@ class DispatchableJob(Told):
     expires_at: datetime
 
 
-class Dispatchable(Told):
+class Dispatchable(WireAnswer):
     jobs: list[DispatchableJob]
 
 
-class LeaseRequest(Asked):
+class LeaseRequest(WireRequest):
     """
     With `job_id`: the reservation of that job becomes the lease. Without: may this much work start now? Then the other
     fields say what work.
@@ -103,7 +103,7 @@ class LeaseRequest(Asked):
     expected_duration_sec: Duration | None = None
 
 
-class LeaseGranted(Told):
+class LeaseGranted(WireAnswer):
     """Approved, or denied with the reason and when to ask again."""
 
     approved: bool
@@ -118,7 +118,7 @@ class LeaseGranted(Told):
     retry_after_sec: float | None = None
 
 
-class Ack(Asked):
+class Ack(WireRequest):
     """The worker has started."""
 
     lease_id: Ident
@@ -126,7 +126,7 @@ class Ack(Asked):
     pid: Pid | None = None
 
 
-class Heartbeat(Asked):
+class Heartbeat(WireRequest):
     """`spent`: the total of this lease so far, so that a beat told twice counts once."""
 
     lease_id: Ident
@@ -136,13 +136,13 @@ class Heartbeat(Asked):
     pid: Pid | None = None
 
 
-class Beaten(Told):
+class HeartbeatAnswer(WireAnswer):
     """`stop`: why the run must end, if it must. `cancel`: now. `yield`: at its next checkpoint, and it will be run again."""
 
     lease_id: str
     expires_at: datetime
     ttl_sec: float
-    stop: End | None = None
+    stop: EndReason | None = None
     cancel: bool = False
     yield_: bool = msgspec.field(default=False, name="yield")
 
@@ -155,7 +155,7 @@ class Failure(StrEnum):
     WORKER_CRASHED = "worker_crashed"
 
 
-class Outcome(Asked):
+class OutcomeReport(WireRequest):
     """`result` comes with DONE, `error` and `failure` with FAILED."""
 
     lease_id: Ident
@@ -165,39 +165,39 @@ class Outcome(Asked):
     failure: Failure = Failure.JOB_ERROR
 
 
-class Complete(Outcome):
+class Complete(OutcomeReport):
     """The outcome of a job, by the worker that holds its lease."""
 
 
-class Completed(Told):
+class Completed(WireAnswer):
     """Where the job landed: a FAILED run may go back to QUEUED by its retry schedule."""
 
     job_id: str | None
-    state: State | None
+    state: JobState | None
 
 
-class Outcomes(Asked):
-    outcomes: Annotated[list[Outcome], Meta(min_length=1, max_length=MAX_BULK)]
+class Outcomes(WireRequest):
+    outcomes: Annotated[list[OutcomeReport], Meta(min_length=1, max_length=MAX_BULK)]
 
 
-class Ended(Told):
+class Ended(WireAnswer):
     """Of one outcome: where its job landed, or what was wrong with it alone."""
 
     lease_id: str
     job_id: str | None = None
-    state: State | None = None
-    problem: Problem | None = None
+    state: JobState | None = None
+    problem: ProblemDetails | None = None
 
 
-class Settled(Told):
+class SettledJob(WireAnswer):
     outcomes: list[Ended]
 
 
-class Release(Asked):
+class Release(WireRequest):
     lease_id: Ident
 
 
-class Report(Asked):
+class LoadReport(WireRequest):
     """Progress and spending of a lease, and with `state` its outcome, in one call."""
 
     lease_id: Ident
@@ -211,13 +211,13 @@ class Report(Asked):
     failure: Failure = Failure.JOB_ERROR
 
 
-class Reported(Beaten):
+class LoadReported(HeartbeatAnswer):
     """`state`: where the job landed, when an outcome was told."""
 
-    state: State | None = None
+    state: JobState | None = None
 
 
-class Claim(Asked):
+class ClaimRequest(WireRequest):
     """No addon, no types: any that the token may have."""
 
     addon_id: AddonName | None = None
@@ -227,7 +227,7 @@ class Claim(Asked):
     worker: Line = ""
 
 
-class ClaimedJob(Told):
+class ClaimedJob(WireAnswer):
     """All that a worker needs to run it."""
 
     job_id: str
@@ -246,20 +246,20 @@ class ClaimedJob(Told):
     checkpoint: Raw
 
 
-class Claimed(Told):
+class ClaimAnswer(WireAnswer):
     jobs: list[ClaimedJob]
     ttl_sec: float
 
 
-class Exchange(Asked):
+class ExchangeRequest(WireRequest):
     """Outcomes of what was claimed before, and a claim, in one call. It does not wait."""
 
-    outcomes: Annotated[list[Outcome], Meta(max_length=MAX_BULK)]
+    outcomes: Annotated[list[OutcomeReport], Meta(max_length=MAX_BULK)]
     addon_id: AddonName | None = None
     job_types: Annotated[tuple[TypeName, ...], Meta(max_length=100)] = ()
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 1
     worker: Line = ""
 
 
-class Exchanged(Claimed):
+class ExchangeAnswerBody(ClaimAnswer):
     outcomes: list[Ended]

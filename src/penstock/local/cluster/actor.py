@@ -25,7 +25,7 @@ from penstock.local import wire
 from penstock.local.cluster.packing import unpack
 from penstock.local.context import CallContext, in_process
 from penstock.local.remote import pack_error
-from penstock.local.station import Station, Unready, is_plain_result, make_context, unsendable
+from penstock.local.station import CallTarget, Unready, is_plain_result, make_context, unsendable
 from penstock.local.timers import clock
 
 #: Of what travels between a pool and its workers. A machine whose Penstock speaks another one is refused.
@@ -36,7 +36,7 @@ LINES: Final = {"control": 1, "hold": 1}
 
 class Actor:
     def __init__(self, lease: float) -> None:
-        self._station = Station()
+        self._target = CallTarget()
         self._running: tuple[int, Any] = (0, None)
         self._canceled = 0  # the dispatch that was cancelled last; a worker has one call at a time
         self._reports_memory = False
@@ -62,7 +62,7 @@ class Actor:
                     "its machine has another version of Penstock than the pool; install the same", ""
                 )
             sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]  # noqa: PTH112  # as sys.path is made of
-            self._station.set_up(blob)
+            self._target.set_up(blob)
         except Unready as unready:
             return node, os.getpid(), (unready.reason, unready.trace)
         return node, os.getpid(), None
@@ -72,7 +72,7 @@ class Actor:
     ) -> tuple[int, Any, float, int]:
         """What became of it, how long it took, and how large we are. `blob` is the function, the first time that it is named."""
         if blob is not None:
-            self._station.functions[function] = blob
+            self._target.functions[function] = blob
         if self._canceled == dispatch:
             return wire.SKIPPED, None, 0.0, 0
         terms = trace = None
@@ -83,7 +83,7 @@ class Actor:
         started = clock()
         try:
             call = (None, body, {}) if type(body) is tuple else unpack(body)
-            value = self._station.invoke(function, call, trace)
+            value = self._target.invoke(function, call, trace)
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
             kind, payload = wire.ERROR, pack_error(error)
         else:

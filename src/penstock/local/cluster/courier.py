@@ -18,7 +18,7 @@ from penstock.local.blocking import never_block_here
 log = logging.getLogger("penstock")
 
 
-class Courier:
+class CallSender:
     def __init__(self, name: str) -> None:
         self._name = name
         self._errands: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None] = SimpleQueue()
@@ -40,13 +40,13 @@ class Courier:
 
     def _run(self) -> None:
         never_block_here()
-        while (errand := self._errands.get()) is not None:
-            fn, args = errand
+        while (node_call := self._errands.get()) is not None:
+            fn, args = node_call
             try:
                 fn(*args)
             except Exception:  # the next errand is another worker's and knows nothing of this one
                 log.exception("the courier of %s stumbled", self._name)
-            del errand, fn, args  # or the last result would live until the next one comes
+            del node_call, fn, args  # or the last result would live until the next one comes
 
 
 def _tell(answer: Callable[[Any, BaseException | None], object], future: Any) -> None:

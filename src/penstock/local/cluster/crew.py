@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.local import wire
 from penstock.local.call import Call
-from penstock.local.cluster.courier import Courier
+from penstock.local.cluster.courier import CallSender
 from penstock.local.cluster.engine import (
-    Unreachable,
+    ClusterUnreachable,
     check_connected,
     connect,
     failed_by_ray,
     in_words,
     is_certain,
 )
-from penstock.local.cluster.link import Link, actor_class
+from penstock.local.cluster.link import ActorLink, actor_class
 from penstock.local.cluster.options import Cluster
 from penstock.local.cluster.packing import ClusterPacker, unpack
 from penstock.local.cluster.worker import ClusterWorker
 from penstock.local.crews import Unled
-from penstock.local.gate import Gate
+from penstock.local.gate import CallQueue
 from penstock.local.member import COLD, LIVE, Condition
-from penstock.local.mortal import MortalCrew
-from penstock.local.packing import Function
+from penstock.local.mortal import SupervisedWorkers
+from penstock.local.packing import PackedFunction
 from penstock.local.remote import cannot_be_rebuilt, unpack_error
 from penstock.local.timers import Timer, call_at, clock
 
@@ -57,15 +57,17 @@ _LONG_TO_START: Final = 30.0
 _in_order = attrgetter("serial")
 
 
-class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
+class ClusterWorkers(Unled, SupervisedWorkers[ClusterWorker]):
     kind = "cluster"
 
-    def __init__(self, gate: Gate, options: WorkerOptions) -> None:
+    def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
         self._terms = options.cluster or Cluster()
         self._ray = connect(self._terms)
         self._actors = actor_class(self._ray, self._terms)
-        self._courier = Courier(gate.name)
-        super().__init__(gate, options, [ClusterWorker(place, self._end) for place in range(options.workers)])
+        self._sender = CallSender(call_queue.name)
+        super().__init__(
+            call_queue, options, [ClusterWorker(place, self._end) for place in range(options.workers)]
+        )
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
         self._setup = paths, wire.pack_setup(options.setup(), portable=True)
         self._inbox: list[
@@ -78,12 +80,12 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
     # Handing out (with the gate's lock held)
 
     def pump(self, now: float) -> None:
-        gate = self._gate
-        queue, herald = gate.queue, gate.herald
+        call_queue = self._call_queue
+        queue, hook_dispatcher = call_queue.queue, call_queue.hook_dispatcher
         while queue.pending and (call := queue.take(now)) is not None:
-            gate.totals.dispatched += 1
+            call_queue.totals.dispatched += 1
             insort(self._inbox, call, key=_in_order)
-            herald.note(herald.dispatch, call)
+            hook_dispatcher.note(hook_dispatcher.dispatch, call)
         if self._inbox:
             self._share_out()
 
@@ -101,7 +103,7 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
 
     def _hand(self, worker: ClusterWorker, call: Call[Any]) -> None:
         function, blob = call.function, None
-        if type(function) is Function:
+        if type(function) is PackedFunction:
             if function.number not in worker.known:
                 worker.known.add(function.number)
                 blob = function.blob
@@ -109,15 +111,15 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
         call.home = worker
         worker.calls[call.dispatch] = call
         worker.handed += 1
-        self._courier.post(self._send, worker, worker.link, call, call.dispatch, (call.body, function, blob))
+        self._sender.post(self._send, worker, worker.link, call, call.dispatch, (call.body, function, blob))
 
     def tell_canceled(self, call: Call[Any], now: float) -> None:
         if call in self._inbox:
             self._inbox.remove(call)
-            self._gate.queue.settle(call, call.dispatch, now)
+            self._call_queue.queue.settle(call, call.dispatch, now)
             return
         worker: ClusterWorker = call.home
-        self._courier.post(self._cancel, worker, worker.link, call.dispatch)
+        self._sender.post(self._cancel, worker, worker.link, call.dispatch)
         self._give_grace(worker, call.dispatch, now)
 
     def in_flight(self) -> Iterator[Call[Any]]:
@@ -127,19 +129,19 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
     # Coming and going (with the gate's lock held)
 
     def _start(self, worker: ClusterWorker) -> None:
-        link = Link(self._ray, self._actors, self._terms.lease, self._courier.when)
+        link = ActorLink(self._ray, self._actors, self._terms.lease, self._sender.when)
         worker.connect(link)
-        self._gate.totals.spawned += 1
-        self._courier.post(self._spawn, worker, link)
+        self._call_queue.totals.spawned += 1
+        self._sender.post(self._spawn, worker, link)
         call_at(clock() + _LONG_TO_START, self._complain, worker, link)
         if self._beat_timer is None:
             self._beat_later()
 
     def _dismiss(self, worker: ClusterWorker) -> None:
-        self._courier.post(self._see_out, worker, worker.link, worker.ready)
+        self._sender.post(self._see_out, worker, worker.link, worker.ready)
 
-    def _end(self, worker: ClusterWorker, link: Link) -> None:
-        self._courier.post(self._try, worker, link, link.kill)
+    def _end(self, worker: ClusterWorker, link: ActorLink) -> None:
+        self._sender.post(self._try, worker, link, link.kill)
 
     def _clear_away(self, worker: ClusterWorker) -> None:
         super()._clear_away(worker)
@@ -150,19 +152,19 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
         if not any(worker.opened for worker in self.workers):
             if self._beat_timer is not None:
                 self._beat_timer.cancel()
-            self._courier.leave()
+            self._sender.leave()
             self.gone.set()
 
     def stop(self) -> None:
         super().stop()
-        with self._gate.lock:
+        with self._call_queue.lock:
             inbox = list(self._inbox)
             self._inbox.clear()
             self._requeue(inbox, [], clock())
 
     # What the courier does (with no lock held)
 
-    def _try(self, worker: ClusterWorker, link: Link, act: Any, *args: Any) -> None:
+    def _try(self, worker: ClusterWorker, link: ActorLink, act: Any, *args: Any) -> None:
         """Tell the engine something about this worker. If it will not hear us, the worker is lost to us."""
         if worker.link is not link:
             return
@@ -172,10 +174,10 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
         except Exception as error:  # noqa: BLE001  # Ray raises whatever comes up, a bare Exception for an unknown actor
             self._lost(worker, link, error)
 
-    def _spawn(self, worker: ClusterWorker, link: Link) -> None:
+    def _spawn(self, worker: ClusterWorker, link: ActorLink) -> None:
         self._try(worker, link, self._open, worker, link)
 
-    def _open(self, worker: ClusterWorker, link: Link) -> None:
+    def _open(self, worker: ClusterWorker, link: ActorLink) -> None:
         link.open(
             self._setup,
             reports_memory=self._options.max_memory is not None,
@@ -183,7 +185,7 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
             dead=lambda _, error: self._lost(worker, link, error) if error is not None else None,
         )
 
-    def _came(self, worker: ClusterWorker, link: Link, answer: Any, error: BaseException | None) -> None:
+    def _came(self, worker: ClusterWorker, link: ActorLink, answer: Any, error: BaseException | None) -> None:
         if error is not None:
             self._lost(worker, link, error)
             return
@@ -198,15 +200,15 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
                 worker.ready, worker.pid, worker.idle_since = True, pid, now
 
         self._try(worker, link, link.beat)
-        self._gate.change(is_ready)
-        with self._gate.lock:
+        self._call_queue.change(is_ready)
+        with self._call_queue.lock:
             if worker.free and self._minds_idleness:
                 self._fell_idle(worker, clock())
 
     def _send(
         self,
         worker: ClusterWorker,
-        link: Link,
+        link: ActorLink,
         call: Call[Any],
         dispatch: int,
         what: tuple[Any, Any, bytes | None],
@@ -226,20 +228,20 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
         worker.sent = dispatch
         self._try(worker, link, link.call, (dispatch, *what, extra), settled)
 
-    def _cancel(self, worker: ClusterWorker, link: Link, dispatch: int) -> None:
+    def _cancel(self, worker: ClusterWorker, link: ActorLink, dispatch: int) -> None:
         self._try(worker, link, link.cancel, dispatch)
 
     def _settled(
-        self, worker: ClusterWorker, link: Link, dispatch: int, answer: Any, error: BaseException | None
+        self, worker: ClusterWorker, link: ActorLink, dispatch: int, answer: Any, error: BaseException | None
     ) -> None:
         if isinstance(error, self._ray.exceptions.RayTaskError):
             answer = failed_by_ray(error)
         elif error is not None:
             self._lost(worker, link, error)
             return
-        gate = self._gate
+        call_queue = self._call_queue
         kind, value, ran_for, size = answer
-        with gate.lock:
+        with call_queue.lock:
             now = clock()
             call = worker.calls.pop(dispatch, None) if worker.link is link else None
             if call is None:
@@ -247,20 +249,20 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
             worker.settled += 1
             worker.size = size
             call.ran_for = ran_for
-            counts = gate.queue.settle(call, dispatch, now)
+            counts = call_queue.queue.settle(call, dispatch, now)
             if counts and kind == wire.ERROR:
-                gate.totals.failed += 1
+                call_queue.totals.failed += 1
             elif counts:
-                gate.totals.succeeded += 1
+                call_queue.totals.succeeded += 1
                 self.crashes = 0
             if self._minds_idleness:
                 self._fell_idle(worker, now)
             self.pump(now)
-            wake = gate.collect_granted()
-            gate.note_state()
-        gate.report([(call, *_unpack(kind, value))] if counts else (), wake)
+            wake = call_queue.collect_granted()
+            call_queue.note_state()
+        call_queue.report([(call, *_unpack(kind, value))] if counts else (), wake)
 
-    def _see_out(self, worker: ClusterWorker, link: Link, was_ready: bool) -> None:
+    def _see_out(self, worker: ClusterWorker, link: ActorLink, was_ready: bool) -> None:
         if not was_ready:  # it may be waiting for a place on the cluster, and would do so to the end of time
             self._try(worker, link, link.kill)
             return
@@ -269,7 +271,7 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
 
     # Deaths, and what may be one (with no lock held)
 
-    def _lost(self, worker: ClusterWorker, link: Link, error: BaseException | None) -> None:
+    def _lost(self, worker: ClusterWorker, link: ActorLink, error: BaseException | None) -> None:
         """Ray says that it died, or it cannot be reached. `error` is None for one that left as it was told."""
         if worker.link is not link or link.given_up:
             return
@@ -278,44 +280,48 @@ class ClusterCrew(Unled, MortalCrew[ClusterWorker]):
             self._bury(worker, link)
         elif not link.doubted:
             link.doubted = True
-            with self._gate.lock:  # it gets no call from now on
+            with self._call_queue.lock:  # it gets no call from now on
                 if worker.condition is LIVE:
                     worker.condition = Condition.LEAVING
                     self._offer(clock())
-            call_at(clock() + _DOUBT, self._courier.post, self._give_up, worker, link)
+            call_at(clock() + _DOUBT, self._sender.post, self._give_up, worker, link)
 
-    def _give_up(self, worker: ClusterWorker, link: Link) -> None:
+    def _give_up(self, worker: ClusterWorker, link: ActorLink) -> None:
         """Nobody has said that it is dead. What Ray says after we had it killed is no proof: it may have reached nobody."""
         if worker.link is not link:
             return
         link.given_up = True
         with suppress(Exception):  # it will not hear us either, or is dead already; its lease ends it
             link.kill()
-        call_at(max(link.lease_over(), clock()), self._courier.post, self._bury, worker, link)
+        call_at(max(link.lease_over(), clock()), self._sender.post, self._bury, worker, link)
 
-    def _bury(self, worker: ClusterWorker, link: Link) -> None:
+    def _bury(self, worker: ClusterWorker, link: ActorLink) -> None:
         if worker.link is link:
             self.bury(worker)
 
     def _beat_later(self) -> None:
-        self._beat_timer = call_at(clock() + self._terms.lease / _BEATS, self._courier.post, self._beat_all)
+        self._beat_timer = call_at(clock() + self._terms.lease / _BEATS, self._sender.post, self._beat_all)
 
     def _beat_all(self) -> None:
         for worker in self.workers:
             if worker.link is not None and worker.ready:
                 self._try(worker, worker.link, self._beat, worker.link)
-        with self._gate.lock:
+        with self._call_queue.lock:
             self._beat_timer = None
             if any(worker.opened for worker in self.workers):
                 self._beat_later()
 
-    def _beat(self, link: Link) -> None:
+    def _beat(self, link: ActorLink) -> None:
         if not link.beat():
-            raise Unreachable(f"it has not answered for {self._terms.lease:g} s; its machine may be lost")
+            raise ClusterUnreachable(
+                f"it has not answered for {self._terms.lease:g} s; its machine may be lost"
+            )
 
-    def _complain(self, worker: ClusterWorker, link: Link) -> None:
+    def _complain(self, worker: ClusterWorker, link: ActorLink) -> None:
         if worker.link is link and worker.coming:
-            log.warning("%s: the cluster has had no place for worker %d yet", self._gate.name, worker.place)
+            log.warning(
+                "%s: the cluster has had no place for worker %d yet", self._call_queue.name, worker.place
+            )
 
 
 def _unpack(kind: int, value: Any) -> tuple[Any, BaseException | None]:

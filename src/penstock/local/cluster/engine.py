@@ -17,7 +17,7 @@ class NoCluster(PenstockError):
     code = "no_cluster"
 
 
-class Unreachable(PenstockError):
+class ClusterUnreachable(PenstockError):
     """The engine does not answer, or the worker does not."""
 
     code = "unreachable"
@@ -57,7 +57,7 @@ def most_workers(ray: Any, terms: Cluster) -> int:
 def check_connected(ray: Any) -> None:
     """Before whatever is asked of it: Ray would start a cluster of its own rather than say no."""
     if not ray.is_initialized():
-        raise Unreachable("the program has disconnected from Ray")
+        raise ClusterUnreachable("the program has disconnected from Ray")
 
 
 def is_certain(ray: Any, error: BaseException, node: str | None) -> bool:

@@ -29,7 +29,7 @@ def actor_class(ray: Any, terms: Cluster) -> Any:
     )(Actor)
 
 
-class Link:
+class ActorLink:
     def __init__(self, ray: Any, actors: Any, lease: float, when: Callable[[Any, Answer], None]) -> None:
         """`actors` is what `actor_class` made; `when(ref, answer)` has `answer` called by the courier."""
         self._ray = ray

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.local import wire
 from penstock.local.call import Call
-from penstock.local.packing import Function, Packer
+from penstock.local.packing import PackedFunction, Packer
 
 
 class ClusterPacker(Packer):
@@ -20,7 +20,7 @@ class ClusterPacker(Packer):
         super().__init__()
         self._ray = ray
 
-    def _function(self, fn: Any) -> Function | None:
+    def _function(self, fn: Any) -> PackedFunction | None:
         """What is in `__main__` travels by value, with each call: no other machine could import it."""
         return None if getattr(fn, "__module__", None) == "__main__" else super()._function(fn)
 

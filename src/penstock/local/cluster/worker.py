@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.local.cluster.link import Link
-from penstock.local.member import Condition, Member
+from penstock.local.cluster.link import ActorLink
+from penstock.local.member import Condition, WorkerSlot
 
 
-class ClusterWorker(Member):
+class ClusterWorker(WorkerSlot):
     """
     It has one call at a time. An answer that is on its way when the worker dies is lost, so of several calls nobody
     could say which had begun; what waits for it waits on our side instead, and goes to whoever is free.
     """
 
-    def __init__(self, place: int, end: Callable[[ClusterWorker, Link], object]) -> None:
+    def __init__(self, place: int, end: Callable[[ClusterWorker, ActorLink], object]) -> None:
         """`end(worker, link)` has the actor killed, soon."""
         super().__init__(place)
         self._end = end
-        self.link: Link | None = None  # to the present actor; whatever comes by another one is late
+        self.link: ActorLink | None = None  # to the present actor; whatever comes by another one is late
         self.ready = False
         self.sent = 0  # the dispatch that was sent last
         self.known: set[int] = set()  # functions that it was told of
@@ -26,7 +26,7 @@ class ClusterWorker(Member):
         self.size = 0
         self.cause = ""
 
-    def connect(self, link: Link) -> None:
+    def connect(self, link: ActorLink) -> None:
         self.open()
         self.link = link
         self.ready = False

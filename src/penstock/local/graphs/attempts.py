@@ -18,24 +18,24 @@ from penstock.local.graphs.context import RunContext, _current, call_elsewhere
 from penstock.local.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
-    from penstock.local.graphs.lanes import Worker
+    from penstock.local.graphs.lanes import LaneWorker
     from penstock.local.graphs.run import Run
 
-__all__ = ["Attempt", "Attempts"]
+__all__ = ["NodeAttempt", "NodeAttempts"]
 
 
-class Attempts:
+class NodeAttempts:
     """Those of one run. A run of plain nodes has none."""
 
     def __init__(self, run: Run) -> None:
         self.begun: set[int] = set()  # nodes; one between two attempts or two items is in no other list
-        self.fans: dict[int, Fan] = {}
+        self.fans: dict[int, MapItems] = {}
         self._run = run
-        self._flying: set[Attempt] = set()
+        self._flying: set[NodeAttempt] = set()
         self._pauses: dict[tuple[int, int], Timer] = {}  # what waits for its next attempt
         self._retrying: dict[int, int] = {}
 
-    def begin(self, node: int, worker: Worker | None = None) -> Attempt | None:
+    def begin(self, node: int, worker: LaneWorker | None = None) -> NodeAttempt | None:
         """Take what is to be done next for this node. None: there is nothing, or the run is over."""
         run = self._run
         if node in run.skipped:
@@ -53,10 +53,10 @@ class Attempts:
         if run.deadline is not None and clock() >= run.deadline:
             run.expire()
             return None
-        attempt = Attempt(run, node, item, number, worker)
+        attempt = NodeAttempt(run, node, item, number, worker)
         if run.recorder is not None and run.recorder.spans is not None:
             attempt.span = run.recorder.spans.begin(attempt)
-        with run.gate:
+        with run.lock:
             if run.cause is not None or run.over:
                 return None
             self._flying.add(attempt)
@@ -65,7 +65,7 @@ class Attempts:
             attempt.timer = call_at(attempt.started + rules.timeout, self._time_out, attempt)
         return attempt
 
-    def settle(self, attempt: Attempt, value: Any, error: BaseException | None) -> bool:
+    def settle(self, attempt: NodeAttempt, value: Any, error: BaseException | None) -> bool:
         """True: the node is done, its successors may be told."""
         if not self._land(attempt, error):
             return False
@@ -80,8 +80,8 @@ class Attempts:
         """Is any in flight that no worker thread is in? Those that are can be seen from the run."""
         return any(not attempt.in_thread for attempt in self._flying)
 
-    def flying(self) -> list[Attempt]:
-        with self._run.gate:
+    def flying(self) -> list[NodeAttempt]:
+        with self._run.lock:
             return list(self._flying)
 
     def tell(self) -> None:
@@ -91,7 +91,7 @@ class Attempts:
 
     def drop(self) -> None:
         """Nobody waits for them any more: whatever comes back changes nothing."""
-        with self._run.gate:
+        with self._run.lock:
             flying, self._flying = self._flying, set()
             pauses, self._pauses = self._pauses, {}
         for timer in pauses.values():
@@ -99,9 +99,9 @@ class Attempts:
         for attempt in flying:
             attempt.tell()
 
-    def _land(self, attempt: Attempt, error: BaseException | None) -> bool:
+    def _land(self, attempt: NodeAttempt, error: BaseException | None) -> bool:
         """Take from it the right to say how it ended. False: somebody else has."""
-        with self._run.gate:
+        with self._run.lock:
             if attempt not in self._flying:
                 return False
             self._flying.remove(attempt)
@@ -111,13 +111,13 @@ class Attempts:
             self._run.recorder.note(attempt, clock(), error)
         return True
 
-    def _spread(self, node: int) -> Fan | None:
+    def _spread(self, node: int) -> MapItems | None:
         """First visit of a map node: one more entry in the queue for each item to be worked on beside the first."""
         run = self._run
         rules, queue = run.plan.rules[node], run.plan.queues[node]
         try:
             [items], _ = Binding((rules.over or 0,)).arguments(run.values)
-            fan = Fan(list(items))
+            fan = MapItems(list(items))
         except BaseException as error:  # noqa: BLE001  # iterating is the user's code: whatever it raises is the node's error
             run.failed(node, error)
             return None
@@ -130,14 +130,14 @@ class Attempts:
         run.push(queue, (node,) * (width - 1))
         return fan
 
-    def _took(self, attempt: Attempt, value: Any) -> bool:
+    def _took(self, attempt: NodeAttempt, value: Any) -> bool:
         run, node = self._run, attempt.node
         if attempt.item < 0:
             run.values[node] = value
             return True
         fan = self.fans[node]
         fan.results[attempt.item] = value
-        with run.gate:
+        with run.lock:
             fan.left -= 1
             left = fan.left
         if left:
@@ -146,7 +146,7 @@ class Attempts:
         run.values[node] = fan.results
         return True
 
-    def _lost(self, attempt: Attempt, error: BaseException, *, final: bool = False) -> None:
+    def _lost(self, attempt: NodeAttempt, error: BaseException, *, final: bool = False) -> None:
         """It failed: once more, or for good."""
         run, key = self._run, (attempt.node, attempt.item)
         delay = (
@@ -161,7 +161,7 @@ class Attempts:
         elif delay <= 0:
             self._again(*key, attempt.number + 1)
         else:
-            with run.gate:
+            with run.lock:
                 if run.cause is None and not run.over:
                     self._pauses[key] = call_at(clock() + delay, self._again, *key, attempt.number + 1)
 
@@ -173,7 +173,7 @@ class Attempts:
             self._retrying[node] = number
         self._run.push(self._run.plan.queues[node], (node,))
 
-    def _time_out(self, attempt: Attempt) -> None:
+    def _time_out(self, attempt: NodeAttempt) -> None:
         """
         A thread cannot be stopped: the node fails now, its worker is left in it, and there is no second attempt while
         the first still runs. Elsewhere the attempt is told to stop, and may be tried again once it has.
@@ -181,14 +181,14 @@ class Attempts:
         if attempt.in_thread:
             self._give_up_on(attempt)
             return
-        with self._run.gate:
+        with self._run.lock:
             if attempt not in self._flying:
                 return
             attempt.overdue = True
         attempt.tell()
         call_at(clock() + self._run.executor.grace, self._give_up_on, attempt)
 
-    def _give_up_on(self, attempt: Attempt) -> None:
+    def _give_up_on(self, attempt: NodeAttempt) -> None:
         error = attempt.timeout_error()
         if not self._land(attempt, error):
             return
@@ -197,7 +197,7 @@ class Attempts:
         self._lost(attempt, error, final=True)
 
 
-class Attempt:
+class NodeAttempt:
     """
     The right to say how a node (or one item of a map node) ended. It is taken from the run once, by whoever comes first:
     the function's return, its timeout, or the end of the run. What comes later changes nothing.
@@ -205,7 +205,7 @@ class Attempt:
 
     __slots__ = ("handle", "item", "node", "number", "overdue", "run", "span", "started", "timer", "worker")
 
-    def __init__(self, run: Run, node: int, item: int, number: int, worker: Worker | None) -> None:
+    def __init__(self, run: Run, node: int, item: int, number: int, worker: LaneWorker | None) -> None:
         self.run = run
         self.node = node
         self.item = item  # -1: the node is no map
@@ -277,7 +277,7 @@ class Attempt:
         return self.run.plan.queues[self.node] in (Queue.COMPUTE, Queue.IO)
 
 
-class Fan:
+class MapItems:
     """
     The items of a map node while it runs. They are not queued one by one: the node itself stands in the queue, once
     for each item that may be worked on at the same time, and each time it is taken the next item is.

@@ -14,7 +14,7 @@ from penstock.local.context import current_call
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
-    from penstock.local.graphs.lanes import Worker
+    from penstock.local.graphs.lanes import LaneWorker
     from penstock.local.graphs.run import Run
 
 __all__ = ["RunContext", "current_run"]
@@ -26,7 +26,7 @@ _current: ContextVar[RunContext] = ContextVar("penstock_run")
 
 
 class _Here(threading.local):
-    worker: Worker | None = None
+    worker: LaneWorker | None = None
 
 
 #: In a worker thread the worker knows: so a turn has nothing to set, and only who asks pays.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
-    from penstock.local.graphs.lanes import Errand, Task
+    from penstock.local.graphs.lanes import LaneEntry, NodeCall
 
 __all__ = ["LoopLane"]
 
@@ -28,15 +28,15 @@ class LoopLane:
     def __init__(self, name: str, width: int) -> None:
         self.name = name
         self.width = width
-        self.items: deque[Task] = deque()
-        self.running: dict[Errand, asyncio.Task[None]] = {}
+        self.items: deque[LaneEntry] = deque()
+        self.running: dict[NodeCall, asyncio.Task[None]] = {}
         self.thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._rung = False
         self._stopping = False
 
-    def push(self, task: Task) -> None:
+    def push(self, task: LaneEntry) -> None:
         self.items.append(task)
         if not self._rung:
             self._rung = True
@@ -73,7 +73,7 @@ class LoopLane:
         """The node that blocks the loop."""
         stepping = asyncio.current_task(self._loop)
         running = list(self.running.items())
-        return next((errand.node_name() for errand, task in running if task is stepping), None)
+        return next((node_call.node_name() for node_call, task in running if task is stepping), None)
 
     def _started(self) -> asyncio.AbstractEventLoop | None:
         """None: the lane is closed, nothing starts any more."""
@@ -95,9 +95,9 @@ class LoopLane:
         try:
             loop.run_forever()
         finally:
-            for errand, task in self.running.items():
+            for node_call, task in self.running.items():
                 log.warning(
-                    "%s: node %r would not be cancelled and was dropped", self.name, errand.node_name()
+                    "%s: node %r would not be cancelled and was dropped", self.name, node_call.node_name()
                 )
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio would say the same, nameless
             asyncio.set_event_loop(None)
@@ -107,37 +107,37 @@ class LoopLane:
         self._rung = False  # before looking: what comes later rings again
         while self.items and len(self.running) < self.width and not self._stopping:
             task = self.items.popleft()
-            errand = task.next_errand()
+            node_call = task.next_call()
             if task.has_more():
                 self.items.append(task)
-            if errand is not None:
-                self._begin(errand)
+            if node_call is not None:
+                self._begin(node_call)
 
-    def _begin(self, errand: Errand) -> None:
+    def _begin(self, node_call: NodeCall) -> None:
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self._drive(errand), context=errand.context())
-        self.running[errand] = task
-        task.add_done_callback(partial(self._ended, errand))
-        errand.handle = _FromAnyThread(loop, task)
-        if errand.unwanted:  # its run ended before there was anything to cancel
+        task = loop.create_task(self._drive(node_call), context=node_call.context())
+        self.running[node_call] = task
+        task.add_done_callback(partial(self._ended, node_call))
+        node_call.handle = _FromAnyThread(loop, task)
+        if node_call.unwanted:  # its run ended before there was anything to cancel
             task.cancel()
 
-    async def _drive(self, errand: Errand) -> None:
+    async def _drive(self, node_call: NodeCall) -> None:
         try:
-            value = await errand.invoke()
+            value = await node_call.invoke()
         except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error, and the loop lives on
-            self._settle(errand, None, error)
+            self._settle(node_call, None, error)
         else:
-            self._settle(errand, value, None)
+            self._settle(node_call, value, None)
 
-    def _settle(self, errand: Errand, value: Any, error: BaseException | None) -> None:
+    def _settle(self, node_call: NodeCall, value: Any, error: BaseException | None) -> None:
         """It counts as gone before anybody hears of it."""
-        self.running.pop(errand, None)
-        errand.settle(value, error)
+        self.running.pop(node_call, None)
+        node_call.settle(value, error)
 
-    def _ended(self, errand: Errand, _: asyncio.Task[None]) -> None:
-        if errand in self.running:  # cancelled before its first step, so nothing in it could say so
-            self._settle(errand, None, asyncio.CancelledError())
+    def _ended(self, node_call: NodeCall, _: asyncio.Task[None]) -> None:
+        if node_call in self.running:  # cancelled before its first step, so nothing in it could say so
+            self._settle(node_call, None, asyncio.CancelledError())
         if self._stopping:
             self._leave_if_idle()
         elif self.items and not self._rung:

@@ -32,9 +32,9 @@ from penstock.local.graphs.pool_lane import PoolLane, cluster_lane, process_lane
 from penstock.local.graphs.result import RunResult
 from penstock.local.graphs.run import Run
 from penstock.local.graphs.scheduled import Scheduled
-from penstock.local.graphs.spotlight import Lanes, Spotlight
-from penstock.local.graphs.totals import State, Totals
-from penstock.local.graphs.trace import Recorder
+from penstock.local.graphs.spotlight import LaneBars, RunRecorder
+from penstock.local.graphs.totals import GraphState, GraphTotals
+from penstock.local.graphs.trace import TraceRecorder
 from penstock.local.options import seconds, whole
 from penstock.local.registry import TaskSnapshot
 from penstock.local.timers import clock
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from penstock.local.cluster.options import Cluster
-    from penstock.local.graphs.telemetry import Telemetry
+    from penstock.local.graphs.telemetry import GraphTelemetry
     from penstock.local.meters import Meters
     from penstock.local.pool import WorkerPool
 
@@ -116,10 +116,10 @@ class GraphExecutor:
         self._runs: set[Run] = set()
         self._calls: set[Scheduled[Any]] = set()
         self._submitted = count(1)
-        self._totals = Totals(self._compute, self._io)
-        self._telemetry: Telemetry | None = None
-        self._spotlight = Spotlight(self.name)
-        self._state = State(self)
+        self._totals = GraphTotals(self._compute, self._io)
+        self._telemetry: GraphTelemetry | None = None
+        self._spotlight = RunRecorder(self.name)
+        self._state = GraphState(self)
         registry.register(self)
         self._undertaker = weakref.finalize(self, _let_go, self._lanes)
 
@@ -246,7 +246,7 @@ class GraphExecutor:
             last_crash=self._totals.last_error,
         )
 
-    def lanes(self) -> Lanes | None:
+    def lanes(self) -> LaneBars | None:
         """
         One run for a Gantt chart: bars by worker, while it goes on and when it is over. Asking is what has a run recorded: the next one, and
         after its end another. None: none has begun since somebody first asked.
@@ -260,9 +260,9 @@ class GraphExecutor:
         self, meters: Meters, tracer_provider: TracerProvider | None, *, histograms: bool, spans: bool
     ) -> None:
         """What `penstock.instrument` asks of whatever is registered and has it."""
-        from penstock.local.graphs.telemetry import Telemetry  # noqa: PLC0415  # it imports OpenTelemetry
+        from penstock.local.graphs.telemetry import GraphTelemetry  # noqa: PLC0415  # it imports OpenTelemetry
 
-        Telemetry.watch(self, meters, tracer_provider, histograms=histograms, spans=spans)
+        GraphTelemetry.watch(self, meters, tracer_provider, histograms=histograms, spans=spans)
 
     # Closing
 
@@ -340,12 +340,12 @@ class GraphExecutor:
         if self._telemetry is not None and result.trace is not None:
             self._telemetry.measure(result, result.trace)
 
-    def _recorder(self, plan: Plan, wanted: bool | None) -> Recorder | None:
+    def _recorder(self, plan: Plan, wanted: bool | None) -> TraceRecorder | None:
         """Decided once a run: by who submits it, by the sampler of OpenTelemetry, by our own share of the runs, by who looks on."""
         spans = None if self._telemetry is None else self._telemetry.begin(plan)
         if wanted is None:
             wanted = self._is_next() or self._spotlight.fits(plan)
-        return Recorder(spans) if wanted or spans is not None else None
+        return TraceRecorder(spans) if wanted or spans is not None else None
 
     def _is_next(self) -> bool:
         """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""

@@ -21,12 +21,12 @@ from typing import Any, Protocol
 from penstock.local.graphs.context import RunContext, here
 from penstock.local.timers import clock
 
-__all__ = ["Errand", "Lane", "Task", "ThreadLane", "Worker"]
+__all__ = ["LaneEntry", "LaneQueue", "LaneWorker", "NodeCall", "ThreadLane"]
 
 log = logging.getLogger("penstock")
 
 
-class Errand(Protocol):
+class NodeCall(Protocol):
     """One call on its way: an attempt at a node, or what `schedule` was given."""
 
     handle: Any  # what can be cancelled: an asyncio task, a future of the pool, or nothing yet
@@ -40,44 +40,44 @@ class Errand(Protocol):
     def settle(self, value: Any, error: BaseException | None) -> None: ...
 
 
-class Task(Protocol):
+class LaneEntry(Protocol):
     """What waits in a lane's queue."""
 
-    def turn(self, worker: Worker) -> None:
+    def turn(self, worker: LaneWorker) -> None:
         """Work on it for a while, in a worker thread."""
 
-    def next_errand(self) -> Errand | None:
+    def next_call(self) -> NodeCall | None:
         """Take one call off it, for lanes that start calls instead of making them."""
 
     def has_more(self) -> bool:
         """Is there another call to take? If not, its entry in the queue is over."""
 
-    def broken(self, worker: Worker, error: BaseException) -> None:
+    def broken(self, worker: LaneWorker, error: BaseException) -> None:
         """Something of ours failed in its turn. Whoever waits for it must not wait for ever."""
 
-    def node_in(self, worker: Worker) -> str | None:
+    def node_in(self, worker: LaneWorker) -> str | None:
         """The node that the worker is in."""
 
-    def context_in(self, worker: Worker) -> RunContext | None:
+    def context_in(self, worker: LaneWorker) -> RunContext | None:
         """What `current_run` finds there."""
 
 
-class Lane(Protocol):
+class LaneQueue(Protocol):
     width: int  # how many may run at once
     entries: int  # how often one run may stand in the queue
 
-    def push(self, task: Task) -> None: ...
+    def push(self, task: LaneEntry) -> None: ...
 
 
-class Worker:
-    __slots__ = ("bell", "lane", "number", "surplus", "task", "thread")
+class LaneWorker:
+    __slots__ = ("lane", "number", "surplus", "task", "thread", "wakeup")
 
     def __init__(self, lane: ThreadLane, number: int) -> None:
         self.lane = lane
         self.number = number
-        self.task: Task | None = None
-        self.bell = threading.Lock()
-        self.bell.acquire()  # sleeping is taking it a second time
+        self.task: LaneEntry | None = None
+        self.wakeup = threading.Lock()
+        self.wakeup.acquire()  # sleeping is taking it a second time
         self.surplus = False  # written off while it was stuck; leaves when it comes back
         self.thread = threading.Thread(
             target=lane._work, args=(self,), name=f"{lane.name}-{number}", daemon=True
@@ -90,16 +90,16 @@ class ThreadLane:
     def __init__(self, name: str, width: int, numbers: Iterator[int]) -> None:
         self.name = name
         self.width = self.entries = width
-        self.items: deque[Task] = deque()
-        self.workers: dict[int, Worker] = {}
-        self._asleep: list[Worker] = []
-        self._written_off: list[Worker] = []
+        self.items: deque[LaneEntry] = deque()
+        self.workers: dict[int, LaneWorker] = {}
+        self._asleep: list[LaneWorker] = []
+        self._written_off: list[LaneWorker] = []
         self.hired = self.given_up = 0
         self._numbers = numbers  # shared by the lanes of an executor: a run knows its workers by number
         self._roster = threading.Lock()
         self._stopping = False
 
-    def push(self, task: Task) -> None:
+    def push(self, task: LaneEntry) -> None:
         self.items.append(task)
         asleep = self._asleep
         if asleep:
@@ -107,7 +107,7 @@ class ThreadLane:
                 worker = asleep.pop()
             except IndexError:
                 return  # those who just woke up will see it
-            worker.bell.release()
+            worker.wakeup.release()
         elif len(self.workers) < self.width:
             self._hire()
 
@@ -138,9 +138,9 @@ class ThreadLane:
                 self._asleep.remove(worker)
             except ValueError:
                 continue
-            worker.bell.release()
+            worker.wakeup.release()
 
-    def join(self, until: float) -> list[Worker]:
+    def join(self, until: float) -> list[LaneWorker]:
         """Those that have not left by then, the written-off among them."""
         with self._roster:
             workers = [*self.workers.values(), *self._written_off]
@@ -153,7 +153,7 @@ class ThreadLane:
         with self._roster:
             if self._stopping or len(self.workers) >= self.width:
                 return
-            worker = Worker(self, next(self._numbers))
+            worker = LaneWorker(self, next(self._numbers))
             self.workers[worker.number] = worker
             try:
                 worker.thread.start()
@@ -165,12 +165,12 @@ class ThreadLane:
                     raise
                 log.warning("%s: no thread could be started beyond %d", self.name, len(self.workers))
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker: LaneWorker) -> None:
         here.worker = worker
         items = self.items
         while not (worker.surplus or self._stopping):
             try:
-                task: Task | None = items.popleft()
+                task: LaneEntry | None = items.popleft()
             except IndexError:
                 self._sleep(worker)
                 continue
@@ -183,7 +183,7 @@ class ThreadLane:
                 task.broken(worker, error)
             worker.task = task = None  # or a sleeping worker keeps its last run alive
 
-    def _sleep(self, worker: Worker) -> None:
+    def _sleep(self, worker: LaneWorker) -> None:
         asleep = self._asleep
         asleep.append(worker)
         if self.items or self._stopping:  # pushed before we could be seen asleep: nobody may ring
@@ -193,4 +193,4 @@ class ThreadLane:
                 pass  # somebody rings after all
             else:
                 return
-        worker.bell.acquire()
+        worker.wakeup.acquire()

@@ -13,7 +13,7 @@ from penstock.local.blocking import may_block, own_threads
 
 if TYPE_CHECKING:
     from penstock.local.cluster.options import Cluster
-    from penstock.local.graphs.lanes import Errand, Task
+    from penstock.local.graphs.lanes import LaneEntry, NodeCall
     from penstock.local.pool import WorkerPool
 
 __all__ = ["PoolLane", "cluster_lane", "process_lane"]
@@ -65,13 +65,13 @@ class PoolLane:
         self.width = width
         self._make = make
         self._own = own
-        self.items: deque[Task] = deque()
-        self.running: dict[Future[Any], Errand] = {}
+        self.items: deque[LaneEntry] = deque()
+        self.running: dict[Future[Any], NodeCall] = {}
         self._lock = threading.Lock()
         self._feeding = threading.Lock()
         self._stopping = False
 
-    def push(self, task: Task) -> None:
+    def push(self, task: LaneEntry) -> None:
         self.items.append(task)
         self._feed()
 
@@ -94,39 +94,39 @@ class PoolLane:
             try:
                 while self._can_start():
                     task = self.items.popleft()
-                    errand = task.next_errand()
+                    node_call = task.next_call()
                     if task.has_more():
                         self.items.append(task)
-                    if errand is not None:
-                        self._start(errand)
+                    if node_call is not None:
+                        self._start(node_call)
             finally:
                 self._feeding.release()
 
     def _can_start(self) -> bool:
         return bool(self.items) and len(self.running) < self.width and not self._stopping
 
-    def _start(self, errand: Errand) -> None:
+    def _start(self, node_call: NodeCall) -> None:
         try:
-            fn, args, kwargs = errand.remote()
+            fn, args, kwargs = node_call.remote()
             with _not_waiting():
-                future = errand.context().run(self._pool().submit, fn, *args, **kwargs)
+                future = node_call.context().run(self._pool().submit, fn, *args, **kwargs)
         except BaseException as error:  # noqa: BLE001  # a closed or full pool, or what cannot be pickled: the node's error
-            errand.settle(None, error)
+            node_call.settle(None, error)
             return
-        self.running[future] = errand
-        errand.handle = future
+        self.running[future] = node_call
+        node_call.handle = future
         future.add_done_callback(self._ended)
-        if errand.unwanted:  # its run ended before there was anything to cancel
+        if node_call.unwanted:  # its run ended before there was anything to cancel
             future.cancel()
 
     def _ended(self, future: Future[Any]) -> None:
-        errand = self.running.pop(future)
+        node_call = self.running.pop(future)
         try:
             value = future.result()
         except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error
-            errand.settle(None, error)
+            node_call.settle(None, error)
         else:
-            errand.settle(value, None)
+            node_call.settle(value, None)
         self._feed()
 
     def _pool(self) -> Executor:

@@ -21,7 +21,7 @@ from penstock.core.errors import CallCanceled
 from penstock.core.text import is_kind
 from penstock.local.call import until_settled
 
-__all__ = ["Promise"]
+__all__ = ["LazyFuture"]
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class _Lazy:
         return promise.__dict__.setdefault(self._name, self._make())
 
 
-class Promise(Future[T], Generic[T]):
+class LazyFuture(Future[T], Generic[T]):
     _state: str = PENDING
     _result: T | None = None
     _exception: BaseException | None = None

@@ -5,7 +5,7 @@ The right to count is one token in a list, `counting`: `pop` takes it and `appen
 of what a lock costs. Nobody waits for it: a worker that finds it gone leaves the node it has finished in `arrivals`, and the
 holder looks there after giving it back. So a thread that loses the interpreter in the middle of counting stops nobody,
 which a lock that is waited for would (each waiter would take it while without the interpreter, and every node after that
-would cost a change of threads). `gate` is a lock, and guards the life of the run: what is in flight, the first cause, the
+would cost a change of threads). `lock` is a lock, and guards the life of the run: what is in flight, the first cause, the
 end. It is taken when something other than a plain node's success happens.
 
 `at` says which node each worker is in. A worker writes it *before* it looks at `cause`; the one who ends the run sets
@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.core.errors import CallEnded
 from penstock.core.graph import Plan, RunStatus, Step
 from penstock.core.text import add_note, is_kind
-from penstock.local.graphs.attempts import Attempts
-from penstock.local.graphs.promise import Promise
+from penstock.local.graphs.attempts import NodeAttempts
+from penstock.local.graphs.promise import LazyFuture
 from penstock.local.graphs.result import RunResult
-from penstock.local.graphs.share import Share
-from penstock.local.graphs.trace import Recorder, Trace
+from penstock.local.graphs.share import RunQueue
+from penstock.local.graphs.trace import Trace, TraceRecorder
 from penstock.local.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
@@ -41,15 +41,38 @@ _ids: Final = count(1)
 _TOLD_TO_STOP: Final = (CancelledError, asyncio.CancelledError, CallEnded)
 
 
-class Run(Promise[RunResult]):
+class Run(LazyFuture[RunResult]):
     """What `submit` returns: a Future of the RunResult. It can be cancelled at any time, and awaited."""
 
     # Slots, because there are more than thirty attributes with those of a Future: then the interpreter gives up sharing
     # the keys of instances, and a run of ten nodes took half as long again.
     __slots__ = (
-        "_culprit", "_patience", "_reason", "_shares", "_stopped", "_timer", "arrivals", "at", "attempts", "cause", "context",
-        "counting", "deadline", "env", "errors", "executor", "gate", "id", "over", "pending", "plan", "recorder", "skipped",
-        "started", "steps", "values",
+        "_culprit",
+        "_patience",
+        "_reason",
+        "_shares",
+        "_stopped",
+        "_timer",
+        "arrivals",
+        "at",
+        "attempts",
+        "cause",
+        "context",
+        "counting",
+        "deadline",
+        "env",
+        "errors",
+        "executor",
+        "id",
+        "lock",
+        "over",
+        "pending",
+        "plan",
+        "recorder",
+        "skipped",
+        "started",
+        "steps",
+        "values",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +81,7 @@ class Run(Promise[RunResult]):
         plan: Plan,
         env: Mapping[str, Any],
         deadline: float | None,
-        recorder: Recorder | None,
+        recorder: TraceRecorder | None,
     ) -> None:
         self.id = next(_ids)
         self.plan = plan
@@ -81,14 +104,14 @@ class Run(Promise[RunResult]):
         self.arrivals: list[int] = []  # arrived, not yet counted; ~node for one that failed alone
         self.at: dict[int, int] = {}
         self.context = copy_context()
-        self.gate = threading.Lock()
-        self.attempts = None if plan.simple and recorder is None else Attempts(self)
+        self.lock = threading.Lock()
+        self.attempts = None if plan.simple and recorder is None else NodeAttempts(self)
         self.errors: dict[int, BaseException] = {}
         self.skipped: dict[int, int] = {}
         self._stopped: set[int] = set()  # nodes that stopped by themselves, as they were asked to
-        self._shares: dict[int, Share] = {}
+        self._shares: dict[int, RunQueue] = {}
         for queue in plan.lanes:
-            self._shares[queue] = Share(self, executor._lanes[queue], queue)
+            self._shares[queue] = RunQueue(self, executor._lanes[queue], queue)
         self._culprit: int | None = None
         self._reason: str | None = None
         self._timer: Timer | None = None  # for its deadline
@@ -166,7 +189,7 @@ class Run(Promise[RunResult]):
 
     def failed(self, node: int, error: BaseException, *, alone: bool = True) -> None:
         """For good. Its policy says who suffers: if it may fail `alone`, only its dependents."""
-        with self.gate:
+        with self.lock:
             if self.over or node in self.errors:
                 return
             if self.cause is not None and is_kind(error, _TOLD_TO_STOP):
@@ -185,7 +208,7 @@ class Run(Promise[RunResult]):
         The first cause is the status of the run. After an error the run waits for what is in flight, so that nothing
         still works when the error is seen, but only for the grace period. Cancel and deadline wait for nobody.
         """
-        with self.gate:
+        with self.lock:
             if self.over:
                 return False
             first = self.cause is None
@@ -202,7 +225,7 @@ class Run(Promise[RunResult]):
 
     def wind_down(self) -> bool:
         """There is a cause: end the run if nothing is in flight any more."""
-        with self.gate:
+        with self.lock:
             if self.over:
                 return True
             inside = any(node not in self.errors for node in list(self.at.values()))
@@ -213,7 +236,7 @@ class Run(Promise[RunResult]):
 
     def end(self) -> None:
         """The only way out. After this nothing that comes back changes anything."""
-        with self.gate:
+        with self.lock:
             if self.over:
                 return
             self.over = True

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from penstock.core.errors import CallCanceled, PoolClosedError
 from penstock.core.text import is_kind
 from penstock.local.graphs.context import RunContext, _current
-from penstock.local.graphs.promise import Promise
+from penstock.local.graphs.promise import LazyFuture
 from penstock.local.timers import call_at, clock
 
 if TYPE_CHECKING:
     from penstock.local.graphs.executor import GraphExecutor
-    from penstock.local.graphs.lanes import Lane, Worker
+    from penstock.local.graphs.lanes import LaneQueue, LaneWorker
 
 __all__ = ["Scheduled"]
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Scheduled(Promise[T], Generic[T]):
+class Scheduled(LazyFuture[T], Generic[T]):
     """
     A Future that can be awaited from any event loop and chained: `ex.schedule(fetch, url, lane="io").then(parse)`.
     It stands in the same queue as the runs, and takes its turn like them.
@@ -35,7 +35,7 @@ class Scheduled(Promise[T], Generic[T]):
     def __init__(
         self,
         executor: GraphExecutor,
-        lane: Lane,
+        lane: LaneQueue,
         fn: Callable[..., Any],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -45,7 +45,7 @@ class Scheduled(Promise[T], Generic[T]):
         self._lane = lane
         self._call = (fn, args, kwargs or {})
         self._context = copy_context()
-        self._worker: Worker | None = None  # whose thread is in it
+        self._worker: LaneWorker | None = None  # whose thread is in it
         self._once = threading.Lock()  # taken for good by whoever settles it
 
     def then(self, fn: Callable[[T], U], *, lane: str | None = None) -> Scheduled[U]:
@@ -69,7 +69,7 @@ class Scheduled(Promise[T], Generic[T]):
             call_at(clock() + self._executor.grace, self._write_off_if_stuck, worker)
         return True
 
-    def _write_off_if_stuck(self, worker: Worker) -> None:
+    def _write_off_if_stuck(self, worker: LaneWorker) -> None:
         if self._worker is worker:
             self._executor._write_off(worker.number)
 
@@ -111,23 +111,23 @@ class Scheduled(Promise[T], Generic[T]):
     def has_more(self) -> bool:
         return False
 
-    def next_errand(self) -> Scheduled[T] | None:
+    def next_call(self) -> Scheduled[T] | None:
         if self.done():
             return None
         self._state = RUNNING
         return self
 
-    def context_in(self, worker: Worker) -> RunContext | None:  # noqa: ARG002  # it is of no run
+    def context_in(self, worker: LaneWorker) -> RunContext | None:  # noqa: ARG002  # it is of no run
         return self._context.get(_current)
 
-    def node_in(self, worker: Worker) -> str | None:  # noqa: ARG002  # it has no nodes
+    def node_in(self, worker: LaneWorker) -> str | None:  # noqa: ARG002  # it has no nodes
         return None
 
-    def broken(self, worker: Worker, error: BaseException) -> None:  # noqa: ARG002  # nor a place in them
+    def broken(self, worker: LaneWorker, error: BaseException) -> None:  # noqa: ARG002  # nor a place in them
         self._end(None, error)
 
-    def turn(self, worker: Worker) -> None:
-        if self.next_errand() is None:
+    def turn(self, worker: LaneWorker) -> None:
+        if self.next_call() is None:
             return
         self._worker = worker
         try:

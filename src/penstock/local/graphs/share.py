@@ -16,18 +16,18 @@ from penstock.local.graphs.context import RunContext
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
-    from penstock.local.graphs.attempts import Attempt
-    from penstock.local.graphs.lanes import Lane, Worker
+    from penstock.local.graphs.attempts import NodeAttempt
+    from penstock.local.graphs.lanes import LaneQueue, LaneWorker
     from penstock.local.graphs.run import Run
 
-__all__ = ["Share"]
+__all__ = ["RunQueue"]
 
 #: How long a worker stays with one run while others wait: that many nodes, or that many seconds.
 TURN_NODES: Final = 64
 TURN_SECONDS: Final = 0.001
 
 
-class Share:
+class RunQueue:
     """
     The nodes of one run that are ready in one lane, and the entries with which it may stand in the lane's queue.
 
@@ -37,7 +37,7 @@ class Share:
 
     __slots__ = ("lane", "queue", "ready", "run", "spare")
 
-    def __init__(self, run: Run, lane: Lane, queue: int) -> None:
+    def __init__(self, run: Run, lane: LaneQueue, queue: int) -> None:
         self.run = run
         self.lane = lane
         self.queue = queue
@@ -67,7 +67,7 @@ class Share:
             return False  # somebody pushed, saw the spare entry, and stands in the queue with it
         return True
 
-    def next_errand(self) -> Attempt | None:
+    def next_call(self) -> NodeAttempt | None:
         try:
             node = self.ready.popleft()
         except IndexError:
@@ -75,18 +75,18 @@ class Share:
         attempts = self.run.attempts
         return None if attempts is None else attempts.begin(node)
 
-    def node_in(self, worker: Worker) -> str | None:
+    def node_in(self, worker: LaneWorker) -> str | None:
         node = self.run.at.get(worker.number)
         return None if node is None else self.run.plan.names[node]
 
-    def context_in(self, worker: Worker) -> RunContext:
+    def context_in(self, worker: LaneWorker) -> RunContext:
         return RunContext(self.run, worker.number)
 
-    def broken(self, worker: Worker, error: BaseException) -> None:
+    def broken(self, worker: LaneWorker, error: BaseException) -> None:
         node = self.run.at.pop(worker.number, 0)
         self.run.failed(node, error, alone=False)
 
-    def turn(self, worker: Worker) -> None:
+    def turn(self, worker: LaneWorker) -> None:
         run = self.run
         if self.ready:  # else others have done it all, and this entry only has to retire
             run.context.copy().run(self._work, worker)
@@ -97,7 +97,7 @@ class Share:
         if self.has_more():
             worker.lane.items.append(self)
 
-    def _work(self, worker: Worker) -> None:  # noqa: C901, PLR0912, PLR0915  # a call a node would cost more than the node
+    def _work(self, worker: LaneWorker) -> None:  # noqa: C901, PLR0912, PLR0915  # a call a node would cost more than the node
         run, me = self.run, worker.number
         ready, others, here = self.ready, worker.lane.items, self.queue
         at, values, pending, steps = run.at, run.values, run.pending, run.steps
@@ -187,7 +187,7 @@ class Share:
             else:
                 run.push(run.plan.queues[node], (node,))
 
-    def _attempt(self, node: int, worker: Worker) -> bool:
+    def _attempt(self, node: int, worker: LaneWorker) -> bool:
         attempts = self.run.attempts
         attempt = None if attempts is None else attempts.begin(node, worker)
         if attempts is None or attempt is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.local.graphs.trace import Note, events_of
+from penstock.local.graphs.trace import TraceNote, events_of
 from penstock.local.timers import clock
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.local.graphs.run import Run
     from penstock.local.graphs.trace import Trace, TraceEvent
 
-__all__ = ["Bar", "Lanes", "Spotlight"]
+__all__ = ["Bar", "LaneBars", "RunRecorder"]
 
 #: A run of more nodes is not recorded only to be looked at: it would cost what is seen by nobody.
 _MOST_NODES: Final = 5_000
@@ -41,7 +41,7 @@ class Bar(NamedTuple):
     critical: bool  # known when the run is over: one of those that made it take as long as it did
 
 
-class Lanes(NamedTuple):
+class LaneBars(NamedTuple):
     """One run, as bars in the rows of those who worked on it."""
 
     graph: str
@@ -53,14 +53,14 @@ class Lanes(NamedTuple):
     left_out: int  # earlier bars, where there are too many
 
 
-class Spotlight:
+class RunRecorder:
     """Of one executor. It keeps a run only while that is alive: of one that has ended the bars stay, and the values go."""
 
     def __init__(self, name: str) -> None:
         self.vacant = False
         self._prefix = f"{name}-"
         self._run: Run | None = None
-        self._past: Lanes | None = None
+        self._past: LaneBars | None = None
 
     def fits(self, plan: Plan) -> bool:
         return self.vacant and len(plan) <= _MOST_NODES
@@ -76,7 +76,7 @@ class Spotlight:
             self._past = self._lanes(result.plan, run.id, str(result.status), result.seconds, result.trace)
             self._run = None
 
-    def look(self) -> Lanes | None:
+    def look(self) -> LaneBars | None:
         run = self._run
         if run is None:
             self.vacant = True
@@ -88,10 +88,10 @@ class Spotlight:
 
     def _lanes(
         self, plan: Plan, run_id: int, status: str, seconds: float, seen: Trace | list[TraceEvent]
-    ) -> Lanes:
+    ) -> LaneBars:
         events, critical = (seen, ()) if isinstance(seen, list) else (seen.events, seen.critical_path())
         shown = tuple(self._bar(event, event.node in critical) for event in events[-_MOST_BARS:])
-        return Lanes(plan.name, run_id, status, seconds, len(plan), shown, len(events) - len(shown))
+        return LaneBars(plan.name, run_id, status, seconds, len(plan), shown, len(events) - len(shown))
 
     def _bar(self, event: TraceEvent, critical: bool) -> Bar:
         worker = event.worker.removeprefix(self._prefix)
@@ -100,11 +100,11 @@ class Spotlight:
         return Bar(event.node, event.lane, worker, event.ready, event.started, ended, failed, critical)
 
 
-def _notes(run: Run) -> list[Note]:
+def _notes(run: Run) -> list[TraceNote]:
     return [] if run.recorder is None else list(run.recorder.notes)
 
 
-def _flying(run: Run) -> list[Note]:
+def _flying(run: Run) -> list[TraceNote]:
     """What goes on, as if it would do so for ever."""
     flying = [] if run.attempts is None else run.attempts.flying()
-    return [Note.of(attempt, math.inf, None) for attempt in flying]
+    return [TraceNote.of(attempt, math.inf, None) for attempt in flying]

@@ -27,12 +27,12 @@ from penstock.local.timers import clock
 
 if TYPE_CHECKING:
     from penstock.core.graph import Plan
-    from penstock.local.graphs.attempts import Attempt
+    from penstock.local.graphs.attempts import NodeAttempt
     from penstock.local.graphs.executor import GraphExecutor
     from penstock.local.graphs.result import RunResult
     from penstock.local.graphs.trace import Trace
 
-__all__ = ["RunSpans", "Telemetry"]
+__all__ = ["GraphTelemetry", "RunSpans"]
 
 
 P = ParamSpec("P")
@@ -53,7 +53,7 @@ def quietly(fn: Callable[P, None]) -> Callable[P, None]:
     return call
 
 
-class Telemetry:
+class GraphTelemetry:
     """Of one executor; `watch` is what `instrument()` calls."""
 
     def __init__(self, executor: GraphExecutor, meters: Meters | None, tracer: Tracer | None) -> None:
@@ -75,11 +75,11 @@ class Telemetry:
         tracer = trace.get_tracer("penstock", tracer_provider=tracer_provider) if spans else None
         executor._telemetry = telemetry = cls(executor, meters if histograms else None, tracer)
         labels = tuple(telemetry._labels.items())
-        gate: Any = weakref.ref(executor._state)  # read as a pool's gate and totals are
+        lock: Any = weakref.ref(executor._state)  # read as a pool's gate and totals are
         totals: Any = executor._totals
         with meters._lock:
             if not any(watched.totals is totals for watched in meters._watched):
-                meters._watched.append(_Watched(gate, totals, labels))
+                meters._watched.append(_Watched(lock, totals, labels))
 
     def begin(self, plan: Plan) -> RunSpans | None:
         """None: there are no spans, or this run is not sampled."""
@@ -118,7 +118,7 @@ class RunSpans:
         self._zero = zero
         self._inside = trace.set_span_in_context(span)
 
-    def begin(self, attempt: Attempt) -> Span:
+    def begin(self, attempt: NodeAttempt) -> Span:
         plan = attempt.run.plan
         name = plan.names[attempt.node]
         attributes: dict[str, str | int] = {

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from penstock.local.graphs.lanes import ThreadLane
     from penstock.local.graphs.result import RunResult
 
-__all__ = ["State", "Totals"]
+__all__ = ["GraphState", "GraphTotals"]
 
 _MANY: Final = 1000
 _NODES: Final = ("dispatched", "succeeded", "failed", "canceled", "timed_out", "rejected", "requeued")
 _WORKERS: Final = ("spawned", "crashed", "terminated")
 
 
-class Totals:
+class GraphTotals:
     def __init__(self, *lanes: ThreadLane) -> None:
         self.last_error: str | None = None
         self._lanes = lanes
@@ -87,7 +87,7 @@ class Counts(NamedTuple):
     waiting: int
 
 
-class State:
+class GraphState:
     """What telemetry reads as it reads a pool's gate: its counts now."""
 
     def __init__(self, executor: GraphExecutor) -> None:

@@ -16,11 +16,11 @@ from penstock.core.graph import NodeStatus, Plan, Queue, critical_path
 from penstock.core.text import error_line
 
 if TYPE_CHECKING:
-    from penstock.local.graphs.attempts import Attempt
+    from penstock.local.graphs.attempts import NodeAttempt
     from penstock.local.graphs.result import RunResult
     from penstock.local.graphs.telemetry import RunSpans
 
-__all__ = ["Note", "Recorder", "Trace", "TraceEvent", "events_of", "write_chrome"]
+__all__ = ["Trace", "TraceEvent", "TraceNote", "TraceRecorder", "events_of", "write_chrome"]
 
 
 class TraceEvent(NamedTuple):
@@ -45,7 +45,7 @@ class TraceEvent(NamedTuple):
         return self.ended - self.started
 
 
-class Note(NamedTuple):
+class TraceNote(NamedTuple):
     node: int
     item: int
     number: int
@@ -55,28 +55,28 @@ class Note(NamedTuple):
     error: BaseException | None
 
     @classmethod
-    def of(cls, attempt: Attempt, ended: float, error: BaseException | None) -> Note:
+    def of(cls, attempt: NodeAttempt, ended: float, error: BaseException | None) -> TraceNote:
         worker = attempt.worker.thread.name if attempt.worker is not None else ""
         return cls(attempt.node, attempt.item, attempt.number, worker, attempt.started, ended, error)
 
 
-class Recorder:
+class TraceRecorder:
     """Takes notes while the run goes on: one `list.append` an attempt, from any thread."""
 
     def __init__(self, spans: RunSpans | None = None) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[TraceNote] = []
         self.spans = spans  # of OpenTelemetry, if the run is sampled there
 
-    def note(self, attempt: Attempt, now: float, error: BaseException | None) -> None:
+    def note(self, attempt: NodeAttempt, now: float, error: BaseException | None) -> None:
         if self.spans is not None:
             self.spans.end(attempt.span, now, error)
-        self.notes.append(Note.of(attempt, now, error))
+        self.notes.append(TraceNote.of(attempt, now, error))
 
 
 class Trace:
     """The record of one run: `events` to read, `chrome()` for Perfetto, `svg()` for a picture of the graph."""
 
-    def __init__(self, result: RunResult, run_id: int, began: float, recorder: Recorder) -> None:
+    def __init__(self, result: RunResult, run_id: int, began: float, recorder: TraceRecorder) -> None:
         self.result = result
         self.run_id = run_id
         self.events = events_of(result.plan, began, recorder.notes)
@@ -113,7 +113,7 @@ def write_chrome(path: str | Path, *traces: Trace) -> None:
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
-def events_of(plan: Plan, began: float, taken: list[Note]) -> list[TraceEvent]:
+def events_of(plan: Plan, began: float, taken: list[TraceNote]) -> list[TraceEvent]:
     notes = sorted(taken, key=lambda note: note.started)
     done_at: dict[int, float] = {}
     for note in notes:
@@ -140,7 +140,7 @@ def events_of(plan: Plan, began: float, taken: list[Note]) -> list[TraceEvent]:
     return events
 
 
-def _row(rows: dict[str, list[float]], kind: str, note: Note) -> str:
+def _row(rows: dict[str, list[float]], kind: str, note: TraceNote) -> str:
     ends = rows.setdefault(kind, [])
     for number, end in enumerate(ends):
         if end <= note.started:
