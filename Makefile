@@ -8,16 +8,16 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-page screenshots chromium pgbouncer lock format
+.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-page size screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 run: .venv  ## the scheduler with its HTTP API and two add-ons at work on sample jobs; Ctrl-C ends it
-	$(BIN)/python -m penstock.demo.scheduler
+	$(BIN)/python -m examples.demo.scheduler
 
 demo: .venv  ## worker pools: a bounded pipeline under load, live in the terminal
-	$(BIN)/python -m penstock.demo
+	$(BIN)/python -m examples.demo
 
 test: .venv chromium pgbouncer  ## the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -37,7 +37,7 @@ soak: .venv chromium pgbouncer  ## the same tests with numbers SOAK times as big
 	PENSTOCK_SOAK=$(SOAK) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 3600
 
 fuzz: .venv  ## drive the HTTP API by its own description, FUZZ examples per operation (100)
-	$(BIN)/python tests/http/fuzz.py $(FUZZ)
+	$(BIN)/python tests/server/fuzz.py $(FUZZ)
 
 mutants: .venv .venv-cluster chromium pgbouncer  ## plant known bugs, one at a time, and see that the tests find each
 	$(BIN)/python tests/mutants/run.py
@@ -55,6 +55,9 @@ bench-jobs: .venv-bench  ## durable jobs against the peers (needs redis-server, 
 	@command -v redis-server >/dev/null && command -v tsp >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 \
 	    || RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server postgresql task-spooler
 	.venv-bench/bin/python -m bench.jobs
+
+size: .venv  ## code lines by package
+	$(BIN)/python bench/size.py
 
 bench-page: .venv chromium  ## what ten open pages cost the scheduler
 	$(BIN)/python -m bench.page

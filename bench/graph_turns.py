@@ -45,8 +45,8 @@ def turn(contestant: str, graph: str, at_once: int, repetitions: int) -> dict[st
 
 
 def penstock(preds: Preds, at_once: int, _: list[float]) -> Runs:
-    from penstock.local.graphs.builder import Graph
-    from penstock.local.graphs.executor import GraphExecutor
+    from penstock.graphs.builder import Graph
+    from penstock.graphs.executor import GraphExecutor
 
     graph = Graph()
     for node, needs in enumerate(preds):

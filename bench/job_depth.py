@@ -18,17 +18,17 @@ import psycopg
 
 from bench.fresh import fresh
 from bench.queues import backlog
-from penstock.core.intent import Intent
-from penstock.core.quiet import Capacity
-from penstock.core.words import AddonId
-from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import EndReport
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.protocol import Depth
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.types import AddonId
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import EndReport
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Depth
+from penstock.stores.postgres.store import PostgresStore
+from penstock.stores.sqlite.store import SqliteStore
 
 __all__ = ["behind_a_backlog", "idle", "turn", "turn_on_postgres"]
 

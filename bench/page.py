@@ -27,7 +27,7 @@ from playwright.sync_api import sync_playwright
 from tests.web.drive import backlog
 from tests.web.web_kit import Tab, chromium, scheduler
 
-from penstock.http.wire import PREFIX
+from penstock.wire import PREFIX
 
 ROOT = Path(__file__).parents[1]
 TURN, WARM_UP = 8.0, 1.5  # seconds

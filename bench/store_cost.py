@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.core.intent import Intent
-from penstock.core.quiet import Capacity
-from penstock.core.words import AddonId
-from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import EndReport
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.protocol import Depth
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.types import AddonId
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import EndReport
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Depth
+from penstock.stores.sqlite.store import SqliteStore
 
 BATCH = 100
 PROCESSES = 8

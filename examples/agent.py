@@ -13,14 +13,14 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from penstock.core.intent import Intent
-from penstock.core.quiet import Capacity
-from penstock.core.words import AddonId
-from penstock.engine.clock import SteadyClock
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.types import AddonId
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions, current_job
-from penstock.stores.sqlite import SqliteStore
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.sqlite.store import SqliteStore
 
 STEPS = ["read the question", "search", "read what was found", "think", "write", "check"]
 

@@ -97,7 +97,7 @@ def postgres_emptied(postgres_server):
     """A function: the same place each time, with the tables and nothing in them. A tenth of the price of a new one."""
     import psycopg
 
-    from penstock.stores.postgres import PostgresStore
+    from penstock.stores.postgres.store import PostgresStore
 
     place = Place(postgres_server.dsn, "emptied")
     PostgresStore(place.dsn, schema=place.schema).close()

@@ -101,7 +101,7 @@ def test_the_wheel_says_that_it_is_typed(tmp_path):
     shipped = zipfile.ZipFile(wheel).namelist()
 
     assert "penstock/py.typed" in shipped
-    assert "penstock/core/queue.py" in shipped
+    assert "penstock/core/calls/queue.py" in shipped
     assert not [name for name in shipped if name.startswith(("tests/", "bench/"))]
 
 

@@ -13,46 +13,60 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 
-# A new part of the package says here what it builds on. Nothing builds on the demo, nor on the package's own lazy names,
-# behind which any import could hide.
+# Bounded calls inside one program. They may build on each other, and on nothing outside of the standard library.
+IN_PROCESS = {"pools", "flow", "graphs", "telemetry", "cluster"}
+# A new package says here what it builds on. No package imports the top-level lazy names, behind which any import could hide.
 MAY_IMPORT = {
     "core": {"core"},
-    "local": {"core", "local"},
+    "pools": {"core", "pools", "telemetry", "cluster"},
+    "flow": {"core", "flow", "pools"},
+    "graphs": {"core", *IN_PROCESS},
+    "telemetry": {"core", *IN_PROCESS},
+    "cluster": {"core", "cluster", "pools", "telemetry"},
     "stores": {"core", "stores"},
-    "engine": {"core", "stores", "engine"},
-    "runner": {"core", "stores", "engine", "runner"},
-    "alerts": {"core", "stores", "engine", "alerts"},
-    "http": {"core", "stores", "engine", "runner", "http"},
-    "client": {"core", "client", "local"},
-    "jobs": {"core", "stores", "engine", "local", "jobs"},
-    "simulation": {"core", "stores", "engine", "simulation"},
-    "chaos": {"core", "stores", "engine", "client", "chaos"},
-    "testing": {"core", "stores", "engine", "jobs", "testing"},
-    "settings": {"core", "stores", "engine", "client", "settings"},
+    "scheduler": {"core", "stores", "scheduler"},
+    "runner": {"core", "stores", "scheduler", "runner"},
+    "alerts": {"core", "stores", "scheduler", "alerts"},
+    "wire": {"core", "wire"},
+    "server": {"core", "stores", "scheduler", "runner", "wire", "server"},
+    "client": {"core", "client", "wire", *IN_PROCESS},
+    "library": {"core", "stores", "scheduler", "library", *IN_PROCESS},
+    "simulation": {"core", "stores", "scheduler", "simulation"},
+    "chaos": {"core", "stores", "scheduler", "client", "wire", "chaos"},
+    "testing": {"core", "stores", "scheduler", "library", "testing"},
+    "settings": {"core", "stores", "scheduler", "client", "settings"},
     "daemon": {
         "penstock",
         "daemon",
         "core",
         "stores",
-        "engine",
+        "scheduler",
         "alerts",
         "runner",
-        "http",
+        "server",
         "settings",
         "web",
         "client",
+        "wire",
     },
-    "cli": {"penstock", "core", "client", "cli", "settings", "daemon", "stores", "simulation", "chaos"},
+    "cli": {
+        "penstock",
+        "core",
+        "client",
+        "cli",
+        "settings",
+        "daemon",
+        "stores",
+        "simulation",
+        "chaos",
+        "wire",
+        "server",
+    },
     "web": {"web"},
-    "demo": {"penstock", "core", "local", "client", "demo"},
-    "penstock": {"core", "local", "stores", "engine", "jobs", "client"},
+    "penstock": {"core", "stores", "scheduler", "library", "client", *IN_PROCESS},
 }
-# Types that two parts share without either building on the other.
-ALSO = {
-    "client": ("penstock.http.wire",),
-    "demo": ("penstock.http.wire",),
-    "cli": ("penstock.http.wire", "penstock.http", "penstock.runner.job"),
-}
+# Types that two packages share without either building on the other.
+ALSO = {"cli": ("penstock.runner.job",)}
 IMPURE = {
     "asyncio", "contextvars", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib",
     "platform", "psutil", "queue", "random", "resource", "sched", "secrets", "select", "selectors", "shelve", "shutil",
@@ -63,7 +77,7 @@ PURE_ENOUGH = {"concurrent.futures.CancelledError"}
 CLOCKS = {"now", "utcnow", "today"}
 DOERS = {"open", "print", "input", "exec", "eval"}
 # It writes out constructors from the names of our own fields, once, when it is imported, as dataclasses does.
-WRITES_CODE = {"core/quick.py": ["calls exec"]}
+WRITES_CODE = {"core/jobs/quick.py": ["calls exec"]}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -94,20 +108,17 @@ def test_every_part_has_its_rule():
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("core", "import penstock.local.gate"),
+        ("core", "import penstock.pools.call_queue"),
         ("core", "from penstock.stores import memory"),
-        ("core", "from penstock import local"),
-        ("core", "from ..local import gate"),
-        ("local", "from penstock.engine.desk import Desk"),
-        ("local", "from penstock import WorkerPool"),
-        ("local", "import penstock"),
-        ("local", "def later():\n    from penstock.demo import main"),
-        ("stores", "import penstock.core.states, penstock.engine"),
-        ("engine", "if TYPE_CHECKING:\n    from penstock.local.pool import WorkerPool"),
-        ("engine", "import penstock.demo"),
-        ("penstock", "import penstock.demo"),
-        ("client", "from penstock.http.wires import Submit"),
-        ("client", "from penstock.http.app import Api"),
+        ("core", "from penstock import pools"),
+        ("core", "from ..pools import call_queue"),
+        ("pools", "from penstock.scheduler.job_service import JobService"),
+        ("pools", "from penstock import WorkerPool"),
+        ("pools", "import penstock"),
+        ("flow", "def later():\n    from penstock.graphs import builder"),
+        ("stores", "import penstock.core.jobs.states, penstock.scheduler"),
+        ("scheduler", "if TYPE_CHECKING:\n    from penstock.pools.pool import WorkerPool"),
+        ("client", "from penstock.server.app import Api"),
         ("unheard-of", "import penstock.core"),
     ],
 )
@@ -136,10 +147,10 @@ def test_the_rules_see_a_clock_and_a_file_wherever_they_stand(source):
 
 
 def test_the_rules_let_pass_what_is_fine():
-    source = "from penstock.core.words import Moment\nfrom concurrent.futures import CancelledError\nimport math\nlimit = self.now()"
+    source = "from penstock.core.jobs.types import Moment\nfrom concurrent.futures import CancelledError\nimport math\nlimit = self.now()"
 
     assert list(forbidden_parts("core", source)) == []
-    assert list(forbidden_parts("client", "from penstock.http.wire import Submit")) == []
+    assert list(forbidden_parts("client", "from penstock.wire import Submit")) == []
     assert list(impurities(source)) == []
 
 

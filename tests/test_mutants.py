@@ -82,11 +82,11 @@ def test_a_planted_bug_without_one_place_is_an_error(old, function):
 
 
 def test_what_one_planted_bug_leaves_out_is_not_left_out_for_another():
-    one = Mutant("one", "a.py", "", "a", "b", ("tests/http/test_a.py", "-k", "not daemon"))
-    two = Mutant("two", "a.py", "", "a", "b", ("tests/http/test_a.py", "tests/core/test_b.py::test_c"))
+    one = Mutant("one", "a.py", "", "a", "b", ("tests/server/test_a.py", "-k", "not daemon"))
+    two = Mutant("two", "a.py", "", "a", "b", ("tests/server/test_a.py", "tests/core/test_b.py::test_c"))
 
     assert list(batched([one, two]).values()) == [
-        ("tests/http/test_a.py", "-k", "not daemon"),
-        ("tests/http/test_a.py",),
+        ("tests/server/test_a.py", "-k", "not daemon"),
+        ("tests/server/test_a.py",),
         ("tests/core/test_b.py::test_c",),
     ]

@@ -6,11 +6,11 @@ import os
 import shutil
 from pathlib import Path
 
-from penstock.core.intent import Intent
-from penstock.core.words import AddonId
-from penstock.engine.clock import SteadyClock
-from penstock.stores.protocol import Depth
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.types import AddonId
+from penstock.scheduler.clock import SteadyClock
+from penstock.stores.api import Depth
+from penstock.stores.sqlite.store import SqliteStore
 
 __all__ = ["lay", "make"]
 

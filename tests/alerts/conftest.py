@@ -12,9 +12,9 @@ import pytest
 from tests.waiting import until
 
 from penstock.alerts import Alerting, Ways
-from penstock.core.alerts import Alert
-from penstock.core.changes import Change, alert_note
-from penstock.stores.memory import MemoryStore
+from penstock.core.jobs.alerts import Alert
+from penstock.core.jobs.changes import Change, alert_note
+from penstock.stores.memory.store import MemoryStore
 
 
 class Receiver:

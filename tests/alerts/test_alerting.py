@@ -12,12 +12,12 @@ from tests.waiting import LONG, alive, until
 
 from penstock.alerts.command import CommandReceiver
 from penstock.alerts.messenger import MessageRefused, Messenger, ReceiverAway
-from penstock.alerts.spool import Message, Spool
-from penstock.core.alerts import Repeats
-from penstock.core.changes import Change, Note
-from penstock.core.job import EventKind
-from penstock.core.outbound import pause
-from penstock.core.words import HOUR, MINUTE, SECOND
+from penstock.alerts.reader import Message, Spool
+from penstock.core.jobs.alerts import Repeats
+from penstock.core.jobs.changes import Change, Note
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.outbound import pause
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND
 
 T0 = 1_900_000_000 * SECOND
 
@@ -102,10 +102,10 @@ def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(job_service, r
 
 @pytest.fixture
 def works():
-    from tests.engine.conftest import Capacity, Ordering, Works
+    from tests.scheduler.conftest import Capacity, Ordering, Works
 
-    from penstock.engine.rules import SchedulerRules
-    from penstock.stores.memory import MemoryStore
+    from penstock.scheduler.rules import SchedulerRules
+    from penstock.stores.memory.store import MemoryStore
 
     clock = lambda: time.time_ns() // 1_000  # noqa: E731  # one that the scheduler and the messenger share
     store = MemoryStore(clock)

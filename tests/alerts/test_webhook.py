@@ -15,11 +15,11 @@ from threading import Thread
 import pytest
 
 from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
-from penstock.alerts.spool import Message
+from penstock.alerts.reader import Message
 from penstock.alerts.webhook import Webhook, secrets_in
-from penstock.core.outbound import refusal
-from penstock.core.words import SECOND
-from penstock.engine.private import Unsafe
+from penstock.core.jobs.outbound import refusal
+from penstock.core.jobs.types import SECOND
+from penstock.scheduler.private_files import Unsafe
 
 NOW = 1_900_000_000 * SECOND
 MESSAGE = Message(

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from penstock.chaos import Aftermath, check_promises
-from penstock.core.intent import Intent
-from penstock.core.job import EventKind
-from penstock.core.quiet import Capacity
-from penstock.core.states import JobState
-from penstock.engine.desk import JobService
-from penstock.engine.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
-from penstock.engine.machine import HostLoad
-from penstock.engine.room import SubmitWaitlist
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.memory import MemoryStore
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import JobState
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.job_service import JobService
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.waitlist import SubmitWaitlist
+from penstock.stores.memory.store import MemoryStore
 
 RULES = SchedulerRules(capacity=Capacity(fixed=40))
 

@@ -14,13 +14,13 @@ from tests.daemon import environment
 from tests.waiting import LONG
 
 from penstock.client import Client
-from penstock.core.quiet import Capacity
-from penstock.core.retry import Schedules
-from penstock.core.words import MILLISECOND, SECOND
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.http.server import Config, serve
-from penstock.stores.memory import MemoryStore
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import MILLISECOND, SECOND
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.server.listener import Config, serve
+from penstock.stores.memory.store import MemoryStore
 
 
 class Workers:

@@ -13,9 +13,9 @@ from tests.waiting import LONG
 
 from penstock.client import AccessDenied, Client, Unreachable
 from penstock.client.client import job_of
-from penstock.core.refusals import BadIntent, IllegalMove, KeyConflict, NotFound
-from penstock.http.routes import ROUTES
-from penstock.http.wire import PREFIX, OutcomeReport, Scope
+from penstock.core.jobs.refusals import BadIntent, IllegalMove, KeyConflict, NotFound
+from penstock.server.routes import ROUTES
+from penstock.wire import PREFIX, OutcomeReport, Scope
 
 
 def submit(client, **fields):

@@ -19,9 +19,9 @@ from tests.waiting import LONG, until
 
 from penstock.daemon.running import _LEAVE_AFTER, shares
 from penstock.runner import Leftovers
+from penstock.runner.process_tree import RUNNER_MARK, marked
 from penstock.runner.runner import AFTER_STOP
-from penstock.runner.trees import RUNNER_MARK, marked
-from penstock.stores.sqlite import SqliteStore
+from penstock.stores.sqlite.store import SqliteStore
 
 LEASE = 3.0
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))

@@ -7,16 +7,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.client import holds as holds_module
+from penstock.client import leases as holds_module
 from penstock.client.context import JobContext, LeaseFacts
-from penstock.client.failures import Unreachable
-from penstock.client.heart import Heartbeater
-from penstock.client.holds import ActiveLease, ActiveLeases
-from penstock.client.tenure import LeaseTimer
+from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer
+from penstock.client.transport import Unreachable
 from penstock.core.errors import JobStopped
-from penstock.core.landing import EndReason
-from penstock.core.refusals import StaleDispatch
-from penstock.http.wire import HeartbeatAnswer
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.refusals import StaleDispatch
+from penstock.wire import HeartbeatAnswer
 
 TTL = 30.0
 

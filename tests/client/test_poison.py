@@ -14,13 +14,13 @@ from tests.poison import NOT_FINITE, POISONS, STATES, STORED, AsyncHandler, Hand
 import penstock
 from penstock.client import Client
 from penstock.client.handlers import Failed, Succeeded, call
-from penstock.core.refusals import BadIntent
-from penstock.core.retry import Schedules
-from penstock.core.words import SECOND
-from penstock.engine.house import SchedulerService
-from penstock.http.server import Config, serve
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.refusals import BadIntent
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import SECOND
+from penstock.scheduler.service import SchedulerService
+from penstock.server.listener import Config, serve
+from penstock.stores.postgres.store import PostgresStore
+from penstock.stores.sqlite.store import SqliteStore
 
 #: Where a server is asked for each of them, a few of each kind are enough.
 SOME = (

@@ -6,18 +6,17 @@ from threading import Thread
 
 import pytest
 
-from penstock.client import holds as holds_module
+from penstock.client import leases as holds_module
 from penstock.client import reporter as reporter_module
 from penstock.client.context import JobContext, LeaseFacts
-from penstock.client.failures import Unreachable, from_answer
 from penstock.client.handlers import Failed, Released, Succeeded, call
-from penstock.client.holds import ActiveLease
+from penstock.client.leases import ActiveLease, LeaseTimer
 from penstock.client.reporter import Reporter
-from penstock.client.tenure import LeaseTimer
+from penstock.client.transport import Unreachable, from_answer
 from penstock.core.errors import JobStopped, JobUnavailable
-from penstock.core.refusals import BadIntent, IllegalMove, QueueFull, Refused, StaleDispatch, Unavailable
-from penstock.core.states import JobState
-from penstock.http.wire import Ended, Failure, ProblemDetails
+from penstock.core.jobs.refusals import BadIntent, IllegalMove, QueueFull, Refused, StaleDispatch, Unavailable
+from penstock.core.jobs.states import JobState
+from penstock.wire import Ended, Failure, ProblemDetails
 
 TTL = 30.0
 LOST = Unreachable("away", sent=True)

@@ -12,8 +12,8 @@ from tests.waiting import LONG, until
 
 from penstock import JobStopped, JobUnavailable
 from penstock.client import AccessDenied, Worker
-from penstock.core.landing import EndReason
-from penstock.core.refusals import StaleDispatch
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.refusals import StaleDispatch
 
 
 class Crew:

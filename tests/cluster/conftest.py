@@ -18,8 +18,8 @@ from importlib.util import find_spec
 import pytest
 
 import penstock
-from tests.local.conftest import children
-from tests.local.test_pool_calls import gate  # noqa: F401  # a fixture
+from tests.pools.conftest import children
+from tests.pools.test_pool_calls import gate  # noqa: F401  # a fixture
 from tests.waiting import until
 
 NODE = {

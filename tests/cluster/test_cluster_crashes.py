@@ -16,9 +16,9 @@ import calls
 import pytest
 
 import penstock
-from penstock.local.timers import clock
+from penstock.pools.timers import clock
 from tests.cluster.conftest import NODE, actors
-from tests.local.test_pool_ending import alive, lines
+from tests.pools.test_pool_ending import alive, lines
 from tests.waiting import until
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
@@ -29,9 +29,9 @@ def worker_of(call):
     return call.home.pid
 
 
-def test_a_killed_worker_fails_the_call_that_it_ran_and_no_other(make_pool, call_queue):
+def test_a_killed_worker_fails_the_call_that_it_ran_and_no_other(make_pool, gate):
     with make_pool(2, max_in_flight=4) as pool:
-        dying, other, *behind = (pool.submit(calls.wait_for, str(call_queue), n) for n in range(4))
+        dying, other, *behind = (pool.submit(calls.wait_for, str(gate), n) for n in range(4))
         until(lambda: pool.snapshot().load_by_worker == (1, 1))
         until(lambda: dying.home.ready and other.home.ready)
         os.kill(worker_of(dying), signal.SIGKILL)
@@ -39,20 +39,20 @@ def test_a_killed_worker_fails_the_call_that_it_ran_and_no_other(make_pool, call
         with pytest.raises(penstock.WorkerCrashedError) as caught:
             dying.result(60)
         assert (1, True) == (caught.value.attempt, caught.value.started)
-        call_queue.touch()
+        gate.touch()
         assert [1, 2, 3] == [future.result(60) for future in (other, *behind)]
         assert {"spawned": 3, "crashed": 1, "failed": 1}.items() <= pool.snapshot().totals.items()
         assert all(1 == future.attempt for future in (other, *behind))
 
 
-def test_a_killed_worker_has_its_call_requeued_and_no_other(make_pool, call_queue, tmp_path):
+def test_a_killed_worker_has_its_call_requeued_and_no_other(make_pool, gate, tmp_path):
     log = tmp_path / "log"
     with make_pool(2, crash_policy="restart-requeue-in-flight") as pool:
-        futures = [pool.submit(calls.mark_and_wait, str(log), n, str(call_queue)) for n in range(2)]
+        futures = [pool.submit(calls.mark_and_wait, str(log), n, str(gate)) for n in range(2)]
         until(lambda: sorted(lines(log)) == ["0", "1"], 60)
         os.kill(worker_of(futures[0]), signal.SIGKILL)
         until(lambda: sorted(lines(log)) == ["0", "0", "1"], 60)
-        call_queue.touch()
+        gate.touch()
 
         assert [0, 1] == [future.result(60) for future in futures]
         assert [2, 1] == [future.attempt for future in futures]
@@ -111,16 +111,16 @@ def test_an_idle_worker_that_is_killed_is_noticed_at_once(make_pool):
         assert pid != pool.submit(calls.pid).result(60)
 
 
-def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(make_pool, call_queue, tmp_path):
+def test_stopped_workers_give_back_what_they_ran_and_go_on_when_started(make_pool, gate, tmp_path):
     log = tmp_path / "log"
     with make_pool(1, max_in_flight=2) as pool:
-        futures = [pool.submit(calls.mark_and_wait, str(log), n, str(call_queue)) for n in range(2)]
+        futures = [pool.submit(calls.mark_and_wait, str(log), n, str(gate)) for n in range(2)]
         until(lambda: lines(log) == ["0"], 60)
         pool.stop_workers()
         until(lambda: pool.state.in_flight == 0 and not actors())
         assert 2 == pool.state.pending
 
-        call_queue.touch()
+        gate.touch()
         pool.start_workers()
         assert [0, 1] == [future.result(60) for future in futures]
         assert ["0", "0", "1"] == lines(log)
@@ -142,7 +142,7 @@ def test_idle_workers_stop_and_start_again_when_needed(make_pool):
         assert 2 == pool.submit(calls.echo, 2).result(60)
 
 
-def test_a_lost_machine_has_its_calls_run_elsewhere(machines, call_queue, tmp_path):
+def test_a_lost_machine_has_its_calls_run_elsewhere(machines, gate, tmp_path):
     log = tmp_path / "log"
     machine = machines.add_node(**{**NODE, "num_cpus": 1}, resources={"far": 2})
     near = penstock.Cluster(cpus=1, lease=2)
@@ -155,8 +155,8 @@ def test_a_lost_machine_has_its_calls_run_elsewhere(machines, call_queue, tmp_pa
         ) as far,
         penstock.WorkerPool(1, kind="cluster", cluster=near) as other,
     ):
-        kept = other.submit(calls.wait_for, str(call_queue), "kept")
-        moved = far.submit(calls.mark_and_wait, str(log), "moved", str(call_queue))
+        kept = other.submit(calls.wait_for, str(gate), "kept")
+        moved = far.submit(calls.mark_and_wait, str(log), "moved", str(gate))
         until(lambda: lines(log) == ["moved"], 60)
         pid = worker_of(moved)
 
@@ -164,7 +164,7 @@ def test_a_lost_machine_has_its_calls_run_elsewhere(machines, call_queue, tmp_pa
         until(lambda: far.snapshot().totals["requeued"] == 1, 60)
         assert not alive(pid)
         machine = machines.add_node(**{**NODE, "num_cpus": 1}, resources={"far": 2})
-        call_queue.touch()
+        gate.touch()
 
         assert "moved" == moved.result(60)
         assert "kept" == kept.result(60)
@@ -227,11 +227,11 @@ def test_a_program_that_is_killed_leaves_no_actor(machines, tmp_path):
     until(lambda: not any(map(alive, pids)))
 
 
-def test_a_worker_whose_pool_has_fallen_silent_ends_itself(machines, call_queue, monkeypatch):
-    monkeypatch.setattr("penstock.local.cluster.crew._BEATS", 0.001)  # one when it comes, and no other
+def test_a_worker_whose_pool_has_fallen_silent_ends_itself(machines, gate, monkeypatch):
+    monkeypatch.setattr("penstock.cluster.workers._BEATS", 0.001)  # one when it comes, and no other
     with penstock.WorkerPool(1, kind="cluster", cluster=penstock.Cluster(lease=1)) as pool:
         with pytest.raises(penstock.WorkerCrashedError):
-            pool.submit(calls.wait_for, str(call_queue)).result(60)
+            pool.submit(calls.wait_for, str(gate)).result(60)
         assert pool.snapshot().totals["terminated"] == 0
 
 

@@ -9,8 +9,8 @@ import calls
 
 import penstock
 from tests.cluster.conftest import actors
-from tests.local.conftest import children
-from tests.local.test_pool_ending import lines
+from tests.pools.conftest import children
+from tests.pools.test_pool_ending import lines
 from tests.waiting import until
 
 TERMS = penstock.Cluster(cpus=0.5)
@@ -31,14 +31,14 @@ def test_a_graph_runs_its_nodes_where_they_say(machines):
         assert {"compute", "process", "cluster"} == {event.lane for event in result.trace.events}
 
 
-def test_a_killed_worker_has_its_node_run_again_and_no_other(machines, call_queue, tmp_path):
+def test_a_killed_worker_has_its_node_run_again_and_no_other(machines, gate, tmp_path):
     log = tmp_path / "log"
     g = penstock.Graph("retried")
     for name in ("first", "second"):
         inputs = {
             "mark_path": penstock.Const(str(log)),
             "value": penstock.Const(name),
-            "gate_path": penstock.Const(str(call_queue)),
+            "gate_path": penstock.Const(str(gate)),
         }
         g.add(calls.mark_and_wait, name=name, lane="cluster", inputs=inputs)
     options = {"crash_policy": "restart-requeue-in-flight", "restart_delay": 0.001}
@@ -48,7 +48,7 @@ def test_a_killed_worker_has_its_node_run_again_and_no_other(machines, call_queu
             until(lambda: sorted(lines(log)) == ["first", "second"], 60)
             os.kill(pool._group.workers[0].pid, signal.SIGKILL)
             until(lambda: len(lines(log)) == 3, 60)
-            call_queue.touch()
+            gate.touch()
 
             assert "ok" == run.result(60).status
         assert 1 == pool.snapshot().totals["requeued"]

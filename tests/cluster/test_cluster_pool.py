@@ -10,20 +10,20 @@ import calls
 import pytest
 
 import penstock
-from penstock.local.cluster.link import ActorLink
+from penstock.cluster.actor_link import ActorLink
 from tests.cluster.conftest import actors
-from tests.local.test_pool_ending import alive, lines
+from tests.pools.test_pool_ending import alive, lines
 from tests.waiting import until
 
 
-def test_calls_run_in_workers_of_the_cluster(make_pool, call_queue):
+def test_calls_run_in_workers_of_the_cluster(make_pool, gate):
     with make_pool(2) as pool:
-        first = pool.submit(calls.mark_and_wait, str(call_queue) + ".log", 1, str(call_queue))
-        second = pool.submit(calls.mark_and_wait, str(call_queue) + ".log", 2, str(call_queue))
+        first = pool.submit(calls.mark_and_wait, str(gate) + ".log", 1, str(gate))
+        second = pool.submit(calls.mark_and_wait, str(gate) + ".log", 2, str(gate))
         until(lambda: pool.snapshot().load_by_worker == (1, 1))
         until(lambda: len(actors()) == 2)
         pids = {actor["Pid"] for actor in actors()}
-        call_queue.touch()
+        gate.touch()
 
         assert (1, 2) == (first.result(60), second.result(60))
         assert pool.submit(calls.pid).result(60) in pids
@@ -31,38 +31,38 @@ def test_calls_run_in_workers_of_the_cluster(make_pool, call_queue):
         assert {"running": 2} == pool.snapshot().workers
 
 
-def test_no_more_is_in_flight_than_the_bounds_allow(make_pool, call_queue):
+def test_no_more_is_in_flight_than_the_bounds_allow(make_pool, gate):
     with make_pool(1, max_in_flight=2, max_queue_depth=1, policy="reject") as pool:
-        held = [pool.submit(calls.wait_for, str(call_queue), n) for n in range(3)]
+        held = [pool.submit(calls.wait_for, str(gate), n) for n in range(3)]
         until(lambda: pool.snapshot().load_by_worker == (1,))
 
         with pytest.raises(penstock.QueueDropError):
             pool.submit(calls.echo, 3)
         assert (2, 1) == (pool.state.in_flight, pool.state.pending)
 
-        call_queue.touch()
+        gate.touch()
         assert [0, 1, 2] == [future.result(60) for future in held]
 
 
-def test_submit_waits_for_room(make_pool, call_queue):
+def test_submit_waits_for_room(make_pool, gate):
     with make_pool(1, max_queue_depth=0) as pool, ThreadPoolExecutor(1) as caller:
-        held = pool.submit(calls.wait_for, str(call_queue), "held")
+        held = pool.submit(calls.wait_for, str(gate), "held")
         waiter = caller.submit(pool.submit, calls.echo, "waited")
         until(lambda: pool.state.waiting == 1)
-        call_queue.touch()
+        gate.touch()
 
         assert "held" == held.result(60)
         assert "waited" == waiter.result(60).result(60)
 
 
-def test_what_waits_goes_to_whoever_is_free(make_pool, call_queue):
+def test_what_waits_goes_to_whoever_is_free(make_pool, gate):
     with make_pool(2, max_in_flight=8) as pool:
-        held = pool.submit(calls.wait_for, str(call_queue), "held")
+        held = pool.submit(calls.wait_for, str(gate), "held")
         others = [pool.submit(calls.echo, n) for n in range(7)]
 
         assert list(range(7)) == [future.result(60) for future in others]
         assert not held.done()
-        call_queue.touch()
+        gate.touch()
 
 
 def test_an_exception_comes_back_with_the_workers_traceback(make_pool):
@@ -148,9 +148,9 @@ def test_a_function_knows_its_call(make_pool):
         assert 50 < pool.task(time_left, timeout=60)() <= 60
 
 
-def test_a_call_cancelled_before_it_begins_never_runs(make_pool, call_queue, tmp_path):
+def test_a_call_cancelled_before_it_begins_never_runs(make_pool, gate, tmp_path):
     with make_pool(1, max_in_flight=2, max_queue_depth=2) as pool, ThreadPoolExecutor(1) as caller:
-        running = pool.submit(calls.wait_for, str(call_queue), "ran")
+        running = pool.submit(calls.wait_for, str(gate), "ran")
         handed_out, pending, other = (pool.submit(calls.mark, str(tmp_path / "log"), n) for n in range(3))
         waiter = caller.submit(pool.submit, calls.mark, str(tmp_path / "log"), 3)
         until(lambda: pool.state.waiting == 1)
@@ -158,7 +158,7 @@ def test_a_call_cancelled_before_it_begins_never_runs(make_pool, call_queue, tmp
         assert handed_out.cancel()
         assert pending.cancel()
         waiting = waiter.result(60)
-        call_queue.touch()
+        gate.touch()
 
         assert "ran" == running.result(60)
         assert (2, 3) == (other.result(60), waiting.result(60))
@@ -182,27 +182,25 @@ def test_a_running_call_sees_its_cancel_and_keeps_its_worker(make_pool, tmp_path
         assert {"spawned": 1, "terminated": 0}.items() <= pool.snapshot().totals.items()
 
 
-def test_a_call_that_does_not_stop_in_time_loses_its_worker_and_no_other_call(
-    make_pool, tmp_path, call_queue
-):
+def test_a_call_that_does_not_stop_in_time_loses_its_worker_and_no_other_call(make_pool, tmp_path, gate):
     log = tmp_path / "log"
     with make_pool(2, max_in_flight=3, grace=0.1) as pool:
-        other = pool.submit(calls.wait_for, str(call_queue), "untouched")
+        other = pool.submit(calls.wait_for, str(gate), "untouched")
         stubborn = pool.submit(calls.mark_and_wait, str(log), os.getpid(), "never")
         until(lambda: lines(log), 60)
         behind = pool.submit(calls.echo, "next")
 
         assert stubborn.cancel()
         assert "next" == behind.result(60)
-        call_queue.touch()
+        gate.touch()
         assert "untouched" == other.result(60)
         assert {"terminated": 1, "crashed": 0, "requeued": 0}.items() <= pool.snapshot().totals.items()
 
 
-def test_a_call_that_runs_too_long_times_out(make_pool, call_queue):
+def test_a_call_that_runs_too_long_times_out(make_pool, gate):
     with make_pool(1, timeout=0.2, grace=0.1) as pool:
         with pytest.raises(penstock.CallTimeout) as caught:
-            pool.submit(calls.wait_for, str(call_queue)).result(60)
+            pool.submit(calls.wait_for, str(gate)).result(60)
         assert 0.2 == caught.value.timeout
 
 
@@ -232,9 +230,9 @@ def test_closing_leaves_no_actor_and_no_process(make_pool):
     until(lambda: not any(map(alive, pids)))
 
 
-def test_dispose_ends_what_runs(make_pool, call_queue):
+def test_dispose_ends_what_runs(make_pool, gate):
     pool = make_pool(1, max_queue_depth=4)
-    futures = [pool.submit(calls.wait_for, str(call_queue)) for _ in range(3)]
+    futures = [pool.submit(calls.wait_for, str(gate)) for _ in range(3)]
     until(lambda: pool.snapshot().load_by_worker == (1,))
 
     pool.dispose(timeout=30)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core import changes
-from penstock.core.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.intent import Intent
-from penstock.core.landing import EndReason
-from penstock.core.order import Ordering, Placement, run_round
-from penstock.core.retry import Schedules
-from penstock.core.words import SECOND
-from penstock.stores.protocol import Depth, Query, Terms
+from penstock.core.jobs import changes
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import Depth, Query, Terms
 
 T0 = 1_900_000_000 * SECOND
 NO_LIMIT = Depth()
@@ -100,20 +100,20 @@ class Yard:
 
 
 def memory(request, clock):
-    from penstock.stores.memory import MemoryStore
+    from penstock.stores.memory.store import MemoryStore
 
     return MemoryStore(clock)
 
 
 def sqlite(request, clock):
-    from penstock.stores.sqlite import SqliteStore
+    from penstock.stores.sqlite.store import SqliteStore
 
     return SqliteStore(request.getfixturevalue("tmp_path") / "jobs.db", clock)
 
 
 def postgres(request, clock):
     place = request.getfixturevalue("postgres_emptied")()
-    from penstock.stores.postgres import PostgresStore
+    from penstock.stores.postgres.store import PostgresStore
 
     return PostgresStore(place.dsn, clock, schema=place.schema)
 

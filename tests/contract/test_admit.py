@@ -7,14 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.admission import AdmissionLimits, Admitted, Caps, Conditions
-from penstock.core.demand import AdmissionClass
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.loan import decide_standalone_lease
-from penstock.core.order import Aging, Ordering, RoundResult, order_key
-from penstock.core.states import JobState
-from penstock.core.words import SECOND
-from penstock.stores.protocol import Query, Terms
+from penstock.core.jobs.admission import AdmissionLimits, Admitted, Caps, Conditions
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ordering import Aging, Ordering, RoundResult, decide_standalone_lease, order_key
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import Query, Terms
 
 
 def test_a_picked_job_is_dispatching_and_its_units_are_reserved(yard):

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core import changes
-from penstock.core.job import EventKind
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.order import Ordering
-from penstock.core.retry import Counters
-from penstock.core.states import JobState
-from penstock.core.words import MINUTE, SECOND
-from penstock.stores.protocol import CompletedDispatch, Query
+from penstock.core.jobs import changes
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.retry import Counters
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import MINUTE, SECOND
+from penstock.stores.api import CompletedDispatch, Query
 
 
 def test_a_completed_job_is_done_and_its_units_are_back(yard):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core import changes
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.words import SECOND
+from penstock.core.jobs import changes
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.types import SECOND
 
 GRACE = 15 * SECOND
 RUN_AGAIN = [EndReason.MAX_RUNTIME_EXCEEDED, EndReason.PREEMPTION_TIMEOUT, EndReason.GRACEFUL_SHUTDOWN]

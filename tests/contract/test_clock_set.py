@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.landing import EndReason
-from penstock.core.words import HOUR, SECOND
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import HOUR, SECOND
 
 from .conftest import OF_ONE_HOST
 

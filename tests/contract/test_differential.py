@@ -17,18 +17,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.core import changes
-from penstock.core.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.errors import PenstockError
-from penstock.core.intent import Intent
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.order import Ordering, Placement, run_round
-from penstock.core.retry import Schedules
-from penstock.core.states import JobState
-from penstock.core.words import SECOND
-from penstock.stores.memory import MemoryStore
-from penstock.stores.protocol import CompletedDispatch, Depth, Due, Query, Terms
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs import changes
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import CompletedDispatch, Depth, Due, Query, Terms
+from penstock.stores.memory.store import MemoryStore
+from penstock.stores.sqlite.store import SqliteStore
 
 ORDERING, SCHEDULES = Ordering(), Schedules()
 RULES = {"schedules": SCHEDULES, "ordering": ORDERING}
@@ -266,7 +266,7 @@ class ServerTwins(Twins):
         assert found == expected or self.now < found < expected
 
     def other(self):
-        from penstock.stores.postgres import PostgresStore
+        from penstock.stores.postgres.store import PostgresStore
 
         dsn, schema = self.place()
         return PostgresStore(dsn, lambda: self.now, schema=schema, new_id=self.ids())

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from penstock.stores import high_water
-from penstock.stores.high_water import HighWater, HighWaterMark
+from penstock.stores.sqlite import high_water
+from penstock.stores.sqlite.high_water import HighWater, HighWaterMark
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_mark_is_read_as_it_was_set_and_forgotten_by_a_reset(path):
 
 def test_a_mark_survives_the_kill_of_its_process(path):
     code = (
-        "import os, sys; from pathlib import Path; from penstock.stores.high_water import HighWater, HighWaterMark\n"
+        "import os, sys; from pathlib import Path; from penstock.stores.sqlite.high_water import HighWater, HighWaterMark\n"
         "mark = HighWaterMark(Path(sys.argv[1])); mark.set(HighWater(41)); mark.set(HighWater(42)); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9

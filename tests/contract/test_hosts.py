@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.hosts import Host
-from penstock.core.job import EventKind
-from penstock.core.quiet import QuietState
-from penstock.core.refusals import DispatcherHeld
-from penstock.core.words import SECOND
-from penstock.stores.protocol import LOST_FOR
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.load import Host, QuietState
+from penstock.core.jobs.refusals import DispatcherHeld
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import LOST_FOR
 
 
 def host(yard, name="here", instance="first", lasts=30, **more):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.contract.conftest import OF_ONE_HOST
 
-from penstock.core import changes
-from penstock.core.demand import AdmissionClass
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.order import RoundResult
-from penstock.core.refusals import DispatcherHeld
-from penstock.core.words import HOUR, SECOND
-from penstock.stores.protocol import Due, Terms
+from penstock.core.jobs import changes
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ordering import RoundResult
+from penstock.core.jobs.refusals import DispatcherHeld
+from penstock.core.jobs.types import HOUR, SECOND
+from penstock.stores.api import Due, Terms
 
 
 def due(yard, limit=100):
@@ -277,10 +277,10 @@ def test_a_lease_without_a_job_is_released(yard):
 
 @OF_ONE_HOST
 def test_one_dispatcher_and_the_second_is_told_who_it_is(yard):
-    yard.store.quarantine_dispatch("the first")
+    yard.store.acquire_dispatch("the first")
 
     with pytest.raises(DispatcherHeld, match="the first"):
-        yard.store.quarantine_dispatch("the second")
+        yard.store.acquire_dispatch("the second")
 
 
 def test_every_commit_rings(yard):

@@ -10,9 +10,9 @@ from threading import Event
 import pytest
 from tests.contract.conftest import OF_ONE_HOST
 
-from penstock.core.intent import Intent
-from penstock.core.refusals import DispatcherHeld, QueueFull
-from penstock.stores.protocol import Depth
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.refusals import DispatcherHeld, QueueFull
+from penstock.stores.api import Depth
 
 INTENT = Intent(addon_id="a", job_type="t")
 
@@ -36,28 +36,28 @@ def test_its_refusal_reaches_whoever_looks_for_the_answer(yard):
 
 @OF_ONE_HOST
 def test_a_dispatcher_that_lets_go_can_be_followed_by_another(yard):
-    yard.store.quarantine_dispatch("the first")
+    yard.store.acquire_dispatch("the first")
     yard.store.release_dispatch()
     yard.store.release_dispatch()
 
-    yard.store.quarantine_dispatch("the second")
+    yard.store.acquire_dispatch("the second")
 
     with pytest.raises(DispatcherHeld, match="the second"):
-        yard.store.quarantine_dispatch("the third")
+        yard.store.acquire_dispatch("the third")
 
 
 def test_who_listens_is_told_of_what_the_dispatching_process_commits(tmp_path):
-    from penstock.stores.sqlite import SqliteStore
+    from penstock.stores.sqlite.store import SqliteStore
 
     path = tmp_path / "jobs.db"
     store = SqliteStore(path, lambda: 1)
     program = f"""
-        from penstock.core.intent import Intent
-        from penstock.stores.protocol import Depth
-        from penstock.stores.sqlite import SqliteStore
+        from penstock.core.jobs.intent import Intent
+        from penstock.stores.api import Depth
+        from penstock.stores.sqlite.store import SqliteStore
 
         store = SqliteStore({str(path)!r}, lambda: 1)
-        store.hold_dispatch("another process")
+        store.acquire_dispatch("another process")
         print("ready", flush=True)
         input()
         store.submit([Intent(addon_id="a", job_type="t")], Depth())

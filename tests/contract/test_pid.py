@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.core.landing import EndReason
-from penstock.stores.protocol import Query
+from penstock.core.jobs.end_rules import EndReason
+from penstock.stores.api import Query
 
 
 def test_a_job_shows_the_process_that_its_worker_told(yard):

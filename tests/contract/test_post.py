@@ -13,16 +13,16 @@ from threading import Event, Thread, current_thread
 import pytest
 from tests.waiting import until
 
-from penstock.core.admission import AdmissionLimits, Conditions
-from penstock.core.intent import Intent
-from penstock.core.order import Ordering, Placement, run_round
-from penstock.core.refusals import KeyConflict, QueueFull
-from penstock.core.words import Constraint, RunWhen
-from penstock.stores import post
-from penstock.stores.post import SubmitRelayClient, SubmitRelayServer, SubmitRequest
-from penstock.stores.protocol import Depth, Query, Ride, Terms
-from penstock.stores.socket_names import SocketNames
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.admission import AdmissionLimits, Conditions
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.refusals import KeyConflict, QueueFull
+from penstock.core.jobs.types import Constraint, RunWhen
+from penstock.stores.api import Depth, Query, Ride, Terms
+from penstock.stores.sqlite import submit_relay
+from penstock.stores.sqlite.socket_names import SocketNames
+from penstock.stores.sqlite.store import SqliteStore
+from penstock.stores.sqlite.submit_relay import SubmitRelayClient, SubmitRelayServer, SubmitRequest
 
 T0 = 1_900_000_000_000_000
 JOB = Intent(addon_id="a", job_type="t")
@@ -51,7 +51,7 @@ def make(tmp_path):
 def pair(make):
     """The dispatcher, and one who submits."""
     first, second = make(), make()
-    first.quarantine_dispatch("the first")
+    first.acquire_dispatch("the first")
     return first, second
 
 
@@ -122,8 +122,8 @@ def test_a_key_that_was_used_is_answered_with_its_job(pair):
 
 def test_what_is_large_is_written_by_its_sender(pair):
     first, second = pair
-    second.submit([JOB] * (post.MOST_JOBS + 1), Depth())
-    second.submit([Intent(addon_id="a", job_type="t", payload=f'"{"x" * post.MOST_BYTES}"')], Depth())
+    second.submit([JOB] * (submit_relay.MOST_JOBS + 1), Depth())
+    second.submit([Intent(addon_id="a", job_type="t", payload=f'"{"x" * submit_relay.MOST_BYTES}"')], Depth())
 
     assert (0, 2) == (len(first.commits), len(second.commits))
 
@@ -140,7 +140,7 @@ def test_without_a_dispatcher_everybody_writes(pair):
 
 def test_strangers_are_not_let_in_and_not_believed(pair, monkeypatch):
     first, second = pair
-    monkeypatch.setattr(post, "_is_ours", lambda _: False)
+    monkeypatch.setattr(submit_relay, "_is_ours", lambda _: False)
     second.submit([JOB], Depth())
 
     assert (0, 1) == (len(first.commits), len(second.commits))
@@ -178,7 +178,7 @@ def test_a_letter_that_was_written_and_not_answered_is_not_doubled(pair, monkeyp
 
 def test_one_who_does_not_answer_in_time_is_left_alone_for_a_while(pair, monkeypatch):
     first, second = pair
-    monkeypatch.setattr(post, "PATIENCE_SEC", 0.05)
+    monkeypatch.setattr(submit_relay, "PATIENCE_SEC", 0.05)
     monkeypatch.setattr(first, "_take", None)  # its thread is in the middle of something
     first._relay._take = lambda *_: None
     second.submit([JOB], Depth())
@@ -289,10 +289,10 @@ def test_a_letter_that_comes_after_its_sender_has_written_changes_nothing(pair):
 def test_a_dispatcher_that_is_killed_takes_no_answered_submit_with_it(make, tmp_path):
     program = f"""
         import time
-        from penstock.stores.sqlite import SqliteStore
+        from penstock.stores.sqlite.store import SqliteStore
 
         store = SqliteStore({str(tmp_path / "jobs.db")!r}, lambda: {T0})
-        store.hold_dispatch("short-lived")
+        store.acquire_dispatch("short-lived")
         print("ready", flush=True)
         time.sleep(60)
     """
@@ -356,7 +356,7 @@ def test_a_stand_in_stands_down_for_a_dispatcher(make):
     first._write_lock.contended = True
     first.submit([JOB], Depth())
     second.submit([JOB], Depth())
-    third.quarantine_dispatch("the third")
+    third.acquire_dispatch("the third")
     second.submit([JOB], Depth())  # the stand-in commits it, and hears that somebody dispatches
     second.submit([JOB], Depth())
     first.submit([JOB], Depth())
@@ -377,7 +377,7 @@ def test_a_stand_in_that_goes_leaves_nobody_waiting(make):
 
 def test_a_fork_does_not_keep_the_door(make, tmp_path):
     first = make()
-    first.quarantine_dispatch("the parent")
+    first.acquire_dispatch("the parent")
     child = os.fork()
     if child == 0:
         os.read(0, 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.core.order import Aging
-from penstock.core.words import MINUTE, SECOND
+from penstock.core.jobs.ordering import Aging
+from penstock.core.jobs.types import MINUTE, SECOND
 
 SLOW, QUICK = Aging(60 * MINUTE), Aging(1 * SECOND)
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.admission import AdmissionLimits, Conditions
-from penstock.core.changes import end
-from penstock.core.intent import Intent
-from penstock.core.landing import EndReason
-from penstock.core.order import Ordering, Placement, run_round
-from penstock.core.refusals import QueueFull
-from penstock.core.retry import Schedules
-from penstock.stores.protocol import Depth, Ride, Terms
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.admission import AdmissionLimits, Conditions
+from penstock.core.jobs.changes import end
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.refusals import QueueFull
+from penstock.core.jobs.retry import Schedules
+from penstock.stores.api import Depth, Ride, Terms
+from penstock.stores.sqlite.store import SqliteStore
 
 T0 = 1_900_000_000_000_000
 JOB = Intent(addon_id="a", job_type="t", cost_units=1)

@@ -7,12 +7,12 @@ import stat
 
 import pytest
 
-from penstock.core.intent import Intent
-from penstock.core.words import SECOND, AddonId
-from penstock.stores.bell import present
-from penstock.stores.protocol import Depth
-from penstock.stores.socket_names import SocketNames
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.types import SECOND, AddonId
+from penstock.stores.api import Depth
+from penstock.stores.sqlite.socket_names import SocketNames
+from penstock.stores.sqlite.store import SqliteStore
+from penstock.stores.sqlite.wakeups import present
 
 JOB = Intent(addon_id=AddonId("a"), job_type="t")
 
@@ -49,7 +49,7 @@ def squat():
 
 
 def test_the_names_of_two_files_in_the_same_place_differ(opened, path):
-    opened().quarantine_dispatch("one")
+    opened().acquire_dispatch("one")
     names = SocketNames(path)
 
     path.with_name(path.name + "-sockets").unlink()
@@ -60,19 +60,19 @@ def test_the_names_of_two_files_in_the_same_place_differ(opened, path):
 
 
 def test_only_the_owner_can_read_the_secret(opened, path):
-    opened().quarantine_dispatch("one")
+    opened().acquire_dispatch("one")
 
     assert stat.S_IMODE(path.with_name(path.name + "-sockets").stat().st_mode) == 0o600
 
 
 def test_a_dispatcher_starts_though_its_name_was_taken(opened, path, squat):
     first = opened()
-    first.quarantine_dispatch("one")
+    first.acquire_dispatch("one")
     taken = SocketNames(path).wakeups
     first.release_dispatch()
     squat(taken)
 
-    first.quarantine_dispatch("two")
+    first.acquire_dispatch("two")
 
     assert SocketNames(path).wakeups != taken
     assert present(path)
@@ -80,11 +80,11 @@ def test_a_dispatcher_starts_though_its_name_was_taken(opened, path, squat):
 
 def test_a_program_finds_the_dispatcher_under_its_new_name(opened, path, squat):
     first, second = opened(), opened()
-    first.quarantine_dispatch("one")
+    first.acquire_dispatch("one")
     squat_at = SocketNames(path).wakeups
     first.release_dispatch()
     squat(squat_at)
-    first.quarantine_dispatch("two")
+    first.acquire_dispatch("two")
     second._names._look_at = 0.0  # a second later
 
     assert second._names.wakeups == SocketNames(path).wakeups

@@ -14,24 +14,24 @@ from threading import Event
 import apsw
 import pytest
 
-from penstock.core.admission import AdmissionLimits, Conditions
-from penstock.core.changes import edit, end, start
-from penstock.core.intent import Intent
-from penstock.core.landing import EndReason
-from penstock.core.order import Ordering, Placement, run_round
-from penstock.core.refusals import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
-from penstock.core.retry import Schedules
-from penstock.core.states import JobState
-from penstock.core.words import SECOND
-from penstock.stores import sqlite_file
-from penstock.stores.protocol import CompletedDispatch, Depth, Query, Terms
-from penstock.stores.sqlite import SqliteStore
-from penstock.stores.sqlite_care import Presence
-from penstock.stores.sqlite_find import found
-from penstock.stores.statements import migrations
+from penstock.core.jobs.admission import AdmissionLimits, Conditions
+from penstock.core.jobs.changes import edit, end, start
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.refusals import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import CompletedDispatch, Depth, Query, Terms
+from penstock.stores.common.statements import migrations
+from penstock.stores.sqlite import connection
+from penstock.stores.sqlite.health import Presence
+from penstock.stores.sqlite.reads import found
+from penstock.stores.sqlite.store import SqliteStore
 
 T0 = 1_900_000_000 * SECOND
-LATEST = len(sqlite_file.migrations("sqlite"))
+LATEST = len(connection.migrations("sqlite"))
 JOB = Intent(addon_id="a", job_type="t")  # type: ignore[arg-type]  # a plain string will do here
 
 
@@ -56,9 +56,9 @@ def tick(store, capacity=90, offer=Placement.RESERVE):
 
 SUBMITTER = """
 import sys
-from penstock.core.intent import Intent
-from penstock.stores.protocol import Depth
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.intent import Intent
+from penstock.stores.api import Depth
+from penstock.stores.sqlite.store import SqliteStore
 
 store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)
 for _ in range(int(sys.argv[2])):
@@ -200,8 +200,8 @@ def test_a_file_that_is_no_database_is_refused_clearly(path):
 @pytest.fixture
 def next_version(monkeypatch):
     def add(script):
-        steps = (*sqlite_file.migrations("sqlite"), script)
-        monkeypatch.setattr(sqlite_file, "migrations", lambda _: steps)
+        steps = (*connection.migrations("sqlite"), script)
+        monkeypatch.setattr(connection, "migrations", lambda _: steps)
 
     return add
 
@@ -334,7 +334,7 @@ def test_events_of_a_file_that_had_a_row_for_each_keep_their_numbers(path):
     con = apsw.Connection(str(path))
     for script in (*migrations("sqlite")[:3], BEFORE_BATCHES):
         con.execute(script)
-    con.execute(f"PRAGMA user_version = 3; PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
+    con.execute(f"PRAGMA user_version = 3; PRAGMA application_id = {connection.APPLICATION_ID}")
     con.close()
     store = SqliteStore(path, lambda: T0)
     [receipt] = store.submit([JOB], Depth())
@@ -369,7 +369,7 @@ def test_processes_that_open_a_new_file_at_once_make_one_schema(path):
 def test_who_opens_a_new_file_while_another_makes_its_schema_waits_and_keeps_no_copy_of_the_half(
     path, monkeypatch
 ):
-    looked, version = Event(), sqlite_file.schema_version
+    looked, version = Event(), connection.schema_version
 
     def looks(*args):
         found = version(*args)
@@ -377,13 +377,13 @@ def test_who_opens_a_new_file_while_another_makes_its_schema_waits_and_keeps_no_
         return found
 
     presence = Presence(path)
-    first = sqlite_file.connect(path)
+    first = connection.connect(path)
     presence.examine(first)
     first.execute(migrations("sqlite")[0])
-    first.execute(f"PRAGMA user_version = 1; PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
-    lock = sqlite_file.WriteLock(path)
+    first.execute(f"PRAGMA user_version = 1; PRAGMA application_id = {connection.APPLICATION_ID}")
+    lock = connection.WriteLock(path)
     lock.__enter__()
-    monkeypatch.setattr(sqlite_file, "schema_version", looks)
+    monkeypatch.setattr(connection, "schema_version", looks)
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(SqliteStore, path, lambda: T0)
         assert looked.wait(20)
@@ -402,10 +402,10 @@ def test_who_opens_a_new_file_while_another_makes_its_schema_waits_and_keeps_no_
 
 HOLDER = """
 import sys
-from penstock.stores.sqlite import SqliteStore
+from penstock.stores.sqlite.store import SqliteStore
 
 store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)
-store.hold_dispatch("the night shift")
+store.acquire_dispatch("the night shift")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -418,16 +418,16 @@ def test_a_second_dispatcher_is_told_who_holds_the_file_and_gets_it_when_that_on
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(DispatcherHeld, match=f"the night shift.*{holder.pid}"):
-            store.quarantine_dispatch("the day shift")
+            store.acquire_dispatch("the day shift")
     finally:
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
-    store.quarantine_dispatch("the day shift")
+    store.acquire_dispatch("the day shift")
 
 
 def test_a_submit_from_another_process_rings_the_dispatcher(path, store):
     rung = Event()
-    store.quarantine_dispatch("me")
+    store.acquire_dispatch("me")
     store.on_change(rung.set)
     child = process(SUBMITTER, path, 1)
     child.communicate()
@@ -476,7 +476,7 @@ def test_jobs_of_a_file_from_before_there_were_places_stay_as_they_were(path):
     con = apsw.Connection(str(path))
     for script in (*migrations("sqlite")[:5], BEFORE_PLACES):
         con.execute(script)
-    con.execute(f"PRAGMA user_version = 5; PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
+    con.execute(f"PRAGMA user_version = 5; PRAGMA application_id = {connection.APPLICATION_ID}")
     con.close()
     store = SqliteStore(path, lambda: 50)
     jobs = {job.job_id: job for job in store.find(Query())}
@@ -619,7 +619,7 @@ def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, 
     ],
 )
 def test_no_statement_of_the_hot_path_scans_a_table(store, name):
-    sql = sqlite_file.statements()[name]
+    sql = connection.statements()[name]
     values = (1,) * sql.count("?") if "?" in sql else Anything()
     plan = [row[3] for row in store._con.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
 
@@ -658,7 +658,7 @@ def test_what_will_start_is_told_before_it_is_on_disk_and_can_be_made_ready(path
 @pytest.mark.parametrize("state", list(JobState))
 def test_a_list_of_any_state_is_walked_in_its_order_and_not_sorted(store, state):
     sql, values = found(Query(states=[state], newest_first=True))
-    columns = sqlite_file.statements()["job_columns"]
+    columns = connection.statements()["job_columns"]
     plan = [row[3] for row in store._con.execute(f"EXPLAIN QUERY PLAN {columns} {sql}", values)]
 
     assert not [step for step in plan if "TEMP B-TREE" in step or "SCAN job" in step or "SCAN j" in step]
@@ -703,7 +703,7 @@ def test_a_page_of_what_is_done_costs_the_same_wherever_it_begins(store):
 
     def page(**of):
         sql, values = found(Query(states=[JobState.DONE], limit=10, **of))
-        whole = f"{sqlite_file.statements()['job_columns']} {sql}"
+        whole = f"{connection.statements()['job_columns']} {sql}"
         return steps_of(store, lambda: store._con.execute(whole, values).fetchall())
 
     first = page()
@@ -742,7 +742,7 @@ def test_a_new_file_and_its_backup_are_their_owners_alone(tmp_path):
     try:
         store = SqliteStore(tmp_path / "jobs.db", lambda: T0)
         store.submit([JOB], Depth())
-        sqlite_file.copy(tmp_path / "jobs.db", tmp_path / "copy.db")
+        connection.copy(tmp_path / "jobs.db", tmp_path / "copy.db")
         shared = {file.name for file in tmp_path.iterdir() if file.stat().st_mode & 0o077}
         store.close()
     finally:

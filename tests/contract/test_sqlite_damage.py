@@ -12,12 +12,12 @@ import pytest
 
 apsw = pytest.importorskip("apsw")
 
-from penstock.core.intent import Intent  # noqa: E402 - after importorskip
-from penstock.core.refusals import StoreFailed  # noqa: E402
-from penstock.core.words import SECOND  # noqa: E402
-from penstock.stores import sqlite_care  # noqa: E402
-from penstock.stores.protocol import Depth, Query  # noqa: E402
-from penstock.stores.sqlite import SqliteStore  # noqa: E402
+from penstock.core.jobs.intent import Intent  # noqa: E402 - after importorskip
+from penstock.core.jobs.refusals import StoreFailed  # noqa: E402
+from penstock.core.jobs.types import SECOND  # noqa: E402
+from penstock.stores.api import Depth, Query  # noqa: E402
+from penstock.stores.sqlite import health  # noqa: E402
+from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
 
 T0 = 1_900_000_000 * SECOND
 JOB = Intent(addon_id="a", job_type="t")
@@ -42,8 +42,8 @@ def filled(path, jobs=500):
 def left_open(path):
     """As after a crash: somebody wrote to the file and never closed it."""
     code = (
-        "import os, sys; from penstock.core.intent import Intent; from penstock.stores.protocol import Depth\n"
-        "from penstock.stores.sqlite import SqliteStore; store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)\n"
+        "import os, sys; from penstock.core.jobs.intent import Intent; from penstock.stores.api import Depth\n"
+        "from penstock.stores.sqlite.store import SqliteStore; store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)\n"
         "store.submit([Intent(addon_id='a', job_type='t')], Depth()); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
@@ -54,7 +54,7 @@ def left_open(path):
 def test_a_network_file_system_is_refused_by_name(path, monkeypatch, kind):
     device = path.parent.stat().st_dev
     line = f"36 35 {os.major(device)}:{os.minor(device)} / /far rw,noatime shared:1 - {kind} server:/x rw"
-    monkeypatch.setattr(sqlite_care, "_mounts", lambda: [line])
+    monkeypatch.setattr(health, "_mounts", lambda: [line])
 
     with pytest.raises(StoreFailed, match=f"{kind}, mounted at /far.*local disk") as refusal:
         opened(path)
@@ -130,7 +130,7 @@ def test_damage_that_came_with_a_crash_is_found_at_the_next_start_and_the_file_i
 
 def test_a_file_that_was_closed_is_not_examined_and_one_that_was_not_is_once(path, monkeypatch):
     examined = []
-    monkeypatch.setattr(sqlite_care, "first_problem", lambda con: examined.append(con))
+    monkeypatch.setattr(health, "first_problem", lambda con: examined.append(con))
     filled(path)
     opened(path).close()
     assert examined == []
@@ -145,7 +145,7 @@ def test_a_file_that_was_closed_is_not_examined_and_one_that_was_not_is_once(pat
 def test_a_large_file_is_examined_for_no_longer_than_a_start_may_take(path, monkeypatch):
     filled(path, 3_000)
     left_open(path)
-    monkeypatch.setattr(sqlite_care, "EXAMINE_SEC", -1.0)
+    monkeypatch.setattr(health, "EXAMINE_SEC", -1.0)
 
     store = opened(path)
     assert store.submit([JOB], Depth())

@@ -15,14 +15,14 @@ from tests.failing_syncs import FailingSyncs
 
 apsw = pytest.importorskip("apsw")
 
-from penstock.core.intent import Intent  # noqa: E402 - after importorskip
-from penstock.core.job import EventKind  # noqa: E402
-from penstock.core.refusals import OutcomeUnknown, StoreFailed  # noqa: E402
-from penstock.core.words import SECOND  # noqa: E402
-from penstock.stores import high_water  # noqa: E402
-from penstock.stores.protocol import Depth, Query  # noqa: E402
-from penstock.stores.sqlite import SqliteStore  # noqa: E402
-from penstock.stores.sqlite_file import copy as back_up  # noqa: E402
+from penstock.core.jobs.intent import Intent  # noqa: E402 - after importorskip
+from penstock.core.jobs.job import EventKind  # noqa: E402
+from penstock.core.jobs.refusals import OutcomeUnknown, StoreFailed  # noqa: E402
+from penstock.core.jobs.types import SECOND  # noqa: E402
+from penstock.stores.api import Depth, Query  # noqa: E402
+from penstock.stores.sqlite import high_water  # noqa: E402
+from penstock.stores.sqlite.connection import copy as back_up  # noqa: E402
+from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
 
 T0 = 1_900_000_000 * SECOND
 JOB = Intent(addon_id="a", job_type="t")
@@ -64,8 +64,8 @@ def killed(tmp_path_factory):
     """A folder as a killed process left it, and the ids that it was told."""
     folder = tmp_path_factory.mktemp("killed")
     code = (
-        "import os, sys; from penstock.core.intent import Intent; from penstock.stores.protocol import Depth\n"
-        "from penstock.stores.sqlite import SqliteStore; store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)\n"
+        "import os, sys; from penstock.core.jobs.intent import Intent; from penstock.stores.api import Depth\n"
+        "from penstock.stores.sqlite.store import SqliteStore; store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)\n"
         "for _ in range(int(sys.argv[2])):\n"
         "    print(store.submit([Intent(addon_id='a', job_type='t')], Depth())[0].job_id, flush=True)\n"
         "os.kill(os.getpid(), 9)"
@@ -166,7 +166,7 @@ def test_a_checkpoint_by_another_program_is_no_loss(path):
 
 def test_two_processes_that_make_checkpoints_do_not_alarm_each_other(path, monkeypatch):
     examined = []
-    monkeypatch.setattr("penstock.stores.sqlite_guard.first_problem", lambda con: examined.append(con))
+    monkeypatch.setattr("penstock.stores.sqlite.guard.first_problem", lambda con: examined.append(con))
     first, second = opened(path), opened(path)
     for store in (first, second, first, second):
         store._con.pragma("wal_autocheckpoint", 1)
@@ -199,7 +199,7 @@ def test_a_copy_that_cannot_be_saved_is_not_called_saved(path, monkeypatch):
     acknowledged = submitted(store)
     path.unlink()
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.stores.sqlite_guard.write_copy", full)
+        patched.setattr("penstock.stores.sqlite.guard.write_copy", full)
         with pytest.raises(StoreFailed, match=r"could not be saved.*No space left.*make room") as refusal:
             submitted(store)
     assert "has been saved" not in str(refusal.value)
@@ -212,7 +212,7 @@ def test_a_copy_that_cannot_be_saved_is_not_called_saved(path, monkeypatch):
 
 def test_a_process_that_submits_by_another_one_is_told_as_well(path):
     dispatcher = opened(path)
-    dispatcher.quarantine_dispatch("the test")
+    dispatcher.acquire_dispatch("the test")
     sender = opened(path)
     submitted(sender)
     path.unlink()
@@ -351,7 +351,7 @@ def test_a_whole_file_that_was_moved_or_copied_with_its_log_starts(crashed, ackn
 FIRST_START = """
 import os, sys
 import apsw
-from penstock.stores.sqlite import SqliteStore
+from penstock.stores.sqlite.store import SqliteStore
 
 left = 0
 
@@ -475,7 +475,7 @@ def test_each_of_those_who_shared_a_failed_commit_is_told_its_own_jobs(path, syn
 
 def test_a_submit_by_another_process_has_an_unknown_outcome_as_well(path, syncs):
     dispatcher = opened(path)
-    dispatcher.quarantine_dispatch("the test")
+    dispatcher.acquire_dispatch("the test")
     sender = opened(path)
     acknowledged = submitted(sender)
     syncs.failing = True

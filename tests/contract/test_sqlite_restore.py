@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.intent import Intent
-from penstock.core.refusals import StoreFailed
-from penstock.core.words import SECOND
-from penstock.stores import high_water
-from penstock.stores.protocol import Depth, Query
-from penstock.stores.sqlite import SqliteStore
-from penstock.stores.sqlite_file import copy
-from penstock.stores.sqlite_restore import restore
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import Depth, Query
+from penstock.stores.sqlite import high_water
+from penstock.stores.sqlite.connection import copy
+from penstock.stores.sqlite.restore import restore
+from penstock.stores.sqlite.store import SqliteStore
 
 NOW = 1_900_000_000 * SECOND
 

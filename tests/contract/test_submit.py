@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.intent import Intent
-from penstock.core.landing import EndReason
-from penstock.core.refusals import KeyConflict, QueueFull
-from penstock.core.states import JobState
-from penstock.core.words import SECOND, Constraint, RunWhen
-from penstock.stores.protocol import Depth, Query, Receipt
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.refusals import KeyConflict, QueueFull
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND, Constraint, RunWhen
+from penstock.stores.api import Depth, Query, Receipt
 
 NAMES = st.text("abc:/-.", min_size=1, max_size=12)
 MOMENTS = st.none() | st.integers(0, 4_000_000_000 * SECOND)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.core.changes import Note, Renewal
-from penstock.core.job import EventKind
-from penstock.core.words import SECOND
+from penstock.core.jobs.changes import Note, Renewal
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.types import SECOND
 
 
 def beats(yard, *dispatches, tell, **more):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.queue import DispatchQueue
-from penstock.core.ticket import EnterResult, Policy, QueueLimits, Ticket
+from penstock.core.calls.queue import DispatchQueue
+from penstock.core.calls.ticket import EnterResult, Policy, QueueLimits, Ticket
 
 
 @pytest.fixture

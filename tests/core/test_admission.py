@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.admission import AdmissionLimits, Admitted, Caps, Conditions, Gates, Kept, decide
-from penstock.core.books import EVERYTHING, Ledger
-from penstock.core.demand import AdmissionClass
-from penstock.core.quiet import QuietState
-from penstock.core.reasons import (
+from penstock.core.jobs.admission import AdmissionLimits, Admitted, Caps, Conditions, Gates, Kept, decide
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ledger import EVERYTHING, Account, FairShare, Ledger
+from penstock.core.jobs.load import QuietState
+from penstock.core.jobs.reasons import (
     REASONS,
     AwaitsWorker,
     BudgetSpent,
@@ -30,9 +30,8 @@ from penstock.core.reasons import (
     retry_after_sec,
     words,
 )
-from penstock.core.share import Account, FairShare
-from penstock.core.spend import Budget
-from penstock.core.words import SECOND, AddonId, Constraint, JobId, RunWhen
+from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.types import SECOND, AddonId, Constraint, JobId, RunWhen
 
 NOW = 1_900_000_000 * SECOND
 JOB = AdmissionClass(AddonId("a"), "index", 10)

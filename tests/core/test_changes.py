@@ -4,16 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.changes import cancel, completed, edit, end, miss_deadline, release, retry, start, stop
-from penstock.core.demand import AdmissionClass, admission_class_of
-from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, EventKind, Job, place
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.order import Ordering, order_key
-from penstock.core.refusals import IllegalMove
-from penstock.core.retry import Counters, Schedules
-from penstock.core.states import JobState
-from penstock.core.words import MINUTE, SECOND, AddonId
+from penstock.core.jobs.changes import (
+    cancel,
+    completed,
+    edit,
+    end,
+    miss_deadline,
+    release,
+    retry,
+    start,
+    stop,
+)
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
+from penstock.core.jobs.job import Dispatch, EventKind, Job, place
+from penstock.core.jobs.ordering import Ordering, order_key
+from penstock.core.jobs.refusals import IllegalMove
+from penstock.core.jobs.retry import Counters, Schedules
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import MINUTE, SECOND, AddonId
 
 NOW = 1_900_000_000 * SECOND
 RULES = {"schedules": Schedules(), "ordering": Ordering()}

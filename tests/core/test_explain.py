@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from penstock.core.demand import AdmissionClass
-from penstock.core.explain import Ahead, explain
-from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Job
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.reasons import NotEnoughUnits
-from penstock.core.states import JobState
-from penstock.core.words import SECOND
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.explain import Ahead, explain
+from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.job import Dispatch, Job
+from penstock.core.jobs.reasons import NotEnoughUnits
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND
 
 NOW = 1_900_000_000 * SECOND
 

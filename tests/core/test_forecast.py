@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.core.admission import AdmissionLimits, Conditions
-from penstock.core.books import Ledger
-from penstock.core.demand import AdmissionClass
-from penstock.core.forecast import forecast, try_round
-from penstock.core.order import Ordering, Placement, QueuedJob, ReadyQueue, RunningJob
-from penstock.core.share import Account
-from penstock.core.words import SECOND
+from penstock.core.jobs.admission import AdmissionLimits, Conditions
+from penstock.core.jobs.forecast import forecast, try_round
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ledger import Account, Ledger
+from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue, RunningJob
+from penstock.core.jobs.types import SECOND
 
 NOW = 1_900_000_000 * SECOND
 

@@ -4,10 +4,10 @@ from itertools import product
 
 import pytest
 
-from penstock.core.landing import END_RULES, DispatchPhase, EndReason, replaces, resolve_end
-from penstock.core.refusals import IllegalMove
-from penstock.core.retry import Counters, Schedules
-from penstock.core.states import JobState
+from penstock.core.jobs.end_rules import END_RULES, DispatchPhase, EndReason, replaces, resolve_end
+from penstock.core.jobs.refusals import IllegalMove
+from penstock.core.jobs.retry import Counters, Schedules
+from penstock.core.jobs.states import JobState
 
 LIVE = [DispatchPhase.RESERVED, DispatchPhase.LEASED, DispatchPhase.ENDING]
 SPENT = Counters(crash=5, unavailable=5, error=0, start=0)

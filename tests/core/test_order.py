@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.books import EVERYTHING, Ledger
-from penstock.core.demand import AdmissionClass
-from penstock.core.order import (
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ledger import EVERYTHING, Account, Ledger
+from penstock.core.jobs.load import QuietState
+from penstock.core.jobs.ordering import (
     Aging,
     Ordering,
     Placement,
@@ -24,9 +25,7 @@ from penstock.core.order import (
     run_round,
     urgent_from,
 )
-from penstock.core.quiet import QuietState
-from penstock.core.share import Account
-from penstock.core.words import MINUTE, SECOND, AddonId, RunWhen
+from penstock.core.jobs.types import MINUTE, SECOND, AddonId, RunWhen
 
 NOW = 1_900_000_000 * SECOND
 AGING = Aging()

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.books import Ledger
-from penstock.core.demand import AdmissionClass
-from penstock.core.order import Ordering, Placement, QueuedJob, ReadyQueue
-from penstock.core.outlook import View
-from penstock.core.preempt import Act, Cycle, InFlight, Preemption, advance, begin, choose, wanted
-from penstock.core.share import Account, FairShare
-from penstock.core.words import SECOND
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.explain import View
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ledger import Account, FairShare, Ledger
+from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue
+from penstock.core.jobs.preemption import Act, Cycle, InFlight, Preemption, advance, begin, choose, wanted
+from penstock.core.jobs.types import SECOND
 
 NOW = 10_000 * SECOND
 RULES = Preemption()

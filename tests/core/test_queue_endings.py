@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.ticket import CancelPhase, EnterResult, Policy, Stage
+from penstock.core.calls.ticket import CancelPhase, EnterResult, Policy, Stage
 
 # DQ-5: cancelling
 

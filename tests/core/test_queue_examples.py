@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from penstock.core.ticket import CancelPhase, EnterResult, Policy, QueueLimits, Stage
+from penstock.core.calls.ticket import CancelPhase, EnterResult, Policy, QueueLimits, Stage
 
 SHEDDING = [Policy.REJECT, Policy.DROP_LATEST, Policy.DROP_OLDEST]
 

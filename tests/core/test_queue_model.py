@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.queue import DispatchQueue
-from penstock.core.ticket import CancelPhase, EnterResult, Policy, QueueLimits, Stage, Ticket
+from penstock.core.calls.queue import DispatchQueue
+from penstock.core.calls.ticket import CancelPhase, EnterResult, Policy, QueueLimits, Stage, Ticket
 
 SOAK = float(os.environ.get("PENSTOCK_SOAK", "1"))
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.core.intent import Intent, alike
-from penstock.core.quick import quick, quick_but_one, quick_tuple
+from penstock.core.jobs.intent import Intent, alike
+from penstock.core.jobs.quick import quick, quick_but_one, quick_tuple
 
 
 @dataclass(frozen=True, slots=True)

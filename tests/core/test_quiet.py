@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.quiet import (
+from penstock.core.jobs.load import (
     BLIND,
     SCALES,
     TOLD,
@@ -19,7 +19,7 @@ from penstock.core.quiet import (
     busy,
     observe,
 )
-from penstock.core.words import SECOND
+from penstock.core.jobs.types import SECOND
 
 NOW = 1_000_000 * SECOND
 SENSES = Senses()

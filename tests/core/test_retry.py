@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.retry import NONE_YET, Category, Counters, Schedules, after_failure
-from penstock.core.words import MINUTE, SECOND
+from penstock.core.jobs.retry import NONE_YET, Category, Counters, Schedules, after_failure
+from penstock.core.jobs.types import MINUTE, SECOND
 
 
 def delays_of(category, own=()):

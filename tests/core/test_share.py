@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.share import Account, FairShare
-from penstock.core.words import MINUTE, SECOND
+from penstock.core.jobs.ledger import Account, FairShare
+from penstock.core.jobs.types import MINUTE, SECOND
 
 SHARING = FairShare(half_life=5 * MINUTE)
 STEPS = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 90)), min_size=1, max_size=20)

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.spend import Budget, SpendMark, judge, uses, windows
-from penstock.core.words import SECOND
+from penstock.core.jobs.spending import Budget, SpendMark, judge, uses, windows
+from penstock.core.jobs.types import SECOND
 
 
 def moment(*parts):

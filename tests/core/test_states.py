@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.landing import table
-from penstock.core.refusals import IllegalMove
-from penstock.core.states import (
+from penstock.core.jobs.end_rules import table
+from penstock.core.jobs.refusals import IllegalMove
+from penstock.core.jobs.states import (
     FINAL,
     IN_FLIGHT,
     MOVES,

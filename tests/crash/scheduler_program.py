@@ -15,17 +15,17 @@ import time
 from threading import Thread
 
 from penstock.core.errors import PenstockError
-from penstock.core.intent import Intent
-from penstock.core.landing import EndReason
-from penstock.core.quiet import Capacity
-from penstock.core.retry import Schedules
-from penstock.core.words import SECOND
-from penstock.engine.clock import SteadyClock
-from penstock.engine.desk import EndReport
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.sqlite import SqliteStore
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import SECOND
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import EndReport
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.sqlite.store import SqliteStore
 
 MS = SECOND // 1_000
 SOON = (MS,) * 100_000  # a run that was killed is tried again at once, and for ever

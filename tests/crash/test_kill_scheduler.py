@@ -21,9 +21,9 @@ from tests.waiting import until
 
 apsw = pytest.importorskip("apsw")
 
-from penstock.engine.clock import SteadyClock  # noqa: E402 - after importorskip
-from penstock.stores.protocol import Query  # noqa: E402
-from penstock.stores.sqlite import SqliteStore  # noqa: E402
+from penstock.scheduler.clock import SteadyClock  # noqa: E402 - after importorskip
+from penstock.stores.api import Query  # noqa: E402
+from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 KILLS, PARTS = (100, 1) if SOAK == 1 else (200, SOAK)  # kills in one part

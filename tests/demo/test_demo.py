@@ -15,18 +15,17 @@ import termios
 from pathlib import Path
 
 import pytest
+from examples.demo import __main__ as demo
+from examples.demo import stages
+from examples.demo.lab import Lab
+from examples.demo.ledger import Diary, PhotoBook, StageBook, equation
+from examples.demo.photo import take
+from examples.demo.plain import proof
+from examples.demo.screen import LiveDisplay
+from examples.demo.story import Story
 from rich.console import Console
 
-from penstock.demo import __main__ as demo
-from penstock.demo import stages
-from penstock.demo.lab import Lab
-from penstock.demo.ledger import Diary, PhotoBook, StageBook, equation
-from penstock.demo.photo import take
-from penstock.demo.plain import proof
-from penstock.demo.screen import LiveDisplay
-from penstock.demo.story import Story
-
-COMMAND = [sys.executable, "-m", "penstock.demo"]
+COMMAND = [sys.executable, "-m", "examples.demo"]
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def workers_of(pid):
                 line = (process / "cmdline").read_bytes().decode()
             except OSError:
                 continue
-            if "penstock.local.child" in line and f" {pid})" in line:
+            if "penstock.pools.child.main" in line and f" {pid})" in line:
                 found.append(int(process.name))
     return found
 

@@ -13,7 +13,7 @@ import pexpect
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "penstock.demo.scheduler"]
+COMMAND = [sys.executable, "-m", "examples.demo.scheduler"]
 LONG = 110
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.local import pullers
-from penstock.local.flow import parallel_limit
+from penstock.flow import pullers
+from penstock.flow.parallel import parallel_limit
 
 pytestmark = pytest.mark.usefixtures("no_task_is_left")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.local.flow import Settled, parallel_limit
+from penstock.flow.parallel import Settled, parallel_limit
 
 pytestmark = pytest.mark.usefixtures("no_task_is_left")
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.local.flow import parallel_limit
+from penstock.flow.parallel import parallel_limit
 
 SETTLE = 12  # turns of the loop after which nothing moves any more, for flows as small as these
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.local.flow_sync import _Call, _Threads, parallel_limit_sync
+from penstock.flow.parallel_sync import _Call, _Threads, parallel_limit_sync
 
 WAIT = 20  # seconds for what takes microseconds: only a test that fails gets there
 
@@ -408,7 +408,7 @@ def test_a_flow_in_a_cycle_ends_its_threads_when_it_is_collected():
 def test_a_program_that_ends_in_the_middle_waits_for_the_calls_that_run():
     program = """
 import threading, time
-from penstock.local.flow_sync import parallel_limit_sync
+from penstock.flow.parallel_sync import parallel_limit_sync
 running = threading.Event()
 def call(item):
     if item == 0:

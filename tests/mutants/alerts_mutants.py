@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: repeats are told",
-        "penstock/core/alerts.py",
+        "penstock/core/jobs/alerts.py",
         "Repeats.hear",
         "        if last is not None and last.at <= now < last.at + self._window:\n",
         "        if False:\n",
@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: keys are kept for ever",
-        "penstock/core/alerts.py",
+        "penstock/core/jobs/alerts.py",
         "Repeats.forget",
         "        for key in list(self.told)[: max(0, len(self.told) - self.MOST)]:\n",
         "        for key in ():\n",
@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: the spool has no end",
-        "penstock/alerts/spool.py",
+        "penstock/alerts/reader.py",
         "Spool.put",
         "len(self) >= self._most:",
         "False:",
@@ -217,7 +217,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a mapped address passes",
-        "penstock/core/outbound.py",
+        "penstock/core/jobs/outbound.py",
         "refusal",
         "        near = found == _LOOPBACK or",
         "        near = found.ipv4_mapped is not None or found == _LOOPBACK or",
@@ -227,7 +227,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: the keys of the cloud can be had",
-        "penstock/core/outbound.py",
+        "penstock/core/jobs/outbound.py",
         "refusal",
         "    if found.is_link_local:\n",
         "    if False:\n",

@@ -9,7 +9,7 @@ NEEDS = "ray"
 MUTANTS = [
     Mutant(
         "cluster: a worker gets several calls at once",
-        "penstock/local/cluster/worker.py",
+        "penstock/cluster/actor_link.py",
         "ClusterWorker.free",
         "        return self.ready and not self.calls and self.condition is Condition.LIVE\n",
         "        return self.ready and self.condition is Condition.LIVE\n",
@@ -20,7 +20,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a death is heard only by the next call",
-        "penstock/local/cluster/crew.py",
+        "penstock/cluster/workers.py",
         "ClusterWorkers._open",
         "            dead=lambda _, error: self._lost(worker, link, error) if error is not None else None,\n",
         "            dead=lambda _, error: None,\n",
@@ -28,7 +28,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a cancel is not told to the worker",
-        "penstock/local/cluster/crew.py",
+        "penstock/cluster/workers.py",
         "ClusterWorkers.tell_canceled",
         "        self._sender.post(self._cancel, worker, worker.link, call.dispatch)\n",
         "",
@@ -36,7 +36,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a cancelled call that no worker has is run all the same",
-        "penstock/local/cluster/crew.py",
+        "penstock/cluster/workers.py",
         "ClusterWorkers.tell_canceled",
         "            self._inbox.remove(call)\n",
         "",
@@ -44,7 +44,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: what no worker had yet is lost when they are stopped",
-        "penstock/local/cluster/crew.py",
+        "penstock/cluster/workers.py",
         "ClusterWorkers.stop",
         "            self._requeue(inbox, [], clock())\n",
         "",
@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a requeued call goes behind those that never began",
-        "penstock/local/cluster/crew.py",
+        "penstock/cluster/workers.py",
         "ClusterWorkers.pump",
         "            insort(self._inbox, call, key=_in_order)\n",
         "            self._inbox.append(call)\n",
@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: workers are left on the cluster",
-        "penstock/local/cluster/crew.py",
+        "penstock/cluster/workers.py",
         "ClusterWorkers._dismiss",
         "        self._sender.post(self._see_out, worker, worker.link, worker.ready)\n",
         "        self._sender.post(self._bury, worker, worker.link)\n",
@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a worker without a place on the cluster holds up the others",
-        "penstock/local/cluster/worker.py",
+        "penstock/cluster/actor_link.py",
         "ClusterWorker.free",
         "        return self.ready and not self.calls and self.condition is Condition.LIVE\n",
         "        return not self.calls and self.condition is Condition.LIVE\n",
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a worker outlives its lease",
-        "penstock/local/cluster/actor.py",
+        "penstock/cluster/actor.py",
         "Actor._keep_lease",
         "        os.kill(os.getpid(), signal.SIGKILL)\n",
         "",
@@ -86,7 +86,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: nobody keeps a lease up",
-        "penstock/local/cluster/actor.py",
+        "penstock/cluster/actor.py",
         "Actor.beat",
         "        self._until = sent + self._lag + self._lease\n",
         "        self._until = min(self._until, sent + self._lag + self._lease)\n",
@@ -94,7 +94,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a worker that does not answer is waited for without end",
-        "penstock/local/cluster/link.py",
+        "penstock/cluster/actor_link.py",
         "ActorLink.beat",
         "            return clock() < self.lease_over()\n",
         "            return True\n",
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a lost machine's call is run again while its lease lasts",
-        "penstock/local/cluster/engine.py",
+        "penstock/cluster/engine.py",
         "is_certain",
         '    return node is None or any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())\n',
         "    return True\n",
@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a result that Ray cannot bring costs its worker",
-        "penstock/local/cluster/crew.py",
+        "penstock/cluster/workers.py",
         "ClusterWorkers._settled",
         "        if isinstance(error, self._ray.exceptions.RayTaskError):\n",
         "        if False:\n",
@@ -122,7 +122,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: deadlines are taken for moments of another machine's clock",
-        "penstock/local/cluster/crew.py",
+        "penstock/cluster/workers.py",
         "ClusterWorkers._send",
         "call.deadline - clock()\n",
         "call.deadline\n",
@@ -130,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: arrays are what lies in the object store",
-        "penstock/local/cluster/packing.py",
+        "penstock/cluster/actor.py",
         "unpack",
         "buffers=[bytearray(buffer) for buffer in buffers])\n",
         "buffers=buffers)\n",
@@ -138,7 +138,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: what is in the script travels by name",
-        "penstock/local/cluster/packing.py",
+        "penstock/cluster/actor.py",
         "ClusterPacker._pack",
         "        data, buffers = wire.pack_arguments(fn, args, kwargs, portable=True)\n",
         "        data, buffers = wire.pack_arguments(fn, args, kwargs)\n",
@@ -146,7 +146,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: Ray is asked after the program has disconnected",
-        "penstock/local/cluster/engine.py",
+        "penstock/cluster/engine.py",
         "check_connected",
         '        raise ClusterUnreachable("the program has disconnected from Ray")\n',
         "        pass\n",

@@ -7,7 +7,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "files: the file is not looked at before a write",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._begin",
         "            self._guard.look()\n",
         "",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: another file under the same name is taken for ours",
-        "penstock/stores/sqlite_guard.py",
+        "penstock/stores/sqlite/guard.py",
         "FileGuard.check_main",
         "if (main.st_dev, main.st_ino) != self._main:",
         "if main.st_dev != self._main[0]:",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: a file that was overwritten in place is not examined",
-        "penstock/stores/sqlite_guard.py",
+        "penstock/stores/sqlite/guard.py",
         "FileGuard.look",
         "        if main != self._content:\n            self._examine(main)\n",
         "",
@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: checkpoints of other processes are taken for damage",
-        "penstock/stores/sqlite_guard.py",
+        "penstock/stores/sqlite/guard.py",
         "FileGuard._examine",
         "if mark is None or mark.main_file != content:",
         "if mark is not None:",
@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: a copy that could not be made is called saved",
-        "penstock/stores/sqlite_guard.py",
+        "penstock/stores/sqlite/guard.py",
         "FileGuard.save",
         '            return _lost(lost, f"{why}, and {keep}")\n',
         "            copy = self._path\n",
@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: the mark is forgotten when all files are deleted",
-        "penstock/stores/sqlite_guard.py",
+        "penstock/stores/sqlite/guard.py",
         "FileGuard._rescue",
         "        self._mark.secure(HighWater(event))",
         "        event = event",
@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: the mark is not raised by a commit",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._end",
         "                self._guard.committed(self._sums.event)\n",
         "",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: a missing file is made anew beside a full log",
-        "penstock/stores/sqlite_guard.py",
+        "penstock/stores/sqlite/guard.py",
         "refuse_missing",
         "    if not log_bytes and not event:\n",
         "    if not event:\n",
@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: a refused file loses its log",
-        "penstock/stores/sqlite.py",
+        "penstock/stores/sqlite/store.py",
         "SqliteStore._open",
         "self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)",
         "self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)",
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: numbers of lost events are given out again",
-        "penstock/stores/sqlite_upkeep.py",
+        "penstock/stores/sqlite/maintenance.py",
         "Upkeep.accept_loss",
         "        self._pages.batch = max(self._pages.batch, loss.known + 1)\n",
         "",
@@ -87,7 +87,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: tables that a killed first start has not made are examined",
-        "penstock/stores/sqlite_care.py",
+        "penstock/stores/sqlite/health.py",
         "first_problem",
         "for table in (table for table in TABLES if table in there):",
         "for table in TABLES:",
@@ -95,7 +95,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: what a failed commit wrote stays in the log",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._commit",
         "            self._erase()\n",
         "",
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: a failed sync is told as not written",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._commit",
         "            raise OutcomeUnknown(",
         "            raise ValueError(",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: all who shared a failed commit are told the same jobs",
-        "penstock/stores/writer.py",
+        "penstock/stores/common/group_commit.py",
         "Writer._run",
         "op.told(None, _with_jobs(error, result))",
         "op.told(None, _with_jobs(error, (results or [None])[0]))",
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: health only reads",
-        "penstock/http/sight.py",
+        "penstock/server/handlers/status.py",
         "problems_of",
         "        app_state.service.registration.prove()\n",
         "",

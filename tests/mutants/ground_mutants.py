@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "layers: deciding asks for the time",
-        "penstock/core/ticket.py",
+        "penstock/core/calls/ticket.py",
         "",
         "import math\n",
         "import math\nimport time as _time\n",
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "layers: deciding knows the day",
-        "penstock/core/spend.py",
+        "penstock/core/jobs/spending.py",
         "",
         "from enum import StrEnum\n",
         "from enum import StrEnum\n\nTODAY = datetime.now(UTC)\n",
@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         "layers: a pool knows the demo",
-        "penstock/local/options.py",
+        "penstock/pools/options.py",
         "",
         "import math\n",
         "import math\n\nif not math:\n    import penstock.demo\n",
@@ -153,8 +153,8 @@ MUTANTS = [
         "exports: a name leads nowhere",
         "penstock/__init__.py",
         "",
-        '    "penstock.local.task": ("Task",),\n',
-        '    "penstock.local.task": ("Tusk",),\n',
+        '"penstock.pools.task": ("Task",)',
+        '"penstock.pools.task": ("Tusk",)',
         ("tests/test_exports.py",),
     ),
     Mutant(
@@ -185,7 +185,7 @@ MUTANTS = [
         "exports: type checkers miss a name",
         "penstock/__init__.py",
         "",
-        "    from penstock.local.task import Task as Task\n",
+        "    from penstock.pools.task import Task as Task\n",
         "",
         ("tests/test_exports.py",),
     ),
@@ -199,7 +199,7 @@ MUTANTS = [
     ),
     Mutant(
         "exports: a pool loads asyncio",
-        "penstock/local/options.py",
+        "penstock/pools/options.py",
         "",
         "import math\n",
         "import asyncio\nimport math\n",
@@ -207,7 +207,7 @@ MUTANTS = [
     ),
     Mutant(
         "exports: a pool loads a package",
-        "penstock/local/options.py",
+        "penstock/pools/options.py",
         "",
         "import math\n",
         "import hypothesis\nimport math\n",
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "exports: a worker loads a package",
-        "penstock/local/child.py",
+        "penstock/pools/child/main.py",
         "",
         "import threading\n",
         "import threading\n\nimport hypothesis\n",

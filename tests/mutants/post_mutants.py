@@ -7,7 +7,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "post: a rider that fails takes the submit down",
-        "penstock/stores/writer.py",
+        "penstock/stores/common/group_commit.py",
         "Writer._run",
         "if (len(batch) == 1 and not boarding) or _perhaps_written(error):",
         "if len(batch) == 1 or _perhaps_written(error):",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: what a failed rider was promised is never told",
-        "penstock/stores/writer.py",
+        "penstock/stores/common/group_commit.py",
         "Writer._run",
         "            _land(riders, [None] * len(riders), None)\n",
         "",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: everything takes riders along",
-        "penstock/stores/writer.py",
+        "penstock/stores/common/group_commit.py",
         "Writer._run",
         "boarding = bool(boards) and any(op.brings for op in batch)",
         "boarding = bool(boards)",
@@ -31,23 +31,23 @@ MUTANTS = [
     ),
     Mutant(
         "post: a busy crew claims more",
-        "penstock/jobs/crew.py",
+        "penstock/library/job_runner.py",
         "JobRunner.board",
         "if self._closing or self._free <= 0 or self._over or not self._functions:",
         "if self._closing or not self._functions:",
-        ("tests/jobs/test_running.py", "-k", "claim or busy or idle"),
+        ("tests/library/test_running.py", "-k", "claim or busy or idle"),
     ),
     Mutant(
         "post: a crew that stops goes on claiming",
-        "penstock/jobs/crew.py",
+        "penstock/library/job_runner.py",
         "JobRunner.board",
         "if self._closing or self._free <= 0 or",
         "if self._free <= 0 or",
-        ("tests/jobs/test_running.py", "-k", "claim or busy or idle"),
+        ("tests/library/test_running.py", "-k", "claim or busy or idle"),
     ),
     Mutant(
         "post: an unanswered letter is written blindly",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction.submit",
         "known.update({} if sure else self._written(names))",
         "known.update({})",
@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: who writes after a lost letter takes new ids",
-        "penstock/stores/sqlite.py",
+        "penstock/stores/sqlite/store.py",
         "SqliteStore._submit_by_relay",
         "return self._writer.soon(_submitting(request, sure=sure), brings=True).result()",
         "return self.submit_soon(intents, depth).result()",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a silent post is asked again and again",
-        "penstock/stores/post.py",
+        "penstock/stores/sqlite/submit_relay.py",
         "SubmitRelayClient._hear",
         "            self._shy_until = time.monotonic() + SHY_SEC\n",
         "",
@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a fork keeps the door",
-        "penstock/stores/post.py",
+        "penstock/stores/sqlite/submit_relay.py",
         "",
         "os.register_at_fork(after_in_child=_after_fork)\n",
         "",
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a stand-in stays for ever",
-        "penstock/stores/sqlite.py",
+        "penstock/stores/sqlite/store.py",
         "SqliteStore._tell",
         "elif notify(self._names.wakeups, self._sender) and self._relay is not None:",
         "elif notify(self._names.wakeups, self._sender) and False:",
@@ -87,7 +87,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: nobody hears of what a thread stays with",
-        "penstock/stores/writer.py",
+        "penstock/stores/common/group_commit.py",
         "Writer._run",
         "            self._left_untold = True\n",
         "            pass\n",
@@ -95,7 +95,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: every thread that was lent stays for ever",
-        "penstock/stores/post.py",
+        "penstock/stores/sqlite/submit_relay.py",
         "SubmitRelayServer._rests",
         "if self._closed or self._resting:",
         "if self._closed:",
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a letter is read as the one before it",
-        "penstock/stores/post.py",
+        "penstock/stores/sqlite/submit_relay.py",
         "_Reader._intent",
         "if self._make is None or like != self._like:",
         "if self._make is None:",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: zeros over the end of the log",
-        "penstock/stores/sqlite_guard.py",
+        "penstock/stores/sqlite/guard.py",
         "FileGuard._lengthen",
         "os.pwrite(file, bytes(more), size)",
         "os.pwrite(file, bytes(more), size - 4_096)",
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: letters in hand are dropped when the post closes",
-        "penstock/stores/post.py",
+        "penstock/stores/sqlite/submit_relay.py",
         "SubmitRelayServer.close",
         "self._shut(self._guests - self._owed)",
         "self._shut(set(self._guests))",
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: sums are kept although somebody else has written",
-        "penstock/stores/sqlite_sums.py",
+        "penstock/stores/sqlite/totals.py",
         "SqliteTotals.begin",
         "if self._con.data_version() != self._version:",
         "if self._version is None:",
@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: sums survive a rollback",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._undo",
         "        self._demands.forget()\n        self._sums.forget()\n",
         "        self._demands.forget()\n",
@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: what SQLite itself has undone stays in the sums",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._end",
         "            if not stands:\n",
         "            if not stands and self._con.in_transaction:\n",
@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: nobody knows where a start was told",
-        "penstock/stores/sqlite_many.py",
+        "penstock/stores/sqlite/batch.py",
         "_lease",
         "phase, n + 2, batch, now, now,",
         "phase, n + 2, None, now, now,",
@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: nobody knows where an end was told",
-        "penstock/stores/sqlite_pages.py",
+        "penstock/stores/sqlite/write_batch.py",
         "SqliteWriteBatch._flush_completed",
         "write(self._con, statement, (self.batch, self._now, listed(ended)), len(ended))",
         "write(self._con, statement, (None, self._now, listed(ended)), len(ended))",
@@ -167,7 +167,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: whoever runs a job gets the limits of the one before it",
-        "penstock/stores/sqlite_started.py",
+        "penstock/stores/sqlite/write_batch.py",
         "Started.job",
         "if self._make is None or like != self._like:",
         "if self._make is None:",
@@ -175,23 +175,23 @@ MUTANTS = [
     ),
     Mutant(
         "post: what is made ready begins though it was decided otherwise in the end",
-        "penstock/engine/desk.py",
+        "penstock/scheduler/job_service.py",
         "JobService.exchange_soon.land",
         "if made is None or granted is not foreseen:",
         "if made is None:",
-        ("tests/engine/test_desk_many.py",),
+        ("tests/scheduler/test_desk_many.py",),
     ),
     Mutant(
         "post: a job that goes on is made ready before its checkpoint is on disk",
-        "penstock/engine/desk.py",
+        "penstock/scheduler/job_service.py",
         "JobService.exchange_soon.land",
         " and all(d.fence == 1 for d in foreseen):",
         ":",
-        ("tests/engine/test_desk_many.py",),
+        ("tests/scheduler/test_desk_many.py",),
     ),
     Mutant(
         "post: a lease is completed as it was given, whatever its heartbeats said",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction.renew",
         "        self._pages.forget_leases()\n        self._pages.flush_rows()\n        return [renew(",
         "        self._pages.flush_rows()\n        return [renew(",
@@ -199,7 +199,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a lease is completed as it was given, whatever was decided since",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction.apply",
         "        self._pages.forget_leases()\n        self._pages.flush_rows()\n        jobs = ",
         "        self._pages.flush_rows()\n        jobs = ",
@@ -207,7 +207,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: an expired lease that was given here still completes",
-        "penstock/stores/sqlite_pages.py",
+        "penstock/stores/sqlite/write_batch.py",
         "SqliteWriteBatch.leases",
         "if lease and lease[2][2] > now]",
         "if lease]",
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a lease that was given here can be completed twice",
-        "penstock/stores/sqlite_pages.py",
+        "penstock/stores/sqlite/write_batch.py",
         "SqliteWriteBatch.leases",
         "self._sums.leases.pop(dispatch_id, None)",
         "self._sums.leases.get(dispatch_id)",
@@ -223,7 +223,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a job that crashed before is handed out as if it had not",
-        "penstock/stores/sqlite_started.py",
+        "penstock/stores/sqlite/write_batch.py",
         "Started._read",
         "if crash or unavailable or error else NONE_YET",
         "if unavailable or error else NONE_YET",
@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: who is in the file goes before who has just come, whatever their turns",
-        "penstock/stores/sqlite_floor.py",
+        "penstock/stores/sqlite/admission_view.py",
         "SqliteAdmissionView.lines",
         "merge(jobs, self._new(fresh.pop(key)), key=_by_turn)",
         "iter([*jobs, *self._new(fresh.pop(key))])",
@@ -239,7 +239,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: who has just come is not in the round of its commit",
-        "penstock/stores/sqlite_floor.py",
+        "penstock/stores/sqlite/admission_view.py",
         "SqliteAdmissionView.lines",
         "        for key, new in fresh.items():\n            yield self._line(key, self._new(new))\n",
         "",
@@ -247,7 +247,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a line in the file is not looked at because the last commit left none",
-        "penstock/stores/sqlite_pages.py",
+        "penstock/stores/sqlite/write_batch.py",
         "SqliteWriteBatch.admission_view",
         "self._jobs_written or queued_here or bool(self._sums.queued)",
         "self._jobs_written or bool(self._sums.queued)",
@@ -255,7 +255,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: rows of a rolled back submit serve the next one that is like it",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._undo",
         "        self._sums.forget()\n        self._like = None\n",
         "        self._sums.forget()\n",
@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: a job waits from when the last one like it came",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._insert",
         "        elif now != self._like_at:\n",
         "        elif now < self._like_at:\n",

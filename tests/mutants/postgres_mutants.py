@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a job that was revived holds up those behind it",
-        "penstock/stores/postgres.py",
+        "penstock/stores/postgres/store.py",
         "PostgresStore._prune",
         "            if len(old) == limit:\n                break\n",
         "            break\n",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what is due is let into line by nobody",
-        "penstock/stores/postgres_admit.py",
+        "penstock/stores/postgres/rounds.py",
         "_Seen.__init__",
         "            if not stepping:\n",
         "            if False:\n",
@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a start that comes with a refusal is written the short way",
-        "penstock/stores/postgres_pages.py",
+        "penstock/stores/postgres/write_batch.py",
         "PostgresWriteBatch.leave",
         "self.landed or self._settled or self._mentioned",
         "self.landed or self._settled",
@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: only the host's row is locked",
-        "penstock/stores/postgres_admit.py",
+        "penstock/stores/postgres/rounds.py",
         "_Seen.__init__",
         "            lock_ledger(keys),\n",
         '            lock_ledger(key for key in keys if key[0] == "host"),\n',
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a kind's first job has no row to count in",
-        "penstock/stores/postgres_pages.py",
+        "penstock/stores/postgres/write_batch.py",
         "_number",
         '        ("add_ledger", columns(sorted(keys_of(admission_class)))),\n',
         '        ("now", None),\n',
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a loan is decided on rows that were not locked",
-        "penstock/stores/postgres_admit.py",
+        "penstock/stores/postgres/rounds.py",
         "_Turning._round",
         "                self._need(set(keys_of(round_result.loan)), round_result.loan)\n",
         "                of.demands.make([round_result.loan])\n",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: the depth limit is checked and then written",
-        "penstock/stores/postgres_submit.py",
+        "penstock/stores/postgres/submit.py",
         "Submitting.run",
         "            and exact\n",
         "            and not exact\n",
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a deadlock is the caller's problem",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._insist",
         "errors.DeadlockDetected, ",
         "",
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: two who use a key at once see a broken index",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._insist",
         ", errors.UniqueViolation):",
         "):",
@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: backslashes are JSON's",
-        "penstock/stores/postgres_wire.py",
+        "penstock/stores/postgres/pipeline.py",
         "array",
         '    if b"\\\\" in listed:\n',
         '    if b"\\0" in listed:\n',
@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: ours is committed for the caller",
-        "penstock/stores/postgres_caller.py",
+        "penstock/stores/postgres/caller_transaction.py",
         "borrowed",
         "    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:\n",
         "    if con.closed:\n",
@@ -167,7 +167,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a refusal leaves half of ours",
-        "penstock/stores/postgres_caller.py",
+        "penstock/stores/postgres/caller_transaction.py",
         "borrowed",
         "    with con.transaction():\n",
         "    if True:\n",
@@ -175,7 +175,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a depth limit locks everybody out until the caller commits",
-        "penstock/stores/postgres.py",
+        "penstock/stores/postgres/store.py",
         "PostgresStore._run_within",
         "exact=False)",
         "exact=True)",
@@ -183,7 +183,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: nobody is told after the caller's commit",
-        "penstock/stores/postgres.py",
+        "penstock/stores/postgres/store.py",
         "PostgresStore._run_within",
         '            session.leave("ring", {"channel": self._wakeups.channel, "by": ""})\n',
         "",
@@ -191,7 +191,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a dead connection is the caller's problem",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._insist",
         "                if error.sqlstate not in _GONE or dead:\n",
         "                if dead >= 0:\n",
@@ -199,7 +199,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: an unanswered commit is written again",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._was_committed",
         "return not void",
         "return False",
@@ -207,7 +207,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what a crash took back counts as committed",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._was_committed",
         "return not void",
         "return True",
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a transaction proves its commit by nothing",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._attempt",
         "            if token is None or not self._was_committed(token):\n                raise\n",
         "            pass\n",
@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: the proofs of commits pile up",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._attempt",
         "            self._answered.append(token)\n",
         "            pass\n",
@@ -239,7 +239,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what a dead process proved stays for ever",
-        "penstock/stores/postgres.py",
+        "penstock/stores/postgres/store.py",
         "PostgresStore._prune",
         '        session.leave("forget_commits", None)\n',
         "",
@@ -247,7 +247,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: an outcome that cannot be found out is a failure",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._was_committed",
         "            else:\n                return not void\n        raise _unknown()\n",
         "            else:\n                return not void\n        return False\n",
@@ -255,7 +255,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: an unanswered submit is not made again",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database.once",
         "                self._make_sure(lambda: self._send_once(name, values))\n",
         "                pass\n",
@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what meets itself is refused",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._make_sure",
         "            except errors.UniqueViolation:\n                return None\n",
         "",
@@ -271,7 +271,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a dead connection is one that may have committed",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._send_once",
         "            con.look()\n",
         "",
@@ -279,7 +279,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what may have been written is written again",
-        "penstock/stores/writer.py",
+        "penstock/stores/common/group_commit.py",
         "Writer._run",
         " or _perhaps_written(error):",
         ":",
@@ -287,7 +287,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a statement's answer is taken for its commit's",
-        "penstock/stores/postgres_wire.py",
+        "penstock/stores/postgres/pipeline.py",
         "PipelineConnection.exchange",
         "        for result in left:  # of a transaction whose statements were all well, and its commit was not\n            _check(result)\n",
         "",
@@ -295,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a submit overtakes what was handed in before",
-        "penstock/stores/postgres_lanes.py",
+        "penstock/stores/postgres/batchers.py",
         "SubmitBatcher._take_pass",
         "if self._closed or not self._writer.idle:",
         "if self._closed:",
@@ -303,7 +303,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a job is as old as the first of its kind",
-        "penstock/stores/postgres_forms.py",
+        "penstock/stores/postgres/submit.py",
         "Forms.row",
         '            "ready_at": b"%d" % its.ready_at,\n',
         "",
@@ -311,7 +311,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: one alone ends at the character NUL",
-        "penstock/stores/postgres_wire.py",
+        "penstock/stores/postgres/pipeline.py",
         "",
         '.replace("\\0", _NUL).encode()\n\n\n_encode',
         ".encode()\n\n\n_encode",
@@ -319,7 +319,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: every piece tells of all",
-        "penstock/stores/postgres_submit.py",
+        "penstock/stores/postgres/submit.py",
         "_Batch._piece.values",
         "(self._told() if last else _NOTHING_TOLD)",
         "self._told()",
@@ -327,7 +327,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a notice is waited for",
-        "penstock/stores/postgres_wire.py",
+        "penstock/stores/postgres/pipeline.py",
         "PipelineConnection.exchange",
         "        if behind and _failure(results) is not None:\n",
         "        if behind:\n",
@@ -335,7 +335,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what was not told is told alone",
-        "penstock/stores/postgres_bell.py",
+        "penstock/stores/postgres/wakeups.py",
         "NotificationListener.__init__",
         "        self._due = False  # it tells of all that was committed before\n",
         "",
@@ -343,7 +343,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: the time stops with the server",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database._set_clock",
         "            if not known:\n                raise\n",
         "            raise\n",
@@ -351,7 +351,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: two make the schema at once",
-        "penstock/stores/postgres_schema.py",
+        "penstock/stores/postgres/migrations.py",
         "migrate",
         '            con.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])\n',
         "",
@@ -359,7 +359,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a newer schema is used",
-        "penstock/stores/postgres_schema.py",
+        "penstock/stores/postgres/migrations.py",
         "_version",
         'marks["needs"] > known',
         'marks["needs"] < 0',
@@ -367,7 +367,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: whatever has been added to is refused",
-        "penstock/stores/postgres_schema.py",
+        "penstock/stores/postgres/migrations.py",
         "_version",
         'marks["needs"] > known',
         'marks["schema"] > known',
@@ -375,7 +375,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: statements are prepared behind a pooler",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "Database.connect",
         "con.prepares = not self._options.pooler",
         "con.prepares = True",
@@ -383,7 +383,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: nobody listens",
-        "penstock/stores/postgres_bell.py",
+        "penstock/stores/postgres/wakeups.py",
         "NotificationListener._attend",
         "                    con.exchange([(self._listening, None)])\n",
         "",
@@ -391,7 +391,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a notice that fails is the commit's failure",
-        "penstock/stores/postgres_wire.py",
+        "penstock/stores/postgres/pipeline.py",
         "PipelineConnection._settle",
         "        with suppress(psycopg.Error):\n",
         "        if True:\n",
@@ -399,7 +399,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: every commit has a notice of its own",
-        "penstock/stores/postgres_bell.py",
+        "penstock/stores/postgres/wakeups.py",
         "NotificationListener.along",
         "monotonic() >= self._told_at + GAP_SEC",
         "self._by_notice",
@@ -407,7 +407,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: nobody looks",
-        "penstock/stores/postgres_bell.py",
+        "penstock/stores/postgres/wakeups.py",
         "NotificationListener._something_new",
         "return before != self._seen",
         "return False",
@@ -415,7 +415,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: an older fence may settle",
-        "penstock/stores/postgres_apply.py",
+        "penstock/stores/postgres/changes.py",
         "_is_as_seen",
         " and job.fence == step.fence)",
         ")",
@@ -423,7 +423,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a stale phase may settle",
-        "penstock/stores/postgres_apply.py",
+        "penstock/stores/postgres/changes.py",
         "_stands",
         "dispatch is None or dispatch.phase != step.source",
         "dispatch is None",
@@ -431,7 +431,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a report counts after the lease",
-        "penstock/stores/postgres_apply.py",
+        "penstock/stores/postgres/changes.py",
         "_stands",
         "return not (step.while_valid and dispatch.expires_at <= now)",
         "return True",
@@ -439,7 +439,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a heartbeat revives an expired lease",
-        "penstock/stores/postgres_renew.py",
+        "penstock/stores/postgres/renew.py",
         "_Beating.renew",
         "            or run.expires_at <= self._now\n",
         "",
@@ -447,7 +447,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a job's own trail misses a batch",
-        "penstock/stores/postgres_pages.py",
+        "penstock/stores/postgres/write_batch.py",
         "PostgresWriteBatch.note",
         "            self._mentioned.add(no)\n",
         "            pass\n",
@@ -455,7 +455,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what is forgotten is still told",
-        "penstock/stores/trail.py",
+        "penstock/stores/common/trail.py",
         "forget",
         " or told[_JOB_ID] in gone else",
         " else",
@@ -463,7 +463,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: units are not given back",
-        "penstock/stores/postgres_apply.py",
+        "penstock/stores/postgres/changes.py",
         "Judged.leave",
         "            self.pages.hold(host, admission_class, -n)\n",
         "            pass\n",
@@ -471,7 +471,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: labels are no part of what a job asks for",
-        "penstock/core/demand.py",
+        "penstock/core/jobs/intent.py",
         "admission_class_of",
         "        labels=tuple(sorted(intent.labels)) if intent.labels else (),\n",
         "",
@@ -479,7 +479,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: one label of several will do",
-        "penstock/core/admission.py",
+        "penstock/core/jobs/admission.py",
         "Conditions.missing",
         "return tuple(label for label in admission_class.labels if label not in self.labels)",
         "return () if set(admission_class.labels) & self.labels else admission_class.labels",
@@ -503,7 +503,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what is in flight is found by what its lease was at first",
-        "penstock/stores/postgres_renew.py",
+        "penstock/stores/postgres/renew.py",
         "_Beating.renew",
         "            run.hastened |= beat.expires_at < run.expires_at\n",
         "",
@@ -519,7 +519,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what is done is in no sheet, and never forgotten",
-        "penstock/stores/postgres_complete.py",
+        "penstock/stores/postgres/changes.py",
         "Completing.judge",
         "            judged.pages.settled([one.no for one in found], found[0].at)\n",
         "",
@@ -527,7 +527,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: an event counts in a row where nobody looks",
-        "penstock/stores/postgres_apply.py",
+        "penstock/stores/postgres/changes.py",
         "_Job.step",
         "            self.run.moved, self.run.events = True, self.events\n",
         "            self.run.moved = True\n",
@@ -535,7 +535,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a plan is kept for as long as its connection",
-        "penstock/stores/postgres_wire.py",
+        "penstock/stores/postgres/pipeline.py",
         "",
         "ANEW: Final = frozenset({16, 128, 1_024})",
         "ANEW: Final = frozenset({0})",
@@ -551,7 +551,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: sums that have not changed are written anew",
-        "penstock/stores/postgres_pages.py",
+        "penstock/stores/postgres/write_batch.py",
         "PostgresWriteBatch._ledger",
         "            if units or running\n",
         "",
@@ -559,7 +559,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: jobs that hold the same units as others before them are not counted",
-        "penstock/stores/postgres_pages.py",
+        "penstock/stores/postgres/write_batch.py",
         "PostgresWriteBatch._ledger",
         "            if units or running\n",
         "            if units\n",
@@ -567,7 +567,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: rounds behind each other pass over what was put first",
-        "penstock/stores/postgres.py",
+        "penstock/stores/postgres/store.py",
         "PostgresStore._submit_all",
         "        self._turns.admitting.scan_hint.disturbed()\n        self._committed(any(",
         "        self._committed(any(",
@@ -575,7 +575,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a line that nobody knew waits for a look at everything",
-        "penstock/stores/postgres_floor.py",
+        "penstock/stores/postgres/admission_view.py",
         "ScanHint._between",
         "if b > a + 1]",
         "if b < a]",
@@ -583,7 +583,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: jobs are made ready only when their start is committed",
-        "penstock/stores/postgres_wire.py",
+        "penstock/stores/postgres/pipeline.py",
         "PipelineConnection._send",
         "            self.pgconn.send_flush_request()\n            return _Sent(asked, known, first, values.then)\n",
         "            return _Sent(asked, known, first, values.then)\n",
@@ -591,7 +591,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what is made ready counts before it is committed",
-        "penstock/stores/postgres_link.py",
+        "penstock/stores/postgres/database.py",
         "DatabaseSession.leave_for",
         "lambda rows: self._after.append(prepare(rows)))))",
         "lambda rows: prepare(rows)())))",
@@ -599,7 +599,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: all that a turn read knows of itself",
-        "penstock/stores/postgres_pages.py",
+        "penstock/stores/postgres/write_batch.py",
         "PostgresWriteBatch._told",
         "        left, self._events = self._events, []\n",
         "        left = self._events\n",

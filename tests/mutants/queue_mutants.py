@@ -7,7 +7,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "queue: limits are not checked",
-        "penstock/core/ticket.py",
+        "penstock/core/calls/ticket.py",
         "_check_count",
         "if not isinstance(value, int) or isinstance(value, bool) or value < least:",
         "if False:",
@@ -19,7 +19,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a plain policy word stays a plain word",
-        "penstock/core/ticket.py",
+        "penstock/core/calls/ticket.py",
         "QueueLimits.__post_init__",
         'object.__setattr__(self, "policy", Policy(self.policy))',
         "Policy(self.policy)",
@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: no bound is a bound",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.__init__",
         "        self.max_queue_depth = limits.max_queue_depth\n",
         "        self.max_queue_depth = min(limits.max_queue_depth, 5)\n",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: one too many enters",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.enter",
         "            if self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0):",
         "            if self.pending + self.reserved <= self.max_queue_depth + (free if free > 0 else 0):",
@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: one too many reserves",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._has_room",
         "        return self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0)",
         "        return self.pending + self.reserved <= self.max_queue_depth + (free if free > 0 else 0)",
@@ -67,7 +67,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: reserved places are not counted on entry",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.enter",
         "            if self.pending + self.reserved < self.max_queue_depth",
         "            if self.pending < self.max_queue_depth",
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: reserved places are not counted on reserve",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._has_room",
         "        return self.pending + self.reserved < self.max_queue_depth",
         "        return self.pending < self.max_queue_depth",
@@ -91,7 +91,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: free slots are no room: nothing enters at depth 0",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.enter",
         "            free = self.limit - self.in_flight\n            if",
         "            free = 0\n            if",
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: room is counted when a call completes, paused or not",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._has_room",
         "        free = self.limit - self.in_flight\n        return",
         "        free = self.limits.max_in_flight - self.in_flight\n        return",
@@ -115,7 +115,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: slots above the limit are used",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._set_limit",
         "else min(self.slots, self.limits.max_in_flight)",
         "else self.slots",
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: fewer slots change nothing",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.offer_slots",
         "        self.slots = slots\n",
         "        self.slots = max(slots, self.slots)\n",
@@ -139,7 +139,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: reject and drop-latest wait",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.enter",
         "            self._accept(ticket, now)\n            return ACCEPTED\n        return REFUSED",
         "            self._accept(ticket, now)\n            return ACCEPTED\n        return self._wait(ticket)",
@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: reject and drop-latest wait for a place",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.reserve",
         "            return EnterResult.RESERVED\n        return REFUSED",
         "            return EnterResult.RESERVED\n        return self._wait(ticket)",
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a full queue refuses under block",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.enter",
         "                return ACCEPTED\n        if self._blocks:\n            return self._wait(ticket)",
         "                return ACCEPTED\n        if self._blocks:\n            return REFUSED",
@@ -175,7 +175,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: drop-oldest drops the newest",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._evict_oldest",
         "        oldest = self._pop_pending()\n",
         "        oldest = self._pending.pop()\n        self.pending -= 1\n",
@@ -187,7 +187,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: drop-oldest tells nobody",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._evict_oldest",
         "        self.evicted.append(oldest)\n",
         "",
@@ -199,7 +199,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the evicted are not settled",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._evict_oldest",
         "        oldest.stage = SETTLED\n",
         "",
@@ -211,7 +211,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a depth of 0 drops what was requeued",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.__init__",
         " and limits.max_queue_depth > 0\n",
         "\n",
@@ -223,7 +223,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: drop-oldest accepts although there is nothing to drop",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.enter",
         "        if self._evicts and self.pending:\n            self._evict_oldest()\n            self._accept(ticket, now)",
         "        if self._evicts:\n            if self.pending:\n                self._evict_oldest()\n            self._accept(ticket, now)",
@@ -235,7 +235,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a waiter enters behind its back",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
         "            if ticket.eager:\n",
         "            if True:\n",
@@ -247,7 +247,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a waiter with a payload is asked for one",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
         "            if ticket.eager:\n",
         "            if False:\n",
@@ -259,7 +259,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the last waiter is served first",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
         "            ticket = waiters.popleft()\n",
         "            ticket = waiters.pop()\n",
@@ -271,7 +271,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: all waiters are woken by one room",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
         "        while room > 0 and waiters and self._building is None:\n",
         "        while waiters and self._building is None:\n",
@@ -283,7 +283,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: waiters do not wait for the payload before them",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
         "        while room > 0 and waiters and self._building is None:\n",
         "        while room > 0 and waiters:\n",
@@ -295,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a newcomer overtakes a payload that is being made",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.enter",
         "        if not self.waiting and self._building is None:\n",
         "        if not self.waiting:\n",
@@ -307,7 +307,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a payload that is there goes on holding up others",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.fill",
         "        if self._building is ticket:\n            self._building = None\n        if self.disposed:",
         "        if self.disposed:",
@@ -319,7 +319,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: one waiter is skipped",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
         "            ticket = waiters.popleft()\n",
         "            ticket = waiters.popleft()\n            waiters.rotate(-1)\n",
@@ -331,7 +331,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a granted waiter is not told",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
         "            self.granted.append(ticket)\n",
         "",
@@ -343,7 +343,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a completion wakes nobody",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.settle",
         "        self.in_flight -= 1\n        if self.waiting:\n            self._grant(now)\n        return stage is IN_FLIGHT",
         "        self.in_flight -= 1\n        return stage is IN_FLIGHT",
@@ -355,7 +355,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a cancel wakes nobody",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "        if self.waiting:\n            self._grant(now)\n        return phase",
         "        return phase",
@@ -367,7 +367,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a loss wakes nobody",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "        if self.waiting:\n            self._grant(now)\n        return exhausted",
         "        return exhausted",
@@ -379,7 +379,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: more slots wake nobody",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._set_limit",
         "self.limits.max_in_flight)\n        if self.waiting:\n            self._grant(now)\n",
         "self.limits.max_in_flight)\n",
@@ -391,7 +391,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a place takes two payloads",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.fill",
         "        if ticket.stage is not RESERVED:\n            return False\n",
         "",
@@ -403,7 +403,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a filled place stays reserved",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.fill",
         "        self.reserved -= 1\n        if self._building",
         "        if self._building",
@@ -415,7 +415,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a cancelled place stays reserved",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "                self.reserved -= 1\n                phase",
         "                phase",
@@ -427,7 +427,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a place may be filled after dispose",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.fill",
         "        if self.disposed:\n            ticket.stage = SETTLED\n            return False\n",
         "",
@@ -439,7 +439,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: first in, last out",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._pop_pending",
         "            ticket = queue.popleft()\n            if ticket.stage is PENDING:",
         "            ticket = queue.pop()\n            if ticket.stage is PENDING:",
@@ -451,7 +451,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: cancelled calls are dispatched",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._pop_pending",
         "            ticket = queue.popleft()\n            if ticket.stage is PENDING:",
         "            ticket = queue.popleft()\n            if True:",
@@ -463,7 +463,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a slot too many is used",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.take",
         "        if self.in_flight >= self.limit or not self.pending:",
         "        if self.in_flight > self.limit or not self.pending:",
@@ -475,7 +475,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a requeued call keeps its dispatch id",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.take",
         "        ticket.dispatch = self._cursor\n",
         "        ticket.dispatch = ticket.dispatch or self._cursor\n",
@@ -487,7 +487,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: attempts are not counted",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.take",
         "        ticket.attempt += 1\n",
         "        ticket.attempt = 1\n",
@@ -499,7 +499,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a stale completion is accepted",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.settle",
         "        if ticket.dispatch != dispatch:\n            return False\n",
         "",
@@ -511,7 +511,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a completion counts twice",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.settle",
         "        if stage is not IN_FLIGHT and stage is not ENDING:\n            return False\n",
         "",
@@ -523,7 +523,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the outcome of a cancelled call counts",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.settle",
         "        return stage is IN_FLIGHT\n",
         "        return True\n",
@@ -535,7 +535,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a cancelled call in flight gives its slot away at once",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "                ticket.stage = ENDING\n",
         "                ticket.stage = SETTLED\n                self.in_flight -= 1\n",
@@ -547,7 +547,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a cancelled call never gives its slot back",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.settle",
         "        if stage is not IN_FLIGHT and stage is not ENDING:",
         "        if stage is not IN_FLIGHT:",
@@ -559,7 +559,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a cancelled call whose worker is ended never gives its slot back",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "            if ticket.stage is ENDING:\n                ticket.stage = SETTLED\n                self.in_flight -= 1\n            elif",
         "            if",
@@ -571,7 +571,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a cancelled pending call keeps its place",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "                self.pending -= 1\n                phase",
         "                phase",
@@ -583,7 +583,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a waiter that gave up is still counted",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "                self.waiting -= 1\n                phase",
         "                phase",
@@ -595,7 +595,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a reserved call is reported as queued",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "                self.reserved -= 1\n                phase = CancelPhase.WAITING",
         "                self.reserved -= 1\n                phase = CancelPhase.QUEUED",
@@ -607,7 +607,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: what has ended can be cancelled",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "            case _:\n                return None\n",
         "            case _:\n                return CancelPhase.QUEUED\n",
@@ -619,7 +619,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the cancelled are never swept out",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._sweep",
         "        if len(queue) > 2 * alive + 32:",
         "        if False:",
@@ -631,7 +631,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the sweep loses one",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._sweep",
         "            kept = [ticket for ticket in queue if ticket.stage is stage]\n",
         "            kept = [ticket for ticket in queue if ticket.stage is stage][1:]\n",
@@ -643,7 +643,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: requeued to the back",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "            if self.limits.requeue_to_front:\n",
         "            if False:\n",
@@ -655,7 +655,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: requeued to the front though asked for the back",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "            if self.limits.requeue_to_front:\n",
         "            if True:\n",
@@ -667,7 +667,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: requeued in the order of loss",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "                heappush(self._front, (ticket.serial, ticket))\n",
         "                self._serial += 1\n                heappush(self._front, (self._serial, ticket))\n",
@@ -679,7 +679,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: to the back in any order",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "        requeued.sort(key=lambda ticket: ticket.serial)\n",
         "",
@@ -691,7 +691,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: one attempt too many",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "if ticket.crashes >= self.limits.max_attempts or",
         "if ticket.crashes > self.limits.max_attempts or",
@@ -703,7 +703,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: one attempt too few",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "if ticket.crashes >= self.limits.max_attempts or",
         "if ticket.crashes + 1 >= self.limits.max_attempts or",
@@ -715,7 +715,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: whoever was on a dead worker is blamed",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "if ticket.crashes >= self.limits.max_attempts or",
         "if ticket.attempt >= self.limits.max_attempts or",
@@ -727,7 +727,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: nobody is blamed",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "            ticket.crashes += 1\n",
         "            pass\n",
@@ -739,7 +739,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: lost after dispose, lost for ever",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "max_attempts or self.disposed:",
         "max_attempts:",
@@ -751,7 +751,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: paused still dispatches",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.pause",
         "        self.paused = True\n        self.limit = 0\n",
         "        self.paused = True\n",
@@ -763,7 +763,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: slots resume a paused queue",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._set_limit",
         "0 if self.paused or self.disposed else",
         "0 if self.disposed else",
@@ -775,7 +775,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: resume wakes a disposed queue",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._set_limit",
         "0 if self.paused or self.disposed else",
         "0 if self.paused else",
@@ -787,7 +787,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: resume does nothing",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.resume",
         "        self.paused = False\n        self._set_limit(now)\n",
         "        self.paused = False\n",
@@ -799,7 +799,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: dispose leaves the waiters",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.clear",
         "        ended = [*self, *self.waiters()]\n",
         "        ended = [*self]\n",
@@ -811,7 +811,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: clear forgets the requeued",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.clear",
         "        ended = [*self, *self.waiters()]\n        self._front.clear()\n",
         "        self._front.clear()\n        ended = [*self, *self.waiters()]\n",
@@ -823,7 +823,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the cleared are not settled",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.clear",
         "        for ticket in ended:\n            ticket.stage = SETTLED\n",
         "",
@@ -835,7 +835,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the cleared still count",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.clear",
         "        self.pending = self.waiting = 0\n",
         "        self.waiting = 0\n",
@@ -847,7 +847,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a disposed queue dispatches",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.dispose",
         "        self.disposed = True\n        self.limit = 0\n",
         "        self.disposed = True\n",
@@ -859,7 +859,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a disposed queue accepts",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.dispose",
         "        self.disposed = True\n",
         "",
@@ -871,7 +871,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: clear disposes",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.clear",
         "    def clear(self) -> list[TicketT]:\n",
         "    def clear(self) -> list[TicketT]:\n        self.disposed = True\n",
@@ -883,7 +883,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: reserved places are idle",
-        "penstock/core/ticket.py",
+        "penstock/core/calls/ticket.py",
         "QueueState.idle",
         "not (self.in_flight or self.pending or self.waiting or self.reserved)",
         "not (self.in_flight or self.pending or self.waiting)",
@@ -895,7 +895,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the state shows the slots as the limit",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.state",
         "                self._max_in_flight,\n",
         "                self.limit,\n",
@@ -907,7 +907,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the state shows no policy",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.state",
         "                self._policy,\n",
         "                Policy.BLOCK,\n",
@@ -919,7 +919,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the wait leaves waiting out",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue._accept",
         "        ticket.waiting_for = now - ticket.called_at\n",
         "",
@@ -931,7 +931,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: the last wait leaves waiting out",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.take",
         "ticket.last_wait = pending_for if ticket.attempt > 1 else ticket.waiting_for + pending_for",
         "ticket.last_wait = pending_for",
@@ -943,7 +943,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a requeued call forgets its first wait",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.take",
         "        ticket.pending_for += pending_for\n",
         "        ticket.pending_for = pending_for\n",
@@ -955,7 +955,7 @@ MUTANTS = [
     ),
     Mutant(
         "queue: a requeued call counts its run as a wait",
-        "penstock/core/queue.py",
+        "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "        for ticket in requeued:\n            ticket.entered_at = now\n",
         "        for ticket in requeued:\n",

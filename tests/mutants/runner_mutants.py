@@ -7,7 +7,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "tracker: the last reason wins",
-        "penstock/core/tracker.py",
+        "penstock/core/jobs/tracker.py",
         "Tracker.terminate",
         "        if flight.reason is None or replaces(reason, flight.reason):\n",
         "        if True:\n",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         "cancel: the tracker keeps a first reason that runs the job again",
-        "penstock/core/tracker.py",
+        "penstock/core/jobs/tracker.py",
         "Tracker.terminate",
         "        if flight.reason is None or replaces(reason, flight.reason):\n",
         "        if flight.reason is None:\n",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         "cancel: lost when another stop is under way",
-        "penstock/core/changes.py",
+        "penstock/core/jobs/changes.py",
         "stop",
         "        if not replaces(reason, first):\n            return None\n",
         "        return None\n",
@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "cancel: one that comes too late for a final reason is not recorded",
-        "penstock/core/changes.py",
+        "penstock/core/jobs/changes.py",
         "cancel",
         "        if told is None and dispatch.reason is not EndReason.CANCELED:\n",
         "        if False:\n",
@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     Mutant(
         "cancel: an end that was decided before it puts the job back, in memory",
-        "penstock/stores/memory.py",
+        "penstock/stores/memory/store.py",
         "MemoryStore._dispatch_matches",
         " or dispatch.reason is not step.source_reason:\n",
         ":\n",
@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "cancel: an end that was decided before it puts the job back, on SQLite",
-        "penstock/stores/sqlite_tx.py",
+        "penstock/stores/sqlite/transaction.py",
         "Transaction._dispatch_matches",
         " or row[6] != step.source_reason:\n",
         ":\n",
@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         "cancel: an end that was decided before it puts the job back, on PostgreSQL",
-        "penstock/stores/postgres_apply.py",
+        "penstock/stores/postgres/changes.py",
         "_stands",
         " or dispatch.reason != step.source_reason:\n",
         ":\n",
@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutant(
         "tracker: what the run says beats why it was told to end",
-        "penstock/core/tracker.py",
+        "penstock/core/jobs/tracker.py",
         "Tracker.settle",
         "None if flight is None else flight.reason or how",
         "None if flight is None else how",
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         "tracker: a drain waits for who is slower already",
-        "penstock/core/tracker.py",
+        "penstock/core/jobs/tracker.py",
         "Tracker._hurry",
         "{step: min(moment, plan[step]) for step, moment in before.items()}",
         "plan",
@@ -87,7 +87,7 @@ MUTANTS = [
     ),
     Mutant(
         "preemption: a victim that frees too little",
-        "penstock/core/preempt.py",
+        "penstock/core/jobs/preemption.py",
         "choose",
         "next((flight for flight in lower if want.fits_without([*ending, flight.admission_class])), None)",
         "next(iter(lower), None)",
@@ -95,7 +95,7 @@ MUTANTS = [
     ),
     Mutant(
         "preemption: while there is room",
-        "penstock/core/preempt.py",
+        "penstock/core/jobs/preemption.py",
         "_want",
         "    if isinstance(decision(admission_view.ledger), Admitted):\n",
         "    if waiting is None:\n",
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "preemption: forced after the first deadline",
-        "penstock/core/preempt.py",
+        "penstock/core/jobs/preemption.py",
         "advance",
         "    if cycle.asked == 1:\n",
         "    if cycle.asked == 0:\n",
@@ -173,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         "runner: a stopped warden is waited for",
-        "penstock/runner/crew.py",
+        "penstock/runner/supervisor.py",
         "ProcessSupervisor.force",
         "            run.warden.force()\n",
         "            pass\n",
@@ -181,7 +181,7 @@ MUTANTS = [
     ),
     Mutant(
         "runner: the whole environment is passed on",
-        "penstock/runner/options.py",
+        "penstock/runner/payload.py",
         "RunnerOptions.environment",
         "for name, value in os.environ.items() if self._passes(name)}",
         "for name, value in os.environ.items()}",
@@ -205,7 +205,7 @@ MUTANTS = [
     ),
     Mutant(
         "runner: what a function leaves running stays",
-        "penstock/runner/warm.py",
+        "penstock/runner/warm_workers.py",
         "WarmWorkers._heard",
         'if frame.get("left") or (not worker.calls and worker.left_behind()):',
         "if False:",
@@ -261,7 +261,7 @@ MUTANTS = [
     ),
     Mutant(
         "runner: a preempted worker of an add-on is not told",
-        "penstock/engine/desk.py",
+        "penstock/scheduler/job_service.py",
         "JobService.heartbeat",
         "stop is None and dispatch_id in self._yields",
         "False",
@@ -271,7 +271,7 @@ MUTANTS = [
     ),
     Mutant(
         "runner: a dead warden is kept for the next command",
-        "penstock/runner/crew.py",
+        "penstock/runner/supervisor.py",
         "ProcessSupervisor._warden_said",
         '            warden.watch_over("")\n',
         "",
@@ -307,7 +307,7 @@ MUTANTS = [
     ),
     Mutant(
         "runner: every call in a dead worker's hands has crashed",
-        "penstock/runner/warm.py",
+        "penstock/runner/warm_workers.py",
         "WarmWorkers._retire",
         "            self._return(worker)\n            self._watch.drop(worker)\n",
         "            self._watch.drop(worker)\n",
@@ -315,7 +315,7 @@ MUTANTS = [
     ),
     Mutant(
         "runner: calls wait behind a long one",
-        "penstock/runner/warm.py",
+        "penstock/runner/warm_workers.py",
         "WarmWorkers.step",
         "            if now - worker.heard_at >= _STUCK_SEC:\n                self._return(worker)\n",
         "            pass\n",
@@ -325,7 +325,7 @@ MUTANTS = [
     ),
     Mutant(
         "runner: calls are claimed ahead of a worker that is at something long",
-        "penstock/runner/warm.py",
+        "penstock/runner/warm_workers.py",
         "WarmWorkers.free_slots",
         "bool(w.calls) and w.heard_at < late",
         "False",

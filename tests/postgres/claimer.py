@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import sys
 
-from penstock.core import changes
-from penstock.core.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.order import Ordering, Placement, run_round
-from penstock.core.states import JobState
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.protocol import Query, Terms
+from penstock.core.jobs import changes
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.states import JobState
+from penstock.stores.api import Query, Terms
+from penstock.stores.postgres.store import PostgresStore
 
 
 def main(dsn: str, schema: str, host: str, capacity: int, cap: int) -> None:

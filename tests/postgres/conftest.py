@@ -4,12 +4,12 @@ from time import monotonic
 
 import pytest
 
-from penstock.core.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.intent import Intent
-from penstock.core.order import Ordering, Placement, run_round
-from penstock.stores import postgres_bell
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.protocol import CompletedDispatch, Terms
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.stores.api import CompletedDispatch, Terms
+from penstock.stores.postgres import wakeups
+from penstock.stores.postgres.store import PostgresStore
 
 JOB = Intent(addon_id="a", job_type="t")
 
@@ -64,7 +64,7 @@ def store(opened):
 @pytest.fixture
 def listens(postgres_server, monkeypatch):
     """A function: from now on this store hears what it is told, and does not look by itself."""
-    monkeypatch.setattr(postgres_bell, "POLL_SEC", 1_000)
+    monkeypatch.setattr(wakeups, "POLL_SEC", 1_000)
 
     def listen(store):
         store.listen()

@@ -22,17 +22,17 @@ from threading import Event, Thread
 from uuid import uuid4
 
 from penstock.core.errors import PenstockError
-from penstock.core.intent import Intent
-from penstock.core.quiet import Capacity
-from penstock.core.refusals import QueueFull, Refused, Unavailable
-from penstock.core.retry import Schedules
-from penstock.core.words import MILLISECOND, SECOND
-from penstock.engine.desk import EndReport, GrantedJob
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.protocol import Depth
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.refusals import QueueFull, Refused, Unavailable
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import MILLISECOND, SECOND
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import EndReport, GrantedJob
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Depth
+from penstock.stores.postgres.store import PostgresStore
 
 LEASE_SEC = 2.0
 WORK_SEC = 0.005

@@ -15,16 +15,16 @@ import sys
 import time
 from threading import Thread
 
-from penstock.core.admission import AdmissionLimits, Caps
-from penstock.core.quiet import Capacity
-from penstock.core.refusals import Unavailable
-from penstock.core.retry import Schedules
-from penstock.core.words import MILLISECOND, SECOND
-from penstock.engine.desk import EndReport, GrantedJob
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.postgres import PostgresStore
+from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.refusals import Unavailable
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import MILLISECOND, SECOND
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import EndReport, GrantedJob
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.postgres.store import PostgresStore
 
 LEASE_SEC = 3.0
 WORK_SEC = 0.05

@@ -11,9 +11,9 @@ from psycopg.rows import dict_row
 from tests.postgres.conftest import JOB, tick, until_there_is
 
 import penstock
-from penstock.core.intent import Intent
-from penstock.core.refusals import KeyConflict, QueueFull
-from penstock.stores.protocol import Depth, Query
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.refusals import KeyConflict, QueueFull
+from penstock.stores.api import Depth, Query
 
 
 @pytest.fixture

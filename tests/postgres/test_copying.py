@@ -7,20 +7,20 @@ from click.testing import CliRunner
 from tests.postgres.conftest import tick
 
 from penstock.cli.main import cli
-from penstock.core import changes
-from penstock.core.changes import Renewal
-from penstock.core.intent import Intent
-from penstock.core.landing import EndReason
-from penstock.core.order import Ordering
-from penstock.core.refusals import DispatcherHeld, KeyConflict, StoreFailed
-from penstock.core.retry import Schedules
-from penstock.core.words import SECOND
+from penstock.core.jobs import changes
+from penstock.core.jobs.changes import Renewal
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.refusals import DispatcherHeld, KeyConflict, StoreFailed
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import SECOND
 from penstock.stores import copying
+from penstock.stores.api import Depth, Query
 from penstock.stores.copying import copy_to_postgres
 from penstock.stores.opening import SharedOptions
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.protocol import Depth, Query
-from penstock.stores.sqlite import SqliteStore
+from penstock.stores.postgres.store import PostgresStore
+from penstock.stores.sqlite.store import SqliteStore
 
 T0 = 1_900_000_000 * SECOND
 JOB = Intent(addon_id="a", job_type="t", payload='{"umlaut": "ä\\n\\t"}', tags=("x",))
@@ -100,7 +100,7 @@ def test_all_that_the_file_holds_is_on_the_server_and_numbers_go_on(file, postgr
 
 def test_a_file_that_somebody_dispatches_from_is_not_copied(file, postgres):
     store = SqliteStore(file, lambda: T0)
-    store.quarantine_dispatch("somebody")
+    store.acquire_dispatch("somebody")
 
     with pytest.raises(DispatcherHeld, match="somebody"):
         copy_to_postgres(file, postgres.dsn, SharedOptions(postgres.schema))

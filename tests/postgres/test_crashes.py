@@ -15,12 +15,12 @@ import pytest
 from tests.postgres.conftest import JOB, tick
 from tests.waiting import LONG
 
-from penstock.core import changes
-from penstock.core.changes import Renewal
-from penstock.core.words import SECOND
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import DatabaseSession
-from penstock.stores.protocol import CompletedDispatch, Depth, Query
+from penstock.core.jobs import changes
+from penstock.core.jobs.changes import Renewal
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import CompletedDispatch, Depth, Query
+from penstock.stores.postgres.database import DatabaseSession
+from penstock.stores.postgres.store import PostgresStore
 from penstock.testing.postgres import PostgresServer
 
 KEYED = replace(JOB, idempotency_key="once")

@@ -21,11 +21,11 @@ from tests.postgres.daemon import CAP, CAPACITY, LEASE_SEC
 from tests.postgres.namespaces import SERVER, Hub, Refused, isolated
 from tests.waiting import until
 
-from penstock.core.intent import Intent
-from penstock.core.refusals import StoreFailed
-from penstock.core.states import JobState
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.protocol import Depth
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.jobs.states import JobState
+from penstock.stores.api import Depth
+from penstock.stores.postgres.store import PostgresStore
 from penstock.testing.postgres import PostgresServer
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))

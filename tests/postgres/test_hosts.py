@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.intent import Intent
-from penstock.core.quiet import Capacity
-from penstock.core.states import JobState
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.protocol import Depth
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import JobState
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Depth
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 CLAIMER = Path(__file__).with_name("claimer.py")

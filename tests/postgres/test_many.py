@@ -11,20 +11,19 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB, exchange, tick, until_there_is
 
-from penstock.core import changes
-from penstock.core.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.books import keys_of
-from penstock.core.demand import AdmissionClass
-from penstock.core.intent import Intent
-from penstock.core.landing import EndReason
-from penstock.core.order import Ordering, Placement, RoundResult, run_round
-from penstock.core.refusals import KeyConflict, QueueFull
-from penstock.core.retry import Schedules
-from penstock.core.words import SECOND
-from penstock.stores import postgres_floor
-from penstock.stores.postgres_admit import Admission, _Turning
-from penstock.stores.postgres_complete import Completing
-from penstock.stores.protocol import Depth, Query, Terms
+from penstock.core.jobs import changes
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.ledger import keys_of
+from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
+from penstock.core.jobs.refusals import KeyConflict, QueueFull
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import Depth, Query, Terms
+from penstock.stores.postgres import admission_view as postgres_floor
+from penstock.stores.postgres.changes import Completing
+from penstock.stores.postgres.rounds import Admission, _Turning
 
 RULES = {"schedules": Schedules(), "ordering": Ordering()}
 
@@ -198,7 +197,7 @@ def test_the_tally_is_right_while_it_is_added_up(opened):
 
 
 def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
-    from penstock.core.loan import decide_standalone_lease
+    from penstock.core.jobs.ordering import decide_standalone_lease
 
     stores = [opened() for _ in range(4)]
 

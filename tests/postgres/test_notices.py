@@ -10,16 +10,16 @@ import pytest
 from tests.postgres.conftest import JOB
 from tests.waiting import until
 
-from penstock.stores import postgres_bell
-from penstock.stores.postgres_link import ConnectionOptions
-from penstock.stores.postgres_wire import statement
-from penstock.stores.protocol import Depth, Query
+from penstock.stores.api import Depth, Query
+from penstock.stores.postgres import wakeups
+from penstock.stores.postgres.database import ConnectionOptions
+from penstock.stores.postgres.pipeline import statement
 
 
 def wakeup_client(store):
     heard = Event()
     store.on_change(heard.set)
-    store.quarantine_dispatch("somebody")
+    store.acquire_dispatch("somebody")
     assert heard.wait(20)  # that it listens is the first it hears
     heard.clear()
     return heard
@@ -50,8 +50,8 @@ def test_while_nothing_happens_nothing_is_heard(opened):
 
 def test_any_number_may_dispatch_and_the_database_knows_them(opened):
     first, second = opened(), opened()
-    first.quarantine_dispatch("the first")
-    second.quarantine_dispatch("the second")
+    first.acquire_dispatch("the first")
+    second.acquire_dispatch("the second")
     first.release_dispatch()
     first.release_dispatch()
 
@@ -78,7 +78,7 @@ def test_a_notice_that_fails_takes_nothing_back(opened):
 
 def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(opened, monkeypatch):
     store, sent = opened(), []
-    monkeypatch.setattr(postgres_bell, "GAP_SEC", 0.2)
+    monkeypatch.setattr(wakeups, "GAP_SEC", 0.2)
     along = store._link.behind
     monkeypatch.setattr(store._link, "behind", lambda: sent.append(along()) or sent[-1])
     for _ in range(3):
@@ -106,8 +106,8 @@ def test_nobody_waits_for_a_notice(opened, postgres):
 
 def test_what_was_not_told_goes_along_with_the_next_commit(opened, monkeypatch):
     store, alone = opened(), []
-    monkeypatch.setattr(postgres_bell, "GAP_SEC", 0.2)
-    monkeypatch.setattr(postgres_bell, "SPARE_SEC", 0.2)
+    monkeypatch.setattr(wakeups, "GAP_SEC", 0.2)
+    monkeypatch.setattr(wakeups, "SPARE_SEC", 0.2)
     tell = store._wakeups._tell
     monkeypatch.setattr(store._wakeups, "_tell", lambda: alone.append(tell()))
     for pause in (0, 0, 0.22, 0):

@@ -15,14 +15,14 @@ import pytest
 from tests.postgres.conftest import JOB, tick, until_there_is
 from tests.waiting import until
 
-from penstock.core import changes
-from penstock.core.intent import Intent
-from penstock.core.refusals import OutcomeUnknown, StoreFailed
-from penstock.core.words import SECOND
-from penstock.stores import postgres_link
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import ConnectionOptions, DatabaseSession, PipelineConnection
-from penstock.stores.protocol import Depth, Query
+from penstock.core.jobs import changes
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.refusals import OutcomeUnknown, StoreFailed
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import Depth, Query
+from penstock.stores.postgres import database
+from penstock.stores.postgres.database import ConnectionOptions, DatabaseSession, PipelineConnection
+from penstock.stores.postgres.store import PostgresStore
 from penstock.testing.postgres import PostgresServer
 
 
@@ -207,7 +207,7 @@ def test_proofs_that_a_process_left_behind_are_forgotten(server, store):
 def test_an_outcome_that_cannot_be_found_out_is_called_unknown(server, store, monkeypatch):
     """The server goes away with the COMMIT, and does not come back in time."""
     store.submit([JOB], Depth(total=100))
-    monkeypatch.setattr(postgres_link, "FIND_OUT_SEC", 0.1)
+    monkeypatch.setattr(database, "FIND_OUT_SEC", 0.1)
     exchange = PipelineConnection.exchange
 
     def lose(con, calls, behind=()):

@@ -6,16 +6,16 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB, tick
 
-from penstock.core import changes
-from penstock.core.landing import DispatchPhase
-from penstock.core.order import Ordering
-from penstock.core.states import JobState
-from penstock.core.words import SECOND
-from penstock.stores import postgres_schema
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import ConnectionOptions, Database
-from penstock.stores.protocol import CompletedDispatch, Depth, Query
-from penstock.stores.statements import migrations
+from penstock.core.jobs import changes
+from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import CompletedDispatch, Depth, Query
+from penstock.stores.common.statements import migrations
+from penstock.stores.postgres import migrations as postgres_schema
+from penstock.stores.postgres.database import ConnectionOptions, Database
+from penstock.stores.postgres.store import PostgresStore
 
 #: Queued, told to wait for a reason; running; done; and failed, the last two a day ago. And a lease without a job.
 BEFORE = """

@@ -14,14 +14,14 @@ import pytest
 from tests.postgres.conftest import JOB, tick
 from tests.waiting import until
 
-from penstock.core.quiet import Capacity
-from penstock.engine.desk import EndReport
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import ConnectionOptions
-from penstock.stores.protocol import CompletedDispatch, Depth, Query
+from penstock.core.jobs.load import Capacity
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import EndReport
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import CompletedDispatch, Depth, Query
+from penstock.stores.postgres.database import ConnectionOptions
+from penstock.stores.postgres.store import PostgresStore
 
 BINARY = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 #: Fewer than the connections of one store, so that each client meets what others left on a server connection.

@@ -8,13 +8,13 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB, tick
 
-from penstock.core.intent import Intent
-from penstock.core.refusals import SchemaNewer, StoreFailed
-from penstock.stores import postgres_schema
-from penstock.stores.postgres import PostgresStore
-from penstock.stores.postgres_link import ConnectionOptions
-from penstock.stores.protocol import CompletedDispatch, Depth
-from penstock.stores.statements import migrations, statements
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.refusals import SchemaNewer, StoreFailed
+from penstock.stores.api import CompletedDispatch, Depth
+from penstock.stores.common.statements import migrations, statements
+from penstock.stores.postgres import migrations as postgres_schema
+from penstock.stores.postgres.database import ConnectionOptions
+from penstock.stores.postgres.store import PostgresStore
 
 
 @pytest.fixture

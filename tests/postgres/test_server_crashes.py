@@ -17,9 +17,9 @@ from typing import NamedTuple
 import pytest
 from tests.waiting import until
 
-from penstock.core.refusals import StoreFailed
-from penstock.core.states import JobState
-from penstock.stores.postgres import PostgresStore
+from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.jobs.states import JobState
+from penstock.stores.postgres.store import PostgresStore
 from penstock.testing.postgres import PostgresServer
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))

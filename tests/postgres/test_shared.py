@@ -13,11 +13,11 @@ from tests.waiting import LONG, until
 from penstock import Scheduler
 from penstock.cli.main import cli
 from penstock.cli.top import _numbers
-from penstock.core.landing import EndReason
-from penstock.core.refusals import StoreFailed
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.refusals import StoreFailed
 from penstock.settings import BadSettings, load
 from penstock.stores.opening import open_postgres, shown
-from penstock.stores.postgres import PostgresStore
+from penstock.stores.postgres.store import PostgresStore
 
 SECRET = "hunter2"
 HOME = {"HOME": "/home/ann"}

@@ -10,10 +10,11 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB
 
-from penstock.stores import postgres_forms, postgres_submit
-from penstock.stores.postgres_link import PipelineConnection
-from penstock.stores.protocol import Depth, Query
-from penstock.stores.writer import Writer
+from penstock.stores.api import Depth, Query
+from penstock.stores.common.group_commit import Writer
+from penstock.stores.postgres import submit as postgres_forms
+from penstock.stores.postgres import submit as postgres_submit
+from penstock.stores.postgres.database import PipelineConnection
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB, exchange, tick
 
-from penstock.core.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.job import EventKind
-from penstock.core.order import Ordering, Placement, run_round
-from penstock.core.spend import Budget
-from penstock.stores import postgres_admit
-from penstock.stores.postgres_link import DatabaseSession
-from penstock.stores.protocol import Depth, Terms
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.spending import Budget
+from penstock.stores.api import Depth, Terms
+from penstock.stores.postgres import rounds
+from penstock.stores.postgres.database import DatabaseSession
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_what_is_due_steps_into_line_in_the_round_that_sees_it(opened, asked):
 
 
 def test_where_some_were_due_others_are_let_into_line_in_the_same_round_trip(opened, asked, monkeypatch):
-    monkeypatch.setattr(postgres_admit, "STEPPING_SEC", 1_000)
+    monkeypatch.setattr(rounds, "STEPPING_SEC", 1_000)
     now = [1_000_000_000]
     store = opened(lambda: now[0])
     store.submit([replace(JOB, earliest_start_at=now[0] + at) for at in (10, 20)], Depth())

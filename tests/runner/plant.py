@@ -8,17 +8,17 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.core.intent import Intent
-from penstock.core.quiet import Capacity
-from penstock.core.retry import Schedules
-from penstock.core.tracker import Graces
-from penstock.core.words import SECOND
-from penstock.engine.clock import SteadyClock
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.tracker import Graces
+from penstock.core.jobs.types import SECOND
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
-from penstock.runner.trees import RUNNER_MARK, marked
-from penstock.stores.sqlite import SqliteStore
+from penstock.runner.process_tree import RUNNER_MARK, marked
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.sqlite.store import SqliteStore
 from tests.waiting import until
 
 HERE = Path(__file__).parent

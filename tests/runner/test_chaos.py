@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runner import Leftovers
-from penstock.runner.trees import DISPATCH_MARK, RUNNER_MARK, marked
+from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked
 from tests.waiting import until
 
 from .plant import HERE, SOAK, Plant

@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from penstock.core.landing import EndReason
-from penstock.core.refusals import NotFound
-from penstock.core.words import SECOND
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.refusals import NotFound
+from penstock.core.jobs.types import SECOND
 from penstock.runner import current_job
 from tests import SOURCES
 from tests.waiting import alive, until
@@ -191,17 +191,17 @@ LATE = """
 import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from penstock.engine.dispatcher import Kinds
+from penstock.scheduler.dispatcher import WorkerKinds
 from tests.runner.plant import Plant, SECOND
 plant = Plant(Path({data!r}), dispatch=False, rules={{"lease_for": SECOND}})
 job = plant.function("sleep", {path!r}, 60)
-[claimed] = plant.desk.claim(Kinds(own=True), 1, "late")
+[claimed] = plant.job_service.claim(WorkerKinds(own=True), 1, "late")
 print(claimed.dispatch.dispatch_id, flush=True)
 sys.stdin.readline()
 for late in (
-    lambda d: plant.desk.complete(d, '"stolen"'),
-    lambda d: plant.desk.fail(d, "late"),
-    lambda d: plant.desk.heartbeat(d, checkpoint='"late"', spent=5),
+    lambda d: plant.job_service.complete(d, '"stolen"'),
+    lambda d: plant.job_service.fail(d, "late"),
+    lambda d: plant.job_service.heartbeat(d, checkpoint='"late"', spent=5),
 ):
     try:
         print(late(claimed.dispatch.dispatch_id), flush=True)

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.core.landing import EndReason
-from penstock.core.retry import Schedules
-from penstock.core.tracker import Graces
-from penstock.core.words import SECOND
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.tracker import Graces
+from penstock.core.jobs.types import SECOND
 from penstock.runner import Leftovers
-from penstock.runner.trees import RUNNER_MARK, children, look, marked
+from penstock.runner.process_tree import RUNNER_MARK, children, look, marked
 from tests import SOURCES
 from tests.waiting import alive, until
 

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from functools import partial
 
-from penstock.core.quiet import Capacity, Reading
-from penstock.engine import house
+from penstock.core.jobs.load import Capacity, Reading
+from penstock.scheduler import service
 from tests import SOURCES
 from tests.waiting import until
 
@@ -48,7 +48,7 @@ def test_the_job_for_the_night_waits_for_quiet_stops_when_asked_and_goes_on_wher
     plants, tmp_path, monkeypatch
 ):
     busy = [0.6]
-    monkeypatch.setattr(house, "LoadSampler", partial(Weather, busy=busy))
+    monkeypatch.setattr(service, "LoadSampler", partial(Weather, busy=busy))
     plant = plants(rules={"capacity": Capacity()})
     folder, sums = tmp_path / "files", tmp_path / "sums"
     folder.mkdir()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from penstock.core.preempt import Preemption
-from penstock.core.quiet import Capacity
-from penstock.core.words import SECOND
-from penstock.engine.preempter import Preempter
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.preemption import Preemption
+from penstock.core.jobs.types import SECOND
+from penstock.scheduler.preemption import Preempter
 from tests.waiting import alive, until
 
 from .plant import pids_in

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stores.sqlite_file import copy
-from penstock.stores.sqlite_restore import restore
+from penstock.stores.sqlite.connection import copy
+from penstock.stores.sqlite.restore import restore
 
 
 @pytest.mark.parametrize("kind", ["command", "function"])

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from penstock.core.refusals import BadIntent
+from penstock.core.jobs.refusals import BadIntent
 from penstock.runner import Leftovers
 from penstock.runner.payload import Functions, read
-from penstock.runner.trees import RUNNER_MARK, children, marked
+from penstock.runner.process_tree import RUNNER_MARK, children, marked
 from tests.waiting import alive, until
 
 from .plant import pids_in

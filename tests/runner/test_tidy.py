@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.intent import Intent
-from penstock.core.words import SECOND
-from penstock.runner.tidy import OutputCleaner
-from penstock.stores.memory import MemoryStore
-from penstock.stores.protocol import Depth
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.types import SECOND
+from penstock.runner.output import OutputCleaner
+from penstock.stores.api import Depth
+from penstock.stores.memory.store import MemoryStore
 from tests.waiting import until
 
 T0 = 1_900_000_000 * SECOND
@@ -45,7 +45,7 @@ class Yard:
         return {path.name for path in self.runs.iterdir()} - {".lock"}
 
     def forget(self, job_id):
-        from penstock.core import changes
+        from penstock.core.jobs import changes
 
         job = self.store.job(job_id)
         self.store.apply([changes.miss_deadline(job, self.now)])

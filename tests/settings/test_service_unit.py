@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.users import NEEDED
+from penstock.scheduler.users import NEEDED
 
 OPS = Path(__file__).parents[2] / "ops"
 UNIT, USERS = OPS / "penstock.service", OPS / "penstock.service.d" / "users.conf"

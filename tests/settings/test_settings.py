@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.spend import Budget
-from penstock.core.words import HOUR, MINUTE, SECOND
-from penstock.engine.rules import SchedulerRules
+from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND
+from penstock.scheduler.rules import SchedulerRules
 from penstock.settings import BadSettings, load
 from penstock.settings.reading import table
 from penstock.settings.sections import ServerSettings

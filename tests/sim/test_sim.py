@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stores.memory import MemoryStore
-from penstock.stores.sqlite import SqliteStore
+from penstock.stores.memory.store import MemoryStore
+from penstock.stores.sqlite.store import SqliteStore
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 #: 500 in all, and 100,000 in `make soak`.

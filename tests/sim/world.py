@@ -14,24 +14,24 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from penstock.core.admission import AdmissionLimits, Caps
-from penstock.core.intent import Intent
-from penstock.core.job import Dispatch, Event
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.quiet import Capacity
-from penstock.core.refusals import Refused
-from penstock.core.spend import Budget
-from penstock.core.states import FINAL, SETTLED, JobState
-from penstock.core.words import HOUR, MINUTE, SECOND, AddonId, Constraint, DispatchId, JobId, Moment
-from penstock.engine.desk import JobService
-from penstock.engine.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
-from penstock.engine.keeper import Maintenance
-from penstock.engine.machine import HostLoad
-from penstock.engine.purse import BudgetEnforcer
-from penstock.engine.recovery import put_in_order, recover
-from penstock.engine.room import SubmitWaitlist
-from penstock.engine.rules import SchedulerRules
-from penstock.stores.protocol import Depth, Query, Receipt, Store
+from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import Dispatch, Event
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.refusals import Refused
+from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.states import FINAL, SETTLED, JobState
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND, AddonId, Constraint, DispatchId, JobId, Moment
+from penstock.scheduler.budgets import BudgetEnforcer
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.job_service import JobService
+from penstock.scheduler.maintenance import Maintenance
+from penstock.scheduler.recovery import put_in_order, recover
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.waitlist import SubmitWaitlist
+from penstock.stores.api import Depth, Query, Receipt, Store
 
 __all__ = ["CAPACITY", "Broken", "World"]
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.admission import AdmissionLimits, Caps
-from penstock.core.intent import Intent
-from penstock.core.quiet import Capacity
-from penstock.core.words import HOUR, MINUTE, SECOND, Priority
-from penstock.engine.desk import JobService
-from penstock.engine.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
-from penstock.engine.machine import HostLoad
-from penstock.engine.room import SubmitWaitlist
-from penstock.engine.rules import SchedulerRules
+from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND, Priority
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.job_service import JobService
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.simulation import Arrival, figures, made_up, play, replayed
-from penstock.stores.memory import MemoryStore
-from penstock.stores.protocol import Depth
+from penstock.stores.api import Depth
+from penstock.stores.memory.store import MemoryStore
 
 BEGAN = 1_900_000_000 * SECOND
 RULES = SchedulerRules(capacity=Capacity(fixed=90))

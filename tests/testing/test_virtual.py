@@ -270,7 +270,7 @@ def test_the_plugin_loads_nothing_of_penstock_before_a_test_asks(pytester, alone
         import sys
 
         def test_it():
-            assert {"penstock.jobs.scheduler", "penstock.core", "apsw"} & set(sys.modules) == set()
+            assert {"penstock.library.scheduler", "penstock.core", "apsw"} & set(sys.modules) == set()
         """
     )
 

@@ -14,7 +14,7 @@ import time
 
 from penstock.client import Client
 from penstock.client.client import job_of
-from penstock.http.wire import OutcomeReport
+from penstock.wire import OutcomeReport
 
 BATCH = 10
 EVENTS = 4

@@ -16,10 +16,10 @@ import time
 from contextlib import ExitStack, contextmanager
 from itertools import count
 
+from examples.demo.addons import submit_samples
 from playwright.sync_api import sync_playwright
 
 from penstock.client.client import job_of
-from penstock.demo.addons import submit_samples
 from tests import ROOT, SOURCES
 from tests.web.web_kit import Tab, chromium, scheduler
 
@@ -72,7 +72,7 @@ def take(browser, daemon, name, path, scheme):
 def at_work(daemon, program, *arguments):
     env = {**os.environ, "PENSTOCK_URL": daemon.url, "PENSTOCK_TOKEN": daemon.token}
     env["PYTHONPATH"] = str(SOURCES)
-    command = [sys.executable, "-m", f"penstock.demo.{program}", *arguments]
+    command = [sys.executable, "-m", f"examples.demo.{program}", *arguments]
     process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     try:
         yield

@@ -29,7 +29,7 @@ def made_run():
     """What `make run` starts, and the link that it prints."""
     with tempfile.TemporaryDirectory(prefix="pst") as folder:
         run = subprocess.Popen(
-            [sys.executable, "-m", "penstock.demo.scheduler", "--data-dir", f"{folder}/data"],
+            [sys.executable, "-m", "examples.demo.scheduler", "--data-dir", f"{folder}/data"],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(SOURCES)},

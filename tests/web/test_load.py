@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from http_kit import Place
 
-from penstock.http import beats
-from penstock.http.wire import PREFIX
+from penstock.server import stats_stream
+from penstock.wire import PREFIX
 from tests import SOURCES
 from tests.web.drive import backlog
 from tests.web.web_kit import scheduler
@@ -66,7 +66,7 @@ def test_a_long_queue_and_a_busy_trail_leave_the_page_at_leisure(crowded, tabs, 
     session = tab.context.new_cdp_session(tab.page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     with driven(crowded, EVENTS):
-        tab.until("Number(document.querySelector('.pill').textContent) >= 10000")
+        tab.until("Number(document.querySelector('.pill')?.textContent) >= 10000")
         began = busy(session)
         seen = tab.page.evaluate(WATCH, WATCHED)
         used = busy(session) - began
@@ -91,9 +91,9 @@ def crowded():
 
 
 def test_ten_pages_get_the_same_beat_and_it_is_made_once(tmp_path, monkeypatch):
-    made, view = [], beats._view
+    made, view = [], stats_stream._view
     monkeypatch.setattr(
-        beats, "_view", lambda service, frame: made.append(frame.number) or view(service, frame)
+        stats_stream, "_view", lambda service, frame: made.append(frame.number) or view(service, frame)
     )
     home = tmp_path / "home"
     home.mkdir(mode=0o700)

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.http import wire
+from penstock import wire
 from tests.daemon import Daemon
 from tests.waiting import LONG
 

@@ -12,15 +12,14 @@ from typing import Self
 
 from penstock.alerts.command import CommandReceiver
 from penstock.alerts.messenger import Messenger, Way
-from penstock.alerts.reader import UNDELIVERED, Reader, Receivers
-from penstock.alerts.spool import Message, Spool
+from penstock.alerts.reader import UNDELIVERED, Message, Reader, Receivers, Spool
 from penstock.alerts.webhook import Webhook, secrets_in
-from penstock.core.alerts import Alert
-from penstock.core.changes import Change, alert_note
-from penstock.core.words import HOUR, SECOND, AddonId, Span
-from penstock.engine.driver import Driver
-from penstock.engine.private import private_directory
-from penstock.stores.protocol import Store
+from penstock.core.jobs.alerts import Alert
+from penstock.core.jobs.changes import Change, alert_note
+from penstock.core.jobs.types import HOUR, SECOND, AddonId, Span
+from penstock.scheduler.private_files import private_directory
+from penstock.scheduler.service import Driver
+from penstock.stores.api import Store
 
 __all__ = ["Alerting", "Ways"]
 

@@ -19,8 +19,8 @@ from threading import Lock
 from typing import Any, Final
 
 from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
-from penstock.alerts.spool import Message
-from penstock.core.words import Moment
+from penstock.alerts.reader import Message
+from penstock.core.jobs.types import Moment
 
 __all__ = ["CommandReceiver"]
 

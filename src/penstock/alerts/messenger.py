@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from penstock.alerts.spool import Message, Spool
-from penstock.core.outbound import LONGEST_PAUSE, pause
-from penstock.core.words import HOUR, Moment, seconds
+from penstock.alerts.reader import Message, Spool
+from penstock.core.jobs.outbound import LONGEST_PAUSE, pause
+from penstock.core.jobs.types import HOUR, Moment, seconds
 
 __all__ = ["MessageRefused", "Messenger", "ReceiverAway", "Stopped", "Way"]
 

@@ -24,10 +24,10 @@ from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
-from penstock.alerts.spool import Message
-from penstock.core.outbound import refusal
-from penstock.core.words import SECOND, Moment
-from penstock.engine.private import Unsafe, private_file, replace_file
+from penstock.alerts.reader import Message
+from penstock.core.jobs.outbound import refusal
+from penstock.core.jobs.types import SECOND, Moment
+from penstock.scheduler.private_files import Unsafe, private_file, replace_file
 
 __all__ = ["Webhook", "secrets_in", "signatures"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.chaos.havoc import Aftermath, KillLoop
-from penstock.chaos.proof import PromiseCheck, check_promises
+from penstock.chaos.checks import PromiseCheck, check_promises
+from penstock.chaos.kill_loop import Aftermath, KillLoop
 
 __all__ = ["Aftermath", "KillLoop", "PromiseCheck", "check_promises"]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from penstock.cli.daemon import load_settings
+from penstock.cli.parsers import span
 from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, table
-from penstock.cli.words import span
-from penstock.core.states import JobState
+from penstock.core.jobs.states import JobState
 
 if TYPE_CHECKING:
     from penstock import JobFunction, Scheduler

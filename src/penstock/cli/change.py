@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.names import JOB
+from penstock.cli.parsers import JOB, PRIORITY, WHEN, short
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, passes
-from penstock.cli.words import PRIORITY, WHEN, short
 
 if TYPE_CHECKING:
-    from penstock.http import wire
+    from penstock import wire
 
 __all__ = ["cancel", "edit", "retry"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
+from penstock.cli.parsers import DURATION
 from penstock.cli.printing import echo
 from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
 from penstock.cli.tables import Column, table
-from penstock.cli.words import DURATION
 
 __all__ = ["load_settings", "login", "pair", "settings", "stop", "up"]
 
@@ -121,7 +121,7 @@ def stop(session: CliSession, now: bool, timeout: float) -> None:
 
 def _pid() -> int:
     """As the daemon of this user's data directory wrote it down."""
-    from penstock.client.home import data_dir
+    from penstock.client.transport import data_dir
 
     told = data_dir(os.environ) / "daemon.json"
     try:

@@ -11,7 +11,7 @@ from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, fail, passes
 
 if TYPE_CHECKING:
-    from penstock.stores.protocol import Store
+    from penstock.stores.api import Store
 
 __all__ = ["db", "opened"]
 
@@ -38,8 +38,8 @@ def _place(given: str | None) -> str:
 def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
     """Every page, every sum and every trail. Exits with 1 when something is wrong."""
     from penstock.stores.opening import is_address, shown
-    from penstock.stores.sqlite_file import integrity
-    from penstock.stores.sqlite_guard import refuse_lost
+    from penstock.stores.sqlite.connection import integrity
+    from penstock.stores.sqlite.guard import refuse_lost
 
     place = _place(path)
     name = shown(place)
@@ -66,7 +66,7 @@ def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
 @passes
 def backup(session: CliSession, target: str, path: str | None) -> None:
     """A copy that is whole, taken while the scheduler runs."""
-    from penstock.stores.sqlite_file import copy
+    from penstock.stores.sqlite.connection import copy
 
     file = _existing(path)
     if Path(target).exists():
@@ -84,7 +84,7 @@ def backup(session: CliSession, target: str, path: str | None) -> None:
 def restore(session: CliSession, source: str, path: str | None) -> None:
     """Put BACKUP in the place of the database, while no scheduler runs. The file that was there is kept under another name."""
     from penstock.stores.opening import is_address, shown
-    from penstock.stores.sqlite_restore import restore as put_back
+    from penstock.stores.sqlite.restore import restore as put_back
 
     place = _place(path)
     if is_address(place):
@@ -104,8 +104,8 @@ def _record_restore(file: Path, source: str) -> None:
     """The restored trail says so, and who did it."""
     import getpass
 
-    from penstock.core.changes import admin_event
-    from penstock.core.job import EventKind
+    from penstock.core.jobs.changes import admin_event
+    from penstock.core.jobs.job import EventKind
 
     store = opened(str(file))
     try:
@@ -154,7 +154,7 @@ def copy(session: CliSession, source: str, target: str) -> None:
 
 
 def opened(place: str, *, accept_loss: bool = False) -> Store:
-    from penstock.core.order import Ordering
+    from penstock.core.jobs.ordering import Ordering
     from penstock.settings import load
     from penstock.stores.opening import open_store
 

@@ -114,8 +114,8 @@ def _directory(settings: Settings) -> Iterator[Finding]:
 
 def _database(settings: Settings) -> Iterator[Finding]:
     from penstock.core.errors import PenstockError
-    from penstock.stores.sqlite_file import integrity
-    from penstock.stores.sqlite_guard import refuse_lost
+    from penstock.stores.sqlite.connection import integrity
+    from penstock.stores.sqlite.guard import refuse_lost
 
     if settings.shared:
         yield from _server(settings)
@@ -209,7 +209,7 @@ _LOOKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
 
 
 def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:
-    from penstock.client.failures import AccessDenied, Unreachable
+    from penstock.client.transport import AccessDenied, Unreachable
 
     try:
         host = session.client.health()

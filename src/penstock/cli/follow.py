@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from penstock.cli.names import JOB
+from penstock.cli.parsers import DURATION, JOB, short, span
 from penstock.cli.printing import echo, output, printable
 from penstock.cli.session import EXITS, CliSession, fail, passes
 from penstock.cli.submit import command_of, described, fields_of
-from penstock.cli.words import DURATION, short, span
 from penstock.client.signals import interruptible
 
 if TYPE_CHECKING:
-    from penstock.http import wire
+    from penstock import wire
 
 __all__ = ["events", "logs", "run", "wait"]
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.names import ADDON, JOB
+from penstock.cli.parsers import ADDON, JOB, age, short, span
 from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, state_text, table
-from penstock.cli.words import age, short, span
 
 if TYPE_CHECKING:
-    from penstock.http import wire
+    from penstock import wire
 
 __all__ = ["explain", "ls", "show", "standing"]
 

@@ -10,9 +10,9 @@ import click
 
 from penstock.cli.daemon import load_settings, pair
 from penstock.cli.db import opened
+from penstock.cli.parsers import span
 from penstock.cli.session import CliSession, fail, passes
 from penstock.cli.tables import Column, table
-from penstock.cli.words import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from penstock.cli.names import ADDON
+from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, short
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, passes
-from penstock.cli.words import DURATION, PRIORITY, WHEN, short
 from penstock.core.json_text import parsed
 
 __all__ = ["described", "fields_of", "submit"]

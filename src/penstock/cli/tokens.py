@@ -6,11 +6,11 @@ from datetime import datetime
 
 import click
 
+from penstock.cli.parsers import WHEN, age
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, table
-from penstock.cli.words import WHEN, age
-from penstock.http.wire import Scope
+from penstock.wire import Scope
 
 __all__ = ["token"]
 

@@ -20,14 +20,14 @@ from textual.widgets import DataTable, Footer, Sparkline, Static
 from textual.worker import Worker
 
 from penstock.cli.jobs import standing
+from penstock.cli.parsers import age, short, span
 from penstock.cli.printing import printable
 from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, state_text
-from penstock.cli.words import age, short, span
 
 if TYPE_CHECKING:
+    from penstock import wire
     from penstock.client.client import Client
-    from penstock.http import wire
 
 __all__ = ["Top", "top"]
 

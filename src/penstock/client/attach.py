@@ -15,13 +15,13 @@ import threading
 from pathlib import Path
 from typing import Any, Final, Self
 
+from penstock import wire
 from penstock.client.client import Client
 from penstock.core.errors import PenstockError
-from penstock.core.refusals import Unavailable
-from penstock.http import wire
-from penstock.local.graphs.executor import GraphExecutor
-from penstock.local.graphs.spotlight import LaneBars
-from penstock.local.registry import Registered, TaskSnapshot, registered
+from penstock.core.jobs.refusals import Unavailable
+from penstock.graphs.executor import GraphExecutor
+from penstock.graphs.run_recorder import LaneBars
+from penstock.telemetry.registry import Registered, TaskSnapshot, registered
 
 __all__ = ["Attachment", "attach"]
 

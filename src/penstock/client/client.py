@@ -1,8 +1,8 @@
 """
-The typed client of the HTTP API, one method per route, answers as the types of `penstock.http.wire`.
+The typed client of the HTTP API, one method per route, answers as the types of `penstock.wire`.
 
 A request is sent again only where that is safe: when it certainly did not arrive, when it only reads, or when what it does twice is what it
-does once (a submit with an idempotency key). Refusals are raised as the errors of the library (`penstock.core.refusals`).
+does once (a submit with an idempotency key). Refusals are raised as the errors of the library (`penstock.core.jobs.refusals`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
+from penstock import wire
 from penstock.client.context import encoded
-from penstock.client.failures import from_answer
-from penstock.client.home import local_url, token_of
 from penstock.client.stream import EventStream
-from penstock.client.transport import Transport
+from penstock.client.transport import Transport, from_answer, local_url, token_of
+from penstock.core.jobs.refusals import BadIntent
+from penstock.core.jobs.states import JobState
 from penstock.core.json_text import refuse_not_finite
-from penstock.core.refusals import BadIntent
-from penstock.core.states import JobState
 from penstock.core.text import safe_str
-from penstock.http import wire
 
 __all__ = ["Client"]
 

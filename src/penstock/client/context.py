@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.core.errors import JobStopped
 from penstock.core.json_text import checked_json
-from penstock.http.wire import ClaimedJob
+from penstock.wire import ClaimedJob
 
 __all__ = ["JobContext", "LeaseControl", "LeaseFacts", "encoded", "facts_of"]
 

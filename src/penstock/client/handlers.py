@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from penstock.client.context import JobContext, encoded
 from penstock.core.errors import JobStopped, JobUnavailable
-from penstock.core.refusals import Unavailable
+from penstock.core.jobs.refusals import Unavailable
 from penstock.core.text import error_text, is_kind, safe_str
-from penstock.http.wire import Failure
+from penstock.wire import Failure
 
 __all__ = ["Ending", "Failed", "Handler", "Released", "Succeeded", "call"]
 

@@ -17,11 +17,11 @@ from typing import Any, Final
 from penstock.client.client import Client
 from penstock.client.context import JobContext, LeaseFacts
 from penstock.client.handlers import Ending, Failed, Handler, Released, call
-from penstock.client.holds import ActiveLease
+from penstock.client.leases import ActiveLease
 from penstock.core.errors import CallCanceled, NotPicklable, WorkerCrashedError
 from penstock.core.text import error_text, safe_str
-from penstock.http.wire import Failure
-from penstock.local.pool import WorkerPool
+from penstock.pools.pool import WorkerPool
+from penstock.wire import Failure
 
 __all__ = ["ProcessExecutorThread"]
 

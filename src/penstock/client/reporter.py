@@ -12,12 +12,12 @@ from typing import Final, NamedTuple, Protocol
 
 from msgspec import UNSET, Raw
 
-from penstock.client.failures import Unreachable, error_of
 from penstock.client.handlers import Ending, Failed, Released, Succeeded
-from penstock.client.holds import ActiveLease
-from penstock.core.refusals import NotFound, Refused, StaleDispatch, Unavailable
+from penstock.client.leases import ActiveLease
+from penstock.client.transport import Unreachable, error_of
+from penstock.core.jobs.refusals import NotFound, Refused, StaleDispatch, Unavailable
 from penstock.core.text import safe_str, storable
-from penstock.http.wire import Ended, OutcomeReport
+from penstock.wire import Ended, OutcomeReport
 
 __all__ = ["ReportCalls", "Reporter"]
 

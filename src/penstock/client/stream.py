@@ -14,10 +14,9 @@ from typing import Final, Self
 
 import msgspec
 
-from penstock.client.failures import Unreachable, from_answer
-from penstock.client.transport import Transport
-from penstock.core.refusals import Unavailable
-from penstock.http import wire
+from penstock import wire
+from penstock.client.transport import Transport, Unreachable, from_answer
+from penstock.core.jobs.refusals import Unavailable
 
 __all__ = ["EventStream"]
 

@@ -1,26 +1,135 @@
-"""
+"""Where a daemon and its clients meet when nobody says otherwise. Both sides ask here, so they cannot disagree.
+
+What the scheduler refuses over HTTP is raised here as the same error that the library raises in process: who catches
+StaleDispatch or QueueFull need not know which of the two it talks to.
+
+    Unavailable
+    └── Unreachable            no answer; `sent` says whether the request may have been carried out all the same
+
+Every error that came as problem+json has its fields: `status`, `title`, `hint`, `problems`, `retry_after_sec`, and what the error knows by name.
+
 HTTP/1.1 over TCP, TLS or a Unix socket, with connections that are kept, for any number of threads.
 
 What may be sent twice is decided by the caller, for only it knows what the request does. A request that certainly did not arrive
 is sent again in any case: nobody answered the door.
 """
 
+#: Between tries: at first at once, for a kept connection may simply have been closed; then at leisure.
 from __future__ import annotations
 
 import select
 import socket
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.client.failures import Unreachable
+import msgspec
 
-__all__ = ["Reply", "Transport"]
+from penstock.core.errors import PenstockError
+from penstock.core.jobs import refusals
+from penstock.core.jobs.refusals import Refused, Unavailable
+from penstock.wire import ProblemDetails
 
-#: Between tries: at first at once, for a kept connection may simply have been closed; then at leisure.
+__all__ = [
+    "AccessDenied",
+    "Reply",
+    "Transport",
+    "Unreachable",
+    "config_file",
+    "data_dir",
+    "error_of",
+    "from_answer",
+    "local_url",
+    "token_of",
+]
+
+
+def data_dir(environ: Mapping[str, str]) -> Path:
+    told = environ.get("PENSTOCK_DATA_DIR")
+    return Path(told).expanduser() if told else _xdg(environ, "XDG_DATA_HOME", ".local/share") / "penstock"
+
+
+def config_file(environ: Mapping[str, str]) -> Path:
+    return _xdg(environ, "XDG_CONFIG_HOME", ".config") / "penstock" / "penstock.toml"
+
+
+def local_url(environ: Mapping[str, str]) -> str:
+    return f"unix://{data_dir(environ) / 'penstock.sock'}"
+
+
+def token_of(environ: Mapping[str, str]) -> str:
+    """Nothing where there is no file: through the socket of one's own daemon none is needed."""
+    if token := environ.get("PENSTOCK_TOKEN"):
+        return token.strip()
+    file = Path(environ.get("PENSTOCK_TOKEN_FILE") or data_dir(environ) / "token")
+    try:
+        return file.read_text("ascii").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _xdg(environ: Mapping[str, str], name: str, otherwise: str) -> Path:
+    """The standard says that a relative path in these variables must be ignored."""
+    told = environ.get(name, "")
+    return Path(told) if told.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / otherwise
+
+
+class Unreachable(Unavailable):
+    code = "unreachable"
+
+
+class AccessDenied(Refused):
+    """The token is missing, wrong, or may not do this."""
+
+    code = "denied"
+    status = 403
+
+
+def from_answer(status: int, body: bytes) -> PenstockError:
+    try:
+        return error_of(msgspec.json.decode(body, type=ProblemDetails))
+    except msgspec.MsgspecError:
+        # Not from us: a proxy, or another program on that port.
+        text = body[:200].decode("utf-8", "replace")
+        kind = Unavailable if status >= 500 else Refused
+        return kind(f"the answer {status} is not the scheduler's: {text!r}", status=status)
+
+
+def error_of(problem: ProblemDetails) -> PenstockError:
+    otherwise = (
+        Unavailable if problem.status >= 500 else AccessDenied if problem.status in (401, 403) else Refused
+    )
+    kind = _KINDS.get(problem.code, otherwise)
+    told: dict[str, Any] = {
+        **problem.data,
+        "title": problem.title,
+        "hint": problem.hint,
+        "problems": [{"field": one.field, "message": one.message} for one in problem.problems],
+        "retry_after_sec": problem.retry_after_sec,
+    }
+    error = kind(problem.detail or problem.title, **told)
+    # A code that this client does not know yet is still the one that was told.
+    error.__dict__.update(code=problem.code, status=problem.status)
+    if problem.hint:
+        error.add_note(problem.hint)
+    return error
+
+
+def _kinds(root: type[PenstockError]) -> Iterator[tuple[str, type[PenstockError]]]:
+    yield root.code, root
+    for kind in root.__subclasses__():
+        if kind.__module__ == refusals.__name__:
+            yield from _kinds(kind)
+
+
+_KINDS = dict(_kinds(Refused)) | dict(_kinds(Unavailable))
+
+
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 

@@ -28,14 +28,12 @@ from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 from penstock.client.client import Client
 from penstock.client.context import JobContext, facts_of
 from penstock.client.handlers import Ending, Failed, Handler, Released, call
-from penstock.client.heart import Heartbeater
-from penstock.client.holds import ActiveLease, ActiveLeases
+from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer, monotonic
 from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
-from penstock.client.tenure import LeaseTimer, monotonic
-from penstock.core.refusals import Unavailable
+from penstock.core.jobs.refusals import Unavailable
 from penstock.core.text import error_text
-from penstock.http.wire import ClaimAnswer, Ended, OutcomeReport
+from penstock.wire import ClaimAnswer, Ended, OutcomeReport
 
 if TYPE_CHECKING:
     from penstock.client.processes import ProcessExecutorThread

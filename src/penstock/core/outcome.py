@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from penstock.core.job import Dispatch, Job
-from penstock.core.landing import EndReason
-from penstock.core.states import SETTLED, JobState
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.job import Dispatch, Job
+from penstock.core.jobs.states import SETTLED, JobState
 
 __all__ = ["DEADLINE_PASSED", "JobOutcome", "outcome_of"]
 

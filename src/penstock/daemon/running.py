@@ -26,19 +26,19 @@ from penstock import web
 from penstock.alerts import Alerting, Ways
 from penstock.client.signals import heard
 from penstock.core.errors import PenstockError
-from penstock.core.refusals import DispatcherHeld, Unavailable
-from penstock.core.tracker import Graces
-from penstock.core.words import AddonId, seconds
+from penstock.core.jobs.refusals import DispatcherHeld, Unavailable
+from penstock.core.jobs.tracker import Graces
+from penstock.core.jobs.types import AddonId, seconds
 from penstock.daemon.logs import configure
-from penstock.engine.clock import SteadyClock
-from penstock.engine.fetchers import FOR_EVER, WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.private import private_directory, replace_file
-from penstock.engine.roll import Introduction
-from penstock.engine.users import account
-from penstock.http.server import Config, Server, serve
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.runner.runner import AFTER_STOP
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.hosts import Introduction
+from penstock.scheduler.private_files import private_directory, replace_file
+from penstock.scheduler.pulling_workers import FOR_EVER, WorkerKinds
+from penstock.scheduler.service import SchedulerService
+from penstock.scheduler.users import account
+from penstock.server.listener import Config, Server, serve
 from penstock.settings import Settings
 from penstock.stores.opening import open_store, shown
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.runner.context import JobContext as JobContext
     from penstock.runner.context import current_job as current_job
-    from penstock.runner.options import RunnerOptions as RunnerOptions
+    from penstock.runner.leftovers import Leftovers as Leftovers
     from penstock.runner.payload import Functions as Functions
+    from penstock.runner.payload import RunnerOptions as RunnerOptions
     from penstock.runner.runner import Runner as Runner
-    from penstock.runner.survivors import Leftovers as Leftovers
 
 _HOMES = {
     "Functions": "payload",
     "JobContext": "context",
     "Runner": "runner",
-    "RunnerOptions": "options",
-    "Leftovers": "survivors",
+    "RunnerOptions": "payload",
+    "Leftovers": "leftovers",
     "current_job": "context",
 }
 

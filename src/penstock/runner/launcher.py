@@ -18,7 +18,7 @@ import sys
 import time
 from typing import NoReturn
 
-from penstock.runner.trees import become_subreaper, children, descendants, look, send
+from penstock.runner.process_tree import become_subreaper, children, descendants, look, send
 from penstock.runner.warden import Warden
 
 __all__ = ["main"]

@@ -17,30 +17,26 @@ from secrets import token_urlsafe
 from threading import Thread
 from typing import Final, Self
 
-from penstock.core.changes import Note, Renewal, stop
-from penstock.core.job import EventKind
-from penstock.core.landing import DispatchPhase, EndReason
-from penstock.core.refusals import NotFound, Refused, Unavailable
+from penstock.core.jobs.changes import Note, Renewal, stop
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.refusals import NotFound, Refused, Unavailable
+from penstock.core.jobs.tracker import Effect, Step, Tracker
+from penstock.core.jobs.types import SECOND, DispatchId, Moment, seconds
 from penstock.core.text import error_text
-from penstock.core.tracker import Effect, Step, Tracker
-from penstock.core.words import SECOND, DispatchId, Moment, seconds
-from penstock.engine.apart import write_apart
-from penstock.engine.desk import Answer, EndReport, GrantedJob
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.runner.calls import RunRequests
-from penstock.runner.crew import ProcessSupervisor
-from penstock.runner.door import ControlSocket
+from penstock.runner.attempts import ActiveDispatch, ProcessOutcome, quarantine_units, write_notes
+from penstock.runner.control_socket import ControlSocket, RunRequests
 from penstock.runner.frames import Frame
-from penstock.runner.options import RunnerOptions
-from penstock.runner.output import Output
-from penstock.runner.payload import FUNCTION, JOB_TYPES, CommandPayload, read
-from penstock.runner.runs import ActiveDispatch, ProcessOutcome
-from penstock.runner.survivors import WORKER, Leftovers
-from penstock.runner.tidy import OutputCleaner
-from penstock.runner.trail import quarantine_units, write_notes
+from penstock.runner.io_loop import IoLoop
+from penstock.runner.leftovers import WORKER, Leftovers
+from penstock.runner.output import Output, OutputCleaner
+from penstock.runner.payload import FUNCTION, JOB_TYPES, CommandPayload, RunnerOptions, read
+from penstock.runner.supervisor import ProcessSupervisor
 from penstock.runner.warden import boot_time
-from penstock.runner.watch import IoLoop
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.isolation import write_apart
+from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
+from penstock.scheduler.service import SchedulerService
 
 __all__ = ["AFTER_STOP", "Runner"]
 

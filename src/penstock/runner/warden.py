@@ -21,9 +21,9 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from penstock.runner.frames import BadFrame, Channel, Frame
+from penstock.runner.links import CallMarker
 from penstock.runner.output import OutputLimits, OutputRecorder, fresh_folder, open_folder
-from penstock.runner.page import CallMarker
-from penstock.runner.trees import (
+from penstock.runner.process_tree import (
     become_subreaper,
     descendants,
     die_with_the_parent,
@@ -156,7 +156,7 @@ class Warden:
 
     def _start(self, order: Frame) -> None:
         self._runs, self._until = order["runs"], order["until"]
-        self._output_limits = OutputLimits(*order["room"])
+        self._output_limits = OutputLimits(*order["output_limits"])
         self._stragglers = order["stragglers"]
         try:
             if order["folder"]:

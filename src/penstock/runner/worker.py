@@ -26,7 +26,7 @@ from penstock.core.json_text import json_text
 from penstock.core.text import error_text, safe_str
 from penstock.runner.context import JobContext, JobRefused, JobYielded, _current
 from penstock.runner.frames import TICKET, BadFrame, Frame, Inbox, pack
-from penstock.runner.page import CallMarker
+from penstock.runner.links import CallMarker
 
 __all__ = ["main"]
 

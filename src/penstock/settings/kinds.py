@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from penstock.core.outbound import HTTP_PORTS
-from penstock.core.quiet import Points
-from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
+from penstock.core.jobs.load import Points
+from penstock.core.jobs.outbound import HTTP_PORTS
+from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
 from penstock.stores.opening import is_address, shown
 
 __all__ = [

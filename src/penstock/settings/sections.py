@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from penstock.core.intent import LABEL, LABEL_WORDS
-from penstock.core.quiet import SCALES, TOLD, Points
-from penstock.core.tracker import Graces
-from penstock.core.words import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
-from penstock.engine.rules import SchedulerRules
+from penstock.core.jobs.intent import LABEL, LABEL_WORDS
+from penstock.core.jobs.load import SCALES, TOLD, Points
+from penstock.core.jobs.tracker import Graces
+from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
+from penstock.scheduler.rules import SchedulerRules
 from penstock.settings.kinds import (
     DAY,
     Address,

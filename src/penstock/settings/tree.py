@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.core.admission import AdmissionLimits
-from penstock.core.admission import Caps as CoreCaps
-from penstock.core.order import Aging, Ordering
-from penstock.core.preempt import Preemption
-from penstock.core.quiet import Capacity, Senses, Thresholds
-from penstock.core.retry import Schedules
-from penstock.core.share import FairShare
-from penstock.core.spend import Budget
-from penstock.core.words import AddonId, HostId
-from penstock.engine.rules import SchedulerRules
+from penstock.core.jobs.admission import AdmissionLimits
+from penstock.core.jobs.admission import Caps as CoreCaps
+from penstock.core.jobs.ledger import FairShare
+from penstock.core.jobs.load import Capacity, Senses, Thresholds
+from penstock.core.jobs.ordering import Aging, Ordering
+from penstock.core.jobs.preemption import Preemption
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.types import AddonId, HostId
+from penstock.scheduler.rules import SchedulerRules
 from penstock.settings.kinds import database, folder, optional
 from penstock.settings.sections import (
     AddonSettings,
@@ -39,9 +39,9 @@ from penstock.settings.sections import (
     TelemetrySettings,
     key,
 )
+from penstock.stores.api import Depth as StoreDepth
 from penstock.stores.opening import SharedOptions as StoreSharing
 from penstock.stores.opening import is_address
-from penstock.stores.protocol import Depth as StoreDepth
 
 __all__ = ["Tree"]
 

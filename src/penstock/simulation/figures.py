@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.core.words import SECOND, Span, seconds
+from penstock.core.jobs.types import SECOND, Span, seconds
 from penstock.simulation.play import Played, PlayedJob
 
 __all__ = ["AddonFigures", "Figures", "figures"]

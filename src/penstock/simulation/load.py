@@ -13,12 +13,12 @@ from random import Random
 from statistics import median
 from typing import Final, NamedTuple
 
-from penstock.core.intent import Intent
-from penstock.core.job import Event, EventKind, Job
-from penstock.core.words import HOUR, SECOND, AddonId, DispatchId, JobId, Moment, Priority, Span
-from penstock.engine.feed import feed
-from penstock.engine.tallies import ENDS
-from penstock.stores.protocol import Query, Store
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import Event, EventKind, Job
+from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, JobId, Moment, Priority, Span
+from penstock.scheduler.job_service import feed
+from penstock.scheduler.stats import ENDS
+from penstock.stores.api import Query, Store
 
 __all__ = ["Arrival", "made_up", "replayed"]
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
 
-from penstock.core.job import Dispatch
-from penstock.core.order import MOST_PICKS
-from penstock.core.refusals import Refused
-from penstock.core.words import AddonId, DispatchId, HostId, JobId, Moment, Span
-from penstock.engine.desk import EndReport, JobService
-from penstock.engine.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
-from penstock.engine.keeper import Maintenance
-from penstock.engine.machine import HostLoad
-from penstock.engine.room import SubmitWaitlist
-from penstock.engine.rules import SchedulerRules
+from penstock.core.jobs.job import Dispatch
+from penstock.core.jobs.ordering import MOST_PICKS
+from penstock.core.jobs.refusals import Refused
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.job_service import EndReport, JobService
+from penstock.scheduler.maintenance import Maintenance
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.simulation.load import Arrival
-from penstock.stores.memory import MemoryStore
+from penstock.stores.memory.store import MemoryStore
 
 __all__ = ["Played", "PlayedJob", "play"]
 

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from penstock.core.books import keys_of
-from penstock.core.refusals import StoreFailed
+from penstock.core.jobs.ledger import keys_of
+from penstock.core.jobs.refusals import StoreFailed
+from penstock.stores.common.rows import class_from
 from penstock.stores.opening import SharedOptions, open_postgres, shown
-from penstock.stores.postgres_link import ConnectionOptions, Database, PipelineConnection
-from penstock.stores.rows import class_from
-from penstock.stores.sqlite_file import DispatchLock, WriteLock, connect, failures, migrate, one
+from penstock.stores.postgres.database import ConnectionOptions, Database, PipelineConnection
+from penstock.stores.sqlite.connection import DispatchLock, WriteLock, connect, failures, migrate, one
 
 __all__ = ["Copied", "copy_to_postgres"]
 

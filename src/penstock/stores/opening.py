@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.order import Ordering
-from penstock.core.refusals import StoreFailed
-from penstock.core.words import Moment
-from penstock.stores.protocol import Clock, Store
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.jobs.types import Moment
+from penstock.stores.api import Clock, Store
 
 if TYPE_CHECKING:
-    from penstock.stores.postgres import PostgresStore
+    from penstock.stores.postgres.store import PostgresStore
 
 __all__ = ["SharedOptions", "is_address", "open_postgres", "open_store", "server_time", "shown"]
 
@@ -57,7 +57,7 @@ def open_store(
     """
     if is_address(where):
         return open_postgres(where, ordering, sharing)
-    from penstock.stores.sqlite import SqliteStore  # noqa: PLC0415  # only the store that is used
+    from penstock.stores.sqlite.store import SqliteStore  # noqa: PLC0415  # only the store that is used
 
     return SqliteStore(where, clock, ordering=ordering, accept_loss=accept_loss)
 
@@ -66,8 +66,8 @@ def open_postgres(
     where: str, ordering: Ordering | None = None, sharing: SharedOptions | None = None
 ) -> PostgresStore:
     with _driver(where):
-        from penstock.stores.postgres import PostgresStore  # noqa: PLC0415  # as above
-        from penstock.stores.postgres_link import ConnectionOptions  # noqa: PLC0415  # as above
+        from penstock.stores.postgres.database import ConnectionOptions  # noqa: PLC0415  # as above
+        from penstock.stores.postgres.store import PostgresStore  # noqa: PLC0415  # as above
     sharing = sharing or SharedOptions()
     options = ConnectionOptions(connections=sharing.connections, pooler=sharing.pooler)
     return PostgresStore(where, schema=sharing.schema, options=options, ordering=ordering)
@@ -76,7 +76,7 @@ def open_postgres(
 def server_time(where: str, sharing: SharedOptions) -> Moment:
     """What the server's clock says, for whoever only looks: nothing is made or migrated there."""
     with _driver(where):
-        from penstock.stores.postgres_link import ConnectionOptions, Database  # noqa: PLC0415  # as above
+        from penstock.stores.postgres.database import ConnectionOptions, Database  # noqa: PLC0415  # as above
     link = Database(where, sharing.schema, ConnectionOptions(pooler=sharing.pooler), None)
     try:
         return link.now()

@@ -1,4 +1,5 @@
-"""
+"""What was enqueued, as calls that a person can read, and the assertion about it.
+
 The scheduler for tests: the same engine and the same rules, on a store in memory and a clock that only the test moves.
 
 Nothing runs by itself and nothing waits: `drain` runs what can run now, on the test's own thread, one job after the other, in the
@@ -16,28 +17,83 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self, Unpack
 
-from penstock.core.intent import Intent
-from penstock.core.refusals import NotFound, StaleDispatch
-from penstock.core.states import JobState
-from penstock.core.words import SECOND, Moment
-from penstock.engine.dispatcher import WorkerKinds
-from penstock.engine.house import SchedulerService
-from penstock.engine.rules import SchedulerRules
-from penstock.jobs.attempt import JobAttempt, perform, perform_async
-from penstock.jobs.context import JobContext
-from penstock.jobs.function import JobFunction
-from penstock.jobs.handle import JobHandle
-from penstock.jobs.options import Seconds, span_sec
-from penstock.jobs.outcomes import Outcome
-from penstock.jobs.scheduler import Scheduler
-from penstock.jobs.settings import LibrarySettings
-from penstock.jobs.whereabouts import MEMORY
-from penstock.jobs.work import RunningWork
-from penstock.stores.memory import MemoryStore
-from penstock.stores.protocol import Query, Receipt, Store
-from penstock.testing.calls import assert_calls, calls_of
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import Job
+from penstock.core.jobs.refusals import NotFound, StaleDispatch
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND, Moment, seconds
+from penstock.library.attempt import JobAttempt, perform, perform_async
+from penstock.library.context import JobContext
+from penstock.library.function import JobFunction
+from penstock.library.handle import JobHandle, Outcome
+from penstock.library.json_codec import plain
+from penstock.library.location import MEMORY
+from penstock.library.options import Seconds, span_sec
+from penstock.library.running import RunningWork
+from penstock.library.scheduler import Scheduler
+from penstock.library.settings import LibrarySettings
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Query, Receipt, Store
+from penstock.stores.memory.store import MemoryStore
 
-__all__ = ["VirtualClock", "VirtualScheduler"]
+__all__ = ["VirtualClock", "VirtualScheduler", "assert_calls", "calls_of"]
+
+_MOST_SHOWN = 20
+
+
+def assert_calls(
+    store: Store,
+    function: JobFunction[..., Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    count: int | None,
+) -> list[Job]:
+    __tracebackhide__ = True
+    jobs = store.find(Query(limit=1_000_000))
+    payload = function.arguments.encode(args, kwargs) if args or kwargs else None
+    found = [
+        job
+        for job in jobs
+        if job.intent.job_type == function.name
+        and (payload is None or plain(job.intent.payload) == plain(payload))
+    ]
+    if len(found) == count or (count is None and found):
+        return found
+    wanted = _call(function.name, payload)
+    often = "not enqueued" if count is None else f"enqueued {len(found)} times, not {count}"
+    raise AssertionError(f"{wanted} is {often}; {_listed(store, jobs)}")
+
+
+def calls_of(store: Store) -> list[str]:
+    return [_line(job, store.now()) for job in store.find(Query(limit=1_000_000))]
+
+
+def _listed(store: Store, jobs: list[Job]) -> str:
+    if not jobs:
+        return "nothing is enqueued"
+    lines = [_line(job, store.now()) for job in jobs[-_MOST_SHOWN:]]
+    if len(jobs) > _MOST_SHOWN:
+        lines.insert(0, f"... {len(jobs) - _MOST_SHOWN} more")
+    return "enqueued are:\n  " + "\n  ".join(lines)
+
+
+def _line(job: Job, now: int) -> str:
+    later = (
+        f", due in {seconds(job.ready_at - now):g} s" if job.state == "QUEUED" and job.ready_at > now else ""
+    )
+    return f"{_call(job.intent.job_type, job.intent.payload)}  {job.state}, priority {job.intent.priority}{later}"
+
+
+def _call(name: str, payload: str | None) -> str:
+    if payload is None:
+        return f"{name}(...)"
+    arguments = plain(payload)
+    if not isinstance(arguments, dict):
+        return f"{name}({arguments!r})"
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
 
 _START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 _FOR_EVER: Final = 1 << 62

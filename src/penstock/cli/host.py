@@ -1,0 +1,163 @@
+"""The machine and who uses it: capacity, addons, pause, resume, hosts, drain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from rich.text import Text
+
+from penstock.cli.parsers import ADDON, HOST, age, span
+from penstock.cli.printing import echo
+from penstock.cli.session import CliSession, passes
+from penstock.cli.tables import Column, table
+from penstock.core.jobs.spending import SpendMark
+from penstock.wire import AddonInfo, KnownHost
+
+__all__ = ["addons", "capacity", "drain", "hosts", "pause", "resume", "undrain"]
+
+
+@click.command()
+@passes
+def capacity(session: CliSession) -> None:
+    """What may be used now, what is in use, and why it is not more."""
+    told = session.client.capacity()
+    if session.tell(told):
+        return
+    console = session.console
+    color = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}[told.quiet]
+    if told.quiet_sec is None:
+        console.print(f"[{color}]{told.quiet}[/]: the capacity is fixed by a setting, nothing is measured")
+    else:
+        by = f", decided by {told.busy_by}" if told.busy_by else ""
+        console.print(f"[{color}]{told.quiet}[/] for {span(told.quiet_sec)}: busy {told.busy:.1f} of 10{by}")
+    console.print(
+        f"{told.capacity} of {told.most} units may be used, {told.in_use} are in use, {told.free} free"
+    )
+    if told.readings:
+        table(
+            console,
+            [Column("signal"), Column("value", right=True), Column("taken", right=True), Column("")],
+            [
+                (r.name, f"{r.value:.3g}", f"{age(r.at)} ago", "" if r.fresh else "stale")
+                for r in told.readings
+            ],
+        )
+    if len(told.hosts) > 1:
+        alive = [h for h in told.hosts if h.state == "alive"]
+        units, may = sum(h.units for h in alive), sum(h.capacity for h in alive)
+        console.print(
+            f"\nThis is {told.host}, one of {len(alive)} hosts: {units} of {may} units in use on all of them"
+        )
+        _host_table(session, told.host, told.hosts)
+
+
+@click.command()
+@click.option(
+    "--weight", type=click.IntRange(1, 10_000), help="With an ADDON: its share beside the others' 100."
+)
+@click.argument("addon", type=ADDON, required=False)
+@passes
+def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
+    """Who uses the machine: weights, shares, jobs, budgets. With ADDON and --weight: set it."""
+    if weight is not None:
+        if addon is None:
+            raise click.UsageError("--weight needs an ADDON")
+        session.client.set_addon(addon, weight=weight)
+    told = session.client.addons()
+    if addon is not None:
+        told.addons = [one for one in told.addons if one.addon_id == addon]
+    if session.tell(told):
+        return
+    if told.paused:
+        session.console.print("[yellow]everything is paused[/]: `penstock resume`")
+    columns = [
+        Column("addon"), Column("weight", True), Column("units", True), Column("of late", True, 70), Column("queued", True),
+        Column("running", True), Column("done", True, 80), Column("failed", True, 80), Column("today", True, 100),
+        Column("this month", True, 110), Column(""),
+    ]  # fmt: skip
+    rows = [
+        (
+            a.addon_id, a.weight, a.units, f"{a.average:.1f}", a.jobs.get("QUEUED", 0), a.jobs.get("RUNNING", 0),
+            a.jobs.get("DONE", 0), a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0), _spent(a, "day"),
+            _spent(a, "month"), "paused" if a.paused else "",
+        )
+        for a in told.addons
+    ]  # fmt: skip
+    table(session.console, columns, rows)
+
+
+def _spent(addon: AddonInfo, window: str) -> Text:
+    """Against the limit if there is one; yellow from the mark at which its owner is warned."""
+    use = next((use for use in addon.budgets if use.window == window), None)
+    if use is None:
+        return Text("")
+    limit = "" if use.limit is None else f" of {use.limit:.2f}"
+    color = {None: "", SpendMark.WARNED: "yellow", SpendMark.REACHED: "red"}[use.mark]
+    return Text(f"{use.spent:.2f}{limit}", style=color)
+
+
+@click.command()
+@click.argument("addon", type=ADDON, required=False)
+@passes
+def pause(session: CliSession, addon: str | None) -> None:
+    """Start nothing more, of ADDON or at all. What runs goes on; submits are still taken."""
+    session.client.pause(addon)
+    if not session.tell({"paused": addon or "*"}):
+        echo(
+            f"{addon or 'everything'} is paused: `penstock resume{' ' + addon if addon else ''}` takes it up again"
+        )
+
+
+@click.command()
+@click.argument("addon", type=ADDON, required=False)
+@passes
+def resume(session: CliSession, addon: str | None) -> None:
+    """Take it up again."""
+    session.client.resume(addon)
+    if not session.tell({"resumed": addon or "*"}):
+        echo(f"{addon or 'everything'} goes on")
+
+
+@click.command()
+@passes
+def hosts(session: CliSession) -> None:
+    """The machines that share the jobs. A lost one is silent; what it ran comes back as its leases run out."""
+    told = session.client.hosts()
+    if not session.tell(told):
+        _host_table(session, told.here, told.hosts)
+
+
+def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> None:
+    columns = [
+        Column("host"), Column("state"), Column("units", True), Column("of", True), Column("machine"), Column("seen", True),
+        Column("labels", keep=90), Column("version", keep=110), Column("url", keep=120),
+    ]  # fmt: skip
+    rows = [
+        (
+            f"{h.host} (here)" if h.host == here else h.host, f"{h.state}, draining" if h.draining else h.state,
+            h.units, h.capacity, h.quiet, f"{age(h.seen_at)} ago", " ".join(h.labels), h.version, h.url or "",
+        )
+        for h in known
+    ]  # fmt: skip
+    table(session.console, columns, rows)
+
+
+@click.command()
+@click.argument("host", type=HOST)
+@passes
+def drain(session: CliSession, host: str) -> None:
+    """HOST starts nothing more, also after a restart. What runs there goes on."""
+    session.client.drain(host)
+    if not session.tell({"draining": host}):
+        echo(f"{host} is drained: `penstock undrain {host}` lets it start jobs again")
+
+
+@click.command()
+@click.argument("host", type=HOST)
+@passes
+def undrain(session: CliSession, host: str) -> None:
+    """HOST may start jobs again."""
+    session.client.undrain(host)
+    if not session.tell({"undrained": host}):
+        echo(f"{host} starts jobs again")

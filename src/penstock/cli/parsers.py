@@ -1,0 +1,157 @@
+"""How people write times and durations, and how they are shown.
+
+What a shell offers behind TAB where a job, an addon or a host is to be named: those that there are.
+
+Whoever presses TAB has no use for an error, and waits for no answer that does not come: then there is nothing to offer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from penstock.core.jobs.types import Priority
+
+if TYPE_CHECKING:
+    from penstock.client.client import Client
+
+__all__ = ["ADDON", "DURATION", "HOST", "JOB", "PRIORITY", "WHEN", "age", "short", "span"]
+
+_UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_PRIORITIES: Final = tuple(name.lower() for name in Priority.NAMES)
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+
+
+class _Duration(click.ParamType[float]):
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
+        if isinstance(value, (int, float)):
+            return float(value)
+        text = value.strip().lower()
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+        parts = _PART.findall(text)
+        if (
+            not parts
+            or "".join(a + b for a, b in parts) != text.replace(" ", "")
+            or any(b not in _UNITS for _, b in parts)
+        ):
+            self.fail(f"{value!r} is no duration: write 90s, 15m, 2h or 1h30m", param, context)
+        return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+class _When(click.ParamType[datetime]):
+    """A moment: `in 10m`, `+10m`, `22:30` (the next one), `2026-12-24 18:00`, or RFC 3339. Without a zone: this machine's."""
+
+    name = "WHEN"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        text = value.strip()
+        if text.startswith(("+", "in ")):
+            seconds = DURATION.convert(text.removeprefix("in ").lstrip("+ "), param, context)
+            return datetime.now(UTC) + timedelta(seconds=seconds)
+        clock = re.fullmatch(r"(\d{1,2}):(\d{2})", text)
+        try:
+            if clock:
+                now = datetime.now().astimezone()
+                at = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+                return at if at > now else at + timedelta(days=1)
+            return datetime.fromisoformat(text).astimezone()
+        except ValueError:
+            self.fail(f"{value!r} is no moment: write +10m, 22:30, or 2026-12-24 18:00", param, context)
+
+
+class _Priority(click.ParamType["int | str"]):
+    name = "PRIORITY"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int | str:
+        text = str(value).strip().lower()
+        if text in _PRIORITIES:
+            return text
+        if not (text.isdecimal() and Priority.LEAST <= int(text) <= Priority.MOST):
+            self.fail(f"{value!r} is no priority: write 1..100, or {', '.join(_PRIORITIES)}", param, context)
+        return int(text)
+
+    def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in _PRIORITIES if name.startswith(incomplete)]
+
+
+PRIORITY: Final = _Priority()
+DURATION: Final = _Duration()
+WHEN: Final = _When()
+
+
+def short(job_id: str) -> str:
+    """The end of an id: the beginnings of those that were made together look alike."""
+    return job_id[-8:]
+
+
+def span(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    for limit, size, unit in ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
+        if seconds < limit:
+            value = seconds / size
+            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def age(moment: datetime | None, now: datetime | None = None) -> str:
+    if moment is None:
+        return "-"
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    return f"in {span(-seconds)}" if seconds < -0.5 else span(max(0.0, seconds))
+
+
+_PATIENCE: Final = 2.0  # seconds
+
+
+class _Name(click.ParamType[str]):
+    def __init__(self, name: str, known: Callable[[Client], Iterator[CompletionItem]]) -> None:
+        self.name, self._known = name, known
+
+    def shell_complete(
+        self, context: click.Context, _: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from penstock.client.client import Client
+        from penstock.core.errors import PenstockError
+
+        try:
+            with Client(context.find_root().params.get("url"), timeout=_PATIENCE, retry_for=0.0) as client:
+                return [item for item in self._known(client) if item.value.startswith(incomplete)]
+        except (PenstockError, ValueError, OSError):
+            return []
+
+
+def _jobs(client: Client) -> Iterator[CompletionItem]:
+    """As lists show them, newest first."""
+    yield CompletionItem("last", help="the newest")
+    for job in client.jobs(limit=50, newest_first=True).jobs:
+        yield CompletionItem(job.job_id[-8:], help=f"{job.state} {job.job_type} of {job.addon_id}")
+
+
+def _addons(client: Client) -> Iterator[CompletionItem]:
+    for addon in client.addons().addons:
+        yield CompletionItem(addon.addon_id)
+
+
+def _hosts(client: Client) -> Iterator[CompletionItem]:
+    for host in client.hosts().hosts:
+        yield CompletionItem(host.host, help=host.state)
+
+
+JOB: Final = _Name("JOB", _jobs)
+ADDON: Final = _Name("ADDON", _addons)
+HOST: Final = _Name("HOST", _hosts)

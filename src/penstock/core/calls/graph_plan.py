@@ -1,0 +1,380 @@
+"""What a graph is once nothing about it can change any more.
+
+A `Plan` is made once by `graph_compile.compile_plan` and then only read, by any number of runs at once. All
+that a run must own is two flat lists, copied from templates: the values (one slot a node, then the constants, then
+the environment) and the pending counts. Everything else that a run needs to know about a node sits in one tuple of the
+plan, its `Step`, so that the hot loop touches one object a node and allocates nothing.
+
+Two things make the counting cheap:
+
+- A successor with a single predecessor needs no count at all: it is ready the moment that predecessor is done. Only
+  *shared* successors (two predecessors or more) are counted, and only they need a lock.
+- The end of the run is one more shared successor, numbered `end`, which every sink feeds. So "is that all?" is not a
+  question that each node asks; it is a count that reaches zero.
+
+Nodes are numbered in topological order. That makes index order a valid serial order (the reference in the tests is a
+plain loop over it) and keeps neighbours in the graph neighbours in memory.
+
+What the author of a graph wrote, before and after every name in it has been looked up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, Final, TypeAlias
+
+from penstock.core.text import is_kind, safe_repr
+
+__all__ = [
+    "BOUND",
+    "CAREFUL",
+    "ITEM_SOURCE",
+    "NOWHERE",
+    "UNSET",
+    "Binding",
+    "Const",
+    "Env",
+    "GraphProblem",
+    "Lane",
+    "Leaf",
+    "Node",
+    "NodeRules",
+    "NodeSpec",
+    "NodeStatus",
+    "OnError",
+    "Plan",
+    "Queue",
+    "Resolved",
+    "RunStatus",
+    "Step",
+    "critical_path",
+    "leaves",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """An input that the run brings along: `executor.run(plan, {"user_id": 7})`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """An input that never changes. Wrapped, so that a string can be told from the name of a node."""
+
+    value: Any
+
+
+class Lane(StrEnum):
+    """Where a node runs, as its author says it."""
+
+    COMPUTE = "compute"
+    IO = "io"
+    PROCESS = "process"
+    CLUSTER = "cluster"
+
+
+class Queue(IntEnum):
+    """
+    Where a node waits. One more than there are lanes: `async def` nodes are of the I/O lane, but wait for its event
+    loop and not for one of its threads.
+    """
+
+    COMPUTE = 0
+    IO = 1
+    LOOP = 2
+    PROCESS = 3
+    CLUSTER = 4
+
+
+#: In the place of a queue, for the end of the run: no lane's.
+NOWHERE: Final = 255
+
+
+class OnError(StrEnum):
+    FAIL = "fail"
+    SKIP_DEPENDENTS = "skip_dependents"
+
+
+class RunStatus(StrEnum):
+    OK = "ok"
+    ERROR = "error"
+    CANCELED = "canceled"
+    DEADLINE = "deadline"
+
+
+class NodeStatus(StrEnum):
+    OK = "ok"
+    ERROR = "error"
+    SKIPPED = "skipped"  # never called, and never will be
+    CANCELED = (
+        "canceled"  # in flight when the run ended: called once or about to be, and nobody took its result
+    )
+
+
+class _Unset:
+    """A slot without a value. `None` is a value like any other."""
+
+    def __repr__(self) -> str:
+        return "<unset>"
+
+    def __reduce__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = _Unset()
+
+#: What one parameter is fed from: a slot, several slots gathered into a list, or (`ITEM`) the item of a map node.
+Feed: TypeAlias = int | tuple[int, ...]
+ITEM: Final = -1
+
+
+def _slots(*feeds: Feed) -> set[int]:
+    return {slot for feed in feeds for slot in (feed if isinstance(feed, tuple) else (feed,))}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How a node's arguments are made from the values of a run."""
+
+    positional: tuple[Feed, ...]
+    keywords: tuple[tuple[str, Feed], ...] = ()
+
+    def arguments(self, values: Sequence[Any], item: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def feed(source: Feed) -> Any:
+            if isinstance(source, tuple):
+                return [item if slot == ITEM else values[slot] for slot in source]
+            return item if source == ITEM else values[source]
+
+        return tuple(map(feed, self.positional)), {name: feed(source) for name, source in self.keywords}
+
+    def slots(self) -> set[int]:
+        return _slots(*self.positional, *(source for _, source in self.keywords))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRules:
+    """What happens to a node beyond being called once. Most nodes share the one default object."""
+
+    retries: int = 0
+    retry_delay: float = 0.0
+    retry_on: tuple[type[BaseException], ...] = (Exception,)
+    timeout: float | None = None
+    skip_dependents: bool = False
+    over: Feed | None = None  # a map node: where its list is
+    limit: int | None = None  # a map node: how many items at once
+
+    @property
+    def plain(self) -> bool:
+        return self.retries == 0 and self.timeout is None and self.over is None
+
+    def slots(self) -> set[int]:
+        return set() if self.over is None else _slots(self.over)
+
+    def retry_in(self, attempt: int, error: BaseException) -> float | None:
+        """Seconds to wait after failed attempt number `attempt` (from 1), doubling; None when that was the last."""
+        if attempt > self.retries or not is_kind(error, self.retry_on):
+            return None
+        return float(self.retry_delay * 2 ** min(attempt - 1, 16))
+
+
+#: In the place of the number of inputs: the function takes the list of values itself; or it must not be called in passing.
+BOUND: Final = 4
+CAREFUL: Final = 5
+
+#: (inputs, fn, a, b, c, straight, pushes, shared): all that the hot loop needs to know about a node, in one object.
+#: `inputs` is 0 to 3, and a, b, c are their slots; or BOUND or CAREFUL. `straight` is the successor to go on with, already
+#: ready and of the same queue, or -1; `pushes` are the other successors that are ready now, by queue; `shared` are those
+#: whose count must be taken down.
+Step: TypeAlias = tuple[
+    int, Callable[..., Any], int, int, int, int, tuple[tuple[int, tuple[int, ...]], ...], tuple[int, ...]
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, weakref_slot=True)
+class Plan:
+    """A compiled graph: immutable, reusable, and run concurrently with itself."""
+
+    name: str
+    names: tuple[str, ...]
+    index: Mapping[str, int] = field(repr=False)
+    functions: tuple[Callable[..., Any], ...] = field(repr=False)
+    bindings: tuple[Binding, ...] = field(repr=False)
+    rules: tuple[NodeRules, ...] = field(repr=False)
+    queues: bytes = field(repr=False)  # and `NOWHERE` for the end
+    predecessors: tuple[tuple[int, ...], ...] = field(repr=False)
+    successors: tuple[tuple[int, ...], ...] = field(repr=False)
+    steps: tuple[Step, ...] = field(repr=False)
+    roots: tuple[tuple[int, tuple[int, ...]], ...] = field(repr=False)
+    values: tuple[Any, ...] = field(repr=False)
+    pending: tuple[int, ...] = field(repr=False)
+    env: Mapping[str, int] = field(repr=False)  # name -> slot
+    tolerant: bool = field(repr=False)  # may a node fail without failing the run?
+    simple: bool = field(repr=False)  # are all nodes plain calls in worker threads?
+    lanes: tuple[int, ...] = field(repr=False)  # the queues that its nodes wait in
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        edges = sum(map(len, self.successors))
+        return f"<Plan {self.name!r}: {len(self)} nodes, {edges} edges, env {sorted(self.env)}>"
+
+    @property
+    def end(self) -> int:
+        return len(self.names)
+
+    def lane(self, node: int) -> Lane:
+        match Queue(self.queues[node]):
+            case Queue.COMPUTE:
+                return Lane.COMPUTE
+            case Queue.IO | Queue.LOOP:
+                return Lane.IO
+            case Queue.PROCESS:
+                return Lane.PROCESS
+            case Queue.CLUSTER:
+                return Lane.CLUSTER
+
+    def own_steps(self, watched: bool) -> list[Step]:
+        """
+        For a run that may have to change them: one that is `watched` (traced: nothing takes the fast path), or in which
+        a node may fail alone (see `give_up`). The others share the plan's.
+        """
+        if watched:
+            return [(CAREFUL, *step[1:]) for step in self.steps]
+        return list(self.steps)
+
+    def arrive(self, pending: list[int], node: int) -> list[int]:
+        """
+        `node` is done: take it off its successors' counts and say which are ready now (`end` among them when that
+        was all). Call it once a node, one caller at a time; the hot loop has this very step unrolled.
+        """
+        straight, pushes, shared = self.steps[node][-3:]
+        ready = [straight] if straight >= 0 else []
+        for _, nodes in pushes:
+            ready.extend(nodes)
+        for successor in shared:
+            pending[successor] -= 1
+            if not pending[successor]:
+                ready.append(successor)
+        return ready
+
+    def give_up(self, steps: list[Step], skipped: dict[int, int], node: int) -> None:
+        """
+        `node` failed and only its dependents suffer: each of its descendants is entered into `skipped` with the
+        culprit's number, and from now on calling it does nothing. They still take part in the counting, so
+        that the run ends when the last of the others has, and not before. None of them can have been started: they all
+        lack the culprit, which arrives after this.
+        """
+        stack = [node]
+        while stack:
+            for successor in self.successors[stack.pop()]:
+                if successor not in skipped:
+                    skipped[successor] = node
+                    steps[successor] = (BOUND, _nothing, *steps[successor][2:])
+                    stack.append(successor)
+
+
+def _nothing(_: list[Any]) -> Any:
+    return UNSET
+
+
+def critical_path(plan: Plan, durations: Mapping[int, float]) -> list[int]:
+    """The chain of nodes whose durations add up to the most: what must get shorter for the run to get shorter."""
+    best: list[float] = [0.0] * len(plan)
+    before: list[int] = [-1] * len(plan)
+    for node, predecessors in enumerate(plan.predecessors):
+        chosen = max(predecessors, key=best.__getitem__, default=-1)
+        before[node] = chosen
+        best[node] = durations.get(node, 0.0) + (best[chosen] if chosen >= 0 else 0.0)
+    path: list[int] = []
+    node = max(range(len(plan)), key=best.__getitem__, default=-1)
+    while node >= 0:
+        path.append(node)
+        node = before[node]
+    return path[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """A node as its author gave it, unchecked: whatever is wrong with it is reported when the graph is compiled."""
+
+    fn: Any
+    name: Any = None
+    inputs: Any = field(default_factory=dict)
+    lane: Any = None
+    retries: Any = 0
+    retry_delay: Any = 0.0
+    retry_on: Any = (Exception,)
+    timeout: Any = None
+    on_error: Any = OnError.FAIL
+    maps: bool = False
+    over: Any = None
+    each: Any = None
+    limit: Any = None
+
+    @property
+    def title(self) -> str:
+        given = self.name if self.name is not None else getattr(self.fn, "__name__", None)
+        return (
+            given
+            if isinstance(given, str) and given
+            else safe_repr(given if given is not None else self.fn, 200)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphProblem:
+    """One mistake: where, of which kind, what is wrong, and what to change."""
+
+    node: str | None
+    kind: str
+    text: str
+    fix: str
+
+    def __str__(self) -> str:
+        where = f"node {self.node!r}: " if self.node is not None else ""
+        return f"{where}{self.text}; {self.fix}"
+
+
+class _Item:
+    """The source of a map node's own item."""
+
+
+ITEM_SOURCE: Final = _Item()
+
+#: A node's name, an input of the environment, a constant, or the item of a map.
+Leaf: TypeAlias = str | Env | Const | _Item
+#: What feeds one parameter: one leaf, or several that become a list.
+Resolved: TypeAlias = Leaf | tuple[Leaf, ...]
+
+
+def leaves(source: Resolved) -> tuple[Leaf, ...]:
+    return source if isinstance(source, tuple) else (source,)
+
+
+@dataclass(slots=True)
+class Node:
+    """A node whose every input is known to exist."""
+
+    name: str
+    spec: NodeSpec
+    queue: Queue
+    rules: NodeRules
+    parameters: Mapping[str, inspect.Parameter]
+    feeds: dict[str, Resolved] = field(default_factory=dict)  # by parameter, in the function's order
+    over: Resolved | None = None
+
+    def feeders(self) -> list[str]:
+        """The nodes it waits for, each once, in the order of its parameters."""
+        sources = [*self.feeds.values(), *([] if self.over is None else [self.over])]
+        return list(dict.fromkeys(leaf for leaf in _all_leaves(sources) if isinstance(leaf, str)))
+
+
+def _all_leaves(sources: list[Resolved]) -> Iterator[Leaf]:
+    for source in sources:
+        yield from leaves(source)

@@ -1,0 +1,238 @@
+"""
+Do two type hints contradict each other?
+
+Only what is certain is reported, because a false alarm stops a graph that works. So this is not a type checker: what
+it cannot decide (type variables, protocols, hints that cannot be evaluated, anything unknown) passes, and so does a
+narrower type where a wider one comes in, since the value may well be of the narrower one. What is left is what a
+reader would call wrong at a glance: a `str` into an `int`, a `list[str]` into a `list[float]`.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Union, get_args, get_origin
+
+from penstock.core.calls.graph_plan import Const, Env, GraphProblem, Leaf, Node, leaves
+from penstock.core.text import safe_repr, safe_str
+
+__all__ = ["TypeCheck", "clash", "value_clash"]
+
+#: The numeric tower of PEP 484, and what the standard library's own checkers let through.
+_ALSO = {float: (int,), complex: (int, float), bytes: (bytearray, memoryview)}
+_UNKNOWN = Any
+
+
+class TypeCheck:
+    """Every edge of a graph whose two ends contradict each other."""
+
+    def __init__(self, nodes: Mapping[str, Node], env: Mapping[str, Any]) -> None:
+        self._nodes = nodes
+        self._env = dict(env)
+        self._hints: dict[int, dict[str, Any]] = {}
+
+    def problems(self) -> Iterator[GraphProblem]:
+        for node in self._nodes.values():
+            hints = self._hints_of(node)
+            for parameter, source in node.feeds.items():
+                wanted = hints.get(parameter, _UNKNOWN)
+                if isinstance(source, tuple):
+                    wanted = item_hint(wanted)
+                if wanted is _UNKNOWN:
+                    continue
+                for leaf in leaves(source):
+                    yield from self._edge(node, parameter, leaf, wanted)
+            yield from self._map(node)
+
+    def _edge(self, node: Node, parameter: str, leaf: Leaf, wanted: Any) -> Iterator[GraphProblem]:
+        fix = f"change the hint of {parameter!r}, or feed it from something else"
+        match leaf:
+            case Const(value=value):
+                if value_clash(value, wanted):
+                    text = f"{parameter!r} wants {describe(wanted)} and gets the constant {safe_repr(value, 200)}"
+                    yield GraphProblem(node.name, "types", text, fix)
+            case Env(name=name):
+                if clash(self._env[name], wanted):
+                    text = f"{parameter!r} wants {describe(wanted)}, but Env({name!r}) is {describe(self._env[name])}"
+                    yield GraphProblem(node.name, "types", text, fix)
+                elif self._env[name] is _UNKNOWN:
+                    self._env[name] = wanted  # the first to say what it wants speaks for an undeclared type
+            case str():
+                made = self._result(leaf)
+                if clash(made, wanted):
+                    text = (
+                        f"{parameter!r} wants {describe(wanted)}, but node {leaf!r} returns {describe(made)}"
+                    )
+                    yield GraphProblem(node.name, "types", text, fix)
+            case _:
+                made = item_hint(self._over(node))
+                if clash(made, wanted):
+                    text = f"{parameter!r} wants {describe(wanted)}, but the items it maps over are {describe(made)}"
+                    yield GraphProblem(node.name, "types", text, fix)
+
+    def _map(self, node: Node) -> Iterator[GraphProblem]:
+        over = self._over(node)
+        if over is _UNKNOWN:
+            return
+        if clash(over, collections.abc.Iterable) or _plain(over) in (str, bytes):
+            text = f"it maps over {describe(over)}"
+            yield GraphProblem(
+                node.name, "types", text, "map over a list, or any iterable that is not a text"
+            )
+
+    def _over(self, node: Node) -> Any:
+        match node.over:
+            case Const(value=value):
+                return type(value)
+            case Env(name=name):
+                return self._env[name]
+            case str(name):
+                return self._result(name)
+            case _:
+                return _UNKNOWN
+
+    def _result(self, name: str) -> Any:
+        node = self._nodes[name]
+        made = self._hints_of(node).get("return", _UNKNOWN)
+        return list_of(made) if node.spec.maps else made
+
+    def _hints_of(self, node: Node) -> dict[str, Any]:
+        fn = node.spec.fn
+        key = id(getattr(fn, "__func__", fn))
+        if key not in self._hints:
+            self._hints[key] = hints_of(fn)
+        return self._hints[key]
+
+
+def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Parameters and `return`; empty where the hints cannot be evaluated (a name under TYPE_CHECKING, say)."""
+    target: Any = fn
+    if isinstance(fn, types.FunctionType) and not fn.__annotations__:
+        return {}
+    if inspect.isclass(fn):
+        target = fn.__init__
+    elif not (inspect.isroutine(fn) or hasattr(fn, "__annotations__")):
+        target = type(fn).__call__
+    try:
+        hints = typing.get_type_hints(target)
+    except Exception:  # noqa: BLE001  # evaluating hints runs the user's own expressions: anything may come out
+        return {}
+    if inspect.isclass(fn):
+        hints["return"] = fn
+    return hints
+
+
+def clash(produced: Any, wanted: Any) -> bool:
+    """True only when no value of `produced` can be meant to be a `wanted`."""
+    produced, wanted = _plain(produced), _plain(wanted)
+    if _open(produced) or _open(wanted):
+        return False
+    pairs = [(made, asked) for made in _choices(produced) for asked in _choices(wanted)]
+    if pairs != [(produced, wanted)]:
+        return all(clash(made, asked) for made, asked in pairs)
+    made, asked = _class(produced), _class(wanted)
+    if made is None or asked is None or _is_protocol(made) or _is_protocol(asked):
+        return False
+    if not _related(made, asked):
+        return True
+    return _parameters_clash(produced, wanted)
+
+
+def value_clash(value: Any, wanted: Any) -> bool:
+    """The same for a constant, where the value itself is at hand."""
+    wanted = _plain(wanted)
+    if _open(wanted) or isinstance(value, (types.FunctionType, type)):
+        return False
+    if _is_union(wanted):
+        return all(value_clash(value, part) for part in get_args(wanted))
+    if get_origin(wanted) is typing.Literal:
+        return value not in get_args(wanted)
+    asked = _class(wanted)
+    if asked is None or _is_protocol(asked) or isinstance(value, asked):
+        return False
+    # NumPy's scalars and their kin pass for the numbers that they convert to.
+    stand_in = {int: "__index__", float: "__float__", complex: "__complex__"}.get(asked)
+    return not (stand_in and hasattr(value, stand_in)) and clash(type(value), asked)
+
+
+def item_hint(container: Any) -> Any:
+    """What comes out of iterating over it, when the hint says so."""
+    container = _plain(container)
+    arguments = get_args(container)
+    kind = _class(container)
+    if kind is None or not arguments or _is_union(container):
+        return _UNKNOWN
+    if kind is tuple:
+        return arguments[0] if len(arguments) == 2 and arguments[1] is Ellipsis else _UNKNOWN
+    if issubclass(kind, collections.abc.Iterable) and len(arguments) == 1:
+        return arguments[0]
+    return _UNKNOWN
+
+
+def list_of(hint: Any) -> Any:
+    return list if hint is _UNKNOWN else list[hint]
+
+
+def describe(hint: Any) -> str:
+    return (
+        hint.__name__
+        if isinstance(hint, type) and not get_args(hint)
+        else safe_str(hint, 200).replace("typing.", "")
+    )
+
+
+def _plain(hint: Any) -> Any:
+    """Without what is said about the type and not by it: Annotated, Final, NewType, and None for its type."""
+    while True:
+        if get_origin(hint) in (typing.Annotated, typing.Final, typing.ClassVar):
+            hint = get_args(hint)[0]
+        elif isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        else:
+            return type(None) if hint is None else hint
+
+
+def _open(hint: Any) -> bool:
+    return hint is _UNKNOWN or hint is object or isinstance(hint, (typing.TypeVar, typing.ParamSpec, str))
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, and the types of a Literal's values; anything else is its own only choice."""
+    if get_origin(hint) is typing.Literal:
+        return tuple({type(value) for value in get_args(hint)})
+    return get_args(hint) if _is_union(hint) else (hint,)
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def _class(hint: Any) -> type | None:
+    origin = get_origin(hint) or hint
+    return origin if isinstance(origin, type) else None
+
+
+def _is_protocol(kind: type) -> bool:
+    # The collection ABCs are structural too, but know their members by issubclass; a Protocol need not.
+    return bool(getattr(kind, "_is_protocol", False))
+
+
+def _related(made: type, asked: type) -> bool:
+    try:
+        return issubclass(made, asked) or issubclass(asked, made) or issubclass(made, _ALSO.get(asked, ()))
+    except TypeError:
+        return True
+
+
+def _parameters_clash(produced: Any, wanted: Any) -> bool:
+    """Of generics, only the shapes with one meaning everywhere: collections of one thing, and mappings."""
+    made, asked = get_args(produced), get_args(wanted)
+    if not made or not asked or tuple in (_class(produced), _class(wanted)):
+        return False
+    kinds = (_class(produced), _class(wanted))
+    if all(kind is not None and issubclass(kind, collections.abc.Collection) for kind in kinds):
+        return len(made) == len(asked) and any(map(clash, made, asked))
+    return False

@@ -1,0 +1,416 @@
+"""
+The dispatch queue: who may enter, who is next, and which endings count.
+
+Pure: no lock, no thread, no clock. A shell holds a lock around each call, hands in the time, and carries out what
+comes back. Worker pools share this one machine, so the rules of admission are written once.
+
+Three choices that a reader would not guess:
+
+*Room.* A newcomer is accepted if the calls that are accepted but not started are fewer than `max_queue_depth` plus
+the slots that stand free. With a depth of 0 that leaves exactly the hand-off: accepted means started. With a shell
+that dispatches whatever it can before it lets go of the lock, free slots and pending calls never exist at once, so
+`pending` never exceeds the depth (requeued calls excepted, DQ-6). A slot that falls free is room only if a call may
+start in it: not while paused. And `take` makes no room, it moves a call from one side of that sum to the other; the
+room it stands for was given away when the slot fell free.
+
+*Waiters hold no payload.* Room given to a waiter becomes a RESERVED place with its name on it, and the waiter makes
+its payload then. One place, one wake-up; a caller who comes later cannot take it. Only a waiter that says so (`eager`:
+a Future that waits for a thread which must not) goes straight to PENDING. Two threads that are woken at once fill their
+places in any order; so where the payload is made at once (`in_turn`) the next waiter gets its place after that, and calls
+start in the order in which they came. A reservation may take its time, and holds up no other.
+
+*Cancelled calls stay in the deque* until they reach its head, marked and not counted; when the marked outnumber the
+others it is swept. So to cancel costs no search, and a paused queue that is fed and cancelled for ever stays small.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Generic, TypeVar
+
+from penstock.core.calls.ticket import (
+    ACCEPTED,
+    CLOSED,
+    ENDING,
+    IN_FLIGHT,
+    PENDING,
+    REFUSED,
+    RESERVED,
+    SETTLED,
+    WAIT,
+    WAITING,
+    CancelPhase,
+    EnterResult,
+    Policy,
+    QueueLimits,
+    QueueState,
+    Stage,
+    Ticket,
+)
+
+__all__ = ["DispatchQueue"]
+
+TicketT = TypeVar("TicketT", bound=Ticket)
+_make_tuple = tuple.__new__
+
+
+class DispatchQueue(Generic[TicketT]):
+    """
+    Calls come in by `enter` or `reserve` + `fill`, go out by `take`, end by `settle`, `cancel`, `lose` or `dispose`.
+
+    What a call does to *other* tickets is left in two lists for the shell to collect before it lets go of its lock:
+    `granted` (waiters that got a place: wake each once) and `evicted` (fail each with a QueueDropError).
+    """
+
+    __slots__ = (
+        "_blocks", "_building", "_cursor", "_evicts", "_front", "_max_in_flight", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
+        "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self.limits = limits
+        self._policy = limits.policy
+        self._blocks = limits.policy is Policy.BLOCK
+        self._max_in_flight = limits.max_in_flight
+        # With a depth of 0 whatever is pending came back from a crash, and the newcomer could not start in its stead.
+        self._evicts = limits.policy is Policy.DROP_OLDEST and limits.max_queue_depth > 0
+        self.max_queue_depth = limits.max_queue_depth
+        self.slots = limits.max_in_flight
+        self.paused = False
+        self.disposed = False
+        self.in_flight = 0
+        self.pending = 0
+        self.waiting = 0
+        self.reserved = 0
+        self.granted: list[TicketT] = []
+        self.evicted: list[TicketT] = []
+        self.limit = limits.max_in_flight  # how many may be in flight right now
+        self._pending: deque[TicketT] = deque()
+        self._front: list[tuple[int, TicketT]] = []
+        self._waiters: deque[TicketT] = deque()
+        self._building: TicketT | None = None  # has its place, and all others wait until its payload is there
+        self._serial = 0
+        self._cursor = 0
+
+    # Coming in
+
+    def enter(self, ticket: TicketT, now: float) -> EnterResult:
+        """Accept a call whose payload exists, make it wait, or refuse it."""
+        ticket.called_at = now
+        if self.disposed:
+            return CLOSED
+        if not self.waiting and self._building is None:
+            # _has_room and _accept, written out: this is the one path that every call takes.
+            free = self.limit - self.in_flight
+            if self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0):
+                ticket.stage = PENDING
+                ticket.entered_at = now
+                self._serial += 1
+                ticket.serial = self._serial
+                self.pending += 1
+                self._pending.append(ticket)
+                return ACCEPTED
+        if self._blocks:
+            return self._wait(ticket)
+        if self._evicts and self.pending:
+            self._evict_oldest()
+            self._accept(ticket, now)
+            return ACCEPTED
+        return REFUSED
+
+    def reserve(self, ticket: TicketT, now: float) -> EnterResult:
+        """The same for a caller that has not made its payload yet; `fill` or `cancel` must follow."""
+        ticket.called_at = now
+        if self.disposed:
+            return CLOSED
+        if not self.waiting and self._building is None and self._has_room():
+            self._keep_place(ticket)
+            return EnterResult.RESERVED
+        if self._blocks:
+            return self._wait(ticket)
+        if self._evicts and self.pending:
+            self._evict_oldest()
+            self._keep_place(ticket)
+            return EnterResult.RESERVED
+        return REFUSED
+
+    def fill(self, ticket: TicketT, now: float) -> bool:
+        """Put the payload in its place. False if the place is gone: cancelled, or the queue was disposed."""
+        if ticket.stage is not RESERVED:
+            return False
+        self.reserved -= 1
+        if self._building is ticket:
+            self._building = None
+        if self.disposed:
+            ticket.stage = SETTLED
+            return False
+        self._accept(ticket, now)
+        if self.waiting:
+            self._grant(now)
+        return True
+
+    def enter_run(self, tickets: Sequence[TicketT], now: float) -> int:
+        """`enter` for many whose payloads exist: as many of them as there is room for. Returns how many those are."""
+        entered = int(min(self.room(), len(tickets)))
+        serial = self._serial
+        for ticket in islice(tickets, entered):
+            serial += 1
+            ticket.serial = serial
+            ticket.stage = PENDING
+            ticket.called_at = ticket.entered_at = now
+            self._pending.append(ticket)
+        self._serial = serial
+        self.pending += entered
+        return entered
+
+    def room(self) -> float:
+        """How many calls would be accepted now, if they came one after the other."""
+        if self.waiting or self.disposed or self._building is not None:
+            return 0
+        startable = max(0, self.limit - self.in_flight)
+        return max(0, self.max_queue_depth + startable - self.pending - self.reserved)
+
+    def _has_room(self) -> bool:
+        free = self.limit - self.in_flight
+        return self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0)
+
+    def _accept(self, ticket: TicketT, now: float) -> None:
+        ticket.stage = PENDING
+        ticket.waiting_for = now - ticket.called_at
+        ticket.entered_at = now
+        self._serial += 1
+        ticket.serial = self._serial
+        self.pending += 1
+        self._pending.append(ticket)
+
+    def _keep_place(self, ticket: TicketT) -> None:
+        ticket.stage = RESERVED
+        self.reserved += 1
+
+    def _wait(self, ticket: TicketT) -> EnterResult:
+        ticket.stage = WAITING
+        self.waiting += 1
+        self._waiters.append(ticket)
+        return WAIT
+
+    def _evict_oldest(self) -> None:
+        oldest = self._pop_pending()
+        assert oldest is not None
+        oldest.stage = SETTLED
+        self.evicted.append(oldest)
+
+    def _grant(self, now: float) -> None:
+        """Give room to those who wait, first come first served; each takes one place of it, now or when its payload is made."""
+        waiters = self._waiters
+        free = self.limit - self.in_flight
+        room = self.max_queue_depth + (free if free > 0 else 0) - self.pending - self.reserved
+        while room > 0 and waiters and self._building is None:
+            ticket = waiters.popleft()
+            if ticket.stage is not WAITING:
+                continue
+            room -= 1
+            self.waiting -= 1
+            if ticket.eager:
+                self._accept(ticket, now)
+            else:
+                self._keep_place(ticket)
+                if ticket.in_turn:
+                    self._building = ticket
+            self.granted.append(ticket)
+
+    # Going out
+
+    def take(self, now: float) -> TicketT | None:
+        """The next call for a worker, or None if there is none or no slot for it."""
+        if self.in_flight >= self.limit or not self.pending:
+            return None
+        if self._front:
+            ticket = self._pop_pending()
+            assert ticket is not None
+        else:  # the same, written out: this is the one path that every call takes
+            queue = self._pending
+            ticket = queue.popleft()
+            while ticket.stage is not PENDING:
+                ticket = queue.popleft()
+            self.pending -= 1
+        ticket.stage = IN_FLIGHT
+        self.in_flight += 1
+        self._cursor += 1
+        ticket.dispatch = self._cursor
+        ticket.attempt += 1
+        pending_for = now - ticket.entered_at
+        ticket.pending_for += pending_for
+        ticket.last_wait = pending_for if ticket.attempt > 1 else ticket.waiting_for + pending_for
+        return ticket
+
+    def _pop_pending(self) -> TicketT | None:
+        front = self._front
+        while front:
+            ticket = heappop(front)[1]
+            if ticket.stage is PENDING:
+                self.pending -= 1
+                return ticket
+        queue = self._pending
+        while queue:
+            ticket = queue.popleft()
+            if ticket.stage is PENDING:
+                self.pending -= 1
+                return ticket
+        return None
+
+    # Ending
+
+    def settle(self, ticket: TicketT, dispatch: int, now: float) -> bool:
+        """
+        One attempt is over. True if its outcome counts; False if the call was ended before (its slot is free now)
+        or if this attempt is not the current one (then nothing changes at all).
+        """
+        if ticket.dispatch != dispatch:
+            return False
+        stage = ticket.stage
+        if stage is not IN_FLIGHT and stage is not ENDING:
+            return False
+        ticket.stage = SETTLED
+        self.in_flight -= 1
+        if self.waiting:
+            self._grant(now)
+        return stage is IN_FLIGHT
+
+    def cancel(self, ticket: TicketT, now: float) -> CancelPhase | None:
+        """End a call wherever it is; the phase says where that was. None: too late, it ended already."""
+        match ticket.stage:
+            case Stage.WAITING:
+                self.waiting -= 1
+                phase = CancelPhase.WAITING
+                ticket.stage = SETTLED
+                self._sweep(self._waiters, WAITING, self.waiting)
+            case Stage.RESERVED:
+                self.reserved -= 1
+                phase = CancelPhase.WAITING
+                ticket.stage = SETTLED
+                if self._building is ticket:
+                    self._building = None
+            case Stage.PENDING:
+                self.pending -= 1
+                phase = CancelPhase.QUEUED
+                ticket.stage = SETTLED
+                self._sweep(self._pending, PENDING, self.pending)
+            case Stage.IN_FLIGHT:
+                ticket.stage = ENDING
+                return CancelPhase.IN_FLIGHT
+            case _:
+                return None
+        if self.waiting:
+            self._grant(now)
+        return phase
+
+    @staticmethod
+    def _sweep(queue: deque[TicketT], stage: Stage, alive: int) -> None:
+        if len(queue) > 2 * alive + 32:
+            kept = [ticket for ticket in queue if ticket.stage is stage]
+            queue.clear()
+            queue.extend(kept)
+
+    def lose(self, tickets: Iterable[TicketT], now: float, *, blame: Iterable[TicketT] = ()) -> list[TicketT]:
+        """
+        Their worker is gone. Calls in flight go back to pending, past the admission limit; calls that were ended
+        already only give back their slot. Those in `blame` were running when it died: the ones that have now
+        crashed `max_attempts` workers are settled and returned, to be failed; so is everything once the queue is
+        disposed, because nothing will ever leave it again.
+        """
+        for ticket in blame:
+            ticket.crashes += 1
+        exhausted: list[TicketT] = []
+        requeued: list[TicketT] = []
+        for ticket in tickets:
+            if ticket.stage is ENDING:
+                ticket.stage = SETTLED
+                self.in_flight -= 1
+            elif ticket.stage is IN_FLIGHT:
+                self.in_flight -= 1
+                if ticket.crashes >= self.limits.max_attempts or self.disposed:
+                    ticket.stage = SETTLED
+                    exhausted.append(ticket)
+                else:
+                    ticket.stage = PENDING
+                    requeued.append(ticket)
+        requeued.sort(key=lambda ticket: ticket.serial)
+        for ticket in requeued:
+            ticket.entered_at = now
+            self.pending += 1
+            if self.limits.requeue_to_front:
+                heappush(self._front, (ticket.serial, ticket))
+            else:
+                self._serial += 1
+                ticket.serial = self._serial
+                self._pending.append(ticket)
+        if self.waiting:
+            self._grant(now)
+        return exhausted
+
+    # Holding back
+
+    def offer_slots(self, slots: int, now: float) -> None:
+        """How many calls the workers could hold right now; a crashed worker's share is missing until it is back."""
+        self.slots = slots
+        self._set_limit(now)
+
+    def pause(self) -> None:
+        self.paused = True
+        self.limit = 0
+
+    def resume(self, now: float) -> None:
+        self.paused = False
+        self._set_limit(now)
+
+    def _set_limit(self, now: float) -> None:
+        self.limit = 0 if self.paused or self.disposed else min(self.slots, self.limits.max_in_flight)
+        if self.waiting:
+            self._grant(now)
+
+    def clear(self) -> list[TicketT]:
+        """End whatever is pending or waiting, and return it, first come first."""
+        ended = [*self, *self.waiters()]
+        self._front.clear()
+        self._pending.clear()
+        self._waiters.clear()
+        self.pending = self.waiting = 0
+        for ticket in ended:
+            ticket.stage = SETTLED
+        return ended
+
+    def dispose(self) -> list[TicketT]:
+        """`clear`, and accept and hand out nothing from now on; calls in flight are the shell's to end."""
+        self.disposed = True
+        self.limit = 0
+        return self.clear()
+
+    # Looking
+
+    def __iter__(self) -> Iterator[TicketT]:
+        """The pending calls, next one first."""
+        front = (ticket for _, ticket in sorted(self._front, key=lambda entry: entry[0]))
+        return (t for part in (front, self._pending) for t in part if t.stage is PENDING)
+
+    def waiters(self) -> Iterator[TicketT]:
+        return (ticket for ticket in self._waiters if ticket.stage is WAITING)
+
+    def state(self) -> QueueState:
+        # Past NamedTuple's own constructor, which takes as long again as the rest.
+        return _make_tuple(
+            QueueState,
+            (
+                self.in_flight,
+                self.pending,
+                self.waiting,
+                self.reserved,
+                self._max_in_flight,
+                self.max_queue_depth,
+                self._policy,
+                self.paused,
+                self.disposed,
+            ),
+        )

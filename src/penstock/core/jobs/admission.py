@@ -1,0 +1,246 @@
+"""
+The one admission function. Lease requests, the dispatcher, explain and simulation all call `decide`.
+
+Its gates stand in this order, and the first that holds is the reason: paused or draining, not its time, the machine's state, caps, budget,
+room. Room comes last on purpose: "no room" then means that nothing else is in the way, and only such a job may have room kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ledger import Ledger, keys_of
+from penstock.core.jobs.load import Busy, QuietState
+from penstock.core.jobs.reasons import (
+    BudgetSpent,
+    CapReached,
+    Draining,
+    LabelMissing,
+    NotEnoughUnits,
+    NotQuiet,
+    NotQuietLongEnough,
+    NotReady,
+    Paused,
+    Reason,
+    UnitsKept,
+    retry_after_sec,
+)
+from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.types import AddonId, JobId, Moment, RunWhen, Span, seconds
+
+__all__ = [
+    "AdmissionLimits",
+    "Admitted",
+    "Caps",
+    "Conditions",
+    "Decision",
+    "Denied",
+    "Gates",
+    "Kept",
+    "decide",
+]
+
+
+UNMEASURED = Busy(0.0, "fixed capacity")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The host at this moment."""
+
+    capacity: int
+    quiet: QuietState = QuietState.QUIET
+    streak: Span = 0
+    busy: Busy = UNMEASURED
+    draining: bool = False
+    labels: frozenset[str] = frozenset()
+
+    def missing(self, admission_class: AdmissionClass) -> tuple[str, ...]:
+        """The labels that such a job asks for and this host does not have."""
+        if not admission_class.labels:  # nearly always, and it is asked at every line of every round
+            return ()
+        return tuple(label for label in admission_class.labels if label not in self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How many may be in flight at once. The plain fields hold for each name that the mapping does not name."""
+
+    concurrent: int | None = None
+    per_addon: int | None = None
+    addons: Mapping[str, int] = field(default_factory=dict)
+    per_type: int | None = None
+    types: Mapping[str, int] = field(default_factory=dict)  # "addon/type", or "type" in any addon
+    constraints: Mapping[str, int] = field(default_factory=dict)
+
+    def limit(self, scope: str, name: str) -> int | None:
+        match scope:
+            case "addon":
+                return self.addons.get(name, self.per_addon)
+            case "type":
+                return self.types.get(name, self.types.get(name.partition("/")[2], self.per_type))
+            case _:
+                return self.constraints.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    caps: Caps = Caps()
+    budgets: Mapping[AddonId, Budget] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Kept:
+    """Room kept for a job that was passed over. `spare` is what stays free even when it has started."""
+
+    job_id: JobId
+    needs: int
+    starts_at: Moment | None
+    spare: int
+
+    def lets_past(self, cost: int, ends_at: Moment | None) -> bool:
+        return self.ends_before(ends_at) or cost <= self.spare
+
+    def ends_before(self, ends_at: Moment | None) -> bool:
+        return ends_at is not None and self.starts_at is not None and ends_at <= self.starts_at
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    free_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    reason: Reason
+    retry_after_sec: float
+
+
+Decision: TypeAlias = Admitted | Denied
+
+
+def decide(
+    admission_class: AdmissionClass,
+    ledger: Ledger,
+    conditions: Conditions,
+    limits: AdmissionLimits,
+    now: Moment,
+    *,
+    ready_at: Moment = 0,
+    urgent: bool = False,
+    kept: Kept | None = None,
+    ends_at: Moment | None = None,
+) -> Decision:
+    """`urgent`: time-sensitive and near its deadline. `ends_at`: when it is expected to end if it starts now."""
+    gates = Gates(admission_class, ledger, conditions, limits, now, ready_at=ready_at, urgent=urgent)
+    reason = gates.refusal(kept, ends_at)
+    if reason is not None:
+        return Denied(reason, retry_after_sec(reason, now))
+    return Admitted(conditions.capacity - ledger.units - admission_class.cost_units)
+
+
+class Gates:
+    """The gates before one demand. What stays as it is for a whole round is looked at once, and the rest at every job."""
+
+    __slots__ = ("_budget", "_capacity", "_caps", "_concurrent", "_cost", "_ledger", "_shut", "keys")
+
+    def __init__(
+        self,
+        admission_class: AdmissionClass,
+        ledger: Ledger,
+        conditions: Conditions,
+        limits: AdmissionLimits,
+        now: Moment,
+        *,
+        ready_at: Moment = 0,
+        urgent: bool = False,
+    ) -> None:
+        self._ledger, self._capacity, self._cost = ledger, conditions.capacity, admission_class.cost_units
+        self._shut = _gate(admission_class, ledger, conditions, now, ready_at) or _machine(
+            admission_class, conditions, urgent
+        )
+        self._concurrent = limits.caps.concurrent
+        self.keys = keys_of(admission_class)
+        self._caps = [(key, limit) for key in self.keys if (limit := limits.caps.limit(*key)) is not None]
+        self._budget = _budget(admission_class, ledger, limits, now)
+
+    def refusal(self, kept: Kept | None = None, ends_at: Moment | None = None) -> Reason | None:
+        """None: it may start."""
+        return self._shut or self._cap() or self._budget or self._room(kept, ends_at)
+
+    def room_for(self) -> int:
+        """How many may start one after the other, with no room kept for anybody; `refusal` says why not one more."""
+        if self._shut or self._budget:
+            return 0
+        ledger = self._ledger
+        free = [(self._capacity - ledger.units) // self._cost]
+        if self._concurrent is not None:
+            free.append(self._concurrent - ledger.running)
+        free += [limit - ledger.counts.get(key, 0) for key, limit in self._caps]
+        return max(0, min(free))
+
+    def _cap(self) -> Reason | None:
+        if self._concurrent is not None and self._ledger.running >= self._concurrent:
+            return CapReached("concurrent", "", self._concurrent)
+        for key, limit in self._caps:
+            if self._ledger.counts.get(key, 0) >= limit:
+                return CapReached(*key, limit)
+        return None
+
+    def _room(self, kept: Kept | None, ends_at: Moment | None) -> Reason | None:
+        free = max(0, self._capacity - self._ledger.units)
+        if self._cost > free:
+            return NotEnoughUnits(self._cost, free, self._capacity)
+        if kept is not None and not kept.lets_past(self._cost, ends_at):
+            return UnitsKept(kept.job_id, kept.needs, kept.starts_at)
+        return None
+
+
+def _gate(
+    admission_class: AdmissionClass, ledger: Ledger, conditions: Conditions, now: Moment, ready_at: Moment
+) -> Reason | None:
+    if missing := conditions.missing(admission_class):
+        return LabelMissing(missing)
+    if conditions.draining:
+        return Draining()
+    scope = ledger.paused(admission_class.addon_id)
+    if scope is not None:
+        return Paused(scope)
+    return NotReady(ready_at) if ready_at > now else None
+
+
+def _machine(admission_class: AdmissionClass, conditions: Conditions, urgent: bool) -> Reason | None:
+    wants = _worst_allowed(admission_class, urgent)
+    if _RANK[conditions.quiet] > _RANK[wants]:
+        return NotQuiet(conditions.quiet, wants, conditions.busy.score, conditions.busy.by)
+    streak_sec = seconds(conditions.streak)
+    if admission_class.quiet_for_sec > streak_sec and not urgent:
+        return NotQuietLongEnough(streak_sec, admission_class.quiet_for_sec)
+    return None
+
+
+_RANK = {state: rank for rank, state in enumerate(QuietState)}
+
+
+def _worst_allowed(admission_class: AdmissionClass, urgent: bool) -> QuietState:
+    if urgent or admission_class.run_when is RunWhen.ANY:
+        return QuietState.BUSY
+    if admission_class.run_when is RunWhen.QUIET:
+        return QuietState.QUIET
+    return QuietState.BUSY if admission_class.high else QuietState.NORMAL
+
+
+def _budget(
+    admission_class: AdmissionClass, ledger: Ledger, limits: AdmissionLimits, now: Moment
+) -> Reason | None:
+    budget = limits.budgets.get(admission_class.addon_id)
+    if budget is None:
+        return None
+    spent = ledger.spent.get(admission_class.addon_id, {})
+    for window, limit, until in budget.windows(now):
+        if spent.get(window, 0) >= limit:
+            return BudgetSpent(window, spent.get(window, 0), limit, until)
+    return None

@@ -1,0 +1,468 @@
+"""
+Decisions about one job, ready to be written down.
+
+A change says what the decider saw (state, fence, phase) and what shall be. The store writes it only if that is still so, with its events,
+in one transaction: two deciders may race, one of them wins, and neither corrupts. Everything that happens to a job
+after its submission, other than being admitted, is made by a function of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from penstock.core.jobs.alerts import Alert
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason, EndResult, replaces, resolve_end
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import Dispatch, EventKind, Job, Place, place
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.refusals import IllegalMove, StaleDispatch
+from penstock.core.jobs.retry import NONE_YET, Counters, Schedules
+from penstock.core.jobs.states import IN_FLIGHT, JobState, Move, step
+from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment, Money, Span
+from penstock.core.outcome import DEADLINE_PASSED
+
+__all__ = [
+    "Change",
+    "DispatchStep",
+    "JobStep",
+    "Note",
+    "Renewal",
+    "addon_note",
+    "admin_event",
+    "alert_note",
+    "cancel",
+    "completed",
+    "edit",
+    "end",
+    "miss_deadline",
+    "principal_data",
+    "prolong",
+    "release",
+    "remark",
+    "retry",
+    "running",
+    "running_data",
+    "start",
+    "stop",
+    "stop_moment",
+]
+
+
+class JobStep(NamedTuple):
+    """Only if the job is still in `source` under the same `fence`."""
+
+    job_id: JobId
+    source: JobState
+    fence: int
+    target: JobState
+    counters: Counters | None = None
+    place: Place | None = None  # needed when the target is QUEUED
+    fresh: bool = False  # the hard-cap clock and the spending limit count from here
+
+
+class DispatchStep(NamedTuple):
+    """
+    Only if the dispatch is still in `source`, and was told to end for `source_reason` and no other: a cancel may replace that reason after
+    the decider has read it. What is None below stays as it is.
+    """
+
+    dispatch_id: DispatchId
+    source: DispatchPhase
+    target: DispatchPhase
+    source_reason: EndReason | None = None
+    #: A worker's own report counts only while its lease does; the keeper's does not ask.
+    while_valid: bool = False
+    expires_at: Moment | None = None
+    stop_at: Moment | None = None
+    stop_for: EndReason | None = None
+    reason: EndReason | None = None
+    worker: str | None = None
+    end: EndReason | None = None
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """`of_job`: False for what stands in no job's trail, though a job was the occasion."""
+
+    kind: EventKind
+    reason: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    of_job: bool = True
+
+
+def principal_data(by: str) -> dict[str, str]:
+    """Who did it: a token's id, `local` for the daemon's user, `process 123` for a program. Nothing, where that is not known."""
+    return {"by": by} if by else {}
+
+
+def addon_note(addon_id: AddonId, weight: int, paused: bool, by: str) -> Note:
+    data = {"addon_id": addon_id, "weight": weight, "paused": paused, **principal_data(by)}
+    return Note(EventKind.ADDON_SET, data=data)
+
+
+def admin_event(now: Moment, kind: EventKind, reason: str, by: str, data: Mapping[str, Any]) -> Change:
+    """An act of administration that changes nothing in the store."""
+    return Change(at=now, notes=(Note(kind, reason, {**data, **principal_data(by)}),))
+
+
+def alert_note(alert: Alert) -> Note:
+    return Note(EventKind.ALERT, alert.kind, alert.as_json(), of_job=alert.job_id is not None)
+
+
+class Change(NamedTuple):
+    at: Moment
+    notes: tuple[Note, ...]
+    job: JobStep | None = None
+    dispatch: DispatchStep | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """A heartbeat. `spent` is the total of this dispatch, so that a beat told twice counts once. `pid`: of the process that runs it."""
+
+    dispatch_id: DispatchId
+    expires_at: Moment
+    progress: float | None = None
+    spent: Money | None = None
+    checkpoint: str | None = None
+    pid: int | None = None
+
+
+_KINDS = {
+    Move.START: EventKind.RUNNING,
+    Move.COMPLETE: EventKind.DONE,
+    Move.FAIL: EventKind.FAILED,
+    Move.CANCEL: EventKind.CANCELED,
+    Move.BLOCK: EventKind.BLOCKED,
+    Move.REQUEUE: EventKind.REQUEUED,
+    Move.RETRY: EventKind.RETRIED,
+}
+
+
+def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str = "") -> Change:
+    """The reservation becomes the lease: its units are held already, so nothing is admitted a second time."""
+    stop_at, stop_for = stop_moment(job.intent.max_runtime_sec, job.intent.max_active_sec, job.active, now)
+    return Change(
+        at=now,
+        notes=(running(worker, now - job.ready_at),),
+        job=_step(job, Move.START, counters=replace(job.counters, start=0)),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=DispatchPhase.RESERVED,
+            target=DispatchPhase.LEASED,
+            while_valid=True,
+            expires_at=now + ttl,
+            stop_at=stop_at,
+            stop_for=stop_for,
+            worker=worker,
+        ),
+    )
+
+
+def running(worker: str, waited: Span) -> Note:
+    return Note(EventKind.RUNNING, data=running_data(worker, waited))
+
+
+def running_data(worker: str, waited: Span) -> dict[str, Any]:
+    """With how long it had been ready, so that whoever reads the trail need not look up the job."""
+    return {"waited": max(0, waited), "worker": worker} if worker else {"waited": max(0, waited)}
+
+
+def stop_moment(
+    max_runtime_sec: int | None, max_active_sec: int | None, active: Span, now: Moment
+) -> tuple[Moment | None, EndReason | None]:
+    """When an attempt that starts now must be stopped, and why: the runtime limit or the hard cap, whichever is first."""
+    if max_runtime_sec is None and max_active_sec is None:
+        return None, None
+    limits: list[tuple[Moment, EndReason]] = []
+    if max_active_sec is not None:
+        limits.append((now + max(0, max_active_sec * SECOND - active), EndReason.HARD_CAP_EXCEEDED))
+    if max_runtime_sec is not None:
+        limits.append((now + max_runtime_sec * SECOND, EndReason.MAX_RUNTIME_EXCEEDED))
+    return min(limits, key=lambda limit: limit[0], default=(None, None))
+
+
+def end(
+    job: Job,
+    dispatch: Dispatch,
+    how: EndReason,
+    now: Moment,
+    *,
+    schedules: Schedules,
+    ordering: Ordering,
+    result: str | None = None,
+    error: str | None = None,
+    reported: bool = False,
+) -> Change:
+    """The dispatch is over: its units go back, and the job lands by the table. `reported`: by its worker."""
+    end_result = resolve_end(
+        how,
+        dispatch.phase,
+        first_reason=dispatch.reason,
+        counters=job.counters,
+        schedules=schedules,
+        own_delays_sec=job.intent.retry_delays_sec,
+    )
+    return Change(
+        at=now,
+        notes=_end_notes(end_result, job, now, error),
+        job=_step(
+            job,
+            end_result.move,
+            counters=end_result.counters,
+            place=_requeued(job, end_result.delay, now, ordering)
+            if end_result.move is Move.REQUEUE
+            else None,
+        ),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=dispatch.phase,
+            target=DispatchPhase.ENDED,
+            source_reason=dispatch.reason,
+            while_valid=reported,
+            end=end_result.end,
+            result=result,
+            error=error,
+        ),
+    )
+
+
+_COMPLETED = (Note(EventKind.DONE, str(EndReason.COMPLETED)),)
+
+
+def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -> Change:
+    """
+    `end` as COMPLETED of a job that runs under this lease, from the lease's name alone: nothing needs to be read, because the
+    store applies it only if there is such a job, and it does run under it.
+    """
+    job_id, _, fence = dispatch_id.rpartition(".")
+    return Change(
+        at=now,
+        notes=_COMPLETED,
+        job=JobStep(
+            JobId(job_id), JobState.RUNNING, int(fence) if fence.isdecimal() else 0, JobState.DONE, NONE_YET
+        ),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch_id,
+            source=DispatchPhase.LEASED,
+            target=DispatchPhase.ENDED,
+            while_valid=True,
+            end=EndReason.COMPLETED,
+            result=result,
+        ),
+    )
+
+
+def _end_notes(end_result: EndResult, job: Job, now: Moment, error: str | None) -> tuple[Note, ...]:
+    data: dict[str, Any] = {}
+    if end_result.delay:
+        data["not_before"] = now + end_result.delay
+    if error is not None:
+        data["error"] = error[:1_000]
+    if end_result.end is EndReason.COST_LIMIT_REACHED:
+        spent, limit = job.spent - job.spent_before, job.intent.cost_limit
+        data |= {"spent": spent} | (
+            {} if limit is None else {"limit": limit, "overshoot": max(0, spent - limit)}
+        )
+    notes = [Note(_KINDS[end_result.move], str(end_result.end), data)]
+    if end_result.mark is not None:
+        notes.insert(0, Note(EventKind(end_result.mark), str(end_result.end)))
+    if end_result.alert:
+        notes.append(alert_note(_end_alert(end_result, job)))
+    return tuple(notes)
+
+
+def _end_alert(end_result: EndResult, job: Job) -> Alert:
+    return Alert(
+        kind=str(end_result.end),
+        addon_id=job.intent.addon_id,
+        job_id=job.job_id,
+        key=f"{end_result.end}/{job.job_id}/{job.fence}",
+        text=f"job {job.job_id[-8:]} is {end_result.target}: {end_result.end}",
+    )
+
+
+def _requeued(job: Job, delay: Span, now: Moment, ordering: Ordering) -> Place:
+    """Without a delay it keeps the age it had: an interruption that is not its fault must not cost it its place."""
+    if delay:
+        return place(job.intent, now + delay, now + delay, ordering)
+    return place(job.intent, job.ready_at, job.not_before, ordering)
+
+
+def stop(
+    dispatch: Dispatch,
+    job: Job | None,
+    reason: EndReason,
+    now: Moment,
+    *,
+    grace: Span,
+    because: Mapping[str, Any] | None = None,
+) -> Change | None:
+    """
+    Tell a leased dispatch to end. Its units stay held until it is gone, or until its lease and `grace` are over: heartbeats
+    renew it no longer. Never before the lease is, for until then a worker that hears nothing may rightly go on.
+    None: it has been told already, and the first reason wins. A cancel replaces a reason that would run the job again; the lease
+    keeps its end then, for the worker is on its way out.
+    """
+    first, because = dispatch.reason, because or {}
+    if dispatch.phase is DispatchPhase.ENDING and first is not None:
+        if not replaces(reason, first):
+            return None
+        because = {**because, "instead_of": str(first)}
+    elif dispatch.phase is not DispatchPhase.LEASED:
+        raise IllegalMove(f"a {dispatch.phase} dispatch has nothing to stop", phase=str(dispatch.phase))
+    return Change(
+        at=now,
+        notes=(Note(EventKind.STOP_REQUESTED, str(reason), because),),
+        job=None if job is None else _same(job),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=dispatch.phase,
+            target=DispatchPhase.ENDING,
+            source_reason=first,
+            reason=reason,
+            expires_at=max(dispatch.expires_at, now + grace) if first is None else None,
+        ),
+    )
+
+
+def prolong(dispatch: Dispatch, until: Moment, now: Moment) -> Change:
+    """More time for who could not ask for it. Like a heartbeat it is no event of the job: nothing happened to it."""
+    return Change(
+        at=now,
+        notes=(),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=dispatch.phase,
+            target=dispatch.phase,
+            source_reason=dispatch.reason,
+            expires_at=max(dispatch.expires_at, until),
+        ),
+    )
+
+
+def cancel(
+    job: Job,
+    dispatch: Dispatch | None,
+    now: Moment,
+    *,
+    schedules: Schedules,
+    ordering: Ordering,
+    grace: Span,
+    by: str = "",
+) -> Change | None:
+    """
+    At once where no run has begun; else the run is told, and lands as CANCELED when it is gone. A run that is being stopped for a reason
+    that settles the job lands by that reason; the trail records the cancel. None: already canceled. Canceling twice is no mistake: the first
+    answer may have been lost.
+    """
+    if job.state is JobState.CANCELED:
+        return None
+    because = principal_data(by)
+    if job.state in IN_FLIGHT:
+        if dispatch is None:
+            raise StaleDispatch(
+                "the job's dispatch ended while it was being canceled; ask again", job_id=job.job_id
+            )
+        if dispatch.phase is DispatchPhase.RESERVED:
+            ended = end(job, dispatch, EndReason.CANCELED, now, schedules=schedules, ordering=ordering)
+            first, *rest = ended.notes
+            return ended._replace(notes=(replace(first, data={**first.data, **because}), *rest))
+        told = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)
+        if told is None and dispatch.reason is not EndReason.CANCELED:
+            late = Note(
+                EventKind.STOP_REQUESTED,
+                str(EndReason.CANCELED),
+                {**because, "too_late_for": str(dispatch.reason)},
+            )
+            return remark(job, late, now)
+        return told
+    note = Note(EventKind.CANCELED, "canceled", because)
+    return Change(at=now, notes=(note,), job=_step(job, Move.CANCEL))
+
+
+def release(dispatch: Dispatch, now: Moment, how: EndReason) -> Change:
+    """A lease without a job is over."""
+    return Change(
+        at=now,
+        notes=(Note(EventKind.RELEASED, str(how)),),
+        dispatch=DispatchStep(
+            dispatch_id=dispatch.dispatch_id,
+            source=dispatch.phase,
+            target=DispatchPhase.ENDED,
+            source_reason=dispatch.reason,
+            end=how,
+        ),
+    )
+
+
+def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
+    """By a person, who thereby grants it the hard cap and the spending limit once more. The total spent stays on record."""
+    fresh = replace(job.intent, deadline_at=_still_ahead(job.intent.deadline_at, now))
+    return Change(
+        at=now,
+        notes=(Note(EventKind.RETRIED, data=principal_data(by)),),
+        job=_step(job, Move.RETRY, counters=NONE_YET, place=place(fresh, now, None, ordering), fresh=True),
+    )
+
+
+def _still_ahead(deadline: Moment | None, now: Moment) -> Moment | None:
+    """A deadline that has passed would fail the job again at once, which is not what a retry asks for."""
+    return deadline if deadline is not None and deadline > now else None
+
+
+def miss_deadline(job: Job, now: Moment) -> Change:
+    return Change(at=now, notes=(Note(EventKind.FAILED, DEADLINE_PASSED),), job=_step(job, Move.FAIL))
+
+
+def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = "") -> Change:
+    """Priority and times of a queued job. Its age stays: an edit is not a way to the back of the line."""
+    if job.state is not JobState.QUEUED:
+        raise IllegalMove(
+            f"a {job.state} job cannot be edited, only a QUEUED one", state=str(job.state), move="edit"
+        )
+    since = min(job.ready_at, now)
+    times = {
+        name: getattr(intent, name)
+        for name in ("earliest_start_at", "deadline_at")
+        if getattr(intent, name) != getattr(job.intent, name)
+    }
+    return Change(
+        at=now,
+        notes=(Note(EventKind.EDITED, data={"priority": intent.priority, **times, **principal_data(by)}),),
+        job=JobStep(
+            job_id=job.job_id,
+            source=job.state,
+            fence=job.fence,
+            target=job.state,
+            place=place(intent, since, job.not_before, ordering),
+        ),
+    )
+
+
+def _step(
+    job: Job, move: Move, counters: Counters | None = None, place: Place | None = None, *, fresh: bool = False
+) -> JobStep:
+    return JobStep(
+        job_id=job.job_id,
+        source=job.state,
+        fence=job.fence,
+        target=step(job.state, move),
+        counters=counters,
+        place=place,
+        fresh=fresh,
+    )
+
+
+def remark(job: Job, note: Note, now: Moment) -> Change:
+    """Something to tell of a run that moves nothing. Not told if the job has gone on to another run since."""
+    return Change(at=now, notes=(note,), job=_same(job))
+
+
+def _same(job: Job) -> JobStep:
+    """The event belongs to the job's trail, though the job does not move."""
+    return JobStep(job_id=job.job_id, source=job.state, fence=job.fence, target=job.state)

@@ -1,0 +1,174 @@
+"""
+Where each end lands (SPEC TR-5): total over every way a dispatch can end in every phase of it.
+
+A reserved dispatch has no run yet: it cannot complete, and what ends it early costs the job nothing. A dispatch that
+is ending has a first reason, and that one wins over whatever the run reports on its way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from penstock.core.jobs.refusals import IllegalMove
+from penstock.core.jobs.retry import DEFAULT, NONE_YET, Category, Counters, Schedules, after_failure
+from penstock.core.jobs.states import JobState, Move, step
+from penstock.core.jobs.types import Span
+
+__all__ = [
+    "END_RULES",
+    "DispatchPhase",
+    "EndReason",
+    "EndResult",
+    "EndRule",
+    "replaces",
+    "resolve_end",
+    "table",
+]
+
+
+class EndReason(StrEnum):
+    """Every way a dispatch can end. What a process did (a signal, an exit code) is turned into one of these."""
+
+    COMPLETED = "completed"
+    JOB_ERROR = "job_error"  # exit code, exception, a result that is too large, a function that is not there
+    UNAVAILABLE = "unavailable"
+    WORKER_CRASHED = "worker_crashed"  # a signal, out of memory, no room to log, it could not be started
+    LEASE_EXPIRED = "lease_expired"
+    HOST_LOST = "host_lost"
+    SCHEDULER_RESTARTED = "scheduler_restarted"
+    START_TIMEOUT = "start_timeout"
+    RELEASED = "released"  # the worker gave the lease back without a result
+    MAX_RUNTIME_EXCEEDED = "max_runtime_exceeded"
+    HARD_CAP_EXCEEDED = "hard_cap_exceeded"
+    COST_LIMIT_REACHED = "cost_limit_reached"
+    COOPERATIVE_PREEMPTION = "cooperative_preemption"
+    PREEMPTION_TIMEOUT = "preemption_timeout"
+    GRACEFUL_SHUTDOWN = "graceful_shutdown"
+    CANCELED = "canceled"
+
+
+class DispatchPhase(StrEnum):
+    RESERVED = "reserved"  # units held, no run
+    LEASED = "leased"  # a worker starts or runs it
+    ENDING = "ending"  # told to stop; units held until it is gone
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class EndRule:
+    """`retry`: while that schedule has a delay left the job is requeued instead of making `move`."""
+
+    move: Move
+    retry: Category | None = None
+    alert: bool = False
+    #: Written besides the event of the move, for those who look for it by this name.
+    mark: str | None = None
+
+
+_BACK: Final = EndRule(Move.REQUEUE)
+_LATER: Final = EndRule(Move.REQUEUE, retry=Category.START)
+_CRASH: Final = EndRule(Move.FAIL, retry=Category.CRASH)
+
+#: None: a run that never started has nothing to report; the call is refused and changes nothing.
+END_RULES: Final[dict[EndReason, tuple[EndRule | None, EndRule]]] = {
+    #                          reserved                             leased
+    EndReason.COMPLETED: (None, EndRule(Move.COMPLETE)),
+    EndReason.JOB_ERROR: (None, EndRule(Move.FAIL, retry=Category.ERROR)),
+    EndReason.UNAVAILABLE: (
+        EndRule(Move.FAIL, retry=Category.UNAVAILABLE),
+        EndRule(Move.BLOCK, retry=Category.UNAVAILABLE),
+    ),
+    EndReason.WORKER_CRASHED: (_CRASH, _CRASH),
+    EndReason.LEASE_EXPIRED: (_BACK, _CRASH),
+    EndReason.HOST_LOST: (_BACK, _CRASH),
+    EndReason.SCHEDULER_RESTARTED: (_CRASH, _CRASH),
+    EndReason.START_TIMEOUT: (_LATER, _LATER),
+    EndReason.RELEASED: (_BACK, _BACK),
+    EndReason.MAX_RUNTIME_EXCEEDED: (_BACK, EndRule(Move.FAIL, retry=Category.CRASH, mark="TIMEOUT")),
+    EndReason.HARD_CAP_EXCEEDED: (EndRule(Move.FAIL, alert=True), EndRule(Move.FAIL, alert=True)),
+    # Its owner was told when the limit was reached; a budget that ends many runs must not tell of each.
+    EndReason.COST_LIMIT_REACHED: (_BACK, EndRule(Move.BLOCK)),
+    EndReason.COOPERATIVE_PREEMPTION: (_BACK, _BACK),
+    EndReason.PREEMPTION_TIMEOUT: (_BACK, _BACK),
+    EndReason.GRACEFUL_SHUTDOWN: (_BACK, _BACK),
+    EndReason.CANCELED: (EndRule(Move.CANCEL), EndRule(Move.CANCEL)),
+}
+
+
+def replaces(reason: EndReason, first: EndReason) -> bool:
+    """
+    Whether `reason` takes the place of the first reason that a dispatch was told to end for (SPEC TR-3). Only a cancel does, and only
+    where the first reason puts the job back into the queue: an answered cancel means that the job does not run again.
+    """
+    _, leased = END_RULES[first]
+    return reason is EndReason.CANCELED and (leased.move is Move.REQUEUE or leased.retry is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class EndResult:
+    """`delay` until the next attempt, for a job that goes back to the queue."""
+
+    end: EndReason
+    move: Move
+    target: JobState
+    counters: Counters
+    delay: Span = 0
+    alert: bool = False
+    mark: str | None = None
+
+
+def resolve_end(
+    end: EndReason,
+    phase: DispatchPhase,
+    *,
+    first_reason: EndReason | None = None,
+    counters: Counters = NONE_YET,
+    schedules: Schedules = DEFAULT,
+    own_delays_sec: tuple[int, ...] = (),
+) -> EndResult:
+    """`first_reason`: why an ENDING dispatch was told to end. It decides; what the run says now is too late."""
+    if phase is DispatchPhase.ENDED:
+        raise IllegalMove(
+            f"a dispatch that has ended cannot end again ({end})", phase=str(phase), end=str(end)
+        )
+    if phase is DispatchPhase.ENDING and first_reason is not None:
+        end = first_reason
+    reserved, leased = END_RULES[end]
+    end_rule, state = (
+        (reserved, JobState.DISPATCHING) if phase is DispatchPhase.RESERVED else (leased, JobState.RUNNING)
+    )
+    if end_rule is None:
+        raise IllegalMove(
+            f"a dispatch that is only reserved cannot be {end}: ask for its lease first",
+            phase=str(phase),
+            end=str(end),
+        )
+    move, delay = end_rule.move, 0
+    if end_rule.retry is not None:
+        counters, wait = after_failure(end_rule.retry, counters, schedules, own_delays_sec)
+        if wait is not None:
+            move, delay = Move.REQUEUE, wait
+    if move is Move.COMPLETE:
+        counters = Counters()
+    return EndResult(end, move, step(state, move), counters, delay, end_rule.alert, end_rule.mark)
+
+
+def table() -> str:
+    """The rows of `docs/states.md`; a test fails when they differ."""
+    rows = [
+        f"| {end} | {_cell(reserved, JobState.DISPATCHING)} | {_cell(leased, JobState.RUNNING)} |"
+        for end, (reserved, leased) in END_RULES.items()
+    ]
+    return "\n".join(["| end | while reserved | while leased |", "|---|---|---|", *rows])
+
+
+def _cell(end_rule: EndRule | None, state: JobState) -> str:
+    if end_rule is None:
+        return "refused"
+    target = step(state, end_rule.move)
+    words = f"QUEUED by {end_rule.retry} schedule" if end_rule.retry else str(target)
+    if end_rule.retry and target is not JobState.QUEUED:
+        words += f", then {target}"
+    return words + (" + alert" if end_rule.alert else "")

@@ -1,0 +1,375 @@
+"""How a queued job stands right now: what holds it, who would be weighed before it, when it will likely start.
+
+The same `decide` and the same order as a round, on the same floor; only nothing is taken. What holds a job may be the round itself:
+others go first and take the room, or room is being kept for one of them. So where nothing else holds it, a round is tried out.
+
+Why a job is where it is, in words and as JSON.
+
+For a head of a line the reason is the one that the last round recorded; for a job behind it the same decision is made anew, and
+`recorded` says which. The words are made last, from the same fields that the JSON has: they cannot tell another story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from penstock.core.jobs.admission import AdmissionLimits, Admitted, Conditions, Denied, decide
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.forecast import MOST_COUNTED, forecast, try_round
+from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.job import Dispatch, Job
+from penstock.core.jobs.ordering import AdmissionView, Ordering, Placement, QueuedJob, RunningJob, band
+from penstock.core.jobs.reasons import (
+    BudgetSpent,
+    NotEnoughUnits,
+    NotQuietLongEnough,
+    NotReady,
+    QueuedAhead,
+    Reason,
+    UnitsKept,
+    as_json,
+    named,
+    retry_after_sec,
+    words,
+)
+from penstock.core.jobs.states import SETTLED, JobState, allowed
+from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment, seconds, spelled
+from penstock.core.jobs.viewer import Viewer
+from penstock.core.outcome import DEADLINE_PASSED, outcome_of
+
+__all__ = ["Ahead", "Explanation", "Outlook", "View", "explain", "likely_starts", "outlook", "reachable"]
+
+MOST_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """`head`: it is the first of its line, so a round weighs it and its denials are on record."""
+
+    reason: Reason | None
+    ahead: tuple[Ahead, ...]
+    line_ahead: int
+    likely_start_at: Moment | None
+    head: bool
+
+
+class View(NamedTuple):
+    """All that a round goes by."""
+
+    admission_view: AdmissionView
+    conditions: Conditions
+    limits: AdmissionLimits
+    ordering: Ordering
+    offer: Callable[[AdmissionClass], Placement]
+
+
+def outlook(view: View, *, job_id: JobId, admission_class: AdmissionClass, ready_at: Moment) -> Outlook:
+    """For a job that is not in line yet, `ready_at` alone decides."""
+    admission_view, conditions = view.admission_view, view.conditions
+    found, urgent, before = _find(admission_view, job_id, admission_class)
+    decision = decide(
+        admission_class,
+        admission_view.ledger,
+        conditions,
+        view.limits,
+        admission_view.now,
+        ready_at=ready_at,
+        urgent=urgent,
+    )
+    reason = None if isinstance(decision, Admitted) else decision.reason
+    if reason is None and found is not None and view.offer(admission_class) is not Placement.NOBODY:
+        reason = _held_by_others(view, found, admission_class, urgent=urgent)
+    if isinstance(reason, NotEnoughUnits):
+        reason = replace(reason, until=_room_at(admission_view, conditions, admission_class.cost_units))
+    starts = forecast(admission_view, conditions, view.ordering) if _known_from_the_order(reason) else {}
+    return Outlook(
+        reason,
+        () if found is None else _ahead(admission_view, view.ordering, found, admission_class, urgent=urgent),
+        before,
+        _likely(reason, admission_view.now, starts.get(job_id)),
+        found is not None and not before,
+    )
+
+
+def likely_starts(
+    view: View, jobs: Sequence[tuple[JobId, AdmissionClass, Moment]]
+) -> dict[JobId, Moment | None]:
+    """For many at once: the order is walked through a single time. Of each: its id, its demand, when it is ready."""
+    admission_view, conditions = view.admission_view, view.conditions
+    starts = forecast(admission_view, conditions, view.ordering)
+    likely: dict[JobId, Moment | None] = {}
+    for job_id, admission_class, ready_at in jobs:
+        decision = decide(
+            admission_class,
+            admission_view.ledger,
+            conditions,
+            view.limits,
+            admission_view.now,
+            ready_at=ready_at,
+        )
+        reason = decision.reason if isinstance(decision, Denied) else None
+        likely[job_id] = _likely(reason, admission_view.now, starts.get(job_id))
+    return likely
+
+
+def reachable(intent: Intent, likely_start_at: Moment | None) -> bool | None:
+    """Whether it would have ended by its deadline; of a job that does not say how long it takes, whether it would have started."""
+    if intent.deadline_at is None or likely_start_at is None:
+        return None
+    return likely_start_at + int((intent.expected_duration_sec or 0) * SECOND) <= intent.deadline_at
+
+
+def _find(
+    admission_view: AdmissionView, job_id: JobId, admission_class: AdmissionClass
+) -> tuple[QueuedJob | None, bool, int]:
+    """Itself, whether it is urgent, and how many of its own line are before it."""
+    longest = 0
+    for line in admission_view.lines():
+        if line.admission_class == admission_class:
+            position = -1
+            for position, waiting in enumerate(islice(line.jobs, MOST_COUNTED)):
+                if waiting.job_id == job_id:
+                    return waiting, line.urgent, position
+            longest = max(longest, position + 1)
+    # In line further back than anybody counts, or not in line yet.
+    return None, False, longest if longest == MOST_COUNTED else 0
+
+
+def _held_by_others(
+    view: View, me: QueuedJob, admission_class: AdmissionClass, *, urgent: bool
+) -> Reason | None:
+    admission_view, conditions, limits, ordering, offer = view
+    verdict, ledger = try_round(admission_view, conditions, limits, ordering, offer)
+    if any(pick.waiting.job_id == me.job_id for pick in verdict.picks):
+        return None
+    ends_at = None if me.expected_sec is None else admission_view.now + int(me.expected_sec * SECOND)
+    after = decide(
+        admission_class,
+        ledger,
+        conditions,
+        limits,
+        admission_view.now,
+        urgent=urgent,
+        kept=verdict.kept,
+        ends_at=ends_at,
+    )
+    if isinstance(after, Denied) and isinstance(after.reason, UnitsKept):
+        return after.reason
+    first = next(iter(verdict.picks), None)
+    return None if first is None else QueuedAhead(first.waiting.job_id, first.waiting.priority)
+
+
+def _ahead(
+    admission_view: AdmissionView,
+    ordering: Ordering,
+    me: QueuedJob,
+    admission_class: AdmissionClass,
+    *,
+    urgent: bool,
+) -> tuple[Ahead, ...]:
+    mine = _key(admission_view, ordering, me, admission_class, urgent=urgent)
+    keys = []
+    for line in admission_view.lines():
+        head = next(line.jobs, None)
+        if head is not None and line.admission_class != admission_class:
+            key = _key(admission_view, ordering, head, line.admission_class, urgent=line.urgent)
+            if key < mine:
+                keys.append((key, head, line.admission_class))
+    keys.sort(key=lambda item: item[0])
+    return tuple(
+        Ahead(head.job_id, other.addon_id, _why(key, mine)) for key, head, other in keys[:MOST_NAMED]
+    )
+
+
+def _key(
+    admission_view: AdmissionView,
+    ordering: Ordering,
+    waiting: QueuedJob,
+    admission_class: AdmissionClass,
+    *,
+    urgent: bool,
+) -> tuple[float, ...]:
+    share = admission_view.ledger.share(admission_class.addon_id, admission_view.now, ordering.sharing)
+    return (
+        -band(waiting.turn, admission_view.now, ordering.aging),
+        not urgent,
+        share,
+        waiting.turn,
+        waiting.no,
+    )
+
+
+def _why(theirs: Sequence[float], mine: Sequence[float]) -> str:
+    """The first part of the key that differs; beyond the share it is the turn."""
+    names = ("band", "urgent", "share")
+    return next((name for name, a, b in zip(names, theirs, mine, strict=False) if a != b), "turn")
+
+
+def _room_at(admission_view: AdmissionView, conditions: Conditions, cost: int) -> Moment | None:
+    """When enough of what runs is expected to have ended, if nobody else took it."""
+    if cost > conditions.capacity:
+        return None
+    free = conditions.capacity - admission_view.ledger.units
+    known: list[RunningJob] = [run for run in admission_view.running() if run.ends_at is not None]
+    for run in sorted(known, key=lambda run: run.ends_at or 0):
+        free += run.cost
+        if free >= cost:
+            return max(admission_view.now, run.ends_at or 0)
+    return None
+
+
+def _known_from_the_order(reason: Reason | None) -> bool:
+    return reason is None or isinstance(reason, NotEnoughUnits | UnitsKept | QueuedAhead)
+
+
+def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Moment | None:
+    """Only where it follows from what is known."""
+    match reason:
+        case NotReady(until) | BudgetSpent(until=until):
+            return until
+        case NotQuietLongEnough(streak, wants):
+            return now + int((wants - streak) * SECOND)
+        case None | NotEnoughUnits() | UnitsKept() | QueuedAhead():
+            return in_order
+        case _:
+            return None
+
+
+class Ahead(NamedTuple):
+    """A head that would be weighed first. `why`: band, urgent, share or turn, whichever decided."""
+
+    job_id: JobId | None  # None: a job that the reader may not know
+    addon_id: AddonId | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    job_id: JobId
+    state: JobState
+    text: str
+    waiting_sec: float | None = None
+    reason: str = ""
+    reason_data: dict[str, Any] | None = None
+    retry_after_sec: float | None = None
+    recorded: bool = True
+    ahead: tuple[Ahead, ...] = ()
+    line_ahead: int = 0  # jobs before it in its own line
+    likely_start_at: Moment | None = None
+    next_when_ends: JobId | None = None  # the running job whose end is expected to make the room
+    allowed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"job {self.job_id[-8:]}: {self.text}"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ahead": [head._asdict() for head in self.ahead]}
+
+
+def explain(
+    job: Job,
+    now: Moment,
+    *,
+    dispatch: Dispatch | None = None,
+    reason: Reason | None = None,
+    recorded: bool = True,
+    ahead: Sequence[Ahead] = (),
+    line_ahead: int = 0,
+    likely_start_at: Moment | None = None,
+    next_when_ends: JobId | None = None,
+    viewer: Viewer | None = None,
+) -> Explanation:
+    """
+    `dispatch`: the last one. `reason`: what holds a queued job. None: nothing does, and it starts with the next tick. `viewer`: an addon that
+    must not learn the names of others' jobs; they are taken out before anything is put into words.
+    """
+    ways = tuple(str(move) for move in allowed(job.state))
+    if job.state in SETTLED:
+        return _settled(job, dispatch, now, ways)
+    if job.state is not JobState.QUEUED:
+        text = _beyond_the_queue(job, dispatch, now)
+        return Explanation(job_id=job.job_id, state=job.state, text=text, allowed=ways)
+    waiting = max(0, now - job.ready_at)
+    some_end = next_when_ends is not None
+    if viewer is not None:
+        reason = None if reason is None else viewer.reason(reason)
+        ahead = [head if viewer.job(head.job_id) else Ahead(None, None, head.why) for head in ahead]
+        next_when_ends = viewer.job(next_when_ends)
+    parts = [words(reason, now)] if reason is not None else []
+    parts += _line_words(ahead, line_ahead)
+    if likely_start_at is not None and likely_start_at > now:
+        when = f", when {named(next_when_ends)} ends" if some_end else ""
+        parts.append(f"likely to start in {spelled(likely_start_at - now)}{when}")
+    lead = f"waiting {spelled(waiting)}" if job.ready_at <= now else "not in line yet"
+    return Explanation(
+        job_id=job.job_id,
+        state=job.state,
+        text=f"{lead}: " + ("; ".join(parts) or "nothing is in its way, it starts with the next tick"),
+        waiting_sec=seconds(waiting),
+        reason="" if reason is None else reason.code,
+        reason_data=None if reason is None else as_json(reason),
+        retry_after_sec=None if reason is None else retry_after_sec(reason, now),
+        recorded=recorded,
+        ahead=tuple(ahead),
+        line_ahead=line_ahead,
+        likely_start_at=likely_start_at,
+        next_when_ends=next_when_ends,
+        allowed=ways,
+    )
+
+
+_WHY = {
+    "band": "of a higher band",
+    "urgent": "near its deadline",
+    "share": "whose addon is further below its share",
+    "turn": "in line before it",
+}
+
+
+def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
+    parts = []
+    if line_ahead:
+        parts.append(f"{line_ahead} of its own kind {'is' if line_ahead == 1 else 'are'} before it")
+    if ahead:
+        first = ahead[0]
+        rest = f" and {len(ahead) - 1} more are next" if len(ahead) > 1 else " is next"
+        whose = "" if first.addon_id is None else f" of {first.addon_id}"
+        parts.append(f"{named(first.job_id)}{whose}, {_WHY[first.why]},{rest}")
+    return parts
+
+
+def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]) -> Explanation:
+    """How its last run ended, unless it was settled without one: by a deadline in the queue, or a cancel."""
+    ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
+    end, text = outcome_of(job, last)
+    code, error = end or "", ""
+    if text and code != DEADLINE_PASSED:  # whose text says no more than the code
+        error = (text.strip().splitlines() or [""])[-1]
+    told = code not in ("", EndReason.COMPLETED, EndReason.CANCELED)  # those say no more than the state
+    return Explanation(
+        job_id=job.job_id,
+        state=job.state,
+        text=f"{job.state}{ended}{' (' + code.replace('_', ' ') + ')' if told else ''}{': ' + error if error else ''}",
+        reason=code,
+        reason_data={"error": error} if error else None,
+        allowed=ways,
+    )
+
+
+def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
+    if dispatch is None:
+        return str(job.state)
+    if dispatch.phase is DispatchPhase.RESERVED:
+        left = spelled(dispatch.expires_at - now)
+        return f"{dispatch.admission_class.cost_units} units are reserved; its worker has {left} left to ask for the lease"
+    since = spelled(now - (dispatch.started_at or dispatch.admitted_at))
+    if dispatch.phase is DispatchPhase.ENDING:
+        left = spelled(dispatch.expires_at - now)
+        return f"running for {since} and told to stop ({dispatch.reason}); given up in {left} at the latest"
+    expected = ""
+    if dispatch.ends_at is not None:
+        expected = f", expected to end in {spelled(dispatch.ends_at - now)}"
+    return f"running for {since}{expected}"

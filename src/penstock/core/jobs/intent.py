@@ -1,0 +1,229 @@
+"""What a submitter asks for, and its bounds.
+
+An intent is never corrected: it is taken as it is, or refused with every problem named. `payload` and the other JSON is
+carried as text, for the scheduler hands it on without reading it, and text that is never parsed cannot be parsed wrongly.
+
+All that admission looks at, besides the moment.
+
+Two jobs with the same demand get the same decision at the same moment. That is what lets a tick look at the head
+of each line and at nothing behind it, so whatever admission comes to depend on must become a field here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, fields
+from operator import attrgetter
+from typing import Final
+
+from penstock.core.jobs.quick import quick, quick_but_one
+from penstock.core.jobs.refusals import BadIntent
+from penstock.core.jobs.types import SECOND, AddonId, Constraint, Moment, Money, Priority, RunWhen, Span
+from penstock.core.text import is_storable
+
+__all__ = [
+    "LABEL",
+    "LABEL_WORDS",
+    "MAX_PAYLOAD",
+    "AdmissionClass",
+    "Intent",
+    "admission_class_of",
+    "alike",
+    "all_but_payload",
+    "check",
+    "check_all",
+    "make_intent",
+]
+
+MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
+MAX_SPAN_SEC: Final = 366 * 86_400
+#: What hosts have and jobs ask for.
+LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=-]{0,63}")
+LABEL_WORDS: Final = "1 to 64 letters, digits and _.:/@=- beginning with a letter or digit"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    addon_id: AddonId
+    job_type: str
+    cost_units: int = 10
+    priority: int = Priority.NORMAL
+    constraints: Constraint = Constraint.NONE
+    run_when: RunWhen = RunWhen.NORMAL
+    quiet_for_sec: int = 0
+    expected_duration_sec: float | None = None
+    payload: str = "null"
+    tags: tuple[str, ...] = ()
+    time_sensitive: bool = False
+    deadline_at: Moment | None = None
+    earliest_start_at: Moment | None = None
+    max_runtime_sec: int | None = None
+    max_active_sec: int | None = None
+    cost_limit: Money | None = None
+    unit: str = "USD"
+    idempotency_key: str | None = None
+    #: When the job's own error should be tried again, by delay. None at all unless the job asks.
+    retry_delays_sec: tuple[int, ...] = ()
+    #: It starts only on a host that has all of them.
+    labels: tuple[str, ...] = ()
+
+
+make_intent: Final = quick(Intent)
+_FIELDS: Final = [field.name for field in fields(Intent)]
+#: Most jobs that come together are calls of one function.
+all_but_payload: Final = attrgetter(*(name for name in _FIELDS if name != "payload"))
+
+
+#: Of an intent, what makes others that differ from it by their payload alone.
+alike: Final = quick_but_one(Intent, "payload")
+
+
+def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int, passed: object = None) -> object:
+    """
+    `check` each; those that are alike but for the payload are looked at once. The answer is for the next call, as its `passed`: what
+    was good a moment ago still is, but for a deadline.
+    """
+    seen, lasting = passed, passed
+    for intent in intents:
+        rest = all_but_payload(intent)
+        if rest != seen or len(intent.payload) > MAX_PAYLOAD:
+            check(intent, now, most_units=most_units)
+            seen, lasting = rest, rest if intent.deadline_at is None else None
+    return lasting
+
+
+def check(intent: Intent, now: Moment, *, most_units: int) -> None:
+    """`most_units`: what a host could give at its quietest. A job above it would wait for ever, so it is refused."""
+    problems = [{"field": field, "message": message} for field, message in _problems(intent, now, most_units)]
+    if problems:
+        first = problems[0]
+        raise BadIntent(f"{first['field']} {first['message']}", problems=problems)
+
+
+def _problems(intent: Intent, now: Moment, most_units: int) -> Iterator[tuple[str, str]]:
+    for field in ("addon_id", "job_type"):
+        if not _NAME.fullmatch(getattr(intent, field)):
+            yield (
+                field,
+                "must be 1..128 characters of A-Z a-z 0-9 _ . : / @ - and begin with a letter or digit",
+            )
+    yield from _numbers(intent, most_units)
+    yield from _when(intent)
+    yield from _texts(intent)
+    yield from _times(intent, now)
+
+
+def _numbers(intent: Intent, most_units: int) -> Iterator[tuple[str, str]]:
+    if not 1 <= intent.cost_units <= 100:
+        yield "cost_units", "must be 1..100"
+    elif intent.cost_units > most_units:
+        yield (
+            "cost_units",
+            f"must be at most {most_units}: more is never free here, even when nothing else runs",
+        )
+    if not Priority.LEAST <= intent.priority <= Priority.MOST:
+        yield "priority", "must be 1..100, or LOW, NORMAL, HIGH, URGENT"
+    for field in ("expected_duration_sec", "max_runtime_sec", "max_active_sec"):
+        value = getattr(intent, field)
+        # Written so that NaN, which compares false with everything, is refused too.
+        if value is not None and not 0 < value <= MAX_SPAN_SEC:
+            yield field, f"must be above 0 and at most {MAX_SPAN_SEC}"
+    if intent.cost_limit is not None and intent.cost_limit <= 0:
+        yield "cost_limit", "must be above 0"
+    if len(intent.retry_delays_sec) > 20 or not all(0 <= d <= MAX_SPAN_SEC for d in intent.retry_delays_sec):
+        yield "retry_delays_sec", f"must be at most 20 delays of 0..{MAX_SPAN_SEC}"
+
+
+def _when(intent: Intent) -> Iterator[tuple[str, str]]:
+    if intent.run_when not in list(RunWhen):
+        yield "run_when", f"must be one of {', '.join(RunWhen)}"
+    if not 0 <= intent.quiet_for_sec <= MAX_SPAN_SEC:
+        yield "quiet_for_sec", f"must be 0..{MAX_SPAN_SEC}"
+    elif intent.quiet_for_sec and intent.run_when != RunWhen.QUIET:
+        yield "quiet_for_sec", 'needs run_when "quiet"'
+
+
+def _texts(intent: Intent) -> Iterator[tuple[str, str]]:
+    if len(intent.payload) > MAX_PAYLOAD:
+        yield "payload", f"must be at most {MAX_PAYLOAD} characters of JSON"
+    if len(intent.tags) > 32 or not all(0 < len(tag) <= 64 for tag in intent.tags):
+        yield "tags", "must be at most 32 tags of 1..64 characters"
+    for field, texts in (
+        ("tags", intent.tags),
+        ("unit", (intent.unit,)),
+        ("idempotency_key", (intent.idempotency_key or "",)),
+    ):
+        # Never replaced: two keys could become one.
+        if not all(map(is_storable, texts)):
+            yield field, "must be valid UTF-8 without NUL"
+    labels = intent.labels
+    if len(labels) > 16 or len(set(labels)) < len(labels) or not all(map(LABEL.fullmatch, labels)):
+        yield "labels", f"must be at most 16 different labels, each {LABEL_WORDS}"
+    if not 0 < len(intent.unit) <= 16:
+        yield "unit", "must be 1..16 characters"
+    if intent.idempotency_key is not None and not 0 < len(intent.idempotency_key) <= 200:
+        yield "idempotency_key", "must be 1..200 characters"
+
+
+def _times(intent: Intent, now: Moment) -> Iterator[tuple[str, str]]:
+    deadline, earliest = intent.deadline_at, intent.earliest_start_at
+    if earliest is not None and not 0 <= earliest <= _FAR_MOMENT:
+        yield "earliest_start_at", "must lie between 1970 and 9999"
+    if deadline is None:
+        if intent.time_sensitive:
+            yield "time_sensitive", "needs deadline_at"
+    elif deadline <= now:
+        yield "deadline_at", "has passed already"
+    elif deadline > _FAR_MOMENT:
+        yield "deadline_at", "must lie before the year 10000"
+    elif earliest is not None and earliest >= deadline:
+        yield "earliest_start_at", "must lie before deadline_at"
+
+
+_FAR_MOMENT: Final[Moment] = 253_402_300_799_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionClass:
+    addon_id: AddonId
+    job_type: str
+    cost_units: int
+    constraints: Constraint = Constraint.NONE
+    run_when: RunWhen = RunWhen.NORMAL
+    quiet_for_sec: int = 0
+    #: HIGH and up may start on a BUSY machine.
+    high: bool = False
+    #: Twice as long, one class more: only like durations share a line, so that a long job at the head of it does
+    #: not hide the short one behind it that could have slipped past kept room. 0: nobody said.
+    duration_class: int = 0
+    #: In alphabetical order.
+    labels: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        *parts, labels = astuple(self)
+        words = [str(int(part) if isinstance(part, int) else part) for part in parts]
+        return "\x1f".join([*words, " ".join(labels)] if labels else words)
+
+    @property
+    def longest(self) -> Span | None:
+        """An upper bound for every job of this class."""
+        return (1 << self.duration_class) * SECOND if self.duration_class else None
+
+
+def admission_class_of(intent: Intent, priority: int | None = None) -> AdmissionClass:
+    """`priority` when it has been edited since."""
+    expected = intent.expected_duration_sec
+    return AdmissionClass(
+        addon_id=intent.addon_id,
+        job_type=intent.job_type,
+        cost_units=intent.cost_units,
+        constraints=Constraint(intent.constraints),
+        run_when=RunWhen(intent.run_when),
+        quiet_for_sec=intent.quiet_for_sec,
+        high=(intent.priority if priority is None else priority) >= Priority.HIGH,
+        duration_class=0 if expected is None else max(1, (int(-(-expected // 1)) - 1).bit_length()),
+        labels=tuple(sorted(intent.labels)) if intent.labels else (),
+    )

@@ -1,0 +1,211 @@
+"""
+What is known about a job, a dispatch, an event. Snapshots: nobody changes one, and nobody but a store makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
+from penstock.core.jobs.ordering import Ordering, order_key, urgent_from
+from penstock.core.jobs.retry import NONE_YET, Counters
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
+
+__all__ = [
+    "Dispatch",
+    "Event",
+    "EventKind",
+    "Job",
+    "Place",
+    "dispatch_id_of",
+    "place",
+    "shift_place",
+    "shown",
+]
+
+
+class EventKind(StrEnum):
+    """What an event tells."""
+
+    SUBMITTED = "SUBMITTED"
+    ADMITTED = (
+        "ADMITTED"  # stored for a lease without a job; of a job it is a part of DISPATCHING, see `shown`
+    )
+    DENIED = "DENIED"
+    DISPATCHING = "DISPATCHING"
+    RUNNING = "RUNNING"
+    CHECKPOINT = "CHECKPOINT"
+    STOP_REQUESTED = "STOP_REQUESTED"
+    PREEMPT_REQUESTED = "PREEMPT_REQUESTED"
+    SIGNALED = "SIGNALED"  # a step of the ladder was taken; the reason says which
+    REQUEUED = "REQUEUED"
+    TIMEOUT = "TIMEOUT"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+    BLOCKED = "BLOCKED"
+    RETRIED = "RETRIED"
+    EDITED = "EDITED"
+    RELEASED = "RELEASED"  # a lease without a job, given back or expired
+    ALERT = "ALERT"
+    ADDON_SET = "ADDON_SET"
+    HOST_SET = "HOST_SET"  # drained, or not any more
+    CLOCK_SHIFTED = "CLOCK_SHIFTED"
+    SCHEDULER_STARTED = "SCHEDULER_STARTED"  # and what it did with what the one before it had left in flight
+    PRUNED = "PRUNED"
+    TOKEN_MADE = "TOKEN_MADE"  # noqa: S105 - no password
+    TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 - no password
+    RESTORED = "RESTORED"  # a backup has taken the place of the database
+    LOGIN = "LOGIN"  # a login link was made, or opened; the reason says which
+    LOSS_ACCEPTED = "LOSS_ACCEPTED"  # started on a file that had lost events, because the operator said so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a queued job stands: all that the order index is made of."""
+
+    priority: int
+    earliest_start_at: Moment | None
+    not_before: Moment | None
+    deadline_at: Moment | None
+    ready_at: Moment
+    urgent_at: Moment | None
+    turn: Moment
+    admission_class: AdmissionClass
+
+    def line(self, now: Moment) -> int:
+        """0: its time has not come; 1: in line; 2: in the urgent line."""
+        if self.ready_at > now:
+            return 0
+        return 2 if self.urgent_at is not None and self.urgent_at <= now else 1
+
+
+def place(
+    intent: Intent,
+    since: Moment,
+    not_before: Moment | None,
+    ordering: Ordering,
+    admission_class: AdmissionClass | None = None,
+) -> Place:
+    """
+    `since`: from when it counts as waiting. A requeue that costs the job nothing keeps the old one, so it keeps its age.
+    `admission_class`: the intent's, where somebody has it already.
+    """
+    ready_at = max(since, not_before or 0, intent.earliest_start_at or 0)
+    return Place(
+        priority=intent.priority,
+        earliest_start_at=intent.earliest_start_at,
+        not_before=not_before,
+        deadline_at=intent.deadline_at,
+        ready_at=ready_at,
+        urgent_at=urgent_from(
+            intent.deadline_at, intent.expected_duration_sec, intent.time_sensitive, ordering
+        ),
+        turn=order_key(intent.priority, ready_at, ordering.aging),
+        admission_class=admission_class or admission_class_of(intent),
+    )
+
+
+def shift_place(place: Place, by: Span, *, in_line: bool) -> Place:
+    """
+    The same place after the wall clock was set by `by`. Spans of ours move with the clock: how long the job has waited, and the delay of
+    a retry (`not_before`). Moments that a user gave (`earliest_start_at`, `deadline_at`) are meant by the wall clock, and stay.
+    """
+    earliest = place.earliest_start_at or 0
+    not_before = None if place.not_before is None else place.not_before + by
+    if not in_line and place.ready_at == place.earliest_start_at:
+        ready_at = max(earliest, not_before or 0)
+    else:
+        ready_at = max(place.ready_at + by, earliest)
+    turn = place.turn + ready_at - place.ready_at
+    return replace(place, not_before=not_before, ready_at=ready_at, turn=turn)
+
+
+def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:
+    """The fence is in the id: an id from an older attempt can never name a newer one."""
+    return DispatchId(f"{job_id}.{fence}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    no: int
+    job_id: JobId
+    intent: Intent  # with the edits since
+    state: JobState
+    created_at: Moment
+    ready_at: Moment
+    not_before: Moment | None = None
+    fence: int = 0  # of the last dispatch; only grows
+    dispatch_id: DispatchId | None = None  # the live one
+    counters: Counters = NONE_YET
+    active: Span = 0  # over all ended attempts since the last retry by hand
+    spent: Money = 0
+    spent_before: Money = 0  # when it was last retried by hand: the limit counts from there
+    progress: float | None = None
+    denied: str = ""
+    denied_data: str = "{}"
+    denied_at: Moment | None = None
+    passed_at: Moment | None = None
+    ended_at: Moment | None = None
+    pid: int | None = None  # of the process that runs it, if its worker told
+
+    @property
+    def next_earliest_start_at(self) -> Moment | None:
+        moments = [m for m in (self.not_before, self.intent.earliest_start_at) if m is not None]
+        return max(moments, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    dispatch_id: DispatchId
+    job_id: JobId | None  # None: a lease without a job
+    addon_id: AddonId
+    host: HostId
+    admission_class: AdmissionClass
+    fence: int
+    phase: DispatchPhase
+    admitted_at: Moment
+    expires_at: Moment
+    started_at: Moment | None = None
+    ends_at: Moment | None = None  # expected
+    stop_at: Moment | None = None  # it must have ended: runtime limit or hard cap
+    stop_for: EndReason | None = None
+    reason: EndReason | None = None  # the first one that told it to end
+    worker: str = ""
+    spent: Money = 0
+    progress: float | None = None
+    ended_at: Moment | None = None
+    end: EndReason | None = None
+    result: str | None = None
+    error: str | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """`seq` orders everything; `n` counts within a job, without gaps. `state`: the job's, after it."""
+
+    seq: int
+    at: Moment
+    kind: EventKind
+    job_id: JobId | None = None
+    n: int = 0
+    state: JobState | None = None
+    reason: str = ""
+    dispatch_id: DispatchId | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shown(event: Event) -> tuple[Event, ...]:
+    """
+    An entry of the trail as readers see it. A job is admitted and dispatched in one decision, which is stored as one entry: a second one would
+    make every start dearer. Readers see both events, under the entry's one number.
+    """
+    if event.kind is not EventKind.DISPATCHING:
+        return (event,)
+    return replace(event, kind=EventKind.ADMITTED, state=JobState.QUEUED, reason=""), event

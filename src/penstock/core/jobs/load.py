@@ -1,0 +1,213 @@
+"""From signals to a busy score, from the score to a quiet state and to the units that may be used.
+
+The score is the worst of the signals, not their mean: a machine whose disk is choked is busy, however idle its
+cores are. Without a fresh reading of what we must know, the score is that of a machine that admits nothing.
+
+A host as the others see it: one scheduler with a capacity of its own, on jobs that it may share with others.
+
+It is there for as long as it says so: each word of it holds until `until`. What a lost host had in flight comes back by its leases, not by
+this; whether somebody is `alive` decides only who may bear a name, and what people are shown.
+"""
+
+#: (x, y) with rising x; straight lines between, flat beyond the ends.
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final, NamedTuple, TypeAlias
+
+from penstock.core.jobs.types import SECOND, HostId, Moment, Span
+
+__all__ = [
+    "BLIND",
+    "SCALES",
+    "TOLD",
+    "Busy",
+    "Capacity",
+    "Host",
+    "Points",
+    "Quiet",
+    "QuietState",
+    "Reading",
+    "Senses",
+    "Thresholds",
+    "busy",
+    "is_fresh",
+    "observe",
+]
+
+Points: TypeAlias = tuple[tuple[float, float], ...]
+
+#: The score of a machine that we know nothing about.
+BLIND: Final = 8.0
+
+
+class QuietState(StrEnum):
+    QUIET = "QUIET"
+    NORMAL = "NORMAL"
+    BUSY = "BUSY"
+    PANIC = "PANIC"
+
+
+class Reading(NamedTuple):
+    """
+    `source`: the application that told it, none for the host itself. `ttl`: for how long it counts, if it said so. `bound`: the addon reported
+    it with a token of its own, so it speaks for itself and not for the host.
+    """
+
+    name: str
+    value: float
+    at: Moment
+    source: str = ""
+    ttl: Span | None = None
+    bound: bool = False
+
+
+class Busy(NamedTuple):
+    """`by` names the signal that decided, for explain and the page."""
+
+    score: float
+    by: str
+
+
+#: What applications may report about themselves.
+TOLD: Final = ("error_rate", "p95_ms", "in_flight")
+
+SCALES: Final[dict[str, Points]] = {
+    "cpu": ((0.0, 0), (0.20, 2), (0.50, 5), (0.70, 7), (0.90, 10)),
+    "load_per_core": ((0.0, 0), (0.5, 2), (1.0, 5), (1.5, 7), (2.5, 10)),
+    "memory": ((0.50, 0), (0.70, 2), (0.80, 5), (0.90, 7), (0.97, 10)),
+    "cpu_pressure": ((0, 0), (5, 2), (20, 5), (40, 7), (70, 10)),
+    "io_pressure": ((0, 0), (2, 2), (10, 5), (20, 7), (50, 10)),
+    "memory_pressure": ((0, 0), (1, 2), (5, 5), (10, 7), (30, 10)),
+    "error_rate": ((0.0, 0), (0.01, 2), (0.05, 5), (0.10, 7), (0.25, 10)),
+    "p95_ms": ((0, 0), (250, 2), (1_000, 5), (2_500, 7), (5_000, 10)),
+    "in_flight": ((0, 0), (10, 2), (50, 5), (100, 7), (250, 10)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """`needed`: signals without which we are blind. An application that stops reporting is merely forgotten."""
+
+    scales: Mapping[str, Points] = field(default_factory=lambda: SCALES)
+    needed: frozenset[str] = frozenset({"cpu", "memory"})
+    fresh_for: Span = 15 * SECOND
+
+
+def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: float = 10.0) -> Busy:
+    """`most_bound`: the highest score that a bound reading counts for. One addon may slow the others down, but not stop them."""
+    fresh = [r for r in readings if r.name in senses.scales and is_fresh(r, now, senses)]
+    scores = [
+        Busy(
+            min(_along(senses.scales[r.name], r.value), most_bound if r.bound else 10.0),
+            f"{r.name} of {r.source}" if r.source else r.name,
+        )
+        for r in fresh
+    ]
+    # The host measures itself; only applications know their own figures, and the report of any of them will do.
+    known = {r.name for r in fresh if bool(r.source) is (r.name in TOLD)}
+    scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - known)]
+    return max(scores, default=Busy(BLIND, "no fresh signal"), key=lambda s: s.score)
+
+
+def is_fresh(reading: Reading, now: Moment, senses: Senses) -> bool:
+    return 0 <= now - reading.at <= (senses.fresh_for if reading.ttl is None else reading.ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    quiet: float = 2.0
+    normal: float = 5.0
+    busy: float = 7.0
+    #: How far below a threshold the score must fall before the better state is believed.
+    margin: float = 0.5
+
+    @property
+    def clearly_normal(self) -> float:
+        """The highest score with which a machine that was worse is NORMAL again."""
+        return max(0.0, self.normal - self.margin)
+
+    def severity(self, score: float) -> int:
+        return bisect_left((self.quiet, self.normal, self.busy), score)
+
+
+_BY_SEVERITY: Final = (QuietState.QUIET, QuietState.NORMAL, QuietState.BUSY, QuietState.PANIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    state: QuietState
+    since: Moment
+    busy: Busy
+
+    def streak(self, now: Moment) -> Span:
+        """How long it has been quiet without a break; 0 when it is not."""
+        return max(0, now - self.since) if self.state is QuietState.QUIET else 0
+
+
+def observe(before: Quiet | None, score: Busy, now: Moment, thresholds: Thresholds) -> Quiet:
+    """Worse is believed at once, better only when it is clearly better: a score on the edge must not flap."""
+    worst = best = thresholds.severity(score.score)
+    if before is not None:
+        worst = thresholds.severity(score.score + thresholds.margin)
+        best = max(best, min(_BY_SEVERITY.index(before.state), worst))
+    state = _BY_SEVERITY[best]
+    since = before.since if before is not None and before.state is state else now
+    return Quiet(state, since, score)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The units that may be in use at a busy score. `fixed`, for containers and tests, asks nobody."""
+
+    total: int = 100
+    reserve: int = 10
+    curve: Points = ((2, 1.0), (3, 0.80), (4, 0.65), (5, 0.50), (6, 0.35), (7, 0.25), (8, 0.0))
+    fixed: int | None = None
+
+    @property
+    def most(self) -> int:
+        """What the quietest machine gives: a job that costs more can never start."""
+        return self.fixed if self.fixed is not None else self.total - self.reserve
+
+    def units(self, score: float) -> int:
+        if self.fixed is not None:
+            return self.fixed
+        # Rounded first, so that 90 * 0.65 is not 58 on account of a last binary digit.
+        return int(round(self.most * _along(self.curve, score), 6))
+
+
+def _along(points: Points, x: float) -> float:
+    if not x > points[0][0]:
+        # NaN ends here too; `busy` must not admit on it, so it counts as the far end.
+        return points[0][1] if x <= points[0][0] else points[-1][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    host: HostId
+    #: Who bears the name. The same after a restart in the same place, so that it need not wait for itself to be lost.
+    instance: str
+    capacity: int = 0
+    quiet: QuietState = QuietState.QUIET
+    labels: tuple[str, ...] = ()
+    version: str = ""
+    url: str = ""
+    started_at: Moment = 0
+    seen_at: Moment = 0
+    until: Moment = 0
+    #: Somebody's wish, which outlives the host: it starts nothing more.
+    draining: bool = False
+    #: What its dispatches hold.
+    units: int = 0
+
+    def alive(self, now: Moment) -> bool:
+        return now < self.until

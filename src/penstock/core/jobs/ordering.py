@@ -1,0 +1,466 @@
+"""Who is next.
+
+All jobs age alike, so the order within an addon never changes: it is the `order_key`, fixed when the job becomes ready. Between addons, heads
+compare by band, then urgency, then fair share. A round therefore looks at the head of each line (one line per demand), starts
+what it may, pulls the next of a line only after it started the head, and never learns how long the lines are.
+
+A lease without a job: may this much work start now? (SPEC LS-1)
+
+Whoever asks is not in line, so everybody in line who could start now and counts for at least as much goes first. Asking often therefore wins nothing.
+"""
+
+#: What one transaction starts at most.
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol
+
+from penstock.core.jobs.admission import (
+    AdmissionLimits,
+    Admitted,
+    Conditions,
+    Decision,
+    Denied,
+    Gates,
+    Kept,
+    decide,
+)
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ledger import FairShare, Ledger
+from penstock.core.jobs.load import QuietState
+from penstock.core.jobs.quick import quick_tuple
+from penstock.core.jobs.reasons import (
+    BudgetSpent,
+    CapReached,
+    Draining,
+    NotEnoughUnits,
+    NotQuiet,
+    Paused,
+    QueuedAhead,
+    Reason,
+    as_json,
+    retry_after_sec,
+)
+from penstock.core.jobs.types import MINUTE, SECOND, JobId, Moment, Span
+
+__all__ = [
+    "MOST_PICKS",
+    "TOP_BAND",
+    "AdmissionView",
+    "Aging",
+    "Denial",
+    "Ordering",
+    "Pick",
+    "Placement",
+    "QueuedJob",
+    "ReadyQueue",
+    "RoundResult",
+    "RunningJob",
+    "band",
+    "decide_standalone_lease",
+    "effective",
+    "order_key",
+    "run_round",
+    "urgent_from",
+]
+
+MOST_PICKS: Final = 1_000
+#: Priority 90 and up. From here on only fair share decides.
+TOP_BAND: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Aging:
+    """+10 for every 10 minutes of being ready and not started."""
+
+    per_point: Span = 1 * MINUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    aging: Aging = Aging()
+    #: A job passed over for so long gets room kept for it.
+    patience: Span = 30 * SECOND
+    #: A time-sensitive job is urgent from its deadline minus its expected duration minus this.
+    slack: Span = 10 * MINUTE
+    sharing: FairShare = field(default_factory=FairShare)
+
+
+def order_key(priority: int, ready_at: Moment, aging: Aging) -> Moment:
+    """The smaller goes first, within an addon, at any moment: both sides of the comparison age alike."""
+    return ready_at - priority * aging.per_point
+
+
+def ready_at(its_turn: Moment, priority: int, aging: Aging) -> Moment:
+    """What `order_key` was made from."""
+    return its_turn + priority * aging.per_point
+
+
+def effective(its_turn: Moment, now: Moment, aging: Aging) -> int:
+    return (now - its_turn) // aging.per_point
+
+
+def band(its_turn: Moment, now: Moment, aging: Aging) -> int:
+    return min(effective(its_turn, now, aging) // 10, TOP_BAND)
+
+
+def urgent_from(
+    deadline_at: Moment | None, expected_sec: float | None, time_sensitive: bool, ordering: Ordering
+) -> Moment | None:
+    if deadline_at is None or not time_sensitive:
+        return None
+    return deadline_at - int((expected_sec or 0) * SECOND) - ordering.slack
+
+
+class QueuedJob(NamedTuple):
+    """A job in line: what weighing needs and no more, for most of the time nobody looks at the rest."""
+
+    no: int
+    job_id: JobId
+    priority: int
+    turn: Moment
+    fence: int
+    expected_sec: float | None = None
+    passed_at: Moment | None = None
+    denied: str = ""  # the code of its last recorded denial
+
+
+class ReadyQueue(NamedTuple):
+    admission_class: AdmissionClass
+    urgent: bool
+    jobs: Iterator[QueuedJob]  # by turn, then number; pulled one by one
+
+
+class RunningJob(NamedTuple):
+    cost: int
+    started_at: Moment
+    ends_at: Moment | None
+
+
+class AdmissionView(Protocol):
+    """What a round sees of the store, inside the admission transaction."""
+
+    @property
+    def now(self) -> Moment: ...
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    def lines(self) -> Iterable[ReadyQueue]: ...
+
+    def running(self) -> Sequence[RunningJob]:
+        """What is in flight on this host. Asked for only when room must be kept."""
+        ...
+
+
+class Placement(Enum):
+    """Who would take a job of this demand now."""
+
+    RESERVE = "reserve"  # its addon is told, and asks for the lease
+    LEASE = "lease"  # somebody is here and takes it at once
+    NOBODY = "nobody"  # such jobs are fetched, and nobody is here to fetch one now
+
+
+class Pick(NamedTuple):
+    waiting: QueuedJob
+    admission_class: AdmissionClass
+    offer: Placement
+    ends_at: Moment | None
+
+
+#: They are made by the hundred.
+_pick: Final = quick_tuple(Pick)
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """`after`: how often it had been refused for the reason before this one."""
+
+    waiting: QueuedJob
+    reason: Reason
+    after: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return as_json(self.reason) | ({"after": self.after} if self.after else {})
+
+
+@dataclass(slots=True)
+class RoundResult:
+    picks: list[Pick] = field(default_factory=list)
+    #: Only those whose reason is not the one already recorded.
+    denials: list[Denial] = field(default_factory=list)
+    #: Every head that was refused, whatever is recorded.
+    refused: list[QueuedJob] = field(default_factory=list)
+    #: Refused for room while something behind it started; for the first time.
+    passed: list[QueuedJob] = field(default_factory=list)
+    kept: Kept | None = None
+    weighed: int = 0
+    #: A lease without a job (`core.loan`).
+    loan: AdmissionClass | None = None
+
+
+def run_round(
+    admission_view: AdmissionView,
+    conditions: Conditions,
+    limits: AdmissionLimits,
+    ordering: Ordering,
+    offer: Callable[[AdmissionClass], Placement],
+    *,
+    most_leases: int | None = None,
+    most_picks: int = MOST_PICKS,
+) -> RoundResult:
+    """`most_picks` bounds the transaction: whoever calls comes again at once when it was reached."""
+    return _Round(admission_view, conditions, limits, ordering, offer).run(most_leases, most_picks)
+
+
+class _Head(NamedTuple):
+    """Compares as the round orders: the first field that differs decides."""
+
+    band: int  # negated
+    calm: bool  # urgent ones first within their band
+    share: float
+    turn: Moment
+    no: int
+    lane: _Lane
+    waiting: QueuedJob
+
+
+class _Lane(NamedTuple):
+    """A line, and what holds for all jobs in it for as long as the round lasts."""
+
+    line: ReadyQueue
+    offer: Placement
+    gates: Gates
+
+
+class _Round:
+    def __init__(
+        self,
+        admission_view: AdmissionView,
+        conditions: Conditions,
+        limits: AdmissionLimits,
+        ordering: Ordering,
+        offer: Callable[[AdmissionClass], Placement],
+    ) -> None:
+        self.admission_view, self.now, self.ledger = admission_view, admission_view.now, admission_view.ledger
+        self.conditions, self.limits, self.ordering, self.offer = conditions, limits, ordering, offer
+        self.round_result = RoundResult()
+        self.refused_for_units: list[QueuedJob] = []
+        self.closed: set[str] = set()  # addons that are shut for the rest of this round
+        self.shares: dict[str, float] = {}
+
+    def run(self, most_leases: int | None, most_picks: int) -> RoundResult:
+        lanes = list(self._lanes())
+        if len(lanes) == 1:  # nobody to be compared with, so nothing is reckoned for it
+            head = self._only(lanes[0])
+            heads = [] if head is None else [head]
+        else:
+            heads = [head for lane in lanes if (head := self._head(lane)) is not None]
+            heapify(heads)
+        leases = 0
+        while heads and len(self.round_result.picks) < most_picks and leases != most_leases:
+            head = heads[0]
+            lane, admission_class = head.lane, head.lane.line.admission_class
+            if admission_class.addon_id in self.closed:
+                heappop(heads)
+                continue
+            alone = len(heads) == 1  # by now
+            most = most_picks - len(self.round_result.picks)
+            if most_leases is not None and lane.offer is Placement.LEASE:
+                most = min(most, most_leases - leases)
+            if alone and (started := self._start_many(head, most)):
+                leases += started if lane.offer is Placement.LEASE else 0
+                following = self._behind(head)
+                heads = [] if following is None else [following]
+                continue
+            if not alone and (share := self._share(admission_class)) != head.share:
+                # Its addon has started something since it was put here. Shares only grow, so it can only sink.
+                heapreplace(heads, head._replace(share=share))
+                continue
+            reason = self._try(lane, head.waiting)
+            following = None if reason is not None else self._behind(head) if alone else self._head(lane)
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, following)
+            if reason is None:
+                leases += lane.offer is Placement.LEASE
+            elif self._shuts_everything(reason):
+                break
+        return self.round_result
+
+    def _lanes(self) -> Iterator[_Lane]:
+        for line in self.admission_view.lines():
+            offer = self.offer(line.admission_class)
+            # What is not for this host is passed over without a word: others have it in their rounds, and record what they decide.
+            if offer is not Placement.NOBODY and not self.conditions.missing(line.admission_class):
+                gates = Gates(
+                    line.admission_class,
+                    self.ledger,
+                    self.conditions,
+                    self.limits,
+                    self.now,
+                    urgent=line.urgent,
+                )
+                yield _Lane(line, offer, gates)
+
+    def _head(self, lane: _Lane) -> _Head | None:
+        line = lane.line
+        waiting = next(line.jobs, None)
+        if waiting is None:
+            return None
+        its_band = band(waiting.turn, self.now, self.ordering.aging)
+        share = self._share(line.admission_class)
+        return _Head(-its_band, not line.urgent, share, waiting.turn, waiting.no, lane, waiting)
+
+    def _only(self, lane: _Lane) -> _Head | None:
+        waiting = next(lane.line.jobs, None)
+        return None if waiting is None else _Head(0, False, 0.0, waiting.turn, waiting.no, lane, waiting)
+
+    def _behind(self, head: _Head) -> _Head | None:
+        waiting = next(head.lane.line.jobs, None)
+        if waiting is None:
+            return None
+        return _Head(head.band, head.calm, head.share, waiting.turn, waiting.no, head.lane, waiting)
+
+    def _share(self, admission_class: AdmissionClass) -> float:
+        share = self.shares.get(admission_class.addon_id)
+        if share is None:
+            share = self.ledger.share(admission_class.addon_id, self.now, self.ordering.sharing)
+            self.shares[admission_class.addon_id] = share
+        return share
+
+    def _try(self, lane: _Lane, waiting: QueuedJob) -> Reason | None:
+        admission_class = lane.line.admission_class
+        self.round_result.weighed += 1
+        ends_at = None if waiting.expected_sec is None else self.now + int(waiting.expected_sec * SECOND)
+        kept = self.round_result.kept
+        reason = lane.gates.refusal(kept, ends_at)
+        if reason is not None:
+            self._denied(admission_class, waiting, reason)
+            return reason
+        if kept is not None and not kept.ends_before(ends_at):
+            kept.spare -= admission_class.cost_units
+        self._started(lane, [Pick(waiting, admission_class, lane.offer, ends_at)])
+        return None
+
+    def _start_many(self, head: _Head, most: int) -> int:
+        """
+        As many as may start of a line that nobody competes with, in one go: each would be weighed like the one before it. Where
+        room is kept for somebody, each is looked at by itself.
+        """
+        lane, now = head.lane, self.now
+        n = 0 if self.round_result.kept is not None else min(lane.gates.room_for(), most)
+        if n <= 0:
+            return 0
+        admission_class, offer = lane.line.admission_class, lane.offer
+        picks = [
+            _pick(
+                (
+                    w,
+                    admission_class,
+                    offer,
+                    None if w.expected_sec is None else now + int(w.expected_sec * SECOND),
+                )
+            )
+            for w in (head.waiting, *islice(lane.line.jobs, n - 1))
+        ]
+        self._started(lane, picks)
+        self.round_result.weighed += len(picks)
+        return len(picks)
+
+    def _started(self, lane: _Lane, picks: list[Pick]) -> None:
+        admission_class = lane.line.admission_class
+        self.ledger.take(admission_class, self.now, self.ordering.sharing, lane.gates.keys, len(picks))
+        self.shares.pop(admission_class.addon_id, None)
+        self.round_result.picks += picks
+        if self.refused_for_units:
+            self.round_result.passed += self.refused_for_units
+            self.refused_for_units.clear()
+
+    def _denied(self, admission_class: AdmissionClass, waiting: QueuedJob, reason: Reason) -> None:
+        self.round_result.refused.append(waiting)
+        if reason.code != waiting.denied:
+            self.round_result.denials.append(Denial(waiting, reason))
+        match reason:
+            case NotEnoughUnits():
+                self._no_room(admission_class, waiting)
+            case Paused() | BudgetSpent() | CapReached(scope="addon"):
+                self.closed.add(admission_class.addon_id)
+            case _:
+                pass
+
+    def _no_room(self, admission_class: AdmissionClass, waiting: QueuedJob) -> None:
+        if waiting.passed_at is None:
+            self.refused_for_units.append(waiting)
+            return
+        waited = self.now - waiting.passed_at >= self.ordering.patience
+        # What the present capacity could never hold keeps no room: the machine must calm down first.
+        if (
+            waited
+            and self.round_result.kept is None
+            and admission_class.cost_units <= self.conditions.capacity
+        ):
+            self.round_result.kept = self._keep(admission_class, waiting)
+
+    def _keep(self, admission_class: AdmissionClass, waiting: QueuedJob) -> Kept:
+        """Until enough of what runs is expected to have ended: the known ends first, then the oldest of the rest."""
+        picked = [
+            RunningJob(p.admission_class.cost_units, self.now, p.ends_at) for p in self.round_result.picks
+        ]
+        runs = sorted(
+            [*self.admission_view.running(), *picked],
+            key=lambda run: (run.ends_at is None, run.started_at if run.ends_at is None else run.ends_at),
+        )
+        free = self.conditions.capacity - self.ledger.units
+        starts_at: Moment | None = self.now
+        for run in runs:
+            if free >= admission_class.cost_units:
+                break
+            free += run.cost
+            starts_at = None if run.ends_at is None else max(self.now, run.ends_at)
+        return Kept(
+            waiting.job_id, admission_class.cost_units, starts_at, max(0, free - admission_class.cost_units)
+        )
+
+    def _shuts_everything(self, reason: Reason) -> bool:
+        match reason:
+            case Draining() | Paused("*") | CapReached(scope="concurrent") | NotQuiet(QuietState.PANIC):
+                return True
+            case _:
+                return self.ledger.units >= self.conditions.capacity
+
+
+def decide_standalone_lease(
+    admission_view: AdmissionView,
+    conditions: Conditions,
+    limits: AdmissionLimits,
+    ordering: Ordering,
+    *,
+    admission_class: AdmissionClass,
+    priority: int,
+) -> tuple[RoundResult, Decision]:
+    decision = decide(admission_class, admission_view.ledger, conditions, limits, admission_view.now)
+    if isinstance(decision, Denied):
+        return RoundResult(), decision
+    for line in admission_view.lines():
+        head = next(line.jobs, None)
+        if head is None or effective(head.turn, admission_view.now, ordering.aging) < priority:
+            continue
+        theirs = decide(
+            line.admission_class,
+            admission_view.ledger,
+            conditions,
+            limits,
+            admission_view.now,
+            urgent=line.urgent,
+        )
+        if isinstance(theirs, Admitted):
+            reason = QueuedAhead(head.job_id, head.priority)
+            return RoundResult(), Denied(reason, retry_after_sec(reason, admission_view.now))
+    admission_view.ledger.take(admission_class, admission_view.now, ordering.sharing)
+    return RoundResult(loan=admission_class), decision

@@ -1,0 +1,126 @@
+"""
+Preemption (SPEC TR-7): a running job makes room for one that counts for clearly more.
+
+Only a job that could start then counts: it is ready, and nothing but a slot or room is in its way. Only one victim at a time, whose room
+alone is enough: among those, the lowest priority, and of these the one that has lost the least, the latest started. The victim is
+asked, asked again, and then made to; a cycle that is under way is finished before another begins, so two jobs cannot take turns at evicting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
+
+from penstock.core.jobs.admission import Admitted, Denied, decide
+from penstock.core.jobs.explain import View
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ledger import Ledger
+from penstock.core.jobs.ordering import QueuedJob, ReadyQueue
+from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
+
+__all__ = ["Act", "Cycle", "InFlight", "Preemption", "Want", "advance", "begin", "choose", "wanted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    #: By how much a priority must be higher. None: nothing is ever preempted.
+    threshold: int | None = 20
+    #: How long a victim that was asked may take, each of the two times.
+    patience: Span = 60 * SECOND
+
+
+class InFlight(NamedTuple):
+    dispatch_id: DispatchId
+    job_id: JobId
+    priority: int
+    started_at: Moment
+    admission_class: AdmissionClass
+    ending: bool  # its room comes back by itself
+
+
+class Want(NamedTuple):
+    """A job in line that is kept from starting. By what does not matter here: only who fits without somebody is worth a victim."""
+
+    job_id: JobId
+    priority: int
+    admission_class: AdmissionClass
+    #: Whether it would be admitted if these had ended.
+    fits_without: Callable[[Sequence[AdmissionClass]], bool]
+
+
+def wanted(view: View) -> list[Want]:
+    """Heads of lines, the highest priority first. Priority itself and not its age: waiting long is no reason to evict."""
+    heads = [
+        (waiting, line)
+        for line in view.admission_view.lines()
+        if (waiting := next(line.jobs, None)) is not None
+    ]
+    heads.sort(key=lambda head: (-head[0].priority, head[0].turn, head[0].no))
+    return [want for waiting, line in heads if (want := _want(view, waiting, line)) is not None]
+
+
+def _want(view: View, waiting: QueuedJob, line: ReadyQueue) -> Want | None:
+    admission_view, admission_class = view.admission_view, line.admission_class
+
+    def decision(ledger: Ledger) -> Admitted | Denied:
+        return decide(
+            admission_class, ledger, view.conditions, view.limits, admission_view.now, urgent=line.urgent
+        )
+
+    if isinstance(decision(admission_view.ledger), Admitted):
+        return None  # it starts by itself
+    return Want(
+        waiting.job_id,
+        waiting.priority,
+        admission_class,
+        lambda ended: isinstance(decision(admission_view.ledger.without(ended)), Admitted),
+    )
+
+
+def choose(want: Want, running: Sequence[InFlight], preemption: Preemption) -> InFlight | None:
+    """Its victim; None if there is none, or if room comes without one."""
+    ending = [flight.admission_class for flight in running if flight.ending]
+    if preemption.threshold is None or (ending and want.fits_without(ending)):
+        return None
+    lower = [
+        flight
+        for flight in running
+        if not flight.ending and want.priority - flight.priority >= preemption.threshold
+    ]
+    lower.sort(key=lambda flight: (flight.priority, -flight.started_at))
+    return next((flight for flight in lower if want.fits_without([*ending, flight.admission_class])), None)
+
+
+class Act(Enum):
+    ASK = "ask"
+    FORCE = "force"
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    victim: DispatchId
+    wanted_by: JobId
+    asked: int
+    due: Moment
+
+
+def begin(victim: DispatchId, wanted_by: JobId, now: Moment, preemption: Preemption) -> Cycle:
+    """The first question is asked with it."""
+    return Cycle(victim, wanted_by, 1, now + preemption.patience)
+
+
+def advance(
+    cycle: Cycle, *, victim_runs: bool, still_wanted: bool, now: Moment, preemption: Preemption
+) -> tuple[Cycle | None, Act | None]:
+    """None: the cycle is over. A victim that ended by itself closes it, and so does a job that needs the room no longer."""
+    if not victim_runs or not still_wanted:
+        return None, None
+    if cycle.due > now + preemption.patience:  # the clock was set back since: the victim has its time again
+        return replace(cycle, due=now + preemption.patience), None
+    if now < cycle.due:
+        return cycle, None
+    if cycle.asked == 1:
+        return Cycle(cycle.victim, cycle.wanted_by, 2, now + preemption.patience), Act.ASK
+    return None, Act.FORCE

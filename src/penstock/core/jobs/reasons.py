@@ -1,0 +1,266 @@
+"""
+Why a job may not start now: typed, closed, each with a retry hint and words.
+
+A reason is recorded as its code and its fields, so explain can be made again from the trail long after, in words that have
+improved since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, TypeAlias, assert_never
+
+from penstock.core.jobs.load import QuietState
+from penstock.core.jobs.types import MINUTE, JobId, Moment, seconds, spelled
+
+__all__ = [
+    "REASONS",
+    "AwaitsWorker",
+    "BudgetSpent",
+    "CapReached",
+    "Draining",
+    "LabelMissing",
+    "NotEnoughUnits",
+    "NotQuiet",
+    "NotQuietLongEnough",
+    "NotReady",
+    "Paused",
+    "QueuedAhead",
+    "Reason",
+    "UnitsKept",
+    "as_json",
+    "from_json",
+    "named",
+    "retry_after_sec",
+    "words",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The host is stopping, or was told to take nothing more."""
+
+    code: ClassVar = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMissing:
+    labels: tuple[str, ...]
+    hosts: tuple[str, ...] = ()  # that live and have all that the job asks for
+
+    code: ClassVar = "label_missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    scope: str  # an addon, or "*" for everything
+
+    code: ClassVar = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    until: Moment
+
+    code: ClassVar = "not_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class NotQuiet:
+    state: QuietState
+    wants: QuietState
+    busy: float
+    by: str
+
+    code: ClassVar = "not_quiet"
+
+
+@dataclass(frozen=True, slots=True)
+class NotQuietLongEnough:
+    streak_sec: float
+    wants_sec: int
+
+    code: ClassVar = "not_quiet_long_enough"
+
+
+@dataclass(frozen=True, slots=True)
+class CapReached:
+    scope: str  # concurrent, addon, type, constraint
+    name: str
+    limit: int
+
+    code: ClassVar = "cap_reached"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    window: str  # day or month
+    spent: int
+    limit: int
+    until: Moment
+
+    code: ClassVar = "budget_spent"
+
+
+@dataclass(frozen=True, slots=True)
+class NotEnoughUnits:
+    needs: int
+    free: int
+    capacity: int
+    until: Moment | None = None  # when enough of what runs is expected to have ended
+
+    code: ClassVar = "no_room"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsKept:
+    kept_for: JobId | None  # None: a job that the reader may not know
+    needs: int
+    until: Moment | None = None
+
+    code: ClassVar = "room_kept"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedAhead:
+    """Somebody stands in line for the same room, and goes first."""
+
+    job_id: JobId | None  # None: a job that the reader may not know
+    priority: int
+
+    code: ClassVar = "queued_ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsWorker:
+    """It could start, and jobs of its kind are fetched by workers that come by themselves."""
+
+    last_came_at: Moment
+
+    code: ClassVar = "awaits_worker"
+
+
+Reason: TypeAlias = (
+    Draining
+    | LabelMissing
+    | Paused
+    | NotReady
+    | NotQuiet
+    | NotQuietLongEnough
+    | CapReached
+    | BudgetSpent
+    | NotEnoughUnits
+    | UnitsKept
+    | QueuedAhead
+    | AwaitsWorker
+)
+
+REASONS: Final[dict[str, type[Reason]]] = {
+    kind.code: kind
+    for kind in (
+        Draining,
+        LabelMissing,
+        Paused,
+        NotReady,
+        NotQuiet,
+        NotQuietLongEnough,
+        CapReached,
+        BudgetSpent,
+        NotEnoughUnits,
+        UnitsKept,
+        QueuedAhead,
+        AwaitsWorker,
+    )
+}
+
+
+def retry_after_sec(reason: Reason, now: Moment) -> float:
+    """When asking again could help. Never 0: a denial is not an invitation to spin."""
+    match reason:
+        case NotReady(until) | BudgetSpent(until=until):
+            wait = seconds(until - now)
+        case NotEnoughUnits(until=until) | UnitsKept(until=until):
+            wait = min(seconds(until - now), 60.0) if until is not None else 5.0
+        case NotQuietLongEnough(streak, wants):
+            wait = wants - streak
+        case NotQuiet():
+            wait = 15.0
+        case Paused() | Draining() | LabelMissing():
+            wait = 30.0
+        case CapReached() | QueuedAhead() | AwaitsWorker():
+            wait = 5.0
+        case _:
+            assert_never(reason)
+    return max(1.0, round(wait, 3))
+
+
+def words(reason: Reason, now: Moment) -> str:
+    match reason:
+        case NotReady(until):
+            text = f"not before {_in(until, now)}"
+        case NotQuiet(state, wants, score, by):
+            text = f"the machine is {state} (busy {score:.1f} of 10, by {by}), it waits for {wants}"
+        case NotQuietLongEnough(streak, wants_sec):
+            text = f"quiet for {streak:.0f} s, it waits for {wants_sec} s of quiet"
+        case BudgetSpent(window, spent, limit, until):
+            text = f"the {window}'s budget is spent ({spent / 1e6:.2f} of {limit / 1e6:.2f}), again {_in(until, now)}"
+        case NotEnoughUnits(needs, free, capacity, until):
+            text = f"needs {needs} units, {free} free of {capacity}{_when(', expected', until, now)}"
+        case UnitsKept(kept_for, needs, until):
+            text = f"{needs} units are being kept for {named(kept_for)}{_when(', to start', until, now)}"
+        case QueuedAhead(job_id, priority):
+            text = f"{named(job_id)} of priority {priority} is in line for the same room"
+        case AwaitsWorker(last_came_at):
+            text = f"waits for a worker to claim it; the last one that may asked {spelled(now - last_came_at)} ago"
+        case _:
+            text = _shut(reason)
+    return text
+
+
+def _shut(reason: Draining | LabelMissing | Paused | CapReached) -> str:
+    match reason:
+        case LabelMissing(labels, ()):
+            return f"no host that is up has the label{'s' * (len(labels) > 1)} {' and '.join(labels)}"
+        case LabelMissing(labels, hosts):
+            return f"it is not for this host but for {', '.join(hosts)}, with the label{'s' * (len(labels) > 1)} {' and '.join(labels)}"
+        case Draining():
+            return "this host takes nothing more: it is stopping"
+        case Paused("*"):
+            return "everything is paused"
+        case Paused(scope):
+            return f"addon {scope} is paused"
+        case CapReached("concurrent", _, limit):
+            return f"all {limit} slots are taken"
+        case CapReached(scope, name, limit):
+            return f"{scope} {name} has its {limit} in flight already"
+        case _:
+            assert_never(reason)
+
+
+def named(job_id: JobId | None) -> str:
+    return "another job" if job_id is None else f"job {job_id[-8:]}"
+
+
+def as_json(reason: Reason) -> dict[str, Any]:
+    return {f.name: getattr(reason, f.name) for f in fields(reason)}
+
+
+def from_json(code: str, data: dict[str, Any]) -> Reason:
+    """Unknown fields are dropped: an older program must be able to read a newer one's trail."""
+    kind = REASONS[code]
+    known = {f.name: data[f.name] for f in fields(kind) if f.name in data}
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+    for name in ("state", "wants"):
+        if kind is NotQuiet and name in known:
+            known[name] = QuietState(known[name])
+    return kind(**known)
+
+
+def _in(moment: Moment, now: Moment) -> str:
+    """From now on and not as a clock time: the reader's time zone is not ours to know."""
+    about = "about " if moment - now >= 2 * MINUTE else ""
+    return f"in {about}{spelled(moment - now)}"
+
+
+def _when(lead: str, moment: Moment | None, now: Moment) -> str:
+    return "" if moment is None else f"{lead} {_in(moment, now)}"

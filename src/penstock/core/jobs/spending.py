@@ -1,0 +1,164 @@
+"""
+What work may cost: a limit per job, and per addon by day and by month (UTC).
+
+Spending is told after the fact, so a limit can be overshot; it is then recorded by how much, and nothing starts until the window is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from penstock.core.jobs.alerts import Alert
+from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, JobId, Moment, Money
+
+__all__ = [
+    "WARN_AT",
+    "Budget",
+    "SpendMark",
+    "Spending",
+    "Use",
+    "Window",
+    "judge",
+    "over",
+    "spending_alerts",
+    "uses",
+    "windows",
+]
+
+WARN_AT: Final = 0.80
+
+
+class SpendMark(StrEnum):
+    """What one more amount did to a limit. Each is reached once, however the spending was cut into pieces."""
+
+    WARNED = "warned"
+    REACHED = "reached"
+
+
+def judge(before: Money, added: Money, limit: Money | None) -> SpendMark | None:
+    """The mark that this amount crossed, the worse one if it crossed both."""
+    if limit is None:
+        return None
+    after = before + added
+    if before < limit <= after:
+        return SpendMark.REACHED
+    if before < limit * WARN_AT <= after < limit:
+        return SpendMark.WARNED
+    return None
+
+
+def over(spent: Money, limit: Money | None) -> bool:
+    """Whether it has been reached, by whatever amount: for who was away when it was."""
+    return limit is not None and spent >= limit
+
+
+class Window(NamedTuple):
+    kind: str  # day or month
+    name: str  # 2026-11-16, 2026-11
+    ends_at: Moment
+
+
+def windows(now: Moment) -> tuple[Window, Window]:
+    return _windows_of_day(now // (24 * HOUR))
+
+
+@lru_cache(maxsize=8)
+def _windows_of_day(day: int) -> tuple[Window, Window]:
+    """Every tick asks, and the answer changes at midnight."""
+    at = midnight = datetime.fromtimestamp(day * 86_400, UTC)
+    next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return (
+        Window("day", f"{at:%Y-%m-%d}", _moment(midnight + timedelta(days=1))),
+        Window("month", f"{at:%Y-%m}", _moment(next_month)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    day: Money | None = None
+    month: Money | None = None
+
+    def named(self, now: Moment) -> Iterator[tuple[str, Money, str]]:
+        """Kind, limit and name of each window that has a limit."""
+        for window, limit in zip(windows(now), (self.day, self.month), strict=True):
+            if limit is not None:
+                yield window.kind, limit, window.name
+
+    def windows(self, now: Moment) -> Iterator[tuple[str, Money, Moment]]:
+        for window, limit in zip(windows(now), (self.day, self.month), strict=True):
+            if limit is not None:
+                yield window.kind, limit, window.ends_at
+
+
+class Use(NamedTuple):
+    """How a window stands now: for those who look, not for those who decide."""
+
+    window: Window
+    spent: Money
+    limit: Money | None
+
+    @property
+    def mark(self) -> SpendMark | None:
+        return judge(0, self.spent, self.limit)
+
+
+def uses(budget: Budget | None, spent: Mapping[str, Money], now: Moment) -> list[Use]:
+    """Day and month, as far as there is a limit or something was spent."""
+    limits = (None, None) if budget is None else (budget.day, budget.month)
+    stand = (
+        Use(window, spent.get(window.kind, 0), limit)
+        for window, limit in zip(windows(now), limits, strict=True)
+    )
+    return [use for use in stand if use.spent or use.limit is not None]
+
+
+class Spending(NamedTuple):
+    """One amount, told by a run: what its job had spent before it, and what its addon has spent with it, by window."""
+
+    dispatch_id: DispatchId
+    addon_id: AddonId
+    job_id: JobId | None
+    before: Money
+    added: Money
+    limit: Money | None
+    addon_spent: Mapping[str, Money]
+
+
+def spending_alerts(spending: Spending, budget: Budget | None, now: Moment) -> list[Alert]:
+    """Each mark is told once: by the amount that crossed it. A job that was retried by hand has its marks before it again."""
+    dispatch_id, addon_id, job_id, before, added, limit, addon_spent = spending
+    alerts = []
+    if (mark := judge(before, added, limit)) and limit is not None:
+        whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
+        told = _told(whose, mark, before + added, limit)
+        # By the run, not by the moment: a run crosses a mark once, and two runs may do so at one moment.
+        key = f"{_COST[mark]}/{dispatch_id}"
+        alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **told))
+    for window, most, name in () if budget is None else budget.named(now):
+        after = addon_spent.get(window, 0)
+        if mark := judge(after - added, added, most):
+            told = _told(f"addon {addon_id} in this {window}", mark, after, most)
+            key = f"{_BUDGET[mark]}/{addon_id}/{name}"
+            alerts.append(Alert(kind=_BUDGET[mark], addon_id=addon_id, key=key, **told))
+    return alerts
+
+
+_COST: Final = {SpendMark.WARNED: "cost_warning", SpendMark.REACHED: "cost_limit_reached"}
+_BUDGET: Final = {SpendMark.WARNED: "budget_warning", SpendMark.REACHED: "budget_spent"}
+
+
+def _told(whose: str, mark: SpendMark, spent: Money, limit: Money) -> dict[str, Any]:
+    stopped = "; what runs on it is stopped" if mark is SpendMark.REACHED else ""
+    return {
+        "text": f"{whose} has spent {spent / 1e6:.2f} of {limit / 1e6:.2f}{stopped}",
+        "data": {"spent": spent, "limit": limit, "overshoot": max(0, spent - limit)},
+    }
+
+
+def _moment(at: datetime) -> Moment:
+    return int(at.timestamp()) * SECOND

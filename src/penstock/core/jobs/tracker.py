@@ -1,0 +1,187 @@
+"""
+Who is in flight on this host, and how each of them is ended.
+
+The tracker is told what happened and what time it is, and answers with the steps to carry out. It owns three promises: whatever
+ends a dispatch early goes through `terminate`, where the first reason wins (a cancel replaces one that would run the job again); a
+dispatch settles once; and what is reported under an identity that is no longer in flight changes nothing.
+
+The ladder: the cancel signal, for a run that listens; SIGTERM; SIGKILL; and lost, when even that did not end it. A plan holds the
+moments of the steps that are still to come, so hurrying (a shutdown, `cancel --now`) is a plan with earlier moments and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from penstock.core.jobs.end_rules import EndReason, replaces
+from penstock.core.jobs.types import SECOND, DispatchId, Moment, Span
+
+__all__ = ["EX_TEMPFAIL", "Effect", "Graces", "Step", "Tracker", "end_of_exit"]
+
+#: From sysexits.h: "try again later". A command says with it that what it needs is away.
+EX_TEMPFAIL: Final = 75
+
+
+class Step(StrEnum):
+    YIELD = "yield"  # asked, not told: it may finish what it is at
+    CANCEL = "cancel"
+    TERM = "term"
+    KILL = "kill"
+    FORCE = "force"  # whoever should have carried out the kill did not: it goes too
+    LOST = "lost"  # it survived SIGKILL, or the time for all was over
+
+
+class Effect(NamedTuple):
+    dispatch_id: DispatchId
+    step: Step
+    reason: EndReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Graces:
+    """How long each step may take to work before the next one."""
+
+    cancel: Span = 10 * SECOND
+    term: Span = 5 * SECOND
+    kill: Span = 10 * SECOND
+
+    def plan(self, now: Moment, *, listens: bool) -> dict[Step, Moment]:
+        """Who does not listen is not given time to hear."""
+        term = now + (self.cancel if listens else 0)
+        kill = term + self.term
+        return {Step.CANCEL: now, Step.TERM: term} | self.killed(kill)
+
+    def killed(self, at: Moment) -> dict[Step, Moment]:
+        return {Step.KILL: at, Step.FORCE: at + self.kill // 4, Step.LOST: at + self.kill}
+
+
+def _plan_until(now: Moment, timeout: Span, *, listens: bool) -> dict[Step, Moment]:
+    """The same ladder within one shared timeout: half of it to yield, a quarter after TERM, a quarter to be gone after KILL."""
+    term = now + (timeout // 2 if listens else 0)
+    return {
+        Step.CANCEL: now,
+        Step.TERM: term,
+        Step.KILL: now + timeout * 3 // 4,
+        Step.FORCE: now + timeout * 7 // 8,
+        Step.LOST: now + timeout,
+    }
+
+
+@dataclass(slots=True)
+class _Flight:
+    listens: bool
+    reason: EndReason | None = None
+    asked: bool = False
+    plan: dict[Step, Moment] | None = None
+
+
+class Tracker:
+    def __init__(self, graces: Graces | None = None) -> None:
+        self._graces = graces or Graces()
+        self._flights: dict[DispatchId, _Flight] = {}
+
+    def __contains__(self, dispatch_id: object) -> bool:
+        return dispatch_id in self._flights
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[DispatchId]:
+        return iter(list(self._flights))
+
+    def register(self, dispatch_id: DispatchId, *, listens: bool = False) -> None:
+        """`listens`: it looks whether it should stop, so the cancel signal can have an effect."""
+        if dispatch_id in self._flights:
+            raise ValueError(f"{dispatch_id} is in flight already: an identity is used once")
+        self._flights[dispatch_id] = _Flight(listens)
+
+    def hears(self, dispatch_id: DispatchId) -> None:
+        """It has just looked. What it was not given time for, because it did not seem to listen, stays so."""
+        if flight := self._flights.get(dispatch_id):
+            flight.listens = True
+
+    def reason(self, dispatch_id: DispatchId) -> EndReason | None:
+        flight = self._flights.get(dispatch_id)
+        return None if flight is None else flight.reason
+
+    def should_yield(self, dispatch_id: DispatchId) -> bool:
+        """Also for what is no longer in flight: it should have stopped long ago."""
+        flight = self._flights.get(dispatch_id)
+        return flight is None or flight.asked or flight.reason is not None
+
+    def ask(self, dispatch_id: DispatchId) -> list[Effect]:
+        """To yield at its next safe place. Asking again repeats the question, for whoever missed the first."""
+        flight = self._flights.get(dispatch_id)
+        if flight is None or flight.reason is not None:
+            return []
+        flight.asked = True
+        return [Effect(dispatch_id, Step.YIELD, None)]
+
+    def terminate(
+        self, dispatch_id: DispatchId, reason: EndReason, now: Moment, *, at_once: bool = False
+    ) -> list[Effect]:
+        """`at_once` begins at SIGKILL; said of a run that is on the ladder already, it hurries and keeps the first reason."""
+        flight = self._flights.get(dispatch_id)
+        if flight is None:
+            return []
+        if at_once:
+            self._hurry(flight, {Step.CANCEL: now, Step.TERM: now} | self._graces.killed(now))
+        elif flight.reason is None:
+            self._hurry(flight, self._graces.plan(now, listens=flight.listens))
+        if flight.reason is None or replaces(reason, flight.reason):
+            flight.reason = reason
+        return self._due(dispatch_id, flight, now)
+
+    def drain(self, now: Moment, timeout: Span) -> list[Effect]:
+        """Everything in flight ends within one shared timeout, however many there are."""
+        effects: list[Effect] = []
+        for dispatch_id, flight in self._flights.items():
+            self._hurry(flight, _plan_until(now, timeout, listens=flight.listens))
+            flight.reason = flight.reason or EndReason.GRACEFUL_SHUTDOWN
+            effects += self._due(dispatch_id, flight, now)
+        return effects
+
+    def advance(self, now: Moment) -> list[Effect]:
+        return [
+            effect
+            for dispatch_id, flight in self._flights.items()
+            for effect in self._due(dispatch_id, flight, now)
+        ]
+
+    def alarm(self) -> Moment | None:
+        return min(
+            (moment for f in self._flights.values() for moment in (f.plan or {}).values()), default=None
+        )
+
+    def settle(self, dispatch_id: DispatchId, how: EndReason) -> EndReason | None:
+        """It is over: by its first reason, else as it says. None: it was not in flight, and this is a late word."""
+        flight = self._flights.pop(dispatch_id, None)
+        return None if flight is None else flight.reason or how
+
+    def _hurry(self, flight: _Flight, plan: dict[Step, Moment]) -> None:
+        """Steps that were taken are not taken again; the others come when the earlier of both plans says."""
+        before = flight.plan
+        if before is None:
+            flight.plan = plan
+        else:
+            flight.plan = {step: min(moment, plan[step]) for step, moment in before.items()}
+
+    def _due(self, dispatch_id: DispatchId, flight: _Flight, now: Moment) -> list[Effect]:
+        if not flight.plan:
+            return []
+        due = [step for step, moment in flight.plan.items() if moment <= now]
+        for step in due:
+            del flight.plan[step]
+        return [Effect(dispatch_id, step, flight.reason) for step in due]
+
+
+def end_of_exit(code: int) -> EndReason:
+    """What a process did, as a way to end. Negative: minus the signal, as the standard library counts."""
+    if code == 0:
+        return EndReason.COMPLETED
+    if code < 0:
+        return EndReason.WORKER_CRASHED
+    return EndReason.UNAVAILABLE if code == EX_TEMPFAIL else EndReason.JOB_ERROR

@@ -1,0 +1,95 @@
+"""
+What an addon may learn about the others: that the machine is used, and nothing that names a job, an addon or a worker of theirs.
+
+Names are taken out before words are made, so no text can tell them. Fields of an event are shown if they are listed here; a field that nobody has
+thought about is not shown. `core/jobs/reasons.py` is closed, and the match below is checked to be complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, assert_never
+
+from penstock.core.jobs.job import Event, EventKind
+from penstock.core.jobs.reasons import (
+    REASONS,
+    AwaitsWorker,
+    BudgetSpent,
+    CapReached,
+    Draining,
+    LabelMissing,
+    NotEnoughUnits,
+    NotQuiet,
+    NotQuietLongEnough,
+    NotReady,
+    Paused,
+    QueuedAhead,
+    Reason,
+    UnitsKept,
+    as_json,
+    from_json,
+)
+from penstock.core.jobs.types import AddonId, JobId
+
+__all__ = ["Viewer"]
+
+#: Fields of an event's data that tell of the event's own job or addon, whatever its kind.
+_OWN: Final = frozenset(
+    {
+        "addon_id", "after", "asked", "budget", "by", "deadline_at", "dispatch_id", "earliest_start_at", "error",
+        "fence", "held_by", "instead_of", "key", "kind", "limit", "not_before", "overshoot", "paused", "pid",
+        "priority", "spent", "text", "too_late_for", "until", "waited", "weight", "worker",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """`owns`: whether a job is of this addon."""
+
+    addon_id: AddonId
+    owns: Callable[[JobId], bool]
+
+    def job(self, job_id: JobId | None) -> JobId | None:
+        return job_id if job_id is not None and self.owns(job_id) else None
+
+    def signal(self, by: str) -> str:
+        """The name of a signal, `p95_ms of shop`, as `core/jobs/load.py` makes it."""
+        name, of, source = by.partition(" of ")
+        return f"{name} of another addon" if of and source != self.addon_id else by
+
+    def reason(self, reason: Reason) -> Reason:
+        match reason:
+            case UnitsKept(kept_for):
+                return replace(reason, kept_for=self.job(kept_for))
+            case QueuedAhead(job_id):
+                return replace(reason, job_id=self.job(job_id))
+            case NotQuiet(by=by):
+                return replace(reason, by=self.signal(by))
+            case (
+                Draining() | LabelMissing() | Paused() | NotReady() | NotQuietLongEnough() | CapReached()
+                | BudgetSpent() | NotEnoughUnits() | AwaitsWorker()
+            ):  # fmt: skip
+                return reason
+            case _:
+                assert_never(reason)
+
+    def event(self, event: Event) -> Event:
+        """Of an event of this addon: what its data may tell."""
+        return replace(event, data=self._data(event))
+
+    def _data(self, event: Event) -> dict[str, Any]:
+        match event.kind:
+            case EventKind.DENIED if event.reason in REASONS:
+                reason = as_json(self.reason(from_json(event.reason, dict(event.data))))
+                return reason | {name: event.data[name] for name in ("after",) if name in event.data}
+            case EventKind.PREEMPT_REQUESTED:
+                shown = {"for": self.job(event.data.get("for"))}
+            case EventKind.SIGNALED:
+                shown = {"for": event.data.get("for")}
+            case _:
+                shown = {}
+        if "job_id" in event.data:
+            shown["job_id"] = self.job(event.data["job_id"])
+        return {name: value for name, value in event.data.items() if name in _OWN} | shown

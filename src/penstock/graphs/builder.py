@@ -1,0 +1,134 @@
+"""
+Writing a graph.
+
+    g = Graph("report", env={"day": date})
+
+    @g.node(lane="io")
+    async def orders(day: date) -> list[Order]: ...
+
+    @g.node
+    def revenue(orders: list[Order]) -> float: ...
+
+    plan = g.compile()
+
+Parameters say what a node needs: a parameter is fed by the node of its name, or by the environment. A decorated
+function stays the function it was, so it can be tested, called and pickled as before. Nothing is checked until
+`compile`, which then reports everything at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, TypeVar, overload
+
+from penstock.core.calls.graph_compile import compile_plan
+from penstock.core.calls.graph_plan import NodeSpec, Plan
+
+__all__ = ["Graph"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = [field.name for field in fields(NodeSpec) if field.name != "fn"]
+
+
+class Graph:
+    def __init__(self, name: str = "graph", *, env: Mapping[str, Any] | Iterable[str] = ()) -> None:
+        """`env` names what each run brings along, with a type where there is one to check against."""
+        self.name = name
+        self._env: dict[str, Any] = dict(env) if isinstance(env, Mapping) else dict.fromkeys(env, Any)
+        self._specs: list[NodeSpec] = []
+
+    def env(self, name: str, hint: Any = Any) -> None:
+        """Declare one more input of the environment."""
+        self._env[name] = hint
+
+    @overload
+    def node(self, fn: F, /) -> F: ...
+    @overload
+    def node(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        lane: str | None = None,
+        retries: int = 0,
+        retry_delay: float = 0.0,
+        retry_on: tuple[type[BaseException], ...] | type[BaseException] = Exception,
+        timeout: float | None = None,
+        on_error: str = "fail",
+    ) -> Callable[[F], F]: ...
+    def node(self, fn: Any = None, /, **options: Any) -> Any:
+        """
+        Add a function as a node.
+
+        `lane`: "compute" (default), "io" (default for `async def`), "process" or "cluster". `timeout` is for one attempt.
+        `on_error`: "fail" ends the run, "skip_dependents" only what needs this node. `retry_delay` doubles with each
+        retry; only errors in `retry_on` are tried again.
+        """
+        return self._decorated(fn, options)
+
+    @overload
+    def map(self, fn: F, /, *, over: Any) -> F: ...
+    @overload
+    def map(
+        self,
+        /,
+        *,
+        over: Any,
+        each: str | None = None,
+        limit: int | None = None,
+        name: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        lane: str | None = None,
+        retries: int = 0,
+        retry_delay: float = 0.0,
+        retry_on: tuple[type[BaseException], ...] | type[BaseException] = Exception,
+        timeout: float | None = None,
+        on_error: str = "fail",
+    ) -> Callable[[F], F]: ...
+    def map(self, fn: Any = None, /, **options: Any) -> Any:
+        """
+        Add a function that is called once for each item of a list which another node makes; the node's value is the
+        list of results, in the order of the items.
+
+        The item goes to the first parameter that nothing else feeds, or to the one named by `each`. `limit` bounds how
+        many items are worked on at once. `retries` and `timeout` are for one item. One item that fails for good fails
+        the node.
+        """
+        return self._decorated(fn, {**options, "maps": True})
+
+    def add(self, fn: Callable[..., Any], /, name: str | None = None, **options: Any) -> str:
+        """
+        The explicit form: `g.add(join, name="joined", inputs={"left": "orders", "right": Env("rates")})`. Takes the
+        options of `node`, and those of `map` if there is an `over`. Returns the node's name, to feed others with.
+        """
+        return self._append(fn, {**options, "name": name, "maps": "over" in options}).title
+
+    def compile(self) -> Plan:
+        """Check everything and freeze it. Raises one GraphError with all that is wrong (`error.problems`)."""
+        return compile_plan(self.name, self._specs, self._env)
+
+    def _decorated(self, fn: Any, options: dict[str, Any]) -> Any:
+        if fn is not None:
+            self._append(fn, options)
+            return fn
+
+        def decorate(fn: F) -> F:
+            self._append(fn, options)
+            return fn
+
+        return decorate
+
+    def _append(self, fn: Any, options: Mapping[str, Any]) -> NodeSpec:
+        unknown = next((option for option in options if option not in _OPTIONS), None)
+        if unknown is not None:
+            close = get_close_matches(unknown, _OPTIONS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_OPTIONS)}"
+            raise TypeError(f"node {NodeSpec(fn=fn).title!r}: there is no option {unknown!r}; {hint}")
+        given = {key: value for key, value in options.items() if key != "inputs" or value is not None}
+        spec = NodeSpec(fn=fn, **given)
+        self._specs.append(spec)
+        return spec

@@ -1,0 +1,371 @@
+"""
+Runs plans: the lanes, the runs that are alive, and the end of it all.
+
+An executor is made once and serves every run of a program. Its threads start when they are needed, take turns between
+runs, and leave when it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from penstock.core.calls.graph_plan import Lane as LaneName
+from penstock.core.calls.graph_plan import Plan, Queue
+from penstock.core.errors import BadCall, PoolClosedError
+from penstock.graphs.lanes import LoopLane, ThreadLane
+from penstock.graphs.observers import GraphState, GraphTotals
+from penstock.graphs.pool_lane import PoolLane, cluster_lane, process_lane
+from penstock.graphs.result import RunResult
+from penstock.graphs.run import Run
+from penstock.graphs.run_context import here
+from penstock.graphs.run_recorder import LaneBars, RunRecorder
+from penstock.graphs.scheduled import Scheduled
+from penstock.graphs.trace import TraceRecorder
+from penstock.pools.options import seconds, whole
+from penstock.pools.timers import clock
+from penstock.telemetry import registry
+from penstock.telemetry.registry import TaskSnapshot
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from penstock.cluster.engine import Cluster
+    from penstock.graphs.observers import GraphTelemetry
+    from penstock.pools.pool import WorkerPool
+    from penstock.telemetry.meters import Meters
+
+__all__ = ["GraphExecutor", "LeftBehind"]
+
+log = logging.getLogger("penstock")
+
+T = TypeVar("T")
+
+_AGES: Final = 10.0 * 365 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A thread that `close` could not wait for, and the node it is in (None: what `schedule` gave it)."""
+
+    thread: str
+    node: str | None
+
+
+class GraphExecutor:
+    """
+    `compute` and `io` are numbers of threads, `tasks` is how many `async def` nodes may be in flight, and nodes of the
+    process lane go to `pool` (any Executor; a WorkerPool can also end what runs) or to a pool of `processes` workers made
+    with the first of them. Nodes of the cluster lane go to `cluster`: a pool with kind="cluster", or the terms of one
+    that is made now and goes with the executor. `trace` is the share of runs that are recorded, from 0 to 1. `grace` is how long a node
+    that is not wanted any more may go on before its thread is given up and replaced, and how long an error waits for
+    the nodes beside it.
+    """
+
+    def __init__(
+        self,
+        compute: int | None = None,
+        io: int = 32,
+        *,
+        tasks: int = 1000,
+        pool: Executor | None = None,
+        processes: int | None = None,
+        cluster: WorkerPool | Cluster | None = None,
+        trace: float = 0.0,
+        grace: float = 5.0,
+        name: str | None = None,
+    ) -> None:
+        compute = (os.cpu_count() or 1) if compute is None else compute
+        whole("compute", compute, least=1)
+        whole("io", io, least=1)
+        whole("tasks", tasks, least=1)
+        if processes is not None:
+            whole("processes", processes, least=1)
+        if pool is not None and not isinstance(pool, Executor):
+            raise TypeError(
+                f"pool is {pool!r}; it must be a WorkerPool or another concurrent.futures.Executor"
+            )
+        if not 0 <= trace <= 1:
+            raise ValueError(f"trace is {trace!r}; it must be a share of the runs, from 0 to 1")
+        seconds("grace", grace)
+        self.name = registry.name_for(name, "graph")
+        self.label = name or "graph"  # for telemetry: a program may make thousands without a name
+        self.grace = grace
+        self.closed = False
+        numbers = count(1)
+        self._compute = ThreadLane(f"{self.name}-compute", compute, numbers)
+        self._io = ThreadLane(f"{self.name}-io", io, numbers)
+        self._loop = LoopLane(f"{self.name}-loop", tasks)
+        self._process = process_lane(pool, processes or os.cpu_count() or 1)
+        self._cluster = cluster_lane(cluster)
+        # In the order of `Queue`.
+        self._lanes = (self._compute, self._io, self._loop, self._process, self._cluster)
+        self._sample = float(trace)
+        self._runs: set[Run] = set()
+        self._calls: set[Scheduled[Any]] = set()
+        self._submitted = count(1)
+        self._totals = GraphTotals(self._compute, self._io)
+        self._telemetry: GraphTelemetry | None = None
+        self._spotlight = RunRecorder(self.name)
+        self._state = GraphState(self)
+        registry.register(self)
+        self._undertaker = weakref.finalize(self, _let_go, self._lanes)
+
+    # Running
+
+    def run(
+        self,
+        plan: Plan,
+        env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        trace: bool | None = None,
+        check: bool = True,
+    ) -> RunResult:
+        """
+        Run the plan and wait for it. Raises what ended the run, unless `check=False`: then the result says it. After
+        `timeout` seconds the run ends, whatever its nodes are doing.
+        """
+        if self._is_ours():
+            raise BadCall(
+                "run() inside a node would make its worker wait for other workers, and in the end all of them for each "
+                "other; make the node an async def and await arun(), or submit() and do not wait"
+            )
+        run = self.submit(plan, env, timeout=timeout, trace=trace)
+        try:
+            result = run.result()
+        except BaseException:  # Ctrl-C: nobody else knows of this run
+            run.cancel("whoever waited for it was interrupted")
+            raise
+        return result.check() if check else result
+
+    async def arun(
+        self,
+        plan: Plan,
+        env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  # it is the run's own, and is kept also when nobody awaits
+        trace: bool | None = None,
+        check: bool = True,
+    ) -> RunResult:
+        """The same from asyncio. Cancelling the task that awaits it cancels the run."""
+        result = await self.submit(plan, env, timeout=timeout, trace=trace)
+        return result.check() if check else result
+
+    def submit(
+        self,
+        plan: Plan,
+        env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        trace: bool | None = None,
+    ) -> Run:
+        """Start a run and return its Future at once. `trace` says whether to record it, instead of leaving it to chance."""
+        env = {} if env is None else env
+        deadline = None
+        if timeout is not None:
+            deadline = clock() + _checked_timeout(timeout)
+        if plan.env:
+            _check_env(plan, env)
+        if Queue.CLUSTER in plan.lanes:
+            self._check_cluster()
+        if self.closed:
+            self._refuse()
+        curious = trace or self._sample or self._telemetry is not None or self._spotlight.vacant
+        recorder = self._recorder(plan, trace) if curious else None
+        run = Run(self, plan, env, deadline, recorder)
+        if recorder is not None:
+            self._spotlight.offer(run)
+        self._runs.add(run)
+        if self.closed:
+            # It closes this very moment, and may have looked for live runs before there was this one.
+            run.cancel("the executor was closed")
+        run.start()
+        return run
+
+    def schedule(
+        self, fn: Callable[..., T], /, *args: Any, lane: str | None = None, **kwargs: Any
+    ) -> Scheduled[T]:
+        """
+        Call any function on a lane, without a graph. What comes back can be awaited from any event loop, waited for as
+        a Future, and chained with `then`. An `async def` runs on the I/O lane's event loop.
+        """
+        scheduled: Scheduled[T] = self._scheduled(fn, lane)
+        scheduled._call = (fn, args, kwargs)
+        if self.closed:
+            self._refuse()
+        scheduled._start()
+        return scheduled
+
+    def _scheduled(self, fn: Callable[..., Any], lane: str | None) -> Scheduled[Any]:
+        waits = inspect.iscoroutinefunction(fn)
+        if lane is not None and lane not in list(LaneName):
+            raise ValueError(
+                f"lane is {lane!r}; it must be one of {', '.join(repr(str(one)) for one in LaneName)}"
+            )
+        if waits and lane not in (None, LaneName.IO):
+            raise ValueError(f"an async def cannot run on the {lane} lane; leave lane= out")
+        queue = Queue.LOOP if waits else Queue[str(lane or LaneName.COMPUTE).upper()]
+        if queue is Queue.CLUSTER:
+            self._check_cluster()
+        return Scheduled(self, self._lanes[queue], fn)
+
+    # Looking
+
+    def snapshot(self) -> TaskSnapshot:
+        """Like a pool's. What is pending are nodes that are ready; those that still lack an input are not counted."""
+        runs, workers = list(self._runs), [*self._compute.census(), *self._io.census()]
+        inside = {number for run in runs for number in list(run.at)}
+        now = self._state.state()
+        return TaskSnapshot(
+            name=self.name,
+            kind="graph",
+            workers={"running": len(workers), "restarting": 0, "stopped": 0, "halted": 0},
+            in_flight=now.in_flight,
+            pending_queue_depth=now.pending,
+            waiting_queue_depth=now.waiting,
+            max_in_flight=sum(lane.width for lane in self._lanes),
+            max_queue_depth=math.inf,
+            policy="turns",
+            paused=self.closed,
+            load_by_worker=tuple(int(number in inside) for number in workers),
+            settled_by_worker=(),
+            totals=self._totals.as_dict(),
+            last_crash=self._totals.last_error,
+        )
+
+    def lanes(self) -> LaneBars | None:
+        """
+        One run for a Gantt chart: bars by worker, while it goes on and when it is over. Asking is what has a run recorded: the next one, and
+        after its end another. None: none has begun since somebody first asked.
+        """
+        return self._spotlight.look()
+
+    def __repr__(self) -> str:
+        return f"<GraphExecutor {self.name!r}: {len(self._runs)} runs, {self._state.state().in_flight} nodes in flight>"
+
+    def _instrument(
+        self, meters: Meters, tracer_provider: TracerProvider | None, *, histograms: bool, spans: bool
+    ) -> None:
+        """What `penstock.instrument` asks of whatever is registered and has it."""
+        from penstock.graphs.observers import GraphTelemetry  # noqa: PLC0415  # it imports OpenTelemetry
+
+        GraphTelemetry.watch(self, meters, tracer_provider, histograms=histograms, spans=spans)
+
+    # Closing
+
+    def close(self, timeout: float | None = 10.0) -> list[LeftBehind]:
+        """
+        No node starts any more, live runs end as canceled, threads are waited for. Returns by its timeout, with the
+        threads that it had to leave behind because their node did not return: they are daemons, and hold up nothing.
+        """
+        until = clock() + (_AGES if timeout is None else _checked_timeout(timeout))
+        self.closed = True
+        runs, calls = list(self._runs), list(self._calls)
+        endings: list[Run | Scheduled[Any]] = [*runs, *calls]
+        for ending in endings:
+            ending.cancel("the executor was closed")
+        for lane in self._lanes:
+            lane.stop()
+        for pool in (self._process, self._cluster):
+            pool.close(max(0.0, until - clock()))
+        left = [
+            LeftBehind(worker.thread.name, None if worker.task is None else worker.task.node_in(worker))
+            for lane in (self._compute, self._io)
+            for worker in lane.join(until)
+        ]
+        if self._loop.join(until):
+            left.append(LeftBehind(self._loop.name, self._loop.node_in()))
+        for one in left:
+            log.warning("%s: the thread %s was left behind in node %r", self.name, one.thread, one.node)
+        return left
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def aclose(self, timeout: float | None = 10.0) -> list[LeftBehind]:  # noqa: ASYNC109  # for the threads, not for us
+        """`close` without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(None, self.close, timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _check_cluster(self) -> None:
+        if not self._cluster.width:
+            raise BadCall(
+                "a node is on the cluster lane, and this executor has no cluster; make it with "
+                "GraphExecutor(cluster=penstock.Cluster(...))"
+            )
+
+    def _refuse(self) -> None:
+        raise PoolClosedError(f"{self.name} is closed")
+
+    # What runs ask of it
+
+    def _is_ours(self) -> bool:
+        """Is this one of the threads that runs would have to be run by?"""
+        lane = None if here.worker is None else here.worker.lane
+        return lane in (self._compute, self._io) or threading.current_thread() is self._loop.thread
+
+    def _write_off(self, worker: int) -> None:
+        self._compute.write_off(worker)
+        self._io.write_off(worker)
+
+    def _forget(self, run: Run, result: RunResult) -> None:
+        self._runs.discard(run)
+        self._totals.add(result)
+        self._spotlight.ended(run, result)
+        if self._telemetry is not None and result.trace is not None:
+            self._telemetry.measure(result, result.trace)
+
+    def _recorder(self, plan: Plan, wanted: bool | None) -> TraceRecorder | None:
+        """Decided once a run: by who submits it, by the sampler of OpenTelemetry, by our own share of the runs, by who looks on."""
+        spans = None if self._telemetry is None else self._telemetry.begin(plan)
+        if wanted is None:
+            wanted = self._is_next() or self._spotlight.fits(plan)
+        return TraceRecorder(spans) if wanted or spans is not None else None
+
+    def _is_next(self) -> bool:
+        """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""
+        number = next(self._submitted)
+        return int(number * self._sample) > int((number - 1) * self._sample)
+
+
+def _checked_timeout(timeout: float) -> float:
+    seconds("timeout", timeout)
+    return timeout
+
+
+def _check_env(plan: Plan, env: Mapping[str, Any]) -> None:
+    missing = [name for name in plan.env if name not in env]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        given = f"; it was given {', '.join(map(repr, env))}" if env else ""
+        raise BadCall(f"the run of {plan.name!r} lacks {names} in its env{given}", missing=missing)
+
+
+def _let_go(lanes: Iterable[ThreadLane | LoopLane | PoolLane]) -> None:
+    """An executor that nobody holds any more, or the end of the program: let the threads leave."""
+    for lane in lanes:
+        lane.stop()

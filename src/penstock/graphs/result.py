@@ -1,0 +1,148 @@
+"""What came of a run, by the names of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import CancelledError
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from penstock.core.calls.graph_plan import UNSET, NodeStatus, Plan, RunStatus
+from penstock.core.errors import CallCanceled, CallTimeout, NodeFailed, NodeSkipped
+from penstock.core.text import error_line, is_kind
+
+if TYPE_CHECKING:
+    from penstock.graphs.trace import Trace
+
+__all__ = ["RunResult"]
+
+
+class RunResult:
+    """
+    `status` is ok, error, canceled or deadline: the first cause that struck. `result["node"]` is that node's value; for
+    a node without one it raises what happened instead, so that half a result is never mistaken for a whole one.
+
+    Made lazily: a run that went well keeps its list of values, and names are looked up when somebody asks.
+    """
+
+    # What a run that went well leaves as it is; an instance writes only what differs.
+    reason: str | None = None
+    cause: str | None = None  # the node that failed
+    trace: Trace | None = None  # of a recorded run
+    _errors: Mapping[int, BaseException] = MappingProxyType({})
+    _skipped: Mapping[int, int] = MappingProxyType({})  # and the node that each was skipped for
+    _canceled: AbstractSet[int] = frozenset()
+
+    def __init__(self, plan: Plan, status: RunStatus, values: Sequence[Any], seconds: float) -> None:
+        self.status = status
+        self.seconds = seconds
+        self._plan = plan
+        self._values = values
+
+    def __repr__(self) -> str:
+        counts = {status: len(self.nodes(status)) for status in NodeStatus}
+        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        why = f" ({self.reason})" if self.reason else ""
+        return f"<RunResult of {self._plan.name!r}: {self.status}{why}; {told}>"
+
+    def __getitem__(self, node: str) -> Any:
+        number = self._number(node)
+        value = self._values[number]
+        if value is UNSET:
+            self._raise_for(number)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan.names)
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
+
+    @property
+    def whole(self) -> bool:
+        """Does every node have its value? An ok run may lack some: of nodes that fail alone, with their dependents."""
+        return self.status is RunStatus.OK and not self._errors
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Of the nodes that have one."""
+        # Not strict: the slots of constants and the environment come after the nodes'.
+        pairs = zip(self._plan.names, self._values, strict=False)
+        return {name: value for name, value in pairs if value is not UNSET}
+
+    @property
+    def errors(self) -> dict[str, BaseException]:
+        return {self._plan.names[node]: error for node, error in sorted(self._errors.items())}
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The nodes that were never called, and why."""
+        return {name: self._why_skipped(self._plan.index[name]) for name in self.nodes(NodeStatus.SKIPPED)}
+
+    @property
+    def canceled(self) -> list[str]:
+        """The nodes that were in flight when the run ended, and whose results nobody took."""
+        return self.nodes(NodeStatus.CANCELED)
+
+    def node(self, name: str) -> NodeStatus:
+        return self._status(self._number(name))
+
+    def nodes(self, status: NodeStatus | str) -> list[str]:
+        return [name for number, name in enumerate(self._plan.names) if self._status(number) == status]
+
+    def check(self) -> RunResult:
+        """
+        Raise what ended the run, or return this. The error of a node is raised as itself, with a note that names the
+        node; only what would be mistaken for something else (a SystemExit, a CancelledError) comes as NodeFailed.
+        """
+        told = f"the run of {self._plan.name!r} {self.reason}"
+        match self.status:
+            case RunStatus.ERROR:
+                self._raise_for(self._plan.index[str(self.cause)])
+            case RunStatus.DEADLINE:
+                raise CallTimeout(told, phase="in-flight", result=self)
+            case RunStatus.CANCELED:
+                raise CallCanceled(told, phase="in-flight", result=self)
+        return self
+
+    def _number(self, name: str) -> int:
+        try:
+            return self._plan.index[name]
+        except KeyError:
+            raise KeyError(f"graph {self._plan.name!r} has no node {name!r}") from None
+
+    def _status(self, number: int) -> NodeStatus:
+        if self._values[number] is not UNSET:
+            return NodeStatus.OK
+        if number in self._errors:
+            return NodeStatus.ERROR
+        return NodeStatus.CANCELED if number in self._canceled else NodeStatus.SKIPPED
+
+    def _why_skipped(self, number: int) -> str:
+        if number in self._skipped:
+            return f"it needs {self._plan.names[self._skipped[number]]!r}, which failed"
+        if self.status is RunStatus.ERROR:
+            return f"the run ended with the error of {self.cause!r}"
+        return f"the run {self.reason}"
+
+    def _raise_for(self, number: int) -> NoReturn:
+        name = self._plan.names[number]
+        error = self._errors.get(number)
+        match self._status(number):
+            case NodeStatus.ERROR if is_kind(error, Exception) and not is_kind(error, CancelledError):
+                raise error
+            case NodeStatus.ERROR:
+                assert error is not None
+                message = f"node {name!r} raised {error_line(error)}"
+                raise NodeFailed(message, node=name) from error
+            case NodeStatus.CANCELED:
+                raise CallCanceled(
+                    f"node {name!r} was in flight when the run {self.reason}", phase="in-flight", node=name
+                )
+            case _:
+                raise NodeSkipped(f"node {name!r} was skipped: {self._why_skipped(number)}", node=name)

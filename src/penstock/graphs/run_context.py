@@ -1,0 +1,137 @@
+"""What a node can know about the run it belongs to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.calls.graph_plan import RunStatus
+from penstock.core.errors import BadCall, CallCanceled, CallTimeout
+from penstock.pools.context import current_call
+from penstock.pools.timers import clock
+
+if TYPE_CHECKING:
+    from penstock.graphs.lanes import LaneWorker
+    from penstock.graphs.run import Run
+
+__all__ = ["RunContext", "current_run"]
+
+#: The run of a node on the event loop or in a process. Set in a copy of the context in which the run was started, so
+#: nodes also see their caller's context variables, a tracing span for one. (What a node in a thread sets there, the next
+#: node of the same turn may see or not.)
+_current: ContextVar[RunContext] = ContextVar("penstock_run")
+
+
+class _Here(threading.local):
+    worker: LaneWorker | None = None
+
+
+#: In a worker thread the worker knows: so a turn has nothing to set, and only who asks pays.
+here = _Here()
+
+
+def current_run() -> RunContext | None:
+    """The run that this code is a node of, or None outside of any."""
+    worker = here.worker
+    if worker is None or worker.task is None:
+        return _current.get(None)
+    return worker.task.context_in(worker)
+
+
+class RunContext:
+    """Environment, deadline and cancellation of the run, from inside a node."""
+
+    __slots__ = ("_node", "_run")
+
+    def __init__(self, run: Run | _Elsewhere, node: str | int) -> None:
+        self._run = run
+        self._node = node  # its name, or the number of the worker that is in it
+
+    @property
+    def id(self) -> int:
+        return self._run.id
+
+    @property
+    def node(self) -> str:
+        """The name of the node that runs here."""
+        if isinstance(self._node, str) or isinstance(self._run, _Elsewhere):
+            return str(self._node)
+        return self._run.plan.names[self._run.at[self._node]]
+
+    @property
+    def env(self) -> Mapping[str, Any]:
+        """What the run was given. Empty in the workers of a pool: there a node gets what it needs by its parameters."""
+        return MappingProxyType(self._run.env)
+
+    @property
+    def deadline(self) -> float | None:
+        """On the clock of `time.perf_counter`; None without one."""
+        return self._run.deadline
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the deadline; None without one."""
+        return None if self._run.deadline is None else max(0.0, self._run.deadline - clock())
+
+    @property
+    def cancelled(self) -> bool:
+        """
+        Whether what this node computes is wanted no more: the run was canceled, ran out of time, or another node
+        failed. A node that looks now and then, and returns, gives its worker back.
+        """
+        return self._run.cause is not None
+
+    def check(self) -> None:
+        """Raise if the run is over: the way out of a deep loop."""
+        cause = self._run.cause
+        if cause is RunStatus.DEADLINE:
+            raise CallTimeout("the run's deadline has passed", phase="in-flight")
+        if cause is not None:
+            raise CallCanceled("the run is over; stopped by itself, as asked", phase="in-flight")
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """End the whole run from within."""
+        return self._run.cancel(reason)
+
+
+class _Elsewhere:
+    """What stands for the run in a worker of a pool: its deadline and its end, but not its environment."""
+
+    def __init__(self, run_id: int, deadline: float | None) -> None:
+        self.id = run_id
+        self.deadline = deadline
+        self.env: Mapping[str, Any] = {}
+
+    @property
+    def cause(self) -> RunStatus | None:
+        if self.deadline is not None and clock() >= self.deadline:
+            return RunStatus.DEADLINE
+        call = current_call()
+        return RunStatus.CANCELED if call is not None and call.cancelled else None
+
+    def cancel(self, reason: str | None = None) -> bool:
+        raise BadCall(
+            f"a node in the worker of a pool cannot cancel its run ({reason}); raise an error instead"
+        )
+
+
+def call_elsewhere(
+    where: tuple[int, str, float | None],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """
+    What the worker is asked to call: the node's function, with something for `current_run` to find. The time that is
+    left travels instead of the deadline, because the worker may be on a machine with another clock.
+    """
+    run_id, node, remaining = where
+    deadline = None if remaining is None else clock() + remaining
+    token = _current.set(RunContext(_Elsewhere(run_id, deadline), node))
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        _current.reset(token)

@@ -1,0 +1,151 @@
+"""One callable on one lane (GR-6): the uniform way in, beside graphs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures._base import RUNNING
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.core.errors import CallCanceled, PoolClosedError
+from penstock.core.text import is_kind
+from penstock.graphs.lazy_future import LazyFuture
+from penstock.graphs.run_context import RunContext, _current
+from penstock.pools.timers import call_at, clock
+
+if TYPE_CHECKING:
+    from penstock.graphs.executor import GraphExecutor
+    from penstock.graphs.lanes import LaneQueue, LaneWorker
+
+__all__ = ["Scheduled"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Scheduled(LazyFuture[T], Generic[T]):
+    """
+    A Future that can be awaited from any event loop and chained: `ex.schedule(fetch, url, lane="io").then(parse)`.
+    It stands in the same queue as the runs, and takes its turn like them.
+    """
+
+    def __init__(
+        self,
+        executor: GraphExecutor,
+        lane: LaneQueue,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.handle: Any = None
+        self._executor = executor
+        self._lane = lane
+        self._call = (fn, args, kwargs or {})
+        self._context = copy_context()
+        self._worker: LaneWorker | None = None  # whose thread is in it
+        self._once = threading.Lock()  # taken for good by whoever settles it
+
+    def then(self, fn: Callable[[T], U], *, lane: str | None = None) -> Scheduled[U]:
+        """Call `fn` with the result, on a lane of its own. An error skips it and is what the returned one ends with."""
+        following: Scheduled[U] = self._executor._scheduled(fn, lane)
+        self.add_done_callback(following._follow)
+        return following
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """
+        Whether it waits or runs: the caller is released now. A function on the event loop or in a pool's process is
+        stopped; one in a thread goes on, unheard.
+        """
+        phase = "in-flight" if self.running() else "queued"
+        if not self._end(None, CallCanceled(reason or "it was canceled", phase=phase, reason=reason)):
+            return self.cancelled()
+        worker = self._worker
+        if self.handle is not None:
+            self.handle.cancel()
+        elif worker is not None:
+            call_at(clock() + self._executor.grace, self._write_off_if_stuck, worker)
+        return True
+
+    def _write_off_if_stuck(self, worker: LaneWorker) -> None:
+        if self._worker is worker:
+            self._executor._write_off(worker.number)
+
+    def _start(self) -> None:
+        if self._executor.closed:
+            self._end(None, PoolClosedError("the executor is closed"))
+        elif not self.done():
+            self._executor._calls.add(self)
+            self._lane.push(self)
+
+    def _follow(self, earlier: Future[Any]) -> None:
+        if earlier.cancelled():
+            self._end(None, CallCanceled("what it follows was canceled", phase="queued"))
+        elif (error := earlier.exception()) is not None:
+            self._end(None, error)
+        else:
+            self._call = (self._call[0], (earlier.result(),), {})
+            self._start()
+
+    def _end(self, value: T | None, error: BaseException | None) -> bool:
+        if not self._once.acquire(blocking=False):
+            return False
+        self._executor._calls.discard(self)
+        self._settle(value, error)
+        return True
+
+    # What a lane asks of it
+
+    @property
+    def unwanted(self) -> bool:
+        return self.done()
+
+    def node_name(self) -> str | None:
+        return None
+
+    def context(self) -> Context:
+        return self._context
+
+    def has_more(self) -> bool:
+        return False
+
+    def next_call(self) -> Scheduled[T] | None:
+        if self.done():
+            return None
+        self._state = RUNNING
+        return self
+
+    def context_in(self, worker: LaneWorker) -> RunContext | None:  # noqa: ARG002  # it is of no run
+        return self._context.get(_current)
+
+    def node_in(self, worker: LaneWorker) -> str | None:  # noqa: ARG002  # it has no nodes
+        return None
+
+    def broken(self, worker: LaneWorker, error: BaseException) -> None:  # noqa: ARG002  # nor a place in them
+        self._end(None, error)
+
+    def turn(self, worker: LaneWorker) -> None:
+        if self.next_call() is None:
+            return
+        self._worker = worker
+        try:
+            value = self._context.run(self.invoke)
+        except BaseException as error:  # noqa: BLE001  # whatever it raises is its result
+            self.settle(None, error)
+        else:
+            self.settle(value, None)
+        self._worker = None
+
+    def invoke(self) -> Any:
+        fn, args, kwargs = self._call
+        return fn(*args, **kwargs)
+
+    def remote(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        return self._call
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        if is_kind(error, asyncio.CancelledError):  # as itself it would cancel whoever awaits this
+            error = CallCanceled("it canceled itself", phase="in-flight")
+        self._end(value, error)

@@ -1,0 +1,93 @@
+"""The running half of a scheduler: everything that a start makes and a stop takes down again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from penstock.library.executors import Began, Finished, JobExecutor, ThreadExecutor
+from penstock.library.function import JobFunction
+from penstock.library.heartbeats import Heartbeats
+from penstock.library.job_runner import JobRunner
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.recovery import workers_named
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Store
+
+__all__ = ["BackgroundWork", "RunningWork"]
+
+#: Threads end with their process, and so do its worker processes: what such a worker held when a scheduler starts is nobody's.
+WORKER: Final = "library:"
+#: For what will not stop, beyond the time that it was given.
+_CLOSING_SEC: Final = 0.5
+
+
+class RunningWork(Protocol):
+    """What a scheduler holds between start and stop; the test kit has one that does nothing by itself."""
+
+    service: SchedulerService
+
+    def ring(self) -> None: ...
+
+    def stop(self, timeout: float) -> None: ...
+
+
+class BackgroundWork:
+    def __init__(
+        self,
+        store: Store,
+        rules: SchedulerRules,
+        clock: SteadyClock | None,
+        functions: Mapping[str, JobFunction[..., Any, Any]],
+        *,
+        workers: int,
+        kind: str,
+    ) -> None:
+        def executors(began: Began, finished: Finished) -> JobExecutor:
+            if kind == "thread":
+                return ThreadExecutor(workers, began, finished)
+            from penstock.library.process_executor import ProcessExecutor  # noqa: PLC0415  # pools are slow to import for those who use none
+
+            return ProcessExecutor(workers, began, finished)
+
+        name = f"{WORKER}{os.getpid()}"
+        self.job_runner = JobRunner(
+            functions, executors, workers=workers, name=name, now=store.now, far=store.shared
+        )
+        self.service = SchedulerService(
+            store,
+            rules,
+            clock=clock,
+            more=[self.job_runner],
+            survivors=workers_named(WORKER),
+            pids=lambda: [os.getpid()],
+            reserves=False,
+            heard=self.job_runner.heard if store.shared else None,
+        )
+        self.job_runner.join(self.service.job_service, self.service.driver.ring)
+        self._beats = Heartbeats(store, self.job_runner, rules.lease_for)
+        try:
+            self.service.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
+        except BaseException:  # Ctrl-C included: no thread may wait for work that never comes
+            self.job_runner.executors.close(wait=_CLOSING_SEC)
+            raise
+        self._beats.start()
+        self._leave = self.service.job_service.ride(self.job_runner)
+
+    def ring(self) -> None:
+        self.service.driver.ring()
+
+    def stop(self, timeout: float) -> None:
+        """Bounded, whatever the functions do; and done to its end, whatever interrupts the waiting."""
+        self._leave()
+        try:
+            self.job_runner.drain(timeout)
+        finally:
+            self.service.driver.stop()
+            self._beats.stop()
+            self.job_runner.close(_CLOSING_SEC)
+            self.service.stop()

@@ -1,0 +1,393 @@
+"""
+`Scheduler("jobs.db")`: the whole durable scheduler inside a program, with no server.
+
+Any process may open the file to enqueue, look and wait. One of them, the one that says `with scheduler:`, runs the jobs. With a
+`postgresql://` address instead of a file any number of them do, on any number of machines, each as a host with a capacity of its own. The
+store is opened on first use, so a module that makes its scheduler at the top can be imported by a worker process for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from penstock.core.jobs.explain import Explanation
+from penstock.core.jobs.intent import Intent, check
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import AddonId, JobId
+from penstock.library.arguments import Arguments
+from penstock.library.context import JobContext
+from penstock.library.function import JobFunction, place_of
+from penstock.library.handle import JobHandle
+from penstock.library.location import MEMORY, as_host, location, store_at
+from penstock.library.options import JobOptions, Options, Seconds, moment, span_sec
+from penstock.library.result_waiter import ResultWaiter
+from penstock.library.running import BackgroundWork, RunningWork
+from penstock.library.settings import LibrarySettings, make_rules
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.job_service import JobService
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Query, Receipt, Store
+from penstock.stores.opening import is_address, shown
+from penstock.stores.sqlite.wakeups import present
+
+__all__ = ["Scheduler"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Scheduler:
+    """
+    `workers` functions run at once, on threads, or with `kind="process"` on processes of their own. `capacity` is the sum of the
+    costs that may run at once: a number, or "auto" for what the machine has to spare at the moment.
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        *,
+        workers: int | None = None,
+        kind: Literal["thread", "process"] = "thread",
+        addon: str = "app",
+        stop_timeout: Seconds = 30,
+        rules: SchedulerRules | None = None,
+        **settings: Unpack[LibrarySettings],
+    ) -> None:
+        self._place = location(where)
+        #: As it may be shown: without a password.
+        self.where = shown(self._place)
+        self.rules = as_host(make_rules(rules, settings), self._place)
+        self._workers = _workers(workers)
+        if kind not in ("thread", "process"):
+            raise ValueError(f"kind is {kind!r}; it must be 'thread' or 'process'")
+        if kind == "process" and self._place == MEMORY:
+            raise ValueError("kind='process' needs a file: other processes cannot see jobs in memory")
+        self._kind = kind
+        self._stop_timeout = span_sec("stop_timeout", stop_timeout)
+        self._options = JobOptions(Intent(addon_id=AddonId("app"), job_type="-")).take({"addon": addon})
+        self._functions: dict[str, JobFunction[..., Any, Any]] = {}
+        self._lock = threading.RLock()
+        self._opened: OpenScheduler | None = None
+        self._clock = SteadyClock()
+        self._work: RunningWork | None = None
+
+    # jobs
+
+    @overload
+    def job(
+        self, fn: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def job(self, fn: Callable[Concatenate[JobContext, P], R], /) -> JobFunction[P, R, R]: ...
+    @overload
+    def job(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def job(self, fn: Callable[P, R], /) -> JobFunction[P, R, R]: ...
+    @overload
+    def job(self, *, name: str | None = None, **options: Unpack[Options]) -> JobDecorator: ...
+
+    def job(self, *fn: Any, name: str | None = None, **options: Any) -> Any:
+        """Makes a function a job, under its own name or `name`; what the options mean is in docs/jobs.md."""
+        if not fn:
+            return lambda fn: self._register(fn, name, options)
+        return self._register(fn[0], name, options)
+
+    def _register(self, fn: Any, name: str | None, given: dict[str, Any]) -> JobFunction[..., Any, Any]:
+        if isinstance(fn, JobFunction):
+            raise TypeError(f"{fn.name} is a job already")
+        if not callable(fn):
+            raise TypeError(f"{fn!r} is not a function; write @scheduler.job, or @scheduler.job(cost=...)")
+        name = fn.__name__ if name is None else name
+        options = self._options.take(given)
+        options = dataclasses.replace(options, like=dataclasses.replace(options.like, job_type=name))
+        function: JobFunction[..., Any, Any] = JobFunction(self, fn, options, Arguments(fn, name))
+        self._check(options)
+        if self._kind == "process":
+            place_of(fn)
+        with self._lock:
+            known = self._functions.get(name)
+            if known is not None and _home(known.fn) != _home(fn):
+                raise ValueError(
+                    f"there is a job {name!r} already ({'.'.join(_home(known.fn))}); give one of them another name=..."
+                )
+            self._functions[name] = function
+            if self._work is not None:
+                self._work.ring()
+        return function
+
+    def _check(self, options: JobOptions) -> None:
+        """What is out of bounds is said where it was written, and not by the first call in the night."""
+        now = self._clock()
+        sample = dataclasses.replace(options, unique=False).intent("null", now, (), {})
+        # A moment that has passed may be meant for calls long ago; only the call itself is refused for it.
+        deadline = None if sample.deadline_at is None else max(sample.deadline_at, now + 1)
+        check(dataclasses.replace(sample, deadline_at=deadline), now, most_units=self.rules.capacity.most)
+
+    # looking
+
+    def get(self, job_id: str) -> JobHandle[Any]:
+        """A job by its id, whichever process enqueued it."""
+        handle = self._handle(job_id)
+        _ = handle.job  # NotFound
+        return handle
+
+    def find(
+        self,
+        state: JobState | str | Iterable[JobState | str] = (),
+        *,
+        name: str | None = None,
+        addon: str | None = None,
+        limit: int = 100,
+    ) -> list[JobHandle[Any]]:
+        """The newest first."""
+        states = [state] if isinstance(state, str) else list(state)
+        unknown = [word for word in states if word not in list(JobState)]
+        if unknown:
+            raise ValueError(f"state is {unknown[0]!r}; it must be one of {', '.join(JobState)}")
+        query = Query(
+            [JobState(word) for word in states],
+            None if addon is None else AddonId(addon),
+            name,
+            newest_first=True,
+            limit=limit,
+        )
+        return [self._handle(job.job_id, job.intent.job_type) for job in self._store.find(query)]
+
+    def counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        found = dict.fromkeys(JobState, 0)
+        for addon in self._store.addons():
+            for state, count in addon.jobs.items():
+                found[state] += count
+        return found
+
+    def _handle(self, job_id: str, job_type: str | None = None) -> JobHandle[Any]:
+        if job_type is None:
+            job = self._store.job(JobId(job_id))
+            job_type = "" if job is None else job.intent.job_type
+        function = self._functions.get(job_type)
+        return JobHandle(self, JobId(job_id), None if function is None else function.arguments)
+
+    def _explain(self, job_id: JobId) -> Explanation:
+        """As the desk does, and what only a library knows: whether there is anybody to run it."""
+        told = self._job_service.explain(job_id)
+        if told.state is not JobState.QUEUED:
+            return told
+        job_type = JobHandle(self, job_id).job.intent.job_type
+        if not self._dispatched():
+            name = self.where if is_address(self._place) else Path(self.where).name
+            text = f"waiting: no process runs the jobs of {name} now; `with scheduler:` does"
+            reason = "nobody_runs"
+        elif self._work is not None and job_type not in self._functions:
+            text = f"waiting: no function is registered here for {job_type!r}; it starts when one is"
+            reason = "no_function"
+        else:
+            return told
+        return dataclasses.replace(told, text=text, reason=reason, reason_data=None, likely_start_at=None)
+
+    @property
+    def _principal(self) -> str:
+        """Under which name the trail has what this program cancels, retries and edits."""
+        return f"process {os.getpid()}"
+
+    def _dispatched(self) -> bool:
+        if self._work is not None:
+            return True
+        if is_address(self._place):
+            now = self._store.now()
+            return any(host.alive(now) for host in self._store.hosts())
+        return self._place != MEMORY and present(Path(self._place))
+
+    def _edit(self, job_id: JobId, given: dict[str, Any]) -> JobState:
+        known = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise TypeError(f"{unknown[0]!r} cannot be edited; {', '.join(known)} can")
+        options = self._options.take(given)
+        now = self._store.now()
+        fields: dict[str, Any] = {"priority": options.like.priority} if "priority" in given else {}
+        for name in given.keys() - {"priority"}:
+            fields[known[name]] = None if given[name] is None else moment(name, given[name], now)
+        return self._job_service.edit(job_id, by=self._principal, **fields).state
+
+    # submitting
+
+    def _submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
+        return self._job_service.submit(intents, wait_sec)
+
+    def _submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
+        return self._job_service.submit_within(connection, intents)
+
+    async def _submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
+        import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
+
+        return await asyncio.wrap_future(self._job_service.submit_soon(intents, wait_sec))
+
+    # running
+
+    def start(self) -> Self:
+        """Take the right to run these jobs, and begin. DispatcherHeld says which process has that of a file already."""
+        with self._lock:
+            if self._work is None:
+                self._work = self._begin()
+                _running.add(self)
+        return self
+
+    def _begin(self) -> RunningWork:
+        clock = None if is_address(self._place) else self._clock  # a server's clock is not ours to follow
+        return BackgroundWork(
+            self._store, self.rules, clock, self._functions, workers=self._workers, kind=self._kind
+        )
+
+    def stop(self, timeout: Seconds | None = None) -> None:
+        """
+        Start nothing more, ask what runs to yield, and wait for it so long (`stop_timeout` of the scheduler). What has not ended then goes
+        back to the queue; what has ended is on disk. The file stays open for enqueueing and looking.
+        """
+        wait = self._stop_timeout if timeout is None else span_sec("timeout", timeout)
+        with self._lock:
+            work, self._work = self._work, None
+            _running.discard(self)
+            if work is not None:
+                work.stop(wait)
+
+    def close(self) -> None:
+        """Stop, and close the file."""
+        self.stop()
+        with self._lock:
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                opened.waiter.close()
+                opened.service.stop()
+                opened.store.close()
+
+    def run(self) -> None:
+        """Run jobs until Ctrl-C or SIGTERM: the whole of a worker program. A second Ctrl-C does not wait for what runs."""
+        asked = threading.Event()
+
+        def ask(*_: object) -> None:
+            asked.set()
+            # Here, and not by whoever wakes up for it: the second one may come before that.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self.start()
+            while not asked.wait(3_600):
+                pass
+            self.stop()
+        except KeyboardInterrupt:
+            self.stop(0)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # the file
+
+    @property
+    def _open(self) -> OpenScheduler:
+        opened = self._opened
+        if opened is None:
+            with self._lock:
+                opened = self._opened = self._opened or self._make()
+        return opened
+
+    def _make(self) -> OpenScheduler:
+        store = store_at(self._place, self._clock, self.rules.ordering)
+        return OpenScheduler(store, SchedulerService(store, self.rules), ResultWaiter(store))
+
+    @property
+    def _store(self) -> Store:
+        return self._open.store
+
+    @property
+    def _waiter(self) -> ResultWaiter:
+        return self._open.waiter
+
+    @property
+    def _job_service(self) -> JobService:
+        """The one of the running half knows the machine; any other knows the file."""
+        work = self._work
+        return self._open.service.job_service if work is None else work.service.job_service
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self.where}, {'running' if self._work is not None else 'not running'} here>"
+
+
+class OpenScheduler(NamedTuple):
+    store: Store
+    service: SchedulerService  # never started: its desk serves those who only enqueue and look
+    waiter: ResultWaiter
+
+
+class JobDecorator(Protocol):
+    """`@scheduler.job(...)`, for type checkers."""
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], R], /) -> JobFunction[P, R, R]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> JobFunction[P, R, R]: ...
+
+
+def _workers(workers: Any) -> int:
+    if workers is None:
+        return min(32, (os.cpu_count() or 1) + 4)
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"workers is {workers!r}; it must be a whole number of at least 1")
+    return workers
+
+
+def _home(fn: Any) -> tuple[str, str]:
+    """A module that is run and imported, or imported anew, registers the same function twice."""
+    return ("" if fn.__module__ in ("__main__", "__mp_main__") else fn.__module__), fn.__qualname__
+
+
+_running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """The program ends without a stop: what runs goes back to the queue as what it is, and not as a crash when it is found."""
+    for scheduler in list(_running):
+        scheduler.stop()
+
+
+# Before the interpreter waits for threads and pools; `atexit` would come after them.
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # as pools/pool.py does

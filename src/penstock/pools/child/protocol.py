@@ -1,0 +1,235 @@
+"""
+What travels between a pool and its worker processes, and in which form.
+
+A frame is a length and a list of messages, marshalled: for the plain tuples that frames are made of `marshal` takes
+half the time of `pickle`, and both ends are the same interpreter. Arguments and results that are plain values (numbers,
+short strings) lie in the message as they are; everything else is pickled on its own, so that two calls never share
+an object and one bad argument spoils one call.
+
+Buffers of some size (NumPy arrays, `bytes`, a long pickle) leave the message: protocol 5 hands them out, and they are
+copied once into shared memory (see `segments`).
+"""
+
+from __future__ import annotations
+
+import marshal
+import pickle
+import sys
+from collections.abc import Callable
+from functools import cache
+from struct import Struct
+from typing import Any, Final
+
+from penstock.core.errors import NotPicklable
+from penstock.core.text import safe_repr, safe_str
+from penstock.pools.child.shared_memory import AVAILABLE as SHARED_MEMORY
+
+#: Copied into shared memory from this many bytes on; below it, a trip through the pipe is quicker.
+LARGE: Final = 128 * 1024
+#: A string longer than this is pickled on its own even where a plain value could ride in the message.
+SHORT: Final = 4096
+
+# To a worker: (dispatch > 0, function, body, extra), or one of these with its arguments.
+DEFINE: Final = -1
+CANCEL: Final = -2
+FREE: Final = -3
+EXIT: Final = -4
+MAIN: Final = -5
+DROP: Final = -6
+SETUP: Final = -7
+
+# From a worker: (dispatch > 0, kind, value, ran_for), FREE, or one of these.
+READY: Final = -8
+FATAL: Final = -9
+
+PLAIN: Final = 0
+PICKLED: Final = 1
+ERROR: Final = 2
+SKIPPED: Final = 3
+SHARED: Final = 4  # like PICKLED, but the value is a reference to shared memory
+
+_length = Struct("<I")
+PLAIN_TYPES = frozenset({int, float, bool, type(None), complex})
+SHORT_TYPES = frozenset({str, bytes})
+
+
+#: The last one that keeps no table of the objects it has met: for a message or two that table is half of the work.
+_FORMAT: Final = 2
+
+
+def frame(messages: list[tuple[Any, ...]]) -> bytes:
+    body = marshal.dumps(messages, _FORMAT)
+    return _length.pack(len(body)) + body
+
+
+class Frames:
+    """
+    Cuts a stream into messages; keeps the beginning of a frame whose rest has not come yet. Frames are copied out of what
+    was read: most are so small that a view of one would take longer to make.
+    """
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[tuple[Any, ...]]:
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        end = len(data)
+        stop = 4 + _length.unpack_from(data)[0] if end >= 4 else 4
+        if stop == end:
+            return marshal.loads(data[4:])  # type: ignore[no-any-return]  # `frame` put a list there
+        messages: list[tuple[Any, ...]] = []
+        at = 0
+        while stop <= end:
+            messages += marshal.loads(data[at + 4 : stop])
+            at = stop
+            if end - at < 4:
+                break
+            stop = at + 4 + _length.unpack_from(data, at)[0]
+        self._rest = data[at:]
+        return messages
+
+
+def is_plain(value: object) -> bool:
+    kind = type(value)
+    return kind in PLAIN_TYPES or (kind in SHORT_TYPES and len(value) <= SHORT)  # type: ignore[arg-type]  # str, bytes
+
+
+class _Whole:
+    """A long bytes-like argument: pickled out of band, and whole again (as its own type) on the other side."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = data
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return type(self._data), (pickle.PickleBuffer(self._data),)
+
+
+def _whole(value: Any) -> Any:
+    return _Whole(value) if type(value) in (bytes, bytearray) and len(value) >= LARGE else value
+
+
+def pack_arguments(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, portable: bool = False
+) -> tuple[bytes, list[memoryview]]:
+    """`fn` is None where the worker knows the function already."""
+    args = tuple([_whole(value) for value in args])
+    kwargs = {name: _whole(value) for name, value in kwargs.items()}
+    try:
+        return dump((fn, args, kwargs), portable=portable)
+    except Exception as error:  # whatever pickling raises: a foreign `__reduce__` may raise anything
+        raise NotPicklable(
+            f"{_culprit(fn, args, kwargs)} cannot be sent to a worker process: {safe_str(error)}{advice()}"
+        ) from error
+
+
+def pack_setup(setup: dict[str, Any], *, portable: bool = False) -> bytes:
+    """What a worker needs before its first call; all of it in band, because it is kept for restarts."""
+    try:
+        return dump(setup, large=float("inf"), portable=portable)[0]
+    except Exception as error:  # as above
+        raise NotPicklable(
+            f"the target or initializer cannot be sent to a worker process: {safe_str(error)}{advice()}"
+        ) from error
+
+
+def pack_result(value: Any) -> tuple[bytes, list[memoryview]]:
+    return dump(_whole(value))
+
+
+def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[bytes, list[memoryview]]:
+    """
+    Pickled, with its large buffers beside it: by `pickle`, and by `cloudpickle` where that fails and is installed.
+    `portable`: for a machine that may lack the script which is `__main__` here.
+    """
+    buffers: list[memoryview] = []
+
+    def in_band(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < large or not SHARED_MEMORY:
+            return True
+        buffers.append(raw)
+        return False
+
+    try:
+        data = pickle.dumps(value, 5, buffer_callback=in_band)
+    except Exception:  # whatever pickling raises, cloudpickle may know better
+        if cloudpickle() is None:
+            raise
+        buffers.clear()
+        return cloudpickle().dumps(value, 5, buffer_callback=in_band), buffers
+    if b"__main__" in data and (portable or not main_can_be_imported()) and cloudpickle() is not None:
+        buffers.clear()
+        data = cloudpickle().dumps(value, 5, buffer_callback=in_band)
+    return data, buffers
+
+
+def try_dump(value: Any) -> bytes | None:
+    """Pickled in band, or None: for what is good to have on the other side, but not worth an error."""
+    try:
+        return pickle.dumps(value, 5)
+    except Exception:  # noqa: BLE001  # whatever pickling raises
+        return None
+
+
+@cache
+def cloudpickle() -> Any:
+    """The module, or None. Looked for when it is needed first: most workers never need it, and start without."""
+    try:
+        import cloudpickle as module  # noqa: PLC0415  # optional
+    except ImportError:
+        return None
+    return module
+
+
+def advice() -> str:
+    if cloudpickle() is not None:
+        return ""
+    return (
+        "; lambdas, closures and functions typed at a prompt need cloudpickle (pip install 'penstock[pools]')"
+    )
+
+
+def _culprit(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Which part of a call it is that cannot be pickled, in words."""
+    parts = [("the function", fn)]
+    parts += [(f"argument {place}", value) for place, value in enumerate(args, 1)]
+    parts += [(f"argument {safe_repr(name)}", value) for name, value in kwargs.items()]
+    for name, value in parts:
+        try:
+            dump(value)
+        except Exception:  # noqa: BLE001  # whatever pickling raises, this is the part that raises it
+            return f"{name} ({safe_repr(value):.80})"
+    return "the call"
+
+
+def main_can_be_imported() -> bool:
+    return main_module() is not None
+
+
+def main_module() -> tuple[str, str] | None:
+    """How a worker can import what is `__main__` here: by name, by path, or not at all (a prompt, `-c`, a notebook)."""
+    main = sys.modules["__main__"]
+    sys.modules.setdefault("__mp_main__", main)  # what comes back from a worker calls it that
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return "name", spec.name
+    path = getattr(main, "__file__", None)
+    if path is None or getattr(sys, "ps1", None) is not None or not path.endswith((".py", ".pyc", ".pyw")):
+        return None
+    return "path", path
+
+
+def by_reference(fn: Callable[..., Any]) -> bool:
+    """Whether workers can be told of this function once and then by number: importable, and so without state."""
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    owner = getattr(fn, "__self__", None)  # of a builtin function: its module
+    if module is None or name is None or "<" in name or (owner is not None and type(owner) is not type(sys)):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is fn and (module != "__main__" or main_can_be_imported())

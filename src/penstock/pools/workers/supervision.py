@@ -1,0 +1,293 @@
+"""
+Crews whose workers can die: what a death means, who is let go in peace, and who comes back.
+
+The rules are the same for processes of this machine and for workers on a cluster; how calls are handed to them and how
+their answers and their deaths are heard is the business of each kind.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.core.calls.ticket import ENDING, IN_FLIGHT
+from penstock.core.errors import PenstockError, WorkerCrashedError
+from penstock.pools.call_queue import CallQueue
+from penstock.pools.forks import watch_forks
+from penstock.pools.future import Call
+from penstock.pools.options import CrashPolicy
+from penstock.pools.timers import Timer, call_at, clock
+from penstock.pools.workers.base import Condition, WorkerSlot
+
+if TYPE_CHECKING:
+    from penstock.pools.options import WorkerOptions
+
+M = TypeVar("M", bound=WorkerSlot)
+
+Failed = list[tuple[Call[Any], PenstockError]]
+
+
+class SupervisedWorkers(Generic[M]):
+    mortal = True
+
+    def __init__(self, call_queue: CallQueue, options: WorkerOptions, workers: list[M]) -> None:
+        self._call_queue = call_queue
+        self._options = options
+        self.workers = workers
+        self._room = -(-call_queue.queue.limits.max_in_flight // len(workers))
+        self._idle_timer: Timer | None = None
+        self._minds_idleness = not (options.max_calls is options.max_memory is options.idle_stop is None)
+        self._closing = False
+        self.gone: threading.Event
+        self.crashes = 0  # in a row
+        self.halted: WorkerCrashedError | None = None
+        self.last_crash: str | None = None
+        watch_forks(self)
+
+    # What each kind does in its own way (with the gate's lock held)
+
+    def pump(self, now: float) -> None:
+        raise NotImplementedError
+
+    def _start(self, worker: M) -> None:
+        """Have the worker of this cold place brought up."""
+        raise NotImplementedError
+
+    def _dismiss(self, worker: M) -> None:
+        """Tell it to leave once it has done what it has."""
+        raise NotImplementedError
+
+    def _clear_away(self, worker: M) -> None:
+        """It is dead, and nothing of it is needed any more."""
+        worker.close()
+
+    def _wind_up(self) -> None:
+        """Nothing starts any more: set `gone` when the last worker is."""
+        raise NotImplementedError
+
+    # Room and cancels (with the gate's lock held)
+
+    def in_flight(self) -> Iterator[Call[Any]]:
+        return (call for worker in self.workers for call in list(worker.calls.values()))
+
+    def _offer(self, now: float) -> None:
+        """Tell the queue how many calls the workers could hold; those that rest or leave hold none."""
+        self._call_queue.queue.offer_slots(sum(map(self._slots, self.workers)), now)
+
+    def _slots(self, worker: M) -> int:
+        limit = self._options.max_calls
+        if worker.condition is Condition.COLD:
+            return self._room if limit is None else min(self._room, limit)
+        if worker.condition is not Condition.LIVE:
+            return 0
+        return self._room if limit is None else min(self._room, len(worker.calls) + limit - worker.handed)
+
+    def _give_grace(self, worker: M, dispatch: int, now: float) -> None:
+        call_at(now + self._options.grace, self._grace_over, worker, dispatch)
+
+    def _grace_over(self, worker: M, dispatch: int) -> None:
+        """A call that was asked to stop has not: end its worker. If it has not begun yet, its neighbours come first."""
+        with self._call_queue.lock:
+            if dispatch not in worker.calls:
+                return
+            if worker.running == dispatch:
+                self._call_queue.totals.terminated += 1
+                worker.kill("a canceled call did not stop in time")
+                self._offer(clock())
+                return
+        self._give_grace(worker, dispatch, clock())
+
+    # Letting go of idle, used up and swollen workers (with the gate's lock held)
+
+    def _fell_idle(self, worker: M, now: float) -> None:
+        options = self._options
+        worker.idle_since = now
+        if worker.condition is not Condition.LIVE:
+            return
+        if options.max_calls is not None and worker.handed >= options.max_calls:
+            self._retire(worker, "it had made its calls")
+        elif options.max_memory is not None and now - worker.looked_at > 0.05:
+            worker.looked_at = now
+            if (worker.memory() or 0) > options.max_memory:
+                self._retire(worker, "it had grown too large")
+        if options.idle_stop is not None and self._idle_timer is None:
+            self._idle_timer = call_at(now + options.idle_stop, self._stop_idle)
+
+    def _stop_idle(self) -> None:
+        idle_stop = self._options.idle_stop
+        assert idle_stop is not None
+        with self._call_queue.lock:
+            self._idle_timer, now = None, clock()
+            idle = [w for w in self.workers if w.condition is Condition.LIVE and not w.calls]
+            for worker in idle:
+                if now - worker.idle_since >= idle_stop:
+                    self._retire(worker, "it was idle")
+            since = [w.idle_since for w in idle if w.condition is Condition.LIVE]
+            if since:
+                self._idle_timer = call_at(min(since) + idle_stop, self._stop_idle)
+
+    def _retire(self, worker: M, why: str) -> None:
+        """Let it go in peace. Its place is cold again when it has gone."""
+        worker.ending = why
+        worker.condition = Condition.LEAVING
+        self._dismiss(worker)
+        self._offer(clock())
+
+    # Deaths
+
+    def bury(self, worker: M) -> None:
+        """It is dead and has said all that it will say: its calls go where they belong."""
+        call_queue = self._call_queue
+        with call_queue.lock:
+            now = clock()
+            cause = worker.reap()
+            lost = list(worker.calls.values())
+            begun = [
+                call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread
+            ]
+            worker.calls = {}
+            planned = worker.ending is not None
+            if worker.condition is not Condition.STOPPED:
+                worker.condition = Condition.COLD if planned else Condition.RESTING
+            self._offer(now)  # first: what it held is no room for others until somebody can run it
+            if planned:
+                # Whoever else was on it goes back to the front of the queue, whatever the crash policy.
+                failed: Failed = []
+                self._requeue(lost, [], now)
+            else:
+                failed = self._crash(worker, lost, begun, cause, now)
+            self._clear_away(worker)
+            self._offer(now)
+            if self.halted is None:
+                self.pump(now)
+            wake = call_queue.collect_granted()
+            call_queue.note_state()
+        call_queue.report(((call, None, error) for call, error in failed), wake)
+        if self.halted is not None and not planned:
+            self._halt(self.halted)
+
+    def _crash(
+        self, worker: M, lost: list[Call[Any]], begun: list[Call[Any]], cause: str, now: float
+    ) -> Failed:
+        call_queue, options = self._call_queue, self._options
+        call_queue.totals.crashed += 1
+        self.crashes += 1
+        self.last_crash = f"worker {worker.place}: {cause}"
+        failed: Failed = []
+        fail = options.crash_policy is not CrashPolicy.RESTART_REQUEUE
+        if fail:
+            for call in begun:
+                if call_queue.queue.settle(call, call.dispatch, now):
+                    failed.append((call, worker.crashed(call, cause)))
+        rest = [call for call in lost if call.stage is IN_FLIGHT or call.stage is ENDING]
+        for call in self._requeue(rest, [] if fail else begun, now):
+            failed.append((call, worker.crashed(call, f"{cause}; it has now crashed {call.crashes} workers")))
+        call_queue.totals.failed += len(failed)
+        if options.crash_policy is CrashPolicy.FAIL_TASK or self.crashes > options.crash_max_retries:
+            times = f"{self.crashes} crash{'es' * (self.crashes > 1)} in a row"
+            words = f"{call_queue.name} is halted after {times}; call restart() when the reason is gone. The last: {cause}"
+            self.halted = worker.crashed(None, cause, words)
+            worker.condition = Condition.STOPPED
+        else:
+            delay = min(options.restart_delay * 2 ** (self.crashes - 1), options.restart_delay_max)
+            call_at(now + delay, self._rested, worker)
+        return failed
+
+    def _requeue(self, calls: list[Call[Any]], blame: list[Call[Any]], now: float) -> list[Call[Any]]:
+        call_queue = self._call_queue
+        back = [call for call in calls if call.stage is IN_FLIGHT]
+        exhausted = call_queue.queue.lose(calls, now, blame=blame)
+        for call in back:
+            if call not in exhausted:
+                call_queue.totals.requeued += 1
+                call_queue.hook_dispatcher.note(call_queue.hook_dispatcher.requeue, call)
+        return exhausted
+
+    def _rested(self, worker: M) -> None:
+        def back(now: float) -> None:
+            if worker.condition is Condition.RESTING:
+                worker.condition = Condition.COLD
+                self._offer(now)
+                self._start_eagerly()
+
+        if not self._closing:
+            self._call_queue.change(back)
+
+    def _halt(self, why: WorkerCrashedError) -> None:
+        self._call_queue.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
+        self.stop()
+
+    # Starting and stopping
+
+    def start(self) -> None:
+        with self._call_queue.lock:
+            self._start_all()
+
+    def _start_eagerly(self) -> None:
+        if self._options.eager:
+            self._start_all()
+
+    def _start_all(self) -> None:
+        for worker in self.workers:
+            if worker.condition is Condition.COLD:
+                self._start(worker)
+
+    def stop(self) -> None:
+        """End all workers. What ran goes back to the queue, and nothing starts until `resume`."""
+        with self._call_queue.lock:
+            for worker in self.workers:
+                if worker.condition in (Condition.LIVE, Condition.LEAVING):
+                    worker.kill("the workers were stopped")
+                worker.condition = Condition.STOPPED
+            self._offer(clock())
+
+    def resume(self) -> None:
+        def again(now: float) -> None:
+            self.crashes, self.halted = 0, None
+            for worker in self.workers:
+                if worker.condition is Condition.STOPPED:
+                    worker.condition = Condition.LEAVING if worker.opened else Condition.COLD
+            self._offer(now)
+            self._start_eagerly()
+
+        self._call_queue.change(again)
+
+    def close(self, *, kill: bool) -> None:
+        """Nothing starts any more. In peace, each worker leaves when it has nothing to do; or all die now."""
+        with self._call_queue.lock:
+            if self._closing and not kill:
+                return
+            self._closing = True
+            for worker in self.workers:
+                if kill and worker.opened:
+                    worker.kill("the pool was closed")
+                elif worker.condition is Condition.LIVE:
+                    self._retire(worker, "the pool was closed")
+                worker.condition = Condition.STOPPED
+            self._offer(clock())
+            if self._idle_timer is not None:
+                self._idle_timer.cancel()
+            if not self.gone.is_set():
+                self._wind_up()
+
+    # Looking (with the gate's lock held)
+
+    def loads(self) -> tuple[int, ...]:
+        """How many calls each worker has."""
+        return tuple(len(worker.calls) for worker in self.workers)
+
+    def census(self) -> dict[str, int]:
+        """How many workers are how."""
+        if self.halted is not None:
+            return {"halted": len(self.workers)}
+        names = {Condition.LIVE: "running", Condition.LEAVING: "restarting", Condition.RESTING: "restarting"}
+        return dict(Counter(names.get(worker.condition, "stopped") for worker in self.workers))
+
+    # Forking
+
+    def abandon(self) -> None:
+        """In a forked child: these workers are not ours."""
+        self._call_queue.abandon()
+        self.gone.set()

@@ -1,0 +1,225 @@
+"""
+One worker process, seen from its pool.
+
+A worker is a process of its own session, reached by two pipes that nobody else has, so that killing it at any
+instant can hurt nobody else: there is no lock or queue that it shares. A page of shared memory tells which call it
+runs; that page outlives it.
+
+Pipes rather than a socket pair: there and back takes half the time. Reading from a Unix socket also wakes whoever
+sleeps at its other end, in case it waits for room; and that is our worker, waiting for its next call.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.pools.child import protocol
+from penstock.pools.child.main import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
+from penstock.pools.child.shared_memory import Borrower, Parcel, Ref
+from penstock.pools.workers.base import WorkerSlot
+
+if TYPE_CHECKING:
+    from penstock.pools.child.packing import PackedFunction
+
+#: From 128 KB on, malloc would map and unmap fresh pages for every read.
+_RECEIVE = 65536
+#: What a pipe may hold, if the system allows: more than the longest message that travels in one.
+_PIPE = 256 * 1024
+
+
+class WorkerProcess(WorkerSlot):
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.outbox: list[tuple[Any, ...]] = []
+        self.unsent = 0  # calls in the outbox
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd: int | None = None
+        self.inlet = self.outlet = -1  # where we write, and where we read
+        self.page: memoryview
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None else None
+
+    # Starting
+
+    def open(self) -> None:
+        """Everything but the process. From now on calls can be written to it; it reads them when it is up."""
+        super().open()
+        self.unsent = 0
+        self.outbox = []
+        self.known: set[PackedFunction] = set()  # that it was told of
+        self.main_sent = False
+        self.lent: dict[int, Parcel] = {}
+        self.borrower = Borrower()
+        self.frames = protocol.Frames()
+        self.outbuf = b""
+        self.their_inlet, self.inlet = _pipe()
+        self.outlet, self.their_outlet = _pipe()
+        os.set_blocking(self.inlet, False)
+        os.set_blocking(self.outlet, False)
+        self.page_fd = _page()
+        self._map = mmap.mmap(self.page_fd, PAGE_SIZE)
+        self.page = memoryview(self._map).cast("Q")
+        self.their_lifeline, self.lifeline = os.pipe()
+
+    def spawn(self) -> None:
+        """
+        By vfork and exec, never by fork: the pool's process has threads. The child gets its four descriptors and the
+        place where this package lies; everything else comes as the first message.
+        """
+        fds = (self.their_inlet, self.their_outlet, self.page_fd, self.their_lifeline)
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120  # pathlib is slow to import
+        code = (
+            f"import sys; sys.path.insert(0, {root!r}); "
+            f"from penstock.pools.child.main import main; main(*{fds}, {os.getpid()})"
+        )
+        try:
+            self.process = subprocess.Popen(  # noqa: S603  # our own interpreter and our own code
+                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]  # as multiprocessing does
+                stdin=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if hasattr(os, "pidfd_open"):
+            self.pidfd = os.pidfd_open(self.process.pid)
+
+    # Talking
+
+    def flush(self) -> bool:
+        """Write what is in the outbox. False if some of it did not fit: call `push` when the pipe has room again."""
+        if self.borrower.done:
+            self.outbox[:0] = [
+                (protocol.FREE, self.borrower.done.popleft()) for _ in range(len(self.borrower.done))
+            ]
+        data = protocol.frame(self.outbox)
+        self.outbox = []
+        self.unsent = 0
+        if self.outbuf:
+            self.outbuf += data
+            return False
+        try:
+            sent = os.write(self.inlet, data)
+        except OSError:
+            sent = 0  # `push` finds out what it is
+        if sent == len(data):
+            return True
+        self.outbuf = data[sent:]
+        return self.push()
+
+    def push(self) -> bool:
+        """Write what did not fit before. False if it still does not."""
+        try:
+            sent = os.write(self.inlet, self.outbuf)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.outbuf = b""  # it is dead; its end is noticed elsewhere
+            return True
+        self.outbuf = self.outbuf[sent:]
+        return not self.outbuf
+
+    def receive(self) -> list[tuple[Any, ...]] | None:
+        """What it said; None if it will say no more."""
+        try:
+            data = os.read(self.outlet, _RECEIVE)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        return self.frames.feed(data) if data else None
+
+    def can_reach(self, dispatch: int, ref: tuple[Any, ...]) -> bool:
+        """Open the shared memory of a result. False if it went with the worker; then the call counts as one that it ran."""
+        try:
+            self.borrower.reach(Ref(*ref))
+        except (FileNotFoundError, ProcessLookupError):
+            self.unread.add(dispatch)
+            self._end()  # it may live, if the function closed what was not its own
+            return False
+        except OSError:
+            return True  # our own trouble, such as too many open files: whoever maps it will say so
+        return True
+
+    def ring_cancel(self) -> None:
+        self.page[PAGE_CANCELS] += 1
+
+    @property
+    def running(self) -> int:
+        return self.page[PAGE_RUNNING]
+
+    # Ending
+
+    def kill(self, why: str) -> None:
+        """Its whole process group: what the function started ends with it. Call it before the process is reaped."""
+        super().kill(why)
+        self._end()
+
+    def _end(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def reap(self) -> str:
+        code = self.process.wait() if self.process is not None else 0
+        if self.last_words is not None:
+            return self.last_words[0]
+        if code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = str(-code)
+            return f"it was killed by {name}"
+        return f"it exited with code {code}"
+
+    def close(self) -> None:
+        """Give back what `open` and `spawn` took. The page stays readable through `running` until then."""
+        super().close()
+        self.page.release()
+        self._map.close()
+        for fd in (self.inlet, self.outlet, self.lifeline):
+            os.close(fd)
+        self.borrower.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+        self.process = None
+        self.lent.clear()
+
+    def memory(self) -> int | None:
+        try:
+            with open(f"/proc/{self.pid}/statm", "rb") as file:  # noqa: PTH123  # pathlib is slow to import
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        except OSError:
+            return None
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with suppress(OSError):  # this user has as many large pipes as the system grants
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE)
+    return read, write
+
+
+def _page() -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, PAGE_SIZE)
+    return fd

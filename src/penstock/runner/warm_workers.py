@@ -1,0 +1,332 @@
+"""
+Functions in warm workers: who gets which call, and what it said when it was over.
+
+A long function has a worker to itself. Short ones are handed over several at a time, as much as a worker will run in a few milliseconds, so that it need not stand
+still while the ends of the last ones are written down. Whatever a worker has not begun can be taken back: because its job was told to stop,
+because the call before it takes longer than such calls do, or because the worker died.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import MAX_PAYLOAD
+from penstock.core.json_text import parsed, storable_json
+from penstock.core.text import safe_str
+from penstock.runner.attempts import ActiveDispatch, ProcessOutcome
+from penstock.runner.frames import Frame
+from penstock.runner.io_loop import IoLoop
+from penstock.runner.links import WardenLink, WorkerLink
+from penstock.runner.payload import FunctionPayload, RunnerOptions
+from penstock.scheduler.users import SystemUser
+
+__all__ = ["WarmWorkers"]
+
+log = logging.getLogger("penstock.runner")
+
+_MOST_AHEAD: Final = 200
+#: A worker that has said nothing for so long has met a call that is longer than those before it.
+_STUCK_SEC: Final = 0.1
+#: So long after a worker could not be started, for want of descriptors, no other one is.
+_SHORT_SEC: Final = 5.0
+#: What no worker was free for in this time goes back to the queue, where somebody else may be.
+_STALE_SEC: Final = 1.0
+#: Durations that are remembered; beyond that the scheduler forgets them all and learns anew.
+_MOST_KNOWN: Final = 10_000
+
+
+class WarmWorkers:
+    """
+    `hire`: starts a worker with these limits, as this user. `asked`: a function says or asks something. `over`: a run has ended and nothing of it is left.
+    """
+
+    def __init__(
+        self,
+        settings: RunnerOptions,
+        watch: IoLoop,
+        *,
+        hire: Callable[[Mapping[str, int], SystemUser | None], WorkerLink],
+        asked: Callable[[ActiveDispatch, Frame], Frame],
+        over: Callable[[ActiveDispatch, ProcessOutcome], None],
+    ) -> None:
+        self._settings, self._watch = settings, watch
+        self._handful_sec = settings.ahead_sec / 2  # a worker is handed so much at once
+        self._hire, self._asked, self._over = hire, asked, over
+        self._workers: dict[WardenLink, WorkerLink] = {}
+        self._waiting: deque[ActiveDispatch] = deque()
+        self._mean: dict[str, float] = {}  # seconds of a call, lately
+        self._mean_of_all = settings.ahead_sec
+        self._hire_at = 0.0  # not before, because there were no descriptors for one more worker
+
+    # how much is in hand
+
+    @property
+    def ahead(self) -> int:
+        """How many calls are in hand beyond one for each worker; negative while some worker has none."""
+        in_hand = len(self._waiting) + sum(len(worker.calls) for worker in self._workers.values())
+        return in_hand - self._settings.workers
+
+    @property
+    def free_slots(self) -> int:
+        """How many more calls are welcome. Ahead of a worker that is at something long there is no room."""
+        if time.monotonic() < self._hire_at:
+            idle = sum(not worker.calls and not worker.last for worker in self._workers.values())
+            return idle - len(self._waiting)
+        if self._mean_of_all >= self._settings.ahead_sec:
+            return -self.ahead
+        late = time.monotonic() - _STUCK_SEC
+        brisk = self._settings.workers - sum(
+            bool(w.calls) and w.heard_at < late for w in self._workers.values()
+        )
+        return min(_MOST_AHEAD, int(brisk * self._settings.ahead_sec / self._mean_of_all)) - self.ahead
+
+    # handing over
+
+    def add(self, run: ActiveDispatch) -> None:
+        """To be fed: what has come together is handed over together."""
+        run.waits_since = time.monotonic()
+        self._waiting.append(run)
+
+    def feed(self) -> None:
+        share = -(-(self.ahead + self._settings.workers) // self._settings.workers)
+        while self._waiting and (worker := self._next_worker()):
+            self._hand_over(worker, share)
+
+    def _next_worker(self) -> WorkerLink | None:
+        """The one with the least to do, if that is little; a new one rather than one that is busy."""
+        limits, user = _limits(self._waiting[0]), self._user(self._waiting[0])
+        open_ = [] if limits else [w for w in self._workers.values() if not w.last and w.user == user]
+        least = min(open_, key=lambda worker: len(worker.calls), default=None)
+        if least is not None and not least.calls:
+            return least
+        busy = sum(bool(worker.calls) for worker in self._workers.values())
+        if busy < self._settings.workers and time.monotonic() >= self._hire_at:
+            try:
+                return self._new(limits, user)
+            except OSError as error:
+                log.warning("no further worker can be started for functions: %s", error)
+                self._hire_at = time.monotonic() + _SHORT_SEC
+        if least is None or self._load(least) + self._expected(self._waiting[0]) > self._handful_sec:
+            return None
+        return least
+
+    def _user(self, run: ActiveDispatch) -> SystemUser | None:
+        return self._settings.user_of(run.job.intent.addon_id) if self._settings.users else None
+
+    def _new(self, limits: Mapping[str, int], user: SystemUser | None) -> WorkerLink:
+        worker = self._hire(limits, user)
+        worker.user = user
+        worker.last = bool(limits)  # what it may use cannot be raised
+        self._workers[worker.warden] = worker
+        self._watch.add(worker, partial(self._said, worker))
+        return worker
+
+    def _hand_over(self, worker: WorkerLink, share: int) -> None:
+        """`share`: so many calls it may have in hand."""
+        most = min(share - len(worker.calls), self._settings.jobs_per_worker - worker.begun)
+        runs, load = [self._waiting.popleft()], self._load(worker)
+        load += self._expected(runs[0])
+        while self._waiting and len(runs) < most and not worker.last:
+            load += self._expected(self._waiting[0])
+            if load > self._handful_sec or _limits(self._waiting[0]):
+                break
+            if self._user(self._waiting[0]) != worker.user:
+                break
+            runs.append(self._waiting.popleft())
+        worker.heard_at = time.monotonic()
+        worker.hand_over(runs)
+        worker.last = worker.last or worker.begun >= self._settings.jobs_per_worker
+        self._watch.mind(worker)
+
+    def _load(self, worker: WorkerLink) -> float:
+        return sum(map(self._expected, worker.calls.values()))
+
+    def _expected(self, run: ActiveDispatch) -> float:
+        """Seconds. A function that has not been seen may take any time, so nothing is put behind it."""
+        return self._mean.get(_name(run), self._settings.ahead_sec)
+
+    # taking back
+
+    def take_back(self, run: ActiveDispatch) -> bool:
+        """False: it has begun."""
+        if run.worker is not None and run.call in run.worker.calls:
+            self._return(run.worker)
+        if run not in self._waiting:
+            return False
+        self._waiting.remove(run)
+        return True
+
+    def _return(self, worker: WorkerLink) -> None:
+        runs = worker.take_back()
+        for run in runs:
+            run.worker = run.warden = None
+        self._waiting.extendleft(reversed(runs))
+
+    def step(self) -> float | None:
+        """Seconds until it wants to be called again."""
+        now = time.monotonic()
+        deep = [worker for worker in self._workers.values() if len(worker.calls) > 1]
+        for worker in deep:
+            if now - worker.heard_at >= _STUCK_SEC:
+                self._return(worker)
+        while self._waiting and now - self._waiting[0].waits_since >= _STALE_SEC:
+            self._over(self._waiting.popleft(), ProcessOutcome(EndReason.RELEASED))
+        self.feed()
+        extra = self._extra()
+        for worker in extra:
+            if now - worker.heard_at >= self._settings.idle_sec:
+                self._retire(worker)
+        if deep:
+            return _STUCK_SEC
+        if self._waiting:
+            return _STALE_SEC
+        return self._settings.idle_sec if extra else None
+
+    def _extra(self) -> list[WorkerLink]:
+        """Who has nothing to do, the longest first, but for those that are kept warm."""
+        if len(self._workers) <= self._settings.warm:
+            return []
+        idle = [worker for worker in self._workers.values() if not worker.calls and not worker.last]
+        idle.sort(key=lambda worker: worker.heard_at)
+        return idle[: max(0, len(idle) - self._settings.warm)]
+
+    # hearing
+
+    def _said(self, worker: WorkerLink) -> None:
+        if not worker.hear(partial(self._heard, worker)):
+            self._retire(worker)
+            worker.warden.kill("the worker broke off the conversation")
+        elif not worker.calls:
+            self._idle(worker)
+        self.feed()
+
+    def _heard(self, worker: WorkerLink, frame: Frame) -> None:
+        worker.heard_at = time.monotonic()
+        call = next(iter(worker.calls), None)
+        if call is None or frame.get("call") != call:
+            # A thread that its function left behind: it waits for an answer, and gets one.
+            worker.tell({"op": "answer", "error": "this run is over"})
+            return
+        run = worker.calls[call]
+        outcome = _told(frame)
+        if outcome is None:
+            worker.tell(self._asked(run, frame) | {"op": "answer"})
+            self._watch.mind(worker)
+            return
+        del worker.calls[call]
+        run.outcome = outcome
+        self._learn(run, frame.get("sec"))
+        if frame.get("left") or (not worker.calls and worker.left_behind()):
+            worker.closing[call] = run
+            self._end_with(worker)
+        elif run.noted:
+            worker.closing[call] = run
+            worker.warden.tell("over", call=call)
+        else:
+            self._over(run, outcome)
+
+    def _end_with(self, worker: WorkerLink) -> None:
+        """It goes, with what its function left running. What it has not begun is for others."""
+        self._return(worker)
+        worker.last = True
+        worker.warden.tell("term")
+        worker.warden.kill("its function left processes running")
+
+    def _idle(self, worker: WorkerLink) -> None:
+        if worker.last and not worker.closing:
+            self._retire(worker)
+        else:
+            worker.warden.tell("until", until=None)
+
+    def _retire(self, worker: WorkerLink) -> None:
+        """It ends by itself when nobody talks to it any more."""
+        worker.last = True
+        if worker.fileno() >= 0:
+            self._return(worker)
+            self._watch.drop(worker)
+            worker.close()
+
+    def _learn(self, run: ActiveDispatch, sec: Any) -> None:
+        if not isinstance(sec, float) or not 0 <= sec < 1e9:
+            return
+        if len(self._mean) > _MOST_KNOWN:
+            self._mean.clear()
+        name = _name(run)
+        before = self._mean.setdefault(name, sec)
+        self._mean[name] = before + (sec - before) / 4
+        self._mean_of_all += (sec - self._mean_of_all) / 4
+
+    # what its warden tells of it
+
+    def written(self, warden: WardenLink) -> None:
+        worker = self._workers[warden]
+        for call in warden.written:
+            run = worker.closing.pop(call, None)
+            if run is not None and run.outcome is not None:
+                self._over(run, run.outcome)
+        warden.written.clear()
+        if not worker.calls:
+            self._idle(worker)
+
+    def gone(self, warden: WardenLink) -> list[ActiveDispatch]:
+        """The runs that it had begun, if this was a worker: what it said before it went still counts."""
+        worker = self._workers.pop(warden, None)
+        if worker is None:
+            return []
+        if worker.fileno() >= 0:
+            worker.hear_out(partial(self._heard, worker))
+        self._retire(worker)
+        return [*worker.closing.values(), *worker.calls.values()]
+
+    @property
+    def wardens(self) -> list[WardenLink]:
+        return list(self._workers)
+
+    def pids(self) -> list[int]:
+        return [warden.root for warden in self.wardens if warden.root]
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            self._retire(worker)
+
+
+def _name(run: ActiveDispatch) -> str:
+    assert isinstance(run.work, FunctionPayload)
+    return run.work.function
+
+
+def _limits(run: ActiveDispatch) -> Mapping[str, int]:
+    return run.work.limits
+
+
+def _told(frame: Frame) -> ProcessOutcome | None:
+    """What a function's end is, in the words of its worker; None: it has not ended."""
+    error = safe_str(frame.get("error", ""))
+    match frame.get("op"):
+        case "done":
+            return _checked(frame.get("result"))
+        case "failed":
+            return ProcessOutcome(EndReason.JOB_ERROR, error=error)
+        case "unavailable":
+            return ProcessOutcome(EndReason.UNAVAILABLE, error=error)
+        case "yielded":
+            return ProcessOutcome(EndReason.COOPERATIVE_PREEMPTION)
+        case _:
+            return None
+
+
+def _checked(result: Any) -> ProcessOutcome:
+    """A worker is not believed: what is stored as JSON is JSON, and no longer than it may be."""
+    try:
+        if not isinstance(result, str) or len(result) > MAX_PAYLOAD:
+            raise ValueError(f"at most {MAX_PAYLOAD} characters")
+        parsed(result)
+    except (ValueError, RecursionError) as error:
+        return ProcessOutcome(EndReason.JOB_ERROR, error=f"the result cannot be kept: {error}")
+    return ProcessOutcome(EndReason.COMPLETED, result=storable_json(result))

@@ -1,0 +1,103 @@
+"""
+Money: who is told, and what is stopped (SPEC TR-8).
+
+A mark that a heartbeat crosses is written in that heartbeat's own transaction, so each is told once and none is lost. Stopping is not tied to the
+crossing but to the state of being over: a scheduler that dies between the two stops the runs when it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.core.jobs import changes
+from penstock.core.jobs.changes import Change, Note, alert_note
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.job import Dispatch, Job
+from penstock.core.jobs.refusals import Refused
+from penstock.core.jobs.spending import Spending, over, spending_alerts
+from penstock.core.jobs.types import HOUR, AddonId, JobId, Moment, Money
+from penstock.scheduler.clock import comes_later
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import Standing, Store
+
+__all__ = ["BudgetEnforcer"]
+
+log = logging.getLogger("penstock.purse")
+
+
+class BudgetEnforcer:
+    """A part of the engine, and what the desk asks about spending."""
+
+    def __init__(self, store: Store, rules: SchedulerRules) -> None:
+        self._store, self._rules = store, rules
+        self._due: Moment = 0
+
+    def tell(self, standing: Standing) -> Sequence[Note]:
+        """What the owner must hear of, on account of this heartbeat."""
+        added = standing.spent - standing.spent_before
+        if not added:
+            return ()
+        spending = Spending(
+            standing.dispatch_id,
+            standing.addon_id,
+            standing.job_id,
+            standing.spent_before,
+            added,
+            standing.cost_limit,
+            standing.addon_spent,
+        )
+        budget = self._rules.limits.budgets.get(standing.addon_id)
+        return [alert_note(alert) for alert in spending_alerts(spending, budget, self._store.now())]
+
+    def allows(self, standing: Standing) -> bool:
+        """Whether this run may go on. When its addon's budget is spent, none of its runs may, and they are stopped here."""
+        spent = self._over_budget(standing.addon_id, standing.addon_spent, self._store.now())
+        if spent is not None:
+            self._close(standing.addon_id, spent)
+        return spent is None and not over(standing.spent, standing.cost_limit)
+
+    def step(self, now: Moment) -> Moment:
+        budgets = self._rules.limits.budgets
+        if not budgets:
+            return now + HOUR
+        if comes_later(self._due, now, self._rules.tick):
+            return self._due
+        self._due = now + self._rules.tick
+        spent = self._store.ledger(self._rules.host).spent
+        for addon_id in budgets:
+            window = self._over_budget(addon_id, spent.get(addon_id, {}), now)
+            if window is not None:
+                self._close(addon_id, window)
+        return self._due
+
+    def _over_budget(self, addon_id: AddonId, spent: Mapping[str, Money], now: Moment) -> str | None:
+        """The window whose limit is reached."""
+        budget = self._rules.limits.budgets.get(addon_id)
+        limits = () if budget is None else budget.windows(now)
+        return next((window for window, limit, _ in limits if over(spent.get(window, 0), limit)), None)
+
+    def _close(self, addon_id: AddonId, window: str) -> None:
+        live = self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED, DispatchPhase.LEASED])
+        jobs = {job.job_id: job for job in self._store.jobs([d.job_id for d in live if d.job_id is not None])}
+        self._store.apply(list(self._endings(live, jobs, window)))
+
+    def _endings(self, live: Sequence[Dispatch], jobs: Mapping[JobId, Job], window: str) -> Iterator[Change]:
+        now, rules, reason = self._store.now(), self._rules, EndReason.COST_LIMIT_REACHED
+        for dispatch in live:
+            job = None if dispatch.job_id is None else jobs.get(dispatch.job_id)
+            try:
+                if dispatch.phase is DispatchPhase.LEASED:
+                    because = {"budget": window}
+                    change = changes.stop(dispatch, job, reason, now, grace=rules.grace, because=because)
+                elif job is not None:
+                    change = changes.end(
+                        job, dispatch, reason, now, schedules=rules.schedules, ordering=rules.ordering
+                    )
+                else:
+                    continue
+            except Refused:  # it has moved on since we looked; the next step looks again
+                log.debug("dispatch %s moved on", dispatch.dispatch_id)
+                continue
+            if change is not None:
+                yield change

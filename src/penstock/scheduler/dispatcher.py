@@ -1,0 +1,221 @@
+"""Which kinds of jobs may be reserved on this host: so that a worker who comes need not look where nothing can be.
+
+To look is a read of its own beside every claim, and mostly there is nothing. Who has the right to dispatch makes all the reservations of its host, so it
+can tell: those it found when it began, and those it made since. Each is over when its time is, taken up or not. Who has not that
+right knows nothing, and looks. So jobs must be claimed where they are dispatched, as all of ours are: a claim elsewhere may reserve what stands before
+it in line, which nobody here would know of until its time is over.
+
+Room in, dispatches out.
+
+A round is one transaction of the store. Jobs that workers claim in one step are left in line for them; all others are reserved, and their
+addon is told by the trail. `scheduler/pulling_workers.py` knows which workers are present.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from threading import Lock
+from typing import Final
+
+from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.explain import View
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.job import Dispatch
+from penstock.core.jobs.ordering import MOST_PICKS, AdmissionView, Placement, RoundResult, run_round
+from penstock.core.jobs.types import HostId, JobId, Moment, Span
+from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.pulling_workers import PresentWorker, PullingWorkers, WorkerKinds
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import Ahead, CompletedDispatch, Rest, Ride, Store, Terms
+
+__all__ = ["Dispatcher", "PullingWorkers", "ReservationCache", "WorkerKinds", "leased"]
+
+
+class ReservationCache:
+    def __init__(self) -> None:
+        #: By kind, the moment when the last of them is over. Replaced and never changed, so it is read without the lock.
+        self._until: dict[AdmissionClass, Moment] = {}
+        self._alone = False
+        self._lock = Lock()
+
+    def begin(self, found: Iterable[Dispatch], now: Moment) -> None:
+        """From now on nobody else reserves here; `found` is what they have left."""
+        until: dict[AdmissionClass, Moment] = {}
+        for dispatch in found:
+            until[dispatch.admission_class] = max(dispatch.expires_at, until.get(dispatch.admission_class, 0))
+        self.made(until, now)
+        self._alone = True
+
+    def end(self) -> None:
+        self._alone = False
+
+    def made(self, until: Mapping[AdmissionClass, Moment], now: Moment) -> None:
+        """Told before it is written: if that fails, somebody looks in vain for a while, and nobody passes by what is there."""
+        with self._lock:
+            kept = {admission_class: over for admission_class, over in self._until.items() if over > now}
+            self._until = kept | {
+                admission_class: max(over, kept.get(admission_class, 0))
+                for admission_class, over in until.items()
+            }
+
+    def shift(self, by: Span) -> None:
+        """The clock is about to be set, and the reservations move with it. Where it is set back, looking for longer is enough."""
+        with self._lock:
+            self._until = {
+                admission_class: until + max(0, by) for admission_class, until in self._until.items()
+            }
+
+    def perhaps(self, fits: Callable[[AdmissionClass], bool], now: Callable[[], Moment]) -> bool:
+        if not self._alone:
+            return True
+        until = self._until
+        if not until:
+            return False
+        at = now()
+        return any(over > at and fits(admission_class) for admission_class, over in until.items())
+
+
+_ALL: Final = 1_000_000
+
+
+class Dispatcher:
+    def __init__(
+        self, store: Store, rules: SchedulerRules, machine: HostLoad, fetchers: PullingWorkers
+    ) -> None:
+        self._store, self._rules, self._machine, self._fetchers = store, rules, machine, fetchers
+        #: How often each head was refused for its present reason. Told when the reason changes, and not before: it would be
+        #: a write per head and tick.
+        self.refusals: dict[JobId, int] = {}
+        self.reserved = ReservationCache()
+        #: All that the last round of our own saw in line; None: there was none yet.
+        self._in_line: list[AdmissionClass] | None = None
+
+    def begin(self) -> None:
+        """It alone dispatches on this host from now on."""
+        left = self._store.live(phases=[DispatchPhase.RESERVED], limit=_ALL)
+        self.reserved.begin([d for d in left if d.host == self._rules.host], self._store.now())
+
+    def step(self, now: Moment) -> Moment:
+        while len(self._round(now)) >= MOST_PICKS:
+            pass
+        return now + self._rules.tick
+
+    def fetch(self, kinds: WorkerKinds, limit: int, worker: str, now: Moment) -> list[Dispatch]:
+        """A round with a worker at hand. What stands before its jobs and is reserved by us is reserved first, so order holds."""
+        return leased(self._store.admit(*self._visit(kinds, limit, worker, now)))
+
+    def exchange_soon(
+        self, done: Sequence[CompletedDispatch], kinds: WorkerKinds, limit: int, worker: str, ahead: Ahead
+    ) -> Future[tuple[list[bool], list[Dispatch]]]:
+        """The same, behind what that worker has done. Some that it is answered with may be only reserved (`leased`)."""
+        visit = self._visit(kinds, limit, worker, self._store.now())
+        return self._store.exchange_soon(done, *visit, ahead)
+
+    def _visit(
+        self, kinds: WorkerKinds, limit: int, worker: str, now: Moment
+    ) -> tuple[HostId, Callable[[AdmissionView], RoundResult], Terms]:
+        self._fetchers.came(kinds, now + self._rules.fetch_for)
+        return self._rules.host, self._decider(now, kinds, limit), self._rules.terms(worker)
+
+    def offer_to(self, kinds: WorkerKinds, now: Moment) -> None:
+        """A two-step worker polls for such jobs. Its first poll reserves those that were left in line for others."""
+        if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
+            self._round(now)
+
+    def passage(
+        self,
+        kinds: WorkerKinds,
+        limit: int,
+        worker: str,
+        landed: Callable[[list[Dispatch], bool], Rest | None],
+    ) -> Ride:
+        """The same round, for a worker who waits for the next submit and claims in its commit."""
+        return Ride(
+            *self._visit(kinds, limit, worker, self._store.now()),
+            lambda granted, stays: landed(leased(granted or []), stays),
+        )
+
+    def _round(self, now: Moment) -> list[Dispatch]:
+        return self._store.admit(self._rules.host, self._decider(now), self._rules.terms(""))
+
+    def _decider(
+        self, now: Moment, here: WorkerKinds | None = None, limit: int | None = None
+    ) -> Callable[[AdmissionView], RoundResult]:
+        offer = self._offer(now, here)
+        seen: list[AdmissionClass] = []
+
+        def noting(admission_class: AdmissionClass) -> Placement:
+            seen.append(admission_class)
+            return offer(admission_class)
+
+        def decide(admission_view: AdmissionView) -> RoundResult:
+            conditions = self._machine.conditions(admission_view.now)
+            rules = self._rules
+            seen.clear()
+            asked = noting if here is None else offer
+            round_result = run_round(
+                admission_view, conditions, rules.limits, rules.ordering, asked, most_leases=limit
+            )
+            if kinds := {
+                pick.admission_class for pick in round_result.picks if pick.offer is Placement.RESERVE
+            }:
+                self.reserved.made(
+                    dict.fromkeys(kinds, admission_view.now + rules.reserve_for), admission_view.now
+                )
+            if here is not None:
+                return round_result
+            self._in_line = list(seen)
+            return self._counted(round_result)
+
+        return decide
+
+    def _offer(self, now: Moment, here: WorkerKinds | None = None) -> Callable[[AdmissionClass], Placement]:
+        present: PresentWorker | None = None  # asked for when the first comes that is not for who is here
+
+        def offer(admission_class: AdmissionClass) -> Placement:
+            nonlocal present
+            if here is not None and here.fits(admission_class):
+                return Placement.LEASE
+            if present is None:
+                present = self._fetchers.at(now)
+            return Placement.NOBODY if present.claims(admission_class) else Placement.RESERVE
+
+        return offer
+
+    def view(self, admission_view: AdmissionView) -> View:
+        """What the next round will go by: for explain, and for trying out."""
+        rules = self._rules
+        conditions = self._machine.conditions(admission_view.now)
+        return View(admission_view, conditions, rules.limits, rules.ordering, self._offer(admission_view.now))
+
+    def awaits(self, kinds: WorkerKinds) -> bool:
+        """
+        Whether a job may be in line for such a worker, by our last round: one who comes with every tick need not look at all lines again to find none of its own.
+        Where others dispatch too a round does not see every line, and nothing can be said.
+        """
+        if self._in_line is None or self._store.shared:
+            return True
+        return any(map(kinds.fits, self._in_line))
+
+    def last_fetched_at(self, admission_class: AdmissionClass, now: Moment) -> Moment | None:
+        """When somebody last came for such jobs, if that is how they start."""
+        if self._offer(now)(admission_class) is not Placement.NOBODY:
+            return None
+        return self._fetchers.last_came_at(admission_class, self._rules.fetch_for)
+
+    def _counted(self, round_result: RoundResult) -> RoundResult:
+        before = self.refusals
+        changed = {denial.waiting.job_id for denial in round_result.denials}
+        self.refusals = {
+            w.job_id: 1 if w.job_id in changed else before.get(w.job_id, 0) + 1 for w in round_result.refused
+        }
+        round_result.denials = [
+            replace(d, after=before.get(d.waiting.job_id, 0)) for d in round_result.denials
+        ]
+        return round_result
+
+
+def leased(granted: list[Dispatch]) -> list[Dispatch]:
+    return [dispatch for dispatch in granted if dispatch.started_at is not None]

@@ -1,0 +1,103 @@
+"""What people are told of the future: why a job waits, when it will likely start, and whether its deadline can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.core.jobs.explain import Explanation, explain, likely_starts, outlook, reachable
+from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
+from penstock.core.jobs.job import dispatch_id_of
+from penstock.core.jobs.reasons import AwaitsWorker, LabelMissing, NotEnoughUnits
+from penstock.core.jobs.refusals import NotFound
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import JobId, Moment
+from penstock.core.jobs.viewer import Viewer
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import Receipt, Store
+
+__all__ = ["Explainer"]
+
+
+class Explainer:
+    def __init__(self, store: Store, rules: SchedulerRules, dispatcher: Dispatcher) -> None:
+        self._store, self._rules, self._dispatcher = store, rules, dispatcher
+
+    def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
+        """From the recorded decision where a round has made one; else the same decision, made now."""
+        job = self._store.job(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        now, rules = self._store.now(), self._rules
+        if job.state is not JobState.QUEUED:
+            last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
+            return explain(job, now, dispatch=last)
+
+        admission_class = admission_class_of(job.intent)
+        seen = self._store.look(
+            rules.host,
+            lambda admission_view: outlook(
+                self._dispatcher.view(admission_view),
+                job_id=job_id,
+                admission_class=admission_class,
+                ready_at=job.ready_at,
+            ),
+        )
+        reason = seen.reason
+        if isinstance(reason, LabelMissing):
+            reason = replace(reason, hosts=self._hosts_with(admission_class, now))
+        if reason is None and (came := self._dispatcher.last_fetched_at(admission_class, now)) is not None:
+            reason = AwaitsWorker(came)
+        return explain(
+            job,
+            now,
+            reason=reason,
+            recorded=seen.head and reason is not None and reason.code == job.denied,
+            ahead=seen.ahead,
+            line_ahead=seen.line_ahead,
+            viewer=viewer,
+            likely_start_at=None if isinstance(reason, AwaitsWorker) else seen.likely_start_at,
+            next_when_ends=self._who_ends_at(seen.likely_start_at)
+            if isinstance(reason, NotEnoughUnits)
+            else None,
+        )
+
+    def _hosts_with(self, admission_class: AdmissionClass, now: Moment) -> tuple[str, ...]:
+        return tuple(
+            h.host
+            for h in self._store.hosts()
+            if h.until > now and set(admission_class.labels) <= set(h.labels)
+        )
+
+    def _who_ends_at(self, moment: Moment | None) -> JobId | None:
+        if moment is None:
+            return None
+        return next((d.job_id for d in self._store.live() if d.ends_at == moment), None)
+
+    def foretold(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
+        """With a word on each deadline (SPEC OR-4). Jobs without one cost nothing here."""
+        asked = {
+            receipt.job_id: intent
+            for intent, receipt in zip(intents, receipts, strict=True)
+            if intent.deadline_at is not None and receipt.state is JobState.QUEUED
+        }
+        if not asked:
+            return receipts
+        now = self._store.now()
+        jobs = [
+            (job_id, admission_class_of(i), max(now, i.earliest_start_at or 0)) for job_id, i in asked.items()
+        ]
+        starts = self._store.look(
+            self._rules.host,
+            lambda admission_view: likely_starts(self._dispatcher.view(admission_view), jobs),
+        )
+        return [
+            receipt._replace(
+                deadline_reachable=reachable(asked[receipt.job_id], starts[receipt.job_id]),
+                likely_start_at=starts[receipt.job_id],
+            )
+            if receipt.job_id in asked
+            else receipt
+            for receipt in receipts
+        ]

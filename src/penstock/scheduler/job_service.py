@@ -1,0 +1,592 @@
+"""Runs that were asked to make room for another, and have not ended since.
+
+Kept in the memory of the scheduler that asked: a run of our own hears of it at once, a worker of an add-on with its next heartbeat. After a crash nobody
+is asked any more, and whoever still should make room is asked anew.
+
+The trail, read with a cursor of one's own: who was away misses nothing, and who is slow delays nobody.
+
+Where everybody comes: submitters, workers, people. Each call reads, decides by the core, and applies by compare-and-set.
+
+When the world changed in between, the call decides anew on what is true now; a worker whose dispatch has ended or been
+replaced is told so and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from penstock.core.jobs import changes
+from penstock.core.jobs.admission import Decision
+from penstock.core.jobs.changes import Change, Renewal
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.explain import Explanation
+from penstock.core.jobs.intent import AdmissionClass, Intent, check, check_all
+from penstock.core.jobs.job import Dispatch, Event, Job
+from penstock.core.jobs.ledger import EVERYTHING
+from penstock.core.jobs.ordering import AdmissionView, RoundResult, decide_standalone_lease
+from penstock.core.jobs.quick import quick_tuple
+from penstock.core.jobs.refusals import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Money
+from penstock.core.jobs.viewer import Viewer
+from penstock.core.json_text import storable_json
+from penstock.core.text import error_text, storable, type_name
+from penstock.scheduler.budgets import BudgetEnforcer
+from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds, leased
+from penstock.scheduler.explainer import Explainer
+from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.isolation import write_apart
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.waitlist import SubmitWaitlist, then
+from penstock.stores.api import CompletedDispatch, Receipt, Rest, Ride, Store, Transactional
+
+__all__ = [
+    "Answer",
+    "EndReport",
+    "ExchangeAnswer",
+    "GrantedJob",
+    "IdleWorker",
+    "JobService",
+    "YieldRequests",
+    "feed",
+]
+
+
+class YieldRequests:
+    def __init__(self) -> None:
+        self._asked: set[DispatchId] = set()
+        self._listeners: list[Callable[[DispatchId], None]] = []
+
+    def __contains__(self, dispatch_id: DispatchId) -> bool:
+        return dispatch_id in self._asked
+
+    def on_ask(self, listener: Callable[[DispatchId], None]) -> None:
+        """Also called when somebody is asked again."""
+        self._listeners.append(listener)
+
+    def ask(self, dispatch_id: DispatchId) -> None:
+        self._asked.add(dispatch_id)
+        for listener in self._listeners:
+            listener(dispatch_id)
+
+    def withdraw(self, dispatch_id: DispatchId) -> None:
+        """It has ended, or its room is no longer needed."""
+        self._asked.discard(dispatch_id)
+
+
+def feed(store: Store, after: int = 0, page: int = 500) -> Iterator[Event]:
+    """Everything written since `after`, then it ends; the `seq` of the last event is the next cursor."""
+    while batch := store.events(after, page):
+        yield from batch
+        after = batch[-1].seq
+
+
+T = TypeVar("T")
+log = logging.getLogger("penstock.scheduler")
+
+#: Deciding anew so often means that something is wrong with the store, not that the job is lively.
+_TRIES = 8
+_MOST_POLLED: Final = 1_000
+#: Characters of an error: as many as the HTTP API takes.
+_MAX_ERROR: Final = 20_000
+
+
+class GrantedJob(NamedTuple):
+    job: Job
+    dispatch: Dispatch
+    checkpoint: str | None
+
+
+_claimed: Final = quick_tuple(GrantedJob)
+
+
+class ExchangeAnswer(Protocol):
+    """
+    Waits for an exchange. What is to be run is handed to `ready`, perhaps before it is on disk, so that it can be made ready meanwhile; it
+    may begin when it comes back from here.
+    """
+
+    def __call__(
+        self, ready: Callable[[list[GrantedJob]], list[T]], /
+    ) -> tuple[list[JobState | Refused | None], list[T]]: ...
+
+
+class EndReport(NamedTuple):
+    """A worker's word that a run is over, and how."""
+
+    dispatch_id: DispatchId
+    how: EndReason = EndReason.COMPLETED
+    result: str | None = None
+    error: str | None = None
+
+
+class IdleWorker(Protocol):
+    """
+    A worker that waits for something to do. `board` says what it would take now: kinds, how many, under which name; None: nothing.
+    It is asked inside a transaction. When it has said something it hears by `landed` what came of it, perhaps nothing, before it is asked again.
+    If the thread in which it hears that `stays`, it may answer with what it shall do there.
+    """
+
+    def board(self) -> tuple[WorkerKinds, int, str] | None: ...
+
+    def landed(self, claimed: list[GrantedJob], *, stays: bool) -> Rest | None: ...
+
+
+class Answer(NamedTuple):
+    """To a heartbeat. `stop`: why the run must end now, if it must. `should_yield`: it is asked to, at its next safe place."""
+
+    expires_at: int
+    stop: EndReason | None
+    should_yield: bool = False
+
+
+class JobService:
+    def __init__(
+        self,
+        store: Store,
+        rules: SchedulerRules,
+        machine: HostLoad,
+        dispatcher: Dispatcher,
+        waitlist: SubmitWaitlist | None = None,
+        *,
+        yields: YieldRequests | None = None,
+    ) -> None:
+        self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
+        self._waitlist, self._budgets = (
+            waitlist or SubmitWaitlist(store, rules.depth),
+            BudgetEnforcer(store, rules),
+        )
+        self._yields, self._explainer = yields or YieldRequests(), Explainer(store, rules, dispatcher)
+        #: What the last submit was like. Any thread may see an older one: it then looks once more.
+        self._passed: object = None
+
+    # submitters and people
+
+    def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:
+        """All or none. Durable when it returns. At the depth limit it waits for room, up to `wait_sec`; then QueueFull."""
+        if wait_sec:
+            return self.submit_soon(intents, wait_sec).result()
+        self._check(intents)
+        return self._explainer.foretold(intents, self._waitlist.submit(intents))
+
+    def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
+        """As part of a transaction of the caller's own. At the depth limit QueueFull at once: it could not wait for others' room."""
+        if not isinstance(self._store, Transactional):
+            raise TypeError(
+                "jobs can be part of a transaction only where they are in the same database: "
+                "this needs a scheduler on postgresql://"
+            )
+        self._check(intents)
+        return self._store.submit_within(connection, intents, self._rules.depth)
+
+    @property
+    def waiting(self) -> int:
+        """How many submits wait for room."""
+        return self._waitlist.waiting
+
+    def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
+        """Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up its place."""
+        self._check(intents)
+        answer = self._waitlist.submit_soon(intents, wait_sec)
+        if all(intent.deadline_at is None for intent in intents):
+            return answer
+        return then(answer, lambda receipts: self._explainer.foretold(intents, receipts))
+
+    def _check(self, intents: Sequence[Intent]) -> None:
+        most = self._rules.capacity.most
+        self._passed = check_all(intents, self._store.now(), most_units=most, passed=self._passed)
+
+    def cancel(self, job_id: JobId, by: str = "") -> Job:
+        def decide(job: Job) -> Change | None:
+            dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
+            now, grace = self._store.now(), self._rules.grace
+            return changes.cancel(job, dispatch, now, grace=grace, by=by, **self._landing)
+
+        return self._settle(job_id, decide)
+
+    def retry(self, job_id: JobId, by: str = "") -> Job:
+        return self._settle(
+            job_id, lambda job: changes.retry(job, self._store.now(), self._rules.ordering, by)
+        )
+
+    def edit(self, job_id: JobId, by: str = "", **fields: Any) -> Job:
+        """`priority`, `earliest_start_at`, `deadline_at` of a queued job."""
+
+        def decide(job: Job) -> Change:
+            now, intent = self._store.now(), replace(job.intent, **fields)
+            change = changes.edit(job, intent, now, self._rules.ordering, by)
+            check(intent, now, most_units=self._rules.capacity.most)
+            return change
+
+        return self._settle(job_id, decide)
+
+    def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
+        """`viewer`: an addon that must not learn the names of others' jobs."""
+        return self._explainer.explain(job_id, viewer)
+
+    def pause(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
+        """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""
+        self._store.set_addon(addon_id, paused=True, by=by)
+
+    def resume(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
+        """Who was paused under its own name stays so when everything is resumed."""
+        self._store.set_addon(addon_id, paused=False, by=by)
+
+    def hear(
+        self,
+        source: AddonId,
+        values: Mapping[str, float],
+        ttl_sec: float | None = None,
+        *,
+        bound: bool = False,
+    ) -> None:
+        """What an application says about itself: `p95_ms`, `in_flight`, `error_rate`. `bound`: with a token of that addon alone."""
+        ttl = None if ttl_sec is None else int(ttl_sec * SECOND)
+        self._machine.hear(source, values, self._store.now(), ttl, bound=bound)
+
+    def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
+        for _ in range(_TRIES):
+            job = self._store.job(job_id)
+            if job is None:
+                raise NotFound(f"there is no job {job_id}", job_id=job_id)
+            change = decide(job)
+            if change is None or self._store.apply([change])[0]:
+                return self._store.job(job_id) or job
+        raise StaleDispatch(f"job {job_id} kept changing; ask again", job_id=job_id)
+
+    # workers
+
+    def dispatchable(self, addon_id: AddonId | None = None, limit: int = 100) -> list[Dispatch]:
+        """Reserved, and waiting for a worker to ask for the lease."""
+        return self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED], limit=limit)
+
+    def poll(self, kinds: WorkerKinds, limit: int = 100) -> list[Dispatch]:
+        """What is reserved for a worker of the two-step way, which is present from now on."""
+        self.offer_to(kinds)
+        reserved = self.dispatchable(kinds.addon_id, _MOST_POLLED)
+        return [d for d in reserved if d.job_id is not None and kinds.fits(d.admission_class)][:limit]
+
+    def offer_to(self, kinds: WorkerKinds) -> None:
+        """A worker of the two-step way is present: jobs of these kinds are reserved for it, and not left for any claim."""
+        self._dispatcher.offer_to(kinds, self._store.now())
+
+    def lease(self, job_id: JobId, worker: str = "") -> Dispatch:
+        """The two-step way: the reservation of a DISPATCHING job becomes the lease."""
+        job = self._store.job(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
+        if dispatch is None or dispatch.phase is not DispatchPhase.RESERVED:
+            raise StaleDispatch(
+                f"a {job.state} job has no reservation to lease", state=str(job.state), job_id=job_id
+            )
+        change = changes.start(job, dispatch, self._store.now(), ttl=self._rules.lease_for, worker=worker)
+        if not self._store.apply([change])[0]:
+            raise StaleDispatch("the reservation was taken, canceled or timed out", job_id=job_id)
+        return self._dispatch(dispatch.dispatch_id)
+
+    def claim(self, kinds: WorkerKinds, limit: int = 1, worker: str = "") -> list[GrantedJob]:
+        """The one-step way: what is reserved for such a worker already, then what may start now."""
+        leases = self._take_up(kinds, limit, worker)
+        if len(leases) < limit:
+            leases += self._dispatcher.fetch(kinds, limit - len(leases), worker, self._store.now())
+        return self.claimed(leases)
+
+    def _take_up(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
+        """Leases for what is reserved already, on this host: another's units are no room here."""
+        leases: list[Dispatch] = []
+        if not self._dispatcher.reserved.perhaps(kinds.fits, self._store.now):
+            return leases
+        for dispatch in self.dispatchable(kinds.addon_id):
+            if len(leases) == limit:
+                break
+            here = dispatch.host == self._rules.host
+            if here and dispatch.job_id is not None and kinds.fits(dispatch.admission_class):
+                try:
+                    leases.append(self.lease(dispatch.job_id, worker))
+                except StaleDispatch:
+                    continue
+        return leases
+
+    def claimed(self, leases: Sequence[Dispatch]) -> list[GrantedJob]:
+        """With all that their worker must know."""
+        if not leases:
+            return []
+        jobs = self._store.claimed(leases)
+        return [
+            _claimed((job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None))
+            for job, d in zip(jobs, leases, strict=True)
+        ]
+
+    def ride(self, idle_worker: IdleWorker) -> Callable[[], None]:
+        """Lets one who is idle claim in the commits of submits, until the answer is called."""
+
+        def landed(leases: list[Dispatch], stays: bool) -> Rest | None:
+            try:
+                claimed = self.claimed(leases)
+            except BaseException:  # it must hear that it comes with nothing, or it waits for ever
+                idle_worker.landed([], stays=False)
+                raise
+            return idle_worker.landed(claimed, stays=stays)
+
+        def board() -> Ride | None:
+            wish = idle_worker.board()
+            return None if wish is None else self._dispatcher.passage(*wish, landed)
+
+        return self._store.ride(board)
+
+    def ask(
+        self, admission_class: AdmissionClass, priority: int, worker: str = ""
+    ) -> tuple[Dispatch | None, Decision]:
+        """May this much work start now? A lease without a job, or why not and when to ask again."""
+        decided: list[Decision] = []
+
+        def decide(admission_view: AdmissionView) -> RoundResult:
+            conditions, rules = self._machine.conditions(admission_view.now), self._rules
+            round_result, decision = decide_standalone_lease(
+                admission_view,
+                conditions,
+                rules.limits,
+                rules.ordering,
+                admission_class=admission_class,
+                priority=priority,
+            )
+            decided.append(decision)
+            return round_result
+
+        granted = self._store.admit(self._rules.host, decide, self._rules.terms(worker))
+        return (granted[0] if granted else None), decided[-1]
+
+    def heartbeat(
+        self,
+        dispatch_id: DispatchId,
+        *,
+        progress: float | None = None,
+        spent: Money | None = None,
+        checkpoint: str | None = None,
+        pid: int | None = None,
+    ) -> Answer:
+        """`spent`: the total of this dispatch so far. `pid`: of the process that runs the job."""
+        checkpoint = None if checkpoint is None else storable_json(checkpoint)
+        until = self._store.now() + self._rules.lease_for
+        beat = Renewal(
+            dispatch_id=dispatch_id,
+            expires_at=until,
+            progress=progress,
+            spent=spent,
+            checkpoint=checkpoint,
+            pid=pid,
+        )
+        [standing] = self._store.renew([beat], self._budgets.tell)
+        if standing is None:
+            self._dispatch(dispatch_id)
+            raise StaleDispatch(
+                "this lease has expired, ended or been replaced: stop the run", dispatch_id=dispatch_id
+            )
+        if not self._budgets.allows(standing) and standing.phase is DispatchPhase.LEASED:
+            told = self.stop(dispatch_id, EndReason.COST_LIMIT_REACHED)
+            return Answer(told.expires_at, told.reason)
+        stop = standing.reason if standing.phase is DispatchPhase.ENDING else None
+        return Answer(standing.expires_at, stop, stop is None and dispatch_id in self._yields)
+
+    def stop(self, dispatch_id: DispatchId, reason: EndReason) -> Dispatch:
+        """Tell a run to end. The first reason wins."""
+        for _ in range(_TRIES):
+            dispatch = self._dispatch(dispatch_id)
+            if dispatch.phase is DispatchPhase.ENDED:
+                raise StaleDispatch("this dispatch has ended", dispatch_id=dispatch_id)
+            job = None if dispatch.job_id is None else self._store.job(dispatch.job_id)
+            change = changes.stop(dispatch, job, reason, self._store.now(), grace=self._rules.grace)
+            if change is None or self._store.apply([change])[0]:
+                return self._dispatch(dispatch_id)
+        raise StaleDispatch("this dispatch kept changing; ask again", dispatch_id=dispatch_id)
+
+    def complete(self, dispatch_id: DispatchId, result: str | None = None) -> JobState | None:
+        return self.end(dispatch_id, EndReason.COMPLETED, result=result)
+
+    def fail(
+        self, dispatch_id: DispatchId, error: str, how: EndReason = EndReason.JOB_ERROR
+    ) -> JobState | None:
+        return self.end(dispatch_id, how, error=error)
+
+    def release(self, dispatch_id: DispatchId) -> JobState | None:
+        """The lease is given back: a job goes on waiting, a lease without one is over."""
+        return self.end(dispatch_id, EndReason.RELEASED)
+
+    def end(
+        self, dispatch_id: DispatchId, how: EndReason, *, result: str | None = None, error: str | None = None
+    ) -> JobState | None:
+        """By the worker that has it. Where the job landed; None for a lease without a job."""
+        [answer] = self.end_many([EndReport(dispatch_id, how, result, error)])
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
+
+    def end_many(self, reports: Sequence[EndReport]) -> list[JobState | Refused | None]:
+        """One commit, each on its own merits: where its job landed, or why nothing was changed by it."""
+        reports = [_storable(report) for report in reports]
+        return self._ended(reports, self._completed(reports))
+
+    def exchange(
+        self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int = 1, worker: str = ""
+    ) -> tuple[list[JobState | Refused | None], list[GrantedJob]]:
+        """`end_many` and `claim`, in one commit where that can be: what has ended makes room for what is claimed."""
+        return self.exchange_soon(reports, kinds, limit, worker)(list)
+
+    def exchange_soon(
+        self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int, worker: str
+    ) -> ExchangeAnswer:
+        """The same for who has something to do meanwhile."""
+        reports = [_storable(report) for report in reports]
+        taken_up = self._take_up(kinds, limit, worker)
+        if len(taken_up) == limit:
+            ending = self._store.complete_soon(_done(reports))
+            return lambda ready: (
+                self._ended(reports, self._completed(reports, ending)),
+                ready(self.claimed(taken_up)),
+            )
+        ahead: SimpleQueue[list[Dispatch] | None] = SimpleQueue()
+        exchanged = self._dispatcher.exchange_soon(
+            _done(reports), kinds, limit - len(taken_up), worker, ahead.put
+        )
+        exchanged.add_done_callback(lambda _: ahead.put(None))
+
+        def land(
+            ready: Callable[[list[GrantedJob]], list[T]],
+        ) -> tuple[list[JobState | Refused | None], list[T]]:
+            foreseen = ahead.get()
+            made: list[T] | None = None
+            if foreseen is not None and not taken_up and all(d.fence == 1 for d in foreseen):
+                made = ready(self.claimed(leased(foreseen)))  # nothing of it need be read
+            done: Sequence[bool | Exception]
+            try:
+                done, granted = exchanged.result()
+            except Unavailable:
+                raise
+            except Exception:
+                log.exception(
+                    "an exchange failed; its outcomes are written one by one, and nothing is claimed"
+                )
+                done, granted = self._completed(reports), []
+            if made is None or granted is not foreseen:
+                made = ready(self.claimed(taken_up + leased(granted)))
+            return self._ended(reports, done), made
+
+        return land
+
+    def _completed(
+        self, reports: Sequence[EndReport], ending: Future[list[bool]] | None = None
+    ) -> list[bool | Exception]:
+        """
+        Most runs end by being completed under a lease that still counts. What follows is known without reading anything; the
+        store refuses it where the world is otherwise, and then we look. `ending`: it has been asked already.
+        """
+
+        def write(done: Sequence[CompletedDispatch]) -> list[bool]:
+            nonlocal ending
+            first, ending = ending, None
+            return (first or self._store.complete_soon(done)).result()
+
+        return write_apart(write, _done(reports))
+
+    def _ended(
+        self, reports: Sequence[EndReport], completed: Sequence[bool | Exception]
+    ) -> list[JobState | Refused | None]:
+        """What the store cannot write of a report becomes the stated failure of its job."""
+        done = iter(completed)
+        answers: list[JobState | Refused | None] = [JobState.DONE] * len(reports)
+        left = {
+            i: report
+            for i, report in enumerate(reports)
+            if report.how is not EndReason.COMPLETED or next(done) is not True
+        }
+        for _ in range(_TRIES):
+            if not left:
+                break
+            decided = {i: self._ending(report) for i, report in left.items()}
+            changed = {i: change for i, change in decided.items() if isinstance(change, Change)}
+            applied = iter(write_apart(self._store.apply, list(changed.values())))
+            for i, change in decided.items():
+                written = True if isinstance(change, Refused) else next(applied)
+                if isinstance(written, Exception):
+                    report = left[i]
+                    left[i] = _not_written(report, written)
+                    if left[i] == report:  # not even that it failed
+                        answers[i] = NotWritten(left[i].error or "", dispatch_id=report.dispatch_id)
+                        del left[i]
+                elif written:
+                    answers[i] = change if isinstance(change, Refused) else _target(change)
+                    del left[i]
+        for i in left:
+            answers[i] = StaleDispatch("this dispatch has been replaced", dispatch_id=reports[i].dispatch_id)
+        return answers
+
+    def _ending(self, report: EndReport) -> Change | Refused:
+        dispatch_id, how, result, error = report
+        try:
+            dispatch = self._dispatch(dispatch_id)
+            now = self._store.now()
+            if dispatch.phase is DispatchPhase.ENDED:
+                return StaleDispatch("this dispatch has ended already", dispatch_id=dispatch_id)
+            if dispatch.expires_at <= now:
+                return StaleDispatch(
+                    "this lease has expired: what it did may be done again", dispatch_id=dispatch_id
+                )
+            job = None if dispatch.job_id is None else self._store.job(dispatch.job_id)
+            if job is None:
+                return changes.release(dispatch, now, how)
+            return changes.end(
+                job, dispatch, how, now, result=result, error=error, reported=True, **self._landing
+            )
+        except Refused as refusal:
+            return refusal
+
+    def _dispatch(self, dispatch_id: DispatchId) -> Dispatch:
+        dispatch = self._store.dispatch(dispatch_id)
+        if dispatch is None:
+            raise NotFound(f"there is no lease {dispatch_id}", dispatch_id=dispatch_id)
+        return dispatch
+
+    @property
+    def _landing(self) -> dict[str, Any]:
+        return {"schedules": self._rules.schedules, "ordering": self._rules.ordering}
+
+
+def _target(change: Change) -> JobState | None:
+    return None if change.job is None else change.job.target
+
+
+def _storable(report: EndReport) -> EndReport:
+    """Whatever a worker says can be written: it comes from user code, in whichever way the function was run."""
+    dispatch_id, how, result, error = report
+    if error is None and (result is None or result.isascii()):
+        return report
+    return EndReport(
+        dispatch_id,
+        how,
+        None if result is None else storable(result),
+        None if error is None else storable(error, _MAX_ERROR),
+    )
+
+
+def _not_written(report: EndReport, error: Exception) -> EndReport:
+    """The same for the same report: the words depend on the type of the error alone, so that nothing of the text that failed is in them."""
+    log.error("the end of %s cannot be written: %s", report.dispatch_id, error_text(error))
+    words = f"what it returned or raised cannot be written to the database ({type_name(error)})"
+    return EndReport(report.dispatch_id, EndReason.JOB_ERROR, error=words)
+
+
+_done_with: Final = quick_tuple(CompletedDispatch)
+
+
+def _done(reports: Sequence[EndReport]) -> list[CompletedDispatch]:
+    return [
+        _done_with((dispatch_id, result))
+        for dispatch_id, how, result, _ in reports
+        if how is EndReason.COMPLETED
+    ]

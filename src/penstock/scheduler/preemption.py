@@ -1,0 +1,130 @@
+"""The part that carries preemption out: it looks at the lines and at what runs, asks, and after two deadlines tells the victim to stop."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from penstock.core.jobs import changes
+from penstock.core.jobs.changes import Note
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.preemption import Act, Cycle, InFlight, Want, advance, begin, choose, wanted
+from penstock.core.jobs.refusals import Refused
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import Moment
+from penstock.scheduler.clock import comes_later
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.job_service import JobService, YieldRequests
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import Store
+
+__all__ = ["Preempter"]
+
+log = logging.getLogger("penstock.preempter")
+
+_BEGUN: Final = (DispatchPhase.LEASED, DispatchPhase.ENDING)
+
+
+class Preempter:
+    def __init__(
+        self,
+        store: Store,
+        rules: SchedulerRules,
+        dispatcher: Dispatcher,
+        job_service: JobService,
+        yields: YieldRequests,
+    ) -> None:
+        self._store, self._rules, self._dispatcher, self._job_service = store, rules, dispatcher, job_service
+        self._preemption, self._yields = rules.preemption, yields
+        self._cycle: Cycle | None = None
+        self._due: Moment = 0
+
+    def step(self, now: Moment) -> Moment:
+        """
+        Once a tick, however often it is called: what it looks for has been in the way for longer than that. Only who has been asked to make room has a
+        moment that counts; else it comes along with the tick of the others, and nobody is woken for it alone.
+        """
+        if comes_later(self._due, now, self._rules.tick):
+            return self._due if self._cycle is not None else now + self._rules.tick
+        if self._cycle is not None:
+            self._go_on(self._cycle, now)
+        elif self._preemption.threshold is not None:
+            self._look(now)
+        tick = now + self._rules.tick
+        self._due = tick if self._cycle is None else min(tick, self._cycle.due)
+        return self._due
+
+    def _look(self, now: Moment) -> None:
+        # Where nothing runs nobody can make room, and the lines need not be gone through.
+        if not self._store.live(phases=_BEGUN, limit=1):
+            return
+        running: list[InFlight] | None = None
+
+        def pairs(want: Want) -> InFlight | None:
+            nonlocal running
+            running = self._running() if running is None else running
+            return choose(want, running, self._preemption)
+
+        found = self._store.look(
+            self._rules.host,
+            lambda admission_view: next(
+                (
+                    (want, victim)
+                    for want in wanted(self._dispatcher.view(admission_view))
+                    if (victim := pairs(want))
+                ),
+                None,
+            ),
+        )
+        if found is not None:
+            want, victim = found
+            log.info("%s should make room for %s", victim.job_id, want.job_id)
+            self._cycle = begin(victim.dispatch_id, want.job_id, now, self._preemption)
+            self._request(self._cycle, now)
+
+    def _running(self) -> list[InFlight]:
+        store, host = self._store, self._rules.host
+        # Without what is only reserved: there may be a hundred of those that nobody comes for.
+        begun = store.live(phases=_BEGUN)
+        live = [d for d in begun if d.host == host and d.job_id is not None and d.started_at is not None]
+        jobs = {job.job_id: job for job in store.jobs([d.job_id for d in live if d.job_id is not None])}
+        return [
+            InFlight(
+                d.dispatch_id,
+                d.job_id,
+                jobs[d.job_id].intent.priority,
+                d.started_at or d.admitted_at,
+                d.admission_class,
+                d.phase is DispatchPhase.ENDING,
+            )
+            for d in live
+            if d.job_id is not None and d.job_id in jobs
+        ]
+
+    def _go_on(self, cycle: Cycle, now: Moment) -> None:
+        victim, wanted_by = self._store.dispatch(cycle.victim), self._store.job(cycle.wanted_by)
+        self._cycle, act = advance(
+            cycle,
+            victim_runs=victim is not None and victim.phase is DispatchPhase.LEASED,
+            still_wanted=wanted_by is not None and wanted_by.state is JobState.QUEUED,
+            now=now,
+            preemption=self._preemption,
+        )
+        if self._cycle is None:
+            self._yields.withdraw(cycle.victim)
+        elif act is Act.ASK:
+            self._request(self._cycle, now)
+        if act is Act.FORCE:
+            try:
+                self._job_service.stop(cycle.victim, EndReason.PREEMPTION_TIMEOUT)
+            except Refused:
+                log.debug("%s ended before it was made to", cycle.victim)
+
+    def _request(self, cycle: Cycle, now: Moment) -> None:
+        dispatch = self._store.dispatch(cycle.victim)
+        job = None if dispatch is None or dispatch.job_id is None else self._store.job(dispatch.job_id)
+        if job is not None and job.dispatch_id == cycle.victim:
+            told = {"for": cycle.wanted_by, "asked": cycle.asked, "until": cycle.due}
+            self._store.apply([changes.remark(job, Note(EventKind.PREEMPT_REQUESTED, data=told), now)])
+            self._yields.ask(cycle.victim)

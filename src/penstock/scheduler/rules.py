@@ -1,0 +1,49 @@
+"""Every number the scheduler goes by, in one value: what settings are read into, and what a simulation varies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.core.jobs.admission import AdmissionLimits
+from penstock.core.jobs.load import Capacity, Senses, Thresholds
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.preemption import Preemption
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import HOUR, SECOND, HostId, Span
+from penstock.stores.api import Depth, Terms
+
+__all__ = ["SchedulerRules"]
+
+
+LOCAL = HostId("local")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerRules:
+    host: HostId = LOCAL
+    #: What it has, that jobs may ask for.
+    labels: tuple[str, ...] = ()
+    capacity: Capacity = field(default_factory=Capacity)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    senses: Senses = field(default_factory=Senses)
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
+    ordering: Ordering = field(default_factory=Ordering)
+    schedules: Schedules = field(default_factory=Schedules)
+    preemption: Preemption = field(default_factory=Preemption)
+    #: So that one addon with a loop in it neither fills the disk nor takes the queue from the others.
+    depth: Depth = field(default_factory=lambda: Depth(total=1_000_000, per_addon=500_000))
+    lease_for: Span = 30 * SECOND
+    reserve_for: Span = 30 * SECOND
+    #: From the cancel signal to TERM, and from TERM to KILL: then a run that was told to stop is given up.
+    grace: Span = 15 * SECOND
+    tick: Span = 2 * SECOND
+    #: How often the machine is measured.
+    sense_every: Span = 2 * SECOND
+    #: How long a worker that asked for jobs of a kind is expected to ask again.
+    fetch_for: Span = 30 * SECOND
+    retention: Span = 30 * 24 * HOUR
+    prune_every: Span = 60 * SECOND
+    prune_step: int = 200
+
+    def terms(self, worker: str = "") -> Terms:
+        return Terms(self.reserve_for, self.lease_for, worker)

@@ -1,0 +1,249 @@
+"""What has happened since this daemon started, as sums that only grow: behind `/metrics`.
+
+They are made from the trail, like everything that is shown, so a metric cannot say something that the audit does not. Plain
+integers, because an increment of a metrics library costs thirty times as much.
+
+What the last quarter of an hour looked like, a second at a time: for the page's charts, `top`, and whoever watches.
+
+It reads the trail with a cursor of its own, once a second, and keeps sums. What it costs follows what happened, not what waits or who
+watches: every watcher gets the same frame.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Final, NamedTuple
+
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.job import Event, EventKind
+from penstock.core.jobs.types import SECOND, DispatchId, HostId, Moment, Span, seconds
+from penstock.scheduler.clock import comes_later
+from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.job_service import feed
+from penstock.stores.api import Store
+
+__all__ = ["ENDS", "Frame", "Histogram", "LiveStats", "Second", "StatCounters", "percentiles"]
+
+ENDS: Final = frozenset(
+    {EventKind.DONE, EventKind.FAILED, EventKind.REQUEUED, EventKind.CANCELED, EventKind.BLOCKED}
+)
+_BOUNDS: Final = (
+    0.001,
+    0.005,
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    1,
+    5,
+    15,
+    60,
+    300,
+    900,
+    3_600,
+    14_400,
+    86_400,
+)  # seconds
+
+
+class Histogram:
+    def __init__(self, bounds: Sequence[float] = _BOUNDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, span: Span) -> None:
+        value = seconds(span)
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """As Prometheus wants it: how many were at most so long."""
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        return buckets
+
+
+class StatCounters:
+    def __init__(self) -> None:
+        self.events: Counter[EventKind] = Counter()
+        self.denials: Counter[str] = Counter()
+        self.requeues: Counter[str] = Counter()
+        self.waits, self.runs = Histogram(), Histogram()
+        #: Calls of workers whose dispatch had ended or been replaced. Told by whoever refuses one: nothing happened, so the
+        #: trail does not know.
+        self.fenced = 0
+        self._began: dict[DispatchId, Moment] = {}
+
+    @property
+    def leases_expired(self) -> int:
+        return self.requeues[EndReason.LEASE_EXPIRED]
+
+    def take(self, events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
+        """Counts them, and answers how long their starts had waited and their ends had run."""
+        waits, runs = [], []
+        for event in events:
+            self.events[event.kind] += 1
+            if event.kind is EventKind.DENIED:
+                self.denials[event.reason] += 1
+            elif event.kind is EventKind.RUNNING and event.dispatch_id is not None:
+                self._began[event.dispatch_id] = event.at
+                if "waited" in event.data:
+                    waits.append(event.data["waited"])
+            elif event.kind in ENDS and event.dispatch_id is not None:
+                if event.kind is EventKind.REQUEUED:
+                    self.requeues[event.reason] += 1
+                began = self._began.pop(event.dispatch_id, None)
+                if began is not None:
+                    runs.append(event.at - began)
+        for span in waits:
+            self.waits.observe(span)
+        for span in runs:
+            self.runs.observe(span)
+        return waits, runs
+
+
+_KEPT: Final = 900
+_RECENT: Final = 60  # seconds of samples behind a percentile
+_SHOWN: Final = 40  # of the newest events; more than that in a second nobody reads
+_CATCHING_UP: Final = 20_000  # events a step; what is older than that was not watched by anybody
+
+_COUNTED: Final = {
+    EventKind.SUBMITTED: "submitted",
+    EventKind.RUNNING: "started",
+    EventKind.DONE: "done",
+    EventKind.FAILED: "failed",
+    EventKind.REQUEUED: "requeued",
+    EventKind.CANCELED: "canceled",
+    EventKind.BLOCKED: "blocked",
+    EventKind.DENIED: "denied",
+}
+
+
+class Second(NamedTuple):
+    """What happened in one second, and how full the machine was at its end."""
+
+    at: Moment
+    counts: Counter[str]
+    denials: Counter[str]  # by reason
+    waits: Sequence[Span]
+    runs: Sequence[Span]
+    in_use: int
+    capacity: int
+    busy: float
+    queued: int
+
+
+class Frame(NamedTuple):
+    """The newest second, and what is shown beside it."""
+
+    number: int
+    second: Second
+    jobs: dict[str, int]
+    events: Sequence[Event]
+    wait: tuple[Span, Span] | None  # p50 and p95 of the last minute
+    run: tuple[Span, Span] | None
+    denials: Counter[str]  # of the whole time that is kept
+
+
+class LiveStats:
+    def __init__(self, store: Store, machine: HostLoad, host: HostId) -> None:
+        self._store, self._machine, self._host = store, machine, host
+        self.tallies = StatCounters()
+        self._seen = store.newest()
+        self._seconds: deque[Second] = deque(maxlen=_KEPT)
+        self._number = 0
+        self._jobs: dict[str, int] = {}
+        self._events: Sequence[Event] = ()
+        self._next: Moment = 0
+        self._lock = Lock()
+
+    def step(self, now: Moment) -> Moment:
+        if comes_later(self._next, now, SECOND):  # somebody rang for the others
+            return self._next
+        self._next = now + SECOND
+        events = self._unread()
+        counts = Counter(_COUNTED[event.kind] for event in events if event.kind in _COUNTED)
+        denials = Counter(event.reason for event in events if event.kind is EventKind.DENIED)
+        waits, runs = self.tallies.take(events)
+        jobs: Counter[str] = Counter()
+        for addon in self._store.addons():
+            jobs.update({str(state): count for state, count in addon.jobs.items()})
+        conditions = self._machine.conditions(now)
+        second = Second(
+            now,
+            counts,
+            denials,
+            waits,
+            runs,
+            self._store.ledger(self._host).units,
+            conditions.capacity,
+            conditions.busy.score,
+            jobs["QUEUED"],
+        )
+        self._add(second, dict(jobs), events[-_SHOWN:])
+        return self._next
+
+    def rest(self, now: Moment) -> Moment:
+        """A step for a second in which nothing was committed: what was counted last still holds, and nothing is read."""
+        if comes_later(self._next, now, SECOND) or not self._seconds:
+            return self.step(now)
+        self._next = now + SECOND
+        conditions = self._machine.conditions(now)
+        second = self._seconds[-1]._replace(
+            at=now,
+            counts=Counter(),
+            denials=Counter(),
+            waits=(),
+            runs=(),
+            capacity=conditions.capacity,
+            busy=conditions.busy.score,
+        )
+        self._add(second, self._jobs, ())
+        return self._next
+
+    def _add(self, second: Second, jobs: dict[str, int], events: Sequence[Event]) -> None:
+        with self._lock:
+            self._seconds.append(second)
+            self._number, self._jobs, self._events = self._number + 1, jobs, events
+
+    def frame(self) -> Frame | None:
+        """Put together when it is asked for: mostly nobody watches, and it goes through all that is kept."""
+        with self._lock:
+            if not self._seconds:
+                return None
+            recent = list(self._seconds)[-_RECENT:]
+            return Frame(
+                self._number,
+                self._seconds[-1],
+                self._jobs,
+                self._events,
+                percentiles(span for one in recent for span in one.waits),
+                percentiles(span for one in recent for span in one.runs),
+                sum((one.denials for one in self._seconds if one.denials), Counter()),
+            )
+
+    def history(self) -> list[Second]:
+        with self._lock:
+            return list(self._seconds)
+
+    def _unread(self) -> list[Event]:
+        events = []
+        for event in feed(self._store, self._seen):
+            events.append(event)
+            self._seen = event.seq
+            if len(events) == _CATCHING_UP:
+                break
+        return events
+
+
+def percentiles(spans: Iterable[Span]) -> tuple[Span, Span] | None:
+    ordered = sorted(spans)
+    if not ordered:
+        return None
+    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)]

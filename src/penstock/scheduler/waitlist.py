@@ -1,0 +1,240 @@
+"""
+Submits that wait for room (SPEC JB-6): first come, first served, by one part for all of them and no thread for any.
+
+Each limit has a line of its own in effect: who waits for room in an addon holds up nobody of another addon, and who waits
+for room at all holds up everybody. Whoever would come after somebody in such a line does not go past, whether it may wait or not:
+else a stream of small submits would keep a waiting one out for ever. A key that was used before is no newcomer and is answered always.
+
+Requeues never wait and may take room that was free when somebody was woken; then it goes on waiting, in its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from itertools import count
+from threading import Lock
+from typing import Final, NamedTuple, TypeVar
+
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.refusals import QueueFull, Unavailable
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, seconds
+from penstock.stores.api import Depth, Receipt, Store
+
+__all__ = ["SubmitWaitlist", "then"]
+
+T = TypeVar("T")
+
+#: Behind the wake-ups: a change by a process that does not tell us of its changes is seen this late.
+_POLL: Final = 1 * SECOND
+#: A hint for who was refused: about as long as it takes some jobs to start.
+_RETRY_AFTER_SEC: Final = 5
+_NOTHING_IS_NEW: Final = Depth(total=0)
+
+
+class _Waiter:
+    __slots__ = ("answer", "intents", "number", "since", "until")
+
+    def __init__(self, number: int, intents: Sequence[Intent], since: Moment, until: Moment) -> None:
+        self.number, self.intents, self.since, self.until = number, intents, since, until
+        self.answer: Future[list[Receipt]] = Future()
+
+
+class _Full(NamedTuple):
+    """A limit that is reached. No addon: the limit in all."""
+
+    addon_id: AddonId | None
+    limit: int
+    queued: int
+
+    def stops(self, addons: Container[AddonId]) -> bool:
+        return self.addon_id is None or self.addon_id in addons
+
+    def refusal(self, waited: Moment = 0) -> QueueFull:
+        where = "in all" if self.addon_id is None else f"for addon {self.addon_id}"
+        return QueueFull(
+            f"{self.queued} jobs are queued {where}, the limit is {self.limit}"
+            + (f"; no room in {seconds(waited):g} s" if waited else ""),
+            limit=self.limit,
+            queued=self.queued,
+            retry_after_sec=_RETRY_AFTER_SEC,
+        )
+
+
+class SubmitWaitlist:
+    """A part of the engine. `wake`: somebody waits now; see to it that `step` is called, and after every change."""
+
+    def __init__(self, store: Store, depth: Depth, wake: Callable[[], None] = lambda: None) -> None:
+        self._store, self._depth, self._wake = store, depth, wake
+        self._waiting: list[_Waiter] = []
+        self._full: tuple[_Full, ...] = ()  # what those who wait were last found to wait for
+        self._numbers = count(1)
+        self._lock, self._passing = Lock(), Lock()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
+        """Now or not at all."""
+        full = self._before(intents)
+        return self._store.submit(intents, self._depth) if full is None else self._known(intents, full)
+
+    def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
+        """QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place."""
+        now = self._store.now()
+        waiter = _Waiter(next(self._numbers), intents, now, now + int(wait_sec * SECOND))
+        full = self._before(intents)
+
+        def answered(done: Future[list[Receipt]]) -> None:
+            error = done.exception()
+            if error is None:
+                _settle(waiter, done.result())
+            elif not isinstance(error, QueueFull):
+                _settle(waiter, error)
+            elif waiter.until > waiter.since and self._could_ever(waiter.intents):
+                self._wait(waiter, error)
+            else:
+                _settle(waiter, error if full is None else full.refusal())
+
+        depth = self._depth if full is None else _NOTHING_IS_NEW
+        self._store.submit_soon(intents, depth).add_done_callback(answered)
+        return waiter.answer
+
+    def _wait(self, waiter: _Waiter, refused: QueueFull) -> None:
+        with self._lock:
+            self._waiting.append(waiter)
+            self._waiting.sort(key=lambda w: w.number)
+            # Until the next step has found out which limit it was, nobody goes past.
+            self._full = (*self._full, _Full(None, refused.limit, refused.queued))
+        self._wake()
+
+    def _before(self, intents: Sequence[Intent]) -> _Full | None:
+        """The line that these would have to stand in, if there is one."""
+        if not self._waiting:
+            return None
+        addons = {intent.addon_id for intent in intents}
+        return next((full for full in self._full if full.stops(addons)), None)
+
+    def _known(self, intents: Sequence[Intent], full: _Full) -> list[Receipt]:
+        try:
+            return self._store.submit(intents, _NOTHING_IS_NEW)
+        except QueueFull:
+            raise full.refusal() from None
+
+    def _could_ever(self, intents: Sequence[Intent]) -> bool:
+        """A bulk above the limit would wait in vain, and all others behind it."""
+        limits = [limit for limit in (self._depth.total, self._depth.per_addon) if limit is not None]
+        return all(len(intents) <= limit for limit in limits)
+
+    # the part
+
+    def step(self, now: Moment) -> Moment:
+        if not self._waiting:
+            return now + HOUR
+        if self._passing.acquire(blocking=False):
+            try:
+                self._store.listen()
+                self._serve(now)
+            finally:
+                self._passing.release()
+        with self._lock:
+            return min([now + _POLL, *(max(now, waiter.until) for waiter in self._waiting)])
+
+    def _serve(self, now: Moment) -> None:
+        queued = self._queued()
+        full: list[_Full] = []
+        for waiter in list(self._waiting):
+            if waiter.answer.cancelled():
+                self._leave(waiter)
+                continue
+            addons = [intent.addon_id for intent in waiter.intents]
+            lack = next((f for f in full if f.stops(addons)), None) or self._lack(addons, queued)
+            if lack is None:
+                lack = self._enter(waiter)
+            if lack is None:
+                queued.update(addons)
+            elif waiter.until <= now:
+                self._leave(waiter)
+                _settle(waiter, lack.refusal(now - waiter.since))
+            elif lack not in full:
+                full.append(lack)
+        self._full = tuple(full)
+
+    def _queued(self) -> Counter[AddonId]:
+        return Counter({a.addon_id: a.jobs.get(JobState.QUEUED, 0) for a in self._store.addons()})
+
+    def _lack(self, addons: Sequence[AddonId], queued: Counter[AddonId]) -> _Full | None:
+        total, each = self._depth.total, self._depth.per_addon
+        if total is not None and queued.total() + len(addons) > total:
+            return _Full(None, total, queued.total())
+        if each is not None:
+            for addon_id, more in Counter(addons).items():
+                if queued[addon_id] + more > each:
+                    return _Full(addon_id, each, queued[addon_id])
+        return None
+
+    def _enter(self, waiter: _Waiter) -> _Full | None:
+        """None: it waits no longer, whatever came of it."""
+        if not waiter.answer.running() and not waiter.answer.set_running_or_notify_cancel():
+            self._leave(waiter)
+            return None
+        outcome: list[Receipt] | Exception
+        try:
+            outcome = self._store.submit(waiter.intents, self._depth)
+        except QueueFull as refused:  # somebody was quicker
+            return _Full(None, refused.limit, refused.queued)
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
+            outcome = error
+        self._leave(waiter)
+        _settle(waiter, outcome)
+        return None
+
+    def _leave(self, waiter: _Waiter) -> None:
+        with self._lock:
+            self._waiting.remove(waiter)
+
+    def close(self) -> None:
+        """Nobody will call `step` any more: who waits is told, and nothing of theirs was taken."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            _settle(
+                waiter,
+                Unavailable(
+                    "the scheduler stopped while this submit waited for room",
+                    retry_after_sec=_RETRY_AFTER_SEC,
+                ),
+            )
+
+
+def _settle(waiter: _Waiter, outcome: list[Receipt] | BaseException) -> None:
+    with suppress(InvalidStateError):  # its caller gave up in this very moment
+        if isinstance(outcome, BaseException):
+            waiter.answer.set_exception(outcome)
+        else:
+            waiter.answer.set_result(outcome)
+
+
+def then(first: Future[T], work: Callable[[T], T]) -> Future[T]:
+    """The same Future for whoever waits, with one more thing done before it is answered. Cancelling it cancels the first."""
+    last: Future[T] = Future()
+
+    def done(answered: Future[T]) -> None:
+        if not last.set_running_or_notify_cancel():
+            return
+        try:
+            last.set_result(work(answered.result()))
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
+            last.set_exception(error)
+
+    def given_up(answered: Future[T]) -> None:
+        if answered.cancelled():
+            first.cancel()
+
+    last.add_done_callback(given_up)
+    first.add_done_callback(done)
+    return last

@@ -1,0 +1,265 @@
+"""Programs that show their pools and graphs here: each tells its snapshot about once a second, and is forgotten soon after it stops.
+
+Only the latest is kept, in memory: these are gauges to look at. Nothing is decided by them, so nothing is lost with them.
+
+What every handler has at hand: the house, the tokens, the trail, a way to block without blocking, and who is asking.
+
+A handler that is a plain function runs in the pool, because the store blocks; one that waits for something to happen is a
+coroutine, and hands only its single steps to the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from penstock import wire
+from penstock.core.jobs.changes import admin_event
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
+from penstock.core.jobs.refusals import NotFound
+from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment
+from penstock.core.jobs.viewer import Viewer
+from penstock.runner.output import Output
+from penstock.runner.payload import Functions
+from penstock.scheduler.service import SchedulerService
+from penstock.server.event_hub import ClaimQueue, EventHub
+from penstock.server.problems import OverLimit, TooMany
+from penstock.server.sessions import CODE_LASTS, Opened, Sessions
+from penstock.server.stats_stream import StatsStream
+from penstock.server.tokens import Principal, TokenFile
+from penstock.server.views import when
+from penstock.server.worker_threads import OURS, FairPool
+from penstock.stores.api import Store
+from penstock.wire import Scope
+
+__all__ = ["AppState", "Owners", "Programs", "Request", "Runs", "bearer"]
+
+_FORGOTTEN_AFTER: Final = 30 * SECOND
+_MOST: Final = 64
+
+
+class Programs:
+    def __init__(self) -> None:
+        self._told: dict[tuple[str | None, str], tuple[Moment, wire.Attach]] = {}
+        self._lock = Lock()
+
+    def hear(self, addon_id: str | None, told: wire.Attach, now: Moment) -> None:
+        with self._lock:
+            self._told = {key: kept for key, kept in self._told.items() if kept[0] > now - _FORGOTTEN_AFTER}
+            if len(self._told) >= _MOST and (addon_id, told.name) not in self._told:
+                self._make_room(addon_id)
+            self._told[addon_id, told.name] = (now, told)
+
+    def _make_room(self, addon_id: str | None) -> None:
+        """The addon with the most programs gives one up, unless the newcomer would then have as many: no addon can take all places."""
+        held = Counter(owner for owner, _ in self._told)
+        [(largest, most)] = held.most_common(1)
+        if held[addon_id] + 1 >= most:
+            raise TooMany(f"{_MOST} programs are attached already", retry_after_sec=30.0)
+        of_largest = [key for key in self._told if key[0] == largest]
+        del self._told[min(of_largest, key=lambda key: self._told[key][0])]
+
+    def shown(self, addon_id: str | None, now: Moment) -> list[wire.Program]:
+        with self._lock:
+            told = sorted(self._told.items(), key=lambda item: (item[0][1], item[0][0] or ""))
+        return [
+            wire.Program(kept.name, when(at), kept.tasks)
+            for (owner, _), (at, kept) in told
+            if at > now - _FORGOTTEN_AFTER and addon_id in (None, owner)
+        ]
+
+
+T = TypeVar("T")
+Q = TypeVar("Q")
+B = TypeVar("B")
+
+
+class Runs(Protocol):
+    """The runner, as far as a run's own token goes, and a person's impatience."""
+
+    def kill(self, dispatch_id: DispatchId) -> None: ...
+
+    def dispatch_of(self, token: str) -> DispatchId | None: ...
+
+    def call(self, token: str, call: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def bearer(headers: Mapping[bytes, bytes]) -> str | None:
+    scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+    return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
+
+
+class AppState:
+    def __init__(
+        self,
+        service: SchedulerService,
+        tokens: TokenFile,
+        *,
+        threads: int,
+        per_owner: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.service, self.tokens, self.loop = service, tokens, loop
+        self.store, self.job_service = service.store, service.job_service
+        self.started_at: Moment = service.store.now()
+        self._pool = FairPool(threads, per_owner, loop)
+        self.trail = EventHub(service.store, self.run, loop)
+        self.claims = ClaimQueue(service.job_service, self.trail)
+        self.owners = Owners(service.store)
+        #: Of the runner beside the house, if there is one.
+        self.output: Callable[[DispatchId], Output] | None = None
+        self.functions = Functions()
+        self.runs: Runs | None = None
+        self.beats = StatsStream(service, self.run, loop)
+        self.programs = Programs()
+        #: Set by the server when it has a page; there is nothing to log in to otherwise.
+        self.sessions: Sessions | None = None
+        self.page_url = ""
+        service.store.on_change(self.trail.ring)
+
+    def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """In one of a few threads: a store may wait for a disk or a lock, and the event loop for nobody. On behalf of all clients."""
+        return self._pool.run(OURS, function, *args)
+
+    def run_for(self, principal: Principal, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """On behalf of one client, which shares the threads with the others. The tokens of an addon count as one."""
+        return self._pool.run(principal.addon_id or principal.name, function, *args)
+
+    def run_of(self, headers: Mapping[bytes, bytes]) -> Principal | None:
+        """Whoever shows the token of a run that goes on is that run, and nobody else."""
+        token = bearer(headers)
+        dispatch_id = None if self.runs is None or token is None else self.runs.dispatch_of(token)
+        return None if dispatch_id is None else Principal(f"run {dispatch_id}", frozenset({Scope.RUN_SELF}))
+
+    def record(self, kind: EventKind, reason: str, who: Principal, data: Mapping[str, Any]) -> None:
+        """An act of administration, for the trail, with its principal. It is no addon's event: no bound token sees it. It blocks."""
+        self.store.apply([admin_event(self.store.now(), kind, reason, who.name, data)])
+
+    async def opened(self, session: Opened) -> None:
+        """A login link was opened."""
+        told = {"token_id": session.token_id}
+        await self.run(self.record, EventKind.LOGIN, "session_opened", session.who, told)
+
+    def login(self, who: Principal) -> wire.Login:
+        if self.sessions is None:
+            raise NotFound("this scheduler has no page: it was started without one")
+        now = self.store.now()
+        return wire.Login(f"{self.page_url}/#code={self.sessions.code(who, now)}", when(now + CODE_LASTS))
+
+    def close(self) -> None:
+        self.trail.close()
+        self._pool.close()
+
+
+class Owners:
+    """Whose an event is. An event does not say, and a job never changes hands, so what was looked up once is kept."""
+
+    _KEPT: Final = 50_000
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._addons: OrderedDict[str, AddonId | None] = OrderedDict()
+
+    def only(self, events: Sequence[Event], addon_id: str) -> list[Event]:
+        self._learn(events)
+        return [event for event in events if self._of(event) == addon_id]
+
+    def _learn(self, events: Iterable[Event]) -> None:
+        unknown = {e.job_id for e in events if e.job_id is not None and e.job_id not in self._addons}
+        for job in self._store.jobs(list(unknown)):
+            self._addons[job.job_id] = job.intent.addon_id
+        while len(self._addons) > self._KEPT:
+            self._addons.popitem(last=False)
+
+    def of_job(self, job_id: JobId) -> AddonId | None:
+        addon_id = self._addons.get(job_id)
+        if addon_id is None and (job := self._store.job(job_id)) is not None:
+            addon_id = self._addons[job_id] = job.intent.addon_id
+        return addon_id
+
+    def _of(self, event: Event) -> str | None:
+        if event.job_id is not None:
+            return self._addons.get(event.job_id)
+        if event.dispatch_id is not None:
+            lease = self._store.dispatch(event.dispatch_id)
+            return None if lease is None else lease.addon_id
+        return event.data.get("addon_id")
+
+
+@dataclass(slots=True)
+class Request(Generic[Q, B]):
+    """One request, understood: its path, query and body are of the types that its route declares."""
+
+    app_state: AppState
+    principal: Principal
+    path: str
+    query: Q
+    body: B
+    headers: dict[bytes, bytes]
+    #: Completes when the client has gone away, or its token has ended. Made on demand: only who waits needs to know.
+    watch: Callable[[], asyncio.Future[Any]]
+    store: Store = field(init=False)
+    #: Takes the names of other addons out of what a token may see that is bound to one. None: it may see all.
+    viewer: Viewer | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store, self.viewer = self.app_state.store, None
+        if (addon_id := self.principal.addon_id) is not None:
+            owners = self.app_state.owners
+            self.viewer = Viewer(AddonId(addon_id), lambda job_id: owners.of_job(job_id) == addon_id)
+
+    def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """Beside the event loop, in the caller's share of the threads."""
+        return self.app_state.run_for(self.principal, function, *args)
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.path)
+
+    async def sooner(self, waiting: Coroutine[Any, Any, object]) -> None:
+        """Until that has come, or the client has gone."""
+        task = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait((self.watch(), task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+
+    def addon(self, asked: str | None) -> AddonId | None:
+        """What to look among: the addon that the token is bound to, or else what was asked for."""
+        bound = self.principal.addon_id
+        if bound is not None and asked is not None and asked != bound:
+            raise NotFound(f"there is no addon {asked}", addon_id=asked)
+        chosen = asked if bound is None else bound
+        return None if chosen is None else AddonId(chosen)
+
+    def own_job(self, job_id: JobId) -> Job:
+        """Absent or somebody else's: the answer is the same, to the letter."""
+        job = self.store.job(job_id)
+        if job is None or not self.owns(job.intent.addon_id):
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        return job
+
+    def own_lease(self, lease_id: str) -> Dispatch:
+        lease = self.store.dispatch(DispatchId(lease_id))
+        if lease is None or not self.owns(lease.addon_id):
+            raise NotFound(f"there is no lease {lease_id}", lease_id=lease_id)
+        return lease
+
+    def owns(self, addon_id: str) -> bool:
+        return self.principal.addon_id in (None, addon_id)
+
+    def check_limits(self, cost_units: int, priority: int, at: str = "") -> None:
+        """What the token may ask for at most."""
+        who, problems = self.principal, []
+        if who.max_cost_units is not None and cost_units > who.max_cost_units:
+            message = f"must be at most {who.max_cost_units} with this token"
+            problems.append({"field": f"{at}cost_units", "message": message})
+        if who.max_priority is not None and priority > who.max_priority:
+            message = f"must be at most {who.max_priority} with this token"
+            problems.append({"field": f"{at}priority", "message": message})
+        if problems:
+            raise OverLimit(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)

@@ -1,0 +1,177 @@
+"""Handlers for submitters and people: submit, look, cancel, retry, edit, explain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import UnsetType
+
+from penstock import wire
+from penstock.core.jobs.intent import Intent, check
+from penstock.core.jobs.job import Job, dispatch_id_of
+from penstock.core.jobs.refusals import BadIntent
+from penstock.core.jobs.states import SETTLED, JobState
+from penstock.core.jobs.types import priority_of
+from penstock.server.app_state import Request
+from penstock.server.handlers.runs import check_runner
+from penstock.server.problems import OverLimit, TooSlow
+from penstock.server.views import explained_view, intent_from, job_view, moment, said, summary_view, when
+from penstock.stores.api import Query, Receipt
+
+__all__ = ["cancel", "edit", "explain", "find", "get", "listing", "retry", "submit", "submit_bulk"]
+
+#: Behind the wake-ups, for what rings no bell here.
+_LOOK_AGAIN: Final = 2.0
+
+
+async def submit(call: Request[None, wire.Submit]) -> wire.Submitted:
+    asked = call.body
+    intent = intent_from(asked)
+    _may_submit(call, intent)
+    [receipt] = await _submit(call, [intent], asked.wait_sec)
+    return _submitted(receipt)
+
+
+async def submit_bulk(call: Request[None, wire.SubmitMany]) -> wire.BulkSubmitted:
+    intents = [intent_from(asked) for asked in call.body.jobs]
+    for i, intent in enumerate(intents):
+        _may_submit(call, intent, f"jobs[{i}].")
+    wait_sec = max(call.body.wait_sec, *(asked.wait_sec for asked in call.body.jobs), 0)
+    try:
+        receipts = await _submit(call, intents, wait_sec)
+    except BadIntent:
+        raise _every_problem(call, intents) from None
+    return wire.BulkSubmitted([_submitted(receipt) for receipt in receipts])
+
+
+def _every_problem(call: Request[Any, Any], intents: list[Intent]) -> BadIntent:
+    """Of all the jobs, each with its place in the list."""
+    now, most = call.store.now(), call.app_state.service.rules.capacity.most
+    problems: list[dict[str, str]] = []
+    for i, intent in enumerate(intents):
+        try:
+            check(intent, now, most_units=most)
+        except BadIntent as bad:
+            problems += [{**problem, "field": f"jobs[{i}].{problem['field']}"} for problem in bad.problems]
+    return BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems[:100])
+
+
+def _may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
+    check_runner(call, intent, at)
+    if not call.owns(intent.addon_id):
+        problem = {"field": f"{at}addon_id", "message": f"must be {call.principal.addon_id} with this token"}
+        raise OverLimit(f"{problem['field']} {problem['message']}", problems=[problem])
+    call.check_limits(intent.cost_units, intent.priority, at)
+
+
+async def _submit(call: Request[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
+    """
+    The writer answers, and no thread waits for it: sixty-four submits at once share a commit. One that waits for room leaves
+    the line when its client goes away.
+    """
+    app_state = call.app_state
+    answer = asyncio.wrap_future(app_state.job_service.submit_soon(intents, wait_sec), loop=app_state.loop)
+    if wait_sec:
+        await asyncio.wait((answer, call.watch()), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            raise TooSlow("the client went away")
+    return await answer
+
+
+def _submitted(receipt: Receipt) -> wire.Submitted:
+    start = receipt.likely_start_at
+    return wire.Submitted(
+        job_id=receipt.job_id,
+        state=receipt.state,
+        created=receipt.created,
+        deadline_reachable=receipt.deadline_reachable,
+        likely_start_at=None if start is None else when(start),
+    )
+
+
+async def get(call: Request[wire.WaitQuery, None]) -> wire.JobInfo:
+    app_state, job_id = call.app_state, call.job_id
+    if not call.query.wait_sec:
+        return await call.run(_get, call)
+    until = app_state.loop.time() + call.query.wait_sec
+    gone = call.watch()
+    async with app_state.trail as trail:
+        while True:
+            seen = trail.position
+            view = await call.run(_get, call)
+            left = until - app_state.loop.time()
+            if view.state in SETTLED or left <= 0 or gone.done() or trail.closed:
+                return view
+            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), lambda event: event.job_id == job_id))
+
+
+def _get(call: Request[Any, None]) -> wire.JobInfo:
+    return _view(call, call.own_job(call.job_id))
+
+
+def _view(call: Request[Any, Any], job: Job) -> wire.JobInfo:
+    if not job.fence:
+        return job_view(job, None, None)
+    last = call.store.dispatch(dispatch_id_of(job.job_id, job.fence))
+    return job_view(job, last, call.store.checkpoint(job.job_id))
+
+
+def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
+    asked = call.query
+    states = said(asked.state)
+    query = Query(
+        states=[JobState(name) for name in states.split(",")] if states else (),
+        addon_id=call.addon(said(asked.addon_id)),
+        job_type=said(asked.job_type),
+        tag=said(asked.tag),
+        after=asked.after,
+        newest_first=asked.newest_first,
+        limit=asked.limit,
+    )
+    jobs = call.store.find(query)
+    return wire.Jobs([summary_view(job) for job in jobs], jobs[-1].no if len(jobs) == asked.limit else None)
+
+
+def find(call: Request[wire.FindQuery, None]) -> wire.Found:
+    asked = call.query
+    query = Query(addon_id=call.addon(None), part=asked.part, newest_first=True, limit=asked.limit)
+    return wire.Found([job.job_id for job in call.store.find(query)])
+
+
+def cancel(call: Request[None, wire.Cancel]) -> wire.JobInfo:
+    call.own_job(call.job_id)
+    job = call.app_state.job_service.cancel(call.job_id, by=call.principal.name)
+    runs = call.app_state.runs
+    if call.body.now and runs is not None and job.dispatch_id is not None:
+        runs.kill(job.dispatch_id)
+    return _view(call, job)
+
+
+def retry(call: Request[None, None]) -> wire.JobInfo:
+    check_runner(call, call.own_job(call.job_id).intent)
+    return _view(call, call.app_state.job_service.retry(call.job_id, by=call.principal.name))
+
+
+def edit(call: Request[None, wire.Edit]) -> wire.JobInfo:
+    job, asked = call.own_job(call.job_id), call.body
+    fields: dict[str, Any] = {}
+    if not isinstance(asked.priority, UnsetType):
+        fields["priority"] = priority_of(asked.priority)
+        call.check_limits(job.intent.cost_units, fields["priority"])
+    for name in ("earliest_start_at", "deadline_at"):
+        given = getattr(asked, name)
+        if not isinstance(given, UnsetType):
+            fields[name] = None if given is None else moment(given)
+    if not fields:
+        names = "priority, earliest_start_at, deadline_at"
+        problem = {"field": "body", "message": f"must have one of {names}"}
+        raise BadIntent(f"body {problem['message']}", problems=[problem])
+    return _view(call, call.app_state.job_service.edit(call.job_id, by=call.principal.name, **fields))
+
+
+def explain(call: Request[None, None]) -> wire.Explained:
+    call.own_job(call.job_id)
+    return explained_view(call.app_state.job_service.explain(call.job_id, call.viewer))

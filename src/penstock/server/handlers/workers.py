@@ -1,0 +1,321 @@
+"""Handlers for those who do the work: dispatchable, lease, claim, heartbeat, outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import UNSET, UnsetType, structs
+
+from penstock import wire
+from penstock.core.jobs.admission import Denied
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.intent import admission_class_of, check
+from penstock.core.jobs.job import Dispatch, Event, EventKind
+from penstock.core.jobs.reasons import as_json, words
+from penstock.core.jobs.refusals import BadIntent, Refused, StaleDispatch
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import DispatchId, JobId, seconds
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import EndReport, GrantedJob
+from penstock.server.app_state import AppState, Request
+from penstock.server.event_hub import STARTABLE
+from penstock.server.problems import problem_of
+from penstock.server.views import (
+    beaten_view,
+    claimed_view,
+    dispatchable_view,
+    loan_from,
+    money,
+    said,
+    text_of,
+    when,
+)
+
+__all__ = [
+    "ack",
+    "claim",
+    "complete",
+    "complete_bulk",
+    "dispatchable",
+    "exchange",
+    "heartbeat",
+    "lease_request",
+    "release",
+    "report",
+]
+
+#: What only time brings (a start that was put off, a quiet machine) rings no bell, so who waits also looks by itself.
+_LOOK_AGAIN: Final = 2.0
+_ENDS: Final = {failure: EndReason(failure.value) for failure in wire.Failure}
+
+
+async def dispatchable(call: Request[wire.DispatchableQuery, None]) -> wire.Dispatchable:
+    app_state, asked = call.app_state, call.query
+    addon_id = call.addon(said(asked.addon_id))
+    kinds = WorkerKinds(
+        addon_id, frozenset() if asked.job_type is UNSET else frozenset({str(asked.job_type)})
+    )
+
+    if not asked.wait_sec:
+        found = await call.run(app_state.job_service.poll, kinds, asked.limit)
+        return wire.Dispatchable([dispatchable_view(d) for d in found])
+    until = app_state.loop.time() + asked.wait_sec
+    gone = call.watch()
+    async with app_state.trail as trail:
+        while True:
+            seen = trail.position
+            found = await call.run(app_state.job_service.poll, kinds, asked.limit)
+            left = until - app_state.loop.time()
+            if found or left <= 0 or gone.done() or trail.closed:
+                return wire.Dispatchable([dispatchable_view(d) for d in found])
+            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), _is_reservation))
+
+
+def _is_reservation(event: Event) -> bool:
+    return event.kind is EventKind.DISPATCHING
+
+
+async def claim(call: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
+    app_state, asked = call.app_state, call.body
+    kinds = WorkerKinds(call.addon(asked.addon_id), frozenset(asked.job_types))
+    if not asked.wait_sec:
+        return _claimed(
+            app_state, await call.run(app_state.job_service.claim, kinds, asked.limit, asked.worker)
+        )
+    until = app_state.loop.time() + asked.wait_sec
+    gone = call.watch()
+    async with app_state.trail as trail:
+        while True:
+            seen = trail.position
+            claimed = await app_state.claims.take(call.run, kinds, asked.limit, asked.worker)
+            if gone.done():
+                # Nobody will read the answer: what was just claimed for it goes back at once, not when its lease is over.
+                await call.run(_give_back, app_state, claimed)
+                return _claimed(app_state, [])
+            left = until - app_state.loop.time()
+            if claimed or left <= 0 or trail.closed:
+                return _claimed(app_state, claimed)
+            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), _may_be_startable))
+
+
+def _may_be_startable(event: Event) -> bool:
+    return event.kind in STARTABLE
+
+
+def _give_back(app_state: AppState, claimed: list[GrantedJob]) -> None:
+    for taken in claimed:
+        try:
+            app_state.job_service.release(taken.dispatch.dispatch_id)
+        except Refused:  # it was canceled in between: there is nothing to give back
+            continue
+
+
+def _claimed(app_state: AppState, claimed: list[GrantedJob]) -> wire.ClaimAnswer:
+    jobs = [claimed_view(taken.job, taken.dispatch, taken.checkpoint) for taken in claimed]
+    return wire.ClaimAnswer(jobs, seconds(app_state.service.rules.lease_for))
+
+
+def lease_request(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
+    if call.body.job_id is not None:
+        return _lease_of_job(call, JobId(call.body.job_id))
+    return _loan(call)
+
+
+def _lease_of_job(call: Request[None, wire.LeaseRequest], job_id: JobId) -> wire.LeaseGranted:
+    job_service = call.app_state.job_service
+    job = call.own_job(job_id)
+    if job.state is JobState.QUEUED:
+        told = job_service.explain(job_id, call.viewer)
+        if told.state is JobState.QUEUED:
+            return wire.LeaseGranted(
+                approved=False,
+                job_id=job_id,
+                reason=told.reason or "not_dispatched",
+                reason_data=told.reason_data,
+                message=told.text,
+                retry_after_sec=told.retry_after_sec or 1.0,
+            )
+    return _granted(call, job_service.lease(job_id, call.body.worker))
+
+
+def _loan(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
+    asked, app_state = call.body, call.app_state
+    missing = [name for name in ("addon_id", "job_type") if getattr(asked, name) is None]
+    if asked.addon_id is None and call.principal.addon_id is not None:
+        missing.remove("addon_id")
+    if missing:
+        problems = [{"field": n, "message": "is needed when there is no job_id"} for n in missing]
+        raise BadIntent(f"{missing[0]} is needed when there is no job_id", problems=problems)
+    intent = loan_from(asked, str(call.addon(asked.addon_id)), str(asked.job_type))
+    check(intent, call.store.now(), most_units=app_state.service.rules.capacity.most)
+    call.check_limits(intent.cost_units, intent.priority)
+    lease, decision = app_state.job_service.ask(admission_class_of(intent), intent.priority, asked.worker)
+    if lease is not None:
+        return _granted(call, lease)
+    if not isinstance(decision, Denied):
+        raise StaleDispatch("the room was taken in between; ask again")
+    reason = decision.reason if call.viewer is None else call.viewer.reason(decision.reason)
+    return wire.LeaseGranted(
+        approved=False,
+        reason=reason.code,
+        reason_data=as_json(reason),
+        message=words(reason, call.store.now()),
+        retry_after_sec=decision.retry_after_sec,
+    )
+
+
+def _granted(call: Request[Any, Any], lease: Dispatch) -> wire.LeaseGranted:
+    return wire.LeaseGranted(
+        approved=True,
+        lease_id=lease.dispatch_id,
+        job_id=lease.job_id,
+        fence=lease.fence,
+        expires_at=when(lease.expires_at),
+        ttl_sec=seconds(call.app_state.service.rules.lease_for),
+    )
+
+
+def ack(call: Request[None, wire.Ack]) -> wire.HeartbeatAnswer:
+    """Started. A worker that comes with its reservation gets the lease for it here: one round trip less than asking first."""
+    _check_pair(call, call.body.lease_id)
+    lease = call.own_lease(call.body.lease_id)
+    if lease.phase is DispatchPhase.RESERVED:
+        call.app_state.job_service.lease(call.job_id, call.body.worker)
+    return _beat(call, wire.Heartbeat(lease_id=call.body.lease_id, pid=call.body.pid))
+
+
+def _check_pair(call: Request[Any, Any], lease_id: str) -> None:
+    if _job_of(lease_id) != call.job_id:
+        call.own_job(call.job_id)
+        raise StaleDispatch("this lease belongs to another job", lease_id=lease_id)
+
+
+def _job_of(lease_id: str) -> JobId | None:
+    """The name of a lease is its job's and the fence (`dispatch_id_of`); 0 is the fence of a lease without a job."""
+    job_id, _, fence = lease_id.rpartition(".")
+    return None if fence == "0" else JobId(job_id)
+
+
+def heartbeat(call: Request[None, wire.Heartbeat]) -> wire.HeartbeatAnswer:
+    _check_lease(call, call.body.lease_id)
+    return _beat(call, call.body)
+
+
+def _check_lease(call: Request[Any, Any], lease_id: str) -> None:
+    """Only a token that is bound can meet somebody else's lease; nobody else pays for the look."""
+    if call.principal.addon_id is not None:
+        call.own_lease(lease_id)
+
+
+def _beat(call: Request[Any, Any], beat: wire.Heartbeat) -> wire.HeartbeatAnswer:
+    answer = call.app_state.job_service.heartbeat(
+        DispatchId(beat.lease_id),
+        progress=beat.progress,
+        spent=None if beat.spent is None else money(beat.spent),
+        checkpoint=None if isinstance(beat.checkpoint, UnsetType) else text_of(beat.checkpoint),
+        pid=beat.pid,
+    )
+    return beaten_view(beat.lease_id, answer, call.app_state.service.rules.lease_for)
+
+
+def complete(call: Request[None, wire.Complete]) -> wire.Completed:
+    _check_pair(call, call.body.lease_id)
+    return _end(call, call.body)
+
+
+def _end(call: Request[Any, Any], outcome: wire.OutcomeReport | wire.LoadReport) -> wire.Completed:
+    _check_lease(call, outcome.lease_id)
+    report = _report(outcome)
+    [answer] = call.app_state.job_service.end_many([report])
+    return _landed(call, report, answer)
+
+
+def complete_bulk(call: Request[None, wire.Outcomes]) -> wire.SettledJob:
+    """One commit, each on its own merits: one that comes too late takes nobody else's result away."""
+    reports = [_report(outcome) for outcome in call.body.outcomes]
+    for report in reports:
+        _check_lease(call, report.dispatch_id)
+    return wire.SettledJob(_all_landed(call, reports, call.app_state.job_service.end_many(reports)))
+
+
+def exchange(call: Request[None, wire.ExchangeRequest]) -> wire.ExchangeAnswerBody:
+    """What has ended makes room for what is claimed: the usual turn of a worker, in one round trip and one commit."""
+    app_state, asked = call.app_state, call.body
+    kinds = WorkerKinds(call.addon(asked.addon_id), frozenset(asked.job_types))
+    reports = [_report(outcome) for outcome in asked.outcomes]
+    for report in reports:
+        _check_lease(call, report.dispatch_id)
+    answers, claimed = app_state.job_service.exchange(reports, kinds, asked.limit, asked.worker)
+    told = _claimed(app_state, claimed)
+    return wire.ExchangeAnswerBody(told.jobs, told.ttl_sec, _all_landed(call, reports, answers))
+
+
+def _report(outcome: wire.OutcomeReport | wire.LoadReport) -> EndReport:
+    lease_id = DispatchId(outcome.lease_id)
+    if outcome.state == "FAILED":
+        return EndReport(lease_id, _ENDS[outcome.failure], error=outcome.error or "no reason was given")
+    return EndReport(lease_id, result=text_of(outcome.result))
+
+
+def _all_landed(
+    call: Request[Any, Any], reports: Sequence[EndReport], answers: Sequence[JobState | Refused | None]
+) -> list[wire.Ended]:
+    ended = []
+    for report, answer in zip(reports, answers, strict=True):
+        try:
+            landed = _landed(call, report, answer)
+            ended.append(wire.Ended(report.dispatch_id, landed.job_id, landed.state))
+        except Refused as refused:
+            ended.append(wire.Ended(report.dispatch_id, problem=problem_of(refused)))
+    return ended
+
+
+def _landed(call: Request[Any, Any], report: EndReport, answer: JobState | Refused | None) -> wire.Completed:
+    if not isinstance(answer, Refused):
+        return wire.Completed(_job_of(report.dispatch_id), answer)
+    if isinstance(answer, StaleDispatch):
+        lease = call.own_lease(report.dispatch_id)
+        if _told_before(lease, report):
+            return _where_it_is(call, lease)
+    raise answer
+
+
+def _told_before(lease: Dispatch, report: EndReport) -> bool:
+    """The same outcome of the same lease: its answer was lost on the way, and the worker asks again. Nothing changes."""
+    return (lease.end, lease.result, lease.error) == (report.how, report.result, report.error)
+
+
+def _where_it_is(call: Request[Any, Any], lease: Dispatch) -> wire.Completed:
+    job = None if lease.job_id is None else call.store.job(lease.job_id)
+    return wire.Completed(lease.job_id, None if job is None else job.state)
+
+
+#: How a worker ends its lease itself. To release it then is polite, late, and no mistake.
+_OWN_ENDS: Final = frozenset({EndReason.COMPLETED, EndReason.RELEASED, *_ENDS.values()})
+
+
+def release(call: Request[None, wire.Release]) -> wire.Completed:
+    lease = call.own_lease(call.body.lease_id)
+    if lease.end in _OWN_ENDS:
+        return _where_it_is(call, lease)
+    return wire.Completed(lease.job_id, call.app_state.job_service.release(lease.dispatch_id))
+
+
+def report(call: Request[None, wire.LoadReport]) -> wire.LoadReported:
+    """With an outcome the beat comes first: what was spent belongs to the run that spent it."""
+    asked = call.body
+    lease = call.own_lease(asked.lease_id)
+    told = wire.LoadReported(asked.lease_id, when(lease.expires_at), 0.0)
+    if asked.state is None or lease.phase is not DispatchPhase.ENDED:
+        beat = wire.Heartbeat(
+            lease_id=asked.lease_id,
+            progress=asked.progress,
+            spent=asked.spent,
+            checkpoint=asked.checkpoint,
+            pid=asked.pid,
+        )
+        told = wire.LoadReported(**structs.asdict(_beat(call, beat)))
+    if asked.state is not None:
+        told.state = _end(call, asked).state
+    return told

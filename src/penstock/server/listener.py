@@ -1,0 +1,281 @@
+"""
+Listening: a loopback port and a Unix socket, on one event loop in a thread of its own.
+
+uvicorn's protocol reads and writes HTTP; its server is not used, because that one ticks ten times a second whether anybody calls or not, and cannot
+tell a stream to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import Self
+
+import uvicorn
+import uvloop
+from prometheus_client.core import Metric
+from uvicorn.server import ServerState
+
+from penstock.core.jobs.refusals import Unavailable
+from penstock.core.jobs.types import DispatchId
+from penstock.runner.output import Output
+from penstock.runner.payload import Functions
+from penstock.scheduler.private_files import Unsafe, private_directory, secret_key
+from penstock.scheduler.service import SchedulerService
+from penstock.server.accepting import Peers, SocketListener, rooms
+from penstock.server.app import Api, RequestLimits
+from penstock.server.app_state import AppState, Runs
+from penstock.server.connection import ConnectionLimits, HttpConnection
+from penstock.server.guard import LOOPBACK, Exposure, check_exposure
+from penstock.server.metrics import families
+from penstock.server.page import WebPage
+from penstock.server.sessions import Sessions
+from penstock.server.tokens import FIRST_FILE, LOCAL, TokenFile
+
+__all__ = ["Config", "Server", "serve"]
+
+_MAX_SOCKET_PATH = 107  # what the kernel has room for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """`directory` holds the tokens and must be private. `bind` None: no TCP; `socket` None: no Unix socket."""
+
+    directory: Path
+    bind: str | None = "127.0.0.1"
+    port: int = 0
+    socket: Path | None = None
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    trusted_proxies: Collection[str] = ()
+    #: Besides the loopback names.
+    allowed_hosts: Collection[str] = ()
+    allowed_origins: Collection[str] = ()
+    #: For calls that block, and how many of them one addon (or one token that is bound to none) may have at once.
+    threads: int = 12
+    threads_per_owner: int = 8
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    doors: ConnectionLimits = field(default_factory=ConnectionLimits)
+    #: How long a request that is being served may take to end when the server stops.
+    stop_sec: float = 5.0
+    #: Of a house with a runner: where the output of its runs is, and which functions may be submitted to it.
+    output: Callable[[DispatchId], Output] | None = None
+    functions: Functions = field(default_factory=Functions)
+    #: The files of the page; None: no page.
+    page: Path | None = None
+
+
+def serve(service: SchedulerService, config: Config) -> Server:
+    """Listening when it returns."""
+    return Server(service, config).start()
+
+
+class Server:
+    def __init__(self, service: SchedulerService, config: Config) -> None:
+        self._service, self._config = service, config
+        if config.bind is not None:
+            check_exposure(
+                config.bind,
+                tls=config.tls_cert is not None,
+                trusted_proxies=config.trusted_proxies,
+                allowed_hosts=config.allowed_hosts,
+            )
+        self._peers = Peers(config.trusted_proxies, tls=config.tls_cert is not None)
+        self.tokens = TokenFile(config.directory, service.store.now, first=config.token_file)
+        self.token_file = config.token_file or config.directory / FIRST_FILE
+        self.port = 0
+        self.listeners: list[SocketListener] = []
+        self._app_state: AppState | None = None
+        self._ready, self._failed = Event(), list[BaseException]()
+        self._loop = uvloop.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = Thread(target=self._run, name="penstock-http", daemon=True)
+
+    @property
+    def url(self) -> str:
+        scheme = "https" if self._config.tls_cert is not None else "http"
+        host = self._config.bind or ""
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def hear(self, runs: Runs) -> None:
+        """From now on a run of this runner may speak for itself, with the token that it was given."""
+        assert self._app_state is not None
+        self._app_state.runs = runs
+
+    def families(self) -> Iterator[Metric]:
+        """What `/metrics` tells."""
+        assert self._app_state is not None
+        return families(self._app_state)
+
+    def login_url(self) -> str | None:
+        """Opens the page once, with all rights: for whoever started us. None: there is no page."""
+        if self._app_state is None or self._app_state.sessions is None:
+            return None
+        return self._app_state.login(LOCAL).url
+
+    @property
+    def socket_path(self) -> Path | None:
+        return self._config.socket
+
+    def start(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        if self._failed:
+            self._thread.join()
+            raise self._failed[0]
+        return self
+
+    def stop(self) -> None:
+        """No further request; streams and long polls end now, what is being served within `stop_sec`."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits in `start`
+            self._failed.append(error)
+        finally:
+            self._loop.close()
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        config = self._config
+        app_state = AppState(
+            self._service,
+            self.tokens,
+            threads=config.threads,
+            per_owner=config.threads_per_owner,
+            loop=self._loop,
+        )
+        self._app_state = app_state
+        app_state.output, app_state.functions = config.output, config.functions
+        exposure = Exposure(
+            LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)
+        )
+        state = ServerState()
+        with contextlib.ExitStack() as undo:
+            undo.callback(app_state.close)
+            sockets = [sock for sock in (self._tcp(undo), self._unix(undo)) if sock]
+            page = self._page(app_state, exposure)
+            api = Api(app_state, exposure=exposure, limits=config.limits, page=page)
+            self.listeners = [self._listen(sock, api, state) for sock in sockets]
+            for listener in self.listeners:
+                undo.callback(listener.close)
+            app_state.beats.start()
+            self._ready.set()
+            await self._stop.wait()
+            api.stopping = True
+            for listener in self.listeners:
+                listener.close()
+            app_state.trail.close()
+            await app_state.beats.close()
+            await self._drain(state)
+
+    def _page(self, app_state: AppState, exposure: Exposure) -> WebPage | None:
+        if self._config.page is None:
+            return None
+        secure = self._config.tls_cert is not None or bool(self._config.trusted_proxies)
+        app_state.sessions = Sessions(self.tokens, secure=secure, port=self.port)
+        app_state.page_url = self.url
+        return WebPage(
+            self._config.page, app_state.sessions, exposure, self._service.store.now, app_state.opened
+        )
+
+    def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> SocketListener:
+        settings = uvicorn.Config(
+            app=api,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            timeout_keep_alive=30,
+        )
+        settings.load()
+
+        doors = self._config.doors
+        unix = sock.family == socket.AF_UNIX
+        return SocketListener(
+            sock,
+            lambda local, proxied: HttpConnection(
+                settings, state, doors, self._loop, local=local, proxied=proxied
+            ),
+            most=rooms(doors).unix if unix else rooms(doors).tcp,
+            doors=doors,
+            peers=self._peers,
+            tls=None if unix else self._tls(),
+            loop=self._loop,
+        )
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._config.tls_cert is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(
+            self._config.tls_cert, secret_key(self._config.tls_key or self._config.tls_cert)
+        )
+        return context
+
+    def _tcp(self, undo: contextlib.ExitStack) -> socket.socket | None:
+        bind = self._config.bind
+        if bind is None:
+            return None
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((bind, self._config.port))
+        except OSError as error:
+            raise Unavailable(
+                f"cannot listen on {bind}:{self._config.port} ({error.strerror}): choose another port, with the setting server.listen",
+                bind=bind,
+                port=self._config.port,
+            ) from error
+        self.port = sock.getsockname()[1]
+        return sock
+
+    def _unix(self, undo: contextlib.ExitStack) -> socket.socket | None:
+        path = self._config.socket
+        if path is None:
+            return None
+        private_directory(path.parent)
+        if len(bytes(path)) > _MAX_SOCKET_PATH:
+            raise Unsafe(f"the path of the socket is too long for the kernel: {path}", path=str(path))
+        _clear_stale(path)
+        sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        sock.bind(str(path))
+        undo.callback(path.unlink, missing_ok=True)
+        path.chmod(0o600)
+        return sock
+
+    async def _drain(self, state: ServerState) -> None:
+        for connection in list(state.connections):
+            connection.shutdown()
+        if state.tasks:
+            await asyncio.wait(state.tasks, timeout=self._config.stop_sec)
+        for task in state.tasks:
+            task.cancel()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
+
+def _clear_stale(path: Path) -> None:
+    """A socket that nobody listens on is what a daemon leaves behind when it is killed."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise Unavailable(f"somebody listens on {path} already: is a daemon running?", path=str(path))
+    path.unlink()

@@ -1,0 +1,192 @@
+"""
+Every error as application/problem+json: what happened, which fields, and what to do about it.
+
+What the core refuses already carries its code, its status and its data. The refusals of HTTP itself join the same tree here. Anything else is
+our own mistake: it is logged whole, and the client learns only that it happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.core.jobs.refusals import Refused, Unavailable
+from penstock.wire import FieldProblem, ProblemDetails
+
+__all__ = [
+    "HINTS",
+    "MOST_PROBLEMS",
+    "BadFields",
+    "BadToken",
+    "Forbidden",
+    "NoRoute",
+    "NotJson",
+    "NotUtf8",
+    "OverLimit",
+    "Stopping",
+    "TooLarge",
+    "TooMany",
+    "TooSlow",
+    "WrongVerb",
+    "problem_of",
+]
+
+log = logging.getLogger("penstock.server")
+
+
+class BadFields(Refused, ValueError):
+    """`problems` as in BadIntent."""
+
+    code = "bad_fields"
+    status = 422
+
+
+class NotUtf8(BadFields):
+    """JSON is UTF-8; `problems` names the field that is not."""
+
+    code = "not_utf8"
+    status = 400
+
+
+class BadToken(Refused):
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(Refused):
+    code = "forbidden"
+    status = 403
+
+
+class OverLimit(Refused):
+    """The token may submit, but not this much."""
+
+    code = "over_token_limit"
+    status = 403
+
+
+class NoRoute(Refused, LookupError):
+    code = "no_route"
+    status = 404
+
+
+class WrongVerb(Refused):
+    """`allowed`: the verbs that this path knows."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
+class TooSlow(Refused):
+    code = "too_slow"
+    status = 408
+
+
+class TooLarge(Refused):
+    code = "too_large"
+    status = 413
+
+
+class NotJson(Refused):
+    code = "not_json"
+    status = 415
+
+
+class TooMany(Refused):
+    code = "too_many"
+    status = 429
+
+
+class Stopping(Unavailable):
+    code = "stopping"
+
+
+#: code -> title, and what to do.
+HINTS: Final[dict[str, tuple[str, str]]] = {
+    "bad_intent": ("The job cannot be accepted", "Correct the fields in `problems` and submit again."),
+    "bad_fields": ("The request is not well-formed", "Correct the fields in `problems` and send it again."),
+    "not_utf8": ("The request is not UTF-8", "Encode the field in `problems` as UTF-8 and send it again."),
+    "not_found": ("There is nothing by that name", "Check the id; a list shows what this token may see."),
+    "no_route": ("There is no such path", "openapi.json lists the paths."),
+    "illegal_move": ("The job's state has no such move", "`data.allowed` lists what can be done now."),
+    "stale_dispatch": ("This lease no longer counts", "Stop the run. Its job is, or will be, with another lease."),
+    "not_written": ("The database cannot keep this", "Send a shorter or simpler text; the log has the details."),
+    "key_conflict": ("The idempotency key is taken", "Use a new key, or send the body that the key was used with."),
+    "queue_full": ("The queue is full", "Wait `retry_after_sec` and submit again, or let `wait_sec` wait for room."),
+    "unauthorized": ("A token is needed", "Send `Authorization: Bearer <token>` with a token that is valid."),
+    "forbidden": ("This is not allowed", "Use a token with the scope that `detail` names, from an allowed host."),
+    "over_token_limit": ("More than this token may ask for", "Ask for less, or use a token with higher limits."),
+    "method_not_allowed": ("The path does not know this verb", "Use one of the verbs in `Allow`."),
+    "too_slow": ("The request took too long to arrive", "Send the whole request at once."),
+    "too_large": ("The request is too large", "Send less: keep large data elsewhere, and its address in the payload."),
+    "not_json": ("Only JSON is understood", "Send `Content-Type: application/json` and a JSON body."),
+    "too_many": ("Too many at once with this token", "Finish some of what is open, then try again."),
+    "store_failed": ("The database cannot be used now", "Nothing was accepted. Try again; the operator sees the cause in the log."),
+    "outcome_unknown": ("It may or may not have been written", "Ask for the jobs in `data.job_ids`, or submit again with the same idempotency key."),
+    "schema_newer": ("The database is newer than this program", "The operator must start the newer version."),
+    "dispatcher_held": ("Another process dispatches", "Ask that one."),
+    "stopping": ("The scheduler is stopping", "Try again when it is back."),
+}  # fmt: skip
+_OURS: Final = ("Something went wrong in Penstock", "Nothing else is known to you; the log has the details.")
+
+
+#: An answer lists so many wrong fields, and shortens what it quotes: it must not be larger than the request that it is about.
+MOST_PROBLEMS: Final = 20
+_MOST_WORDS: Final = 1_000
+_MOST_NAME: Final = 100
+
+
+def problem_of(error: BaseException) -> ProblemDetails:
+    if not isinstance(error, (Refused, Unavailable)):
+        log.error("a request failed", exc_info=error)
+        return ProblemDetails(
+            type="urn:penstock:internal",
+            title=_OURS[0],
+            status=500,
+            detail="an unexpected error",
+            code="internal",
+            hint=_OURS[1],
+        )
+    if isinstance(error, Unavailable):
+        log.warning("a request failed: %s", error)
+    title, hint = HINTS.get(error.code, (error.code.replace("_", " "), ""))
+    data = dict(error.data)
+    return ProblemDetails(
+        type=f"urn:penstock:{error.code}",
+        title=title,
+        status=error.status,
+        detail=_short(str(error)),
+        code=error.code,
+        hint=hint,
+        problems=_field_problems(data.pop("problems", ())),
+        retry_after_sec=_retry_after(error, data),
+        data=_plain(data),
+    )
+
+
+def _field_problems(problems: Sequence[Mapping[str, str]]) -> list[FieldProblem]:
+    listed = [FieldProblem(p["field"][:_MOST_NAME], _short(p["message"])) for p in problems[:MOST_PROBLEMS]]
+    if len(problems) > MOST_PROBLEMS:
+        listed.append(FieldProblem("body", f"has more problems; the first {MOST_PROBLEMS} are listed"))
+    return listed
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
+
+
+def _retry_after(error: PenstockError, data: dict[str, Any]) -> float | None:
+    said = data.pop("retry_after_sec", None)
+    if said is None and isinstance(error, Unavailable):
+        return 5.0
+    return None if said is None else math.ceil(float(said) * 1_000) / 1_000
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(data, enc_hook=str)
+    return plain

@@ -1,0 +1,180 @@
+"""
+The API as one table. Routing, rights, validation, OpenAPI and the list in `docs/http.md` are all made from it.
+
+A route cannot be made without saying who may use it: the scope is a field without a default. What needs no token is OPEN, and a
+test holds the list of those.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from penstock import wire
+from penstock.server.body import Decoder
+from penstock.server.handlers import admin, jobs, live, runs, status, stream, workers
+from penstock.server.problems import NoRoute, WrongVerb
+from penstock.wire import PREFIX, Scope
+
+__all__ = ["OPEN", "ROUTES", "OpenRoute", "Route", "Router"]
+
+
+class OpenRoute(Enum):
+    """For anybody who can reach the port."""
+
+    OPEN = "open"
+
+
+OPEN: Final = OpenRoute.OPEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    verb: str
+    path: str
+    scope: Scope | OpenRoute
+    summary: str
+    handler: Callable[..., Any]
+    answer: type[msgspec.Struct]
+    body: type[msgspec.Struct] | None = None
+    query: type[msgspec.Struct] | None = None
+    #: May be left out: a POST whose body has nothing that must be said.
+    body_optional: bool = False
+    #: The answer goes on for as long as the client reads.
+    streams: bool = False
+    #: The answer is bytes of this type instead of JSON.
+    plain: bytes = b""
+    #: It may keep a client waiting, so it counts against the token's long polls.
+    waits: bool = False
+    #: Made once, here, because they cost more to make than to use.
+    decode: Decoder | None = field(init=False)
+    in_pool: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decode", None if self.body is None else Decoder(self.body))
+        object.__setattr__(self, "in_pool", not inspect.iscoroutinefunction(self.handler))
+
+    @property
+    def parameter(self) -> str | None:
+        found = re.search(r"\{(\w+)\}", self.path)
+        return found[1] if found else None
+
+
+def _route(path: str, scope: Scope, handler: Any, answer: Any, summary: str, **more: Any) -> Route:
+    return Route(
+        path=f"{PREFIX}/{path}",
+        scope=scope,
+        handler=handler,
+        answer=answer,
+        summary=summary,
+        **more,
+    )
+
+
+_get, _post = partial(_route, verb="GET"), partial(_route, verb="POST")
+
+
+_READ, _SUBMIT, _CANCEL = Scope.JOBS_READ, Scope.JOBS_SUBMIT, Scope.JOBS_CANCEL
+_LEASE, _CONFIG, _TOKENS = Scope.WORKER_LEASE, Scope.ADMIN_CONFIG, Scope.ADMIN_TOKENS
+
+ROUTES: Final[tuple[Route, ...]] = (
+    # submitters and people
+    _post("queue/jobs/submit", _SUBMIT, jobs.submit, wire.Submitted, "Submit a job; answered when it is on disk", body=wire.Submit),
+    _post("queue/jobs/submit/bulk", _SUBMIT, jobs.submit_bulk, wire.BulkSubmitted, "Submit many jobs, all or none", body=wire.SubmitMany),
+    _get("queue/jobs", _READ, jobs.listing, wire.Jobs, "List jobs", query=wire.JobsQuery),
+    _get("queue/find", _READ, jobs.find, wire.Found, "Find jobs by a part of their id", query=wire.FindQuery),
+    _get("queue/jobs/{job_id}", _READ, jobs.get, wire.JobInfo, "A job, at once or when it is settled", query=wire.WaitQuery),
+    _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, wire.Explained, "Why the job is where it is"),
+    _get("queue/jobs/{job_id}/logs", _READ, runs.logs, wire.Logs, "What a command or function printed", query=wire.LogsQuery),
+    _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.JobInfo, "Cancel a job; one that runs is told to stop", body=wire.Cancel, body_optional=True),
+    _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, wire.JobInfo, "Queue a FAILED or BLOCKED job again"),
+    _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, wire.JobInfo, "Change priority or times of a QUEUED job", body=wire.Edit),
+    # workers
+    _get("queue/dispatchable", _LEASE, workers.dispatchable, wire.Dispatchable, "Jobs that wait for a worker to ask for the lease", query=wire.DispatchableQuery),
+    _post("queue/claim", _LEASE, workers.claim, wire.ClaimAnswer, "Dispatch and lease in one step", body=wire.ClaimRequest, body_optional=True),
+    _post("queue/jobs/{job_id}/ack", _LEASE, workers.ack, wire.HeartbeatAnswer, "The worker has started", body=wire.Ack),
+    _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, wire.Completed, "The outcome of a job: DONE or FAILED", body=wire.Complete),
+    _post("queue/complete/bulk", _LEASE, workers.complete_bulk, wire.SettledJob, "The outcomes of many jobs, each on its own merits", body=wire.Outcomes),
+    _post("queue/exchange", _LEASE, workers.exchange, wire.ExchangeAnswerBody, "Outcomes and a claim in one commit", body=wire.ExchangeRequest),
+    _post("lease/request", _LEASE, workers.lease_request, wire.LeaseGranted, "A lease for a job, or for work without one", body=wire.LeaseRequest),
+    _post("lease/heartbeat", _LEASE, workers.heartbeat, wire.HeartbeatAnswer, "Renew a lease; hear whether to stop", body=wire.Heartbeat),
+    _post("lease/report", _LEASE, workers.report, wire.LoadReported, "Progress, spending and perhaps the outcome, in one call", body=wire.LoadReport),
+    _post("lease/release", _LEASE, workers.release, wire.Completed, "Give a lease back; its job goes on waiting", body=wire.Release),
+    _post("run/say", Scope.RUN_SELF, runs.say, wire.Said, "What a run tells about itself, or asks, with its own token", body=wire.Say),
+    # looking
+    _get("events", _READ, stream.events, wire.Events, "The trail, page by page", query=wire.EventsQuery),
+    _get("events/stream", _READ, stream.stream, wire.EventInfo, "The trail as server-sent events", query=wire.StreamQuery, streams=True, waits=True),
+    _get("stats", _READ, status.stats, wire.Stats, "How many jobs are where"),
+    _get("leases", _READ, status.leases, wire.LeaseList, "What holds units now", query=wire.LeasesQuery),
+    _get("capacity", _READ, status.capacity, wire.CapacityInfo, "What may be used now, and why no more"),
+    _get("addons", _READ, status.addons, wire.Addons, "Addons: weight, paused, share, jobs"),
+    _get("hosts", _READ, status.hosts, wire.Hosts, "Hosts: alive or lost, capacity, units, labels"),
+    _get("pulse", _READ, live.pulse, wire.StatsFrame, "A beat a second as server-sent events: all that a page shows", streams=True, waits=True),
+    _get("pulse/history", _READ, live.history, wire.History, "The last quarter of an hour, a second at a time"),
+    _get("programs", _READ, live.programs, wire.ProgramList, "Pools and graphs of the programs that attached them"),
+    _get("health", _READ, status.health, wire.HostInfo, "What is wrong, if anything is"),
+    # running it
+    _post("signals", Scope.SIGNALS_REPORT, status.signals, wire.Ok, "Report an application's own readings", body=wire.LoadSignals),
+    _post("programs/attach", Scope.SIGNALS_REPORT, live.attach, wire.Ok, "Show a program's pools and graphs here", body=wire.Attach),
+    _post("login", _TOKENS, admin.login, wire.Login, "A link that opens the page, good once"),
+    _post("addons/edit", _CONFIG, status.addon_edit, wire.AddonInfo, "Set an addon's weight, pause or resume it", body=wire.AddonEdit),
+    _post("pause", _CONFIG, status.pause, wire.Ok, "Start nothing more, of an addon or at all", body=wire.Scoped, body_optional=True),
+    _post("resume", _CONFIG, status.resume, wire.Ok, "Take it up again", body=wire.Scoped, body_optional=True),
+    _post("hosts/drain", _CONFIG, status.drain, wire.Ok, "Start nothing more on a host; what runs there goes on", body=wire.HostNamed),
+    _post("hosts/undrain", _CONFIG, status.undrain, wire.Ok, "Start jobs on a host again", body=wire.HostNamed),
+    _post("kick", _CONFIG, status.kick, wire.Ok, "Look now for what may start"),
+    _get("tokens", _TOKENS, admin.token_list, wire.Tokens, "The tokens, without their secrets"),
+    _post("tokens/create", _TOKENS, admin.token_make, wire.TokenMade, "Make a token; its secret is shown this once", body=wire.NewToken),
+    _post("tokens/{token_id}/revoke", _TOKENS, admin.token_revoke, wire.Ok, "End a token, at once"),
+)  # fmt: skip
+
+
+class Router:
+    """Most paths are looked up; only those with an id in them are compared."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self._plain: dict[str, dict[str, Route]] = {}
+        self._shaped: dict[tuple[str, str], dict[str, Route]] = {}
+        self._shapes: list[tuple[str, str]] = []
+        for route in routes:
+            if route.parameter is None:
+                self._plain.setdefault(route.path, {})[route.verb] = route
+            else:
+                head, _, tail = route.path.partition(f"{{{route.parameter}}}")
+                self._shaped.setdefault((head, tail), {})[route.verb] = route
+        # The longer tail first: `{id}/cancel` is not an id.
+        self._shapes = sorted(self._shaped, key=lambda shape: -len(shape[1]))
+
+    def find(self, verb: str, path: str) -> tuple[Route, str]:
+        """The route, and what stood in the place of its parameter."""
+        verbs, parameter = self._at(path)
+        route = verbs.get(verb)
+        if route is None:
+            allowed = sorted(verbs)
+            raise WrongVerb(f"this path knows {' and '.join(allowed)}", allowed=allowed)
+        return route, parameter
+
+    def _at(self, path: str) -> tuple[dict[str, Route], str]:
+        found = self._plain.get(path)
+        if found is not None:
+            return found, ""
+        for head, tail in self._shapes:
+            if path.startswith(head) and path.endswith(tail):
+                middle = path[len(head) : len(path) - len(tail)]
+                if _IDENT.fullmatch(middle):
+                    return self._shaped[head, tail], middle
+        raise NoRoute("there is nothing at this path")
+
+    def __iter__(self) -> Iterator[Route]:
+        for verbs in (*self._plain.values(), *self._shaped.values()):
+            yield from verbs.values()
+
+
+_IDENT: Final = re.compile(r"[0-9A-Za-z._-]{1,100}")

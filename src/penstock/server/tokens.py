@@ -1,0 +1,240 @@
+"""
+Who may do what: bearer tokens.
+
+A token is 256 random bits, so its plain SHA-256 is all that is kept. They live in a file of their own beside the database, not in a table: then the
+stores stay the same three, a backup of the jobs carries no secrets' hashes, and an operator who is locked out can mend a text file. It is replaced as a
+whole, so a reader sees the old or the new; a change by anybody is noticed within half a second.
+
+A token made with another token is that token's child: it expires no later, and it ends when its parent is revoked, expires or is taken out of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from penstock.core.jobs.types import SECOND, Moment
+from penstock.scheduler.private_files import Unsafe, private_directory, private_file, replace_file
+from penstock.server.problems import BadToken
+from penstock.wire import NewToken, Scope, Token
+
+__all__ = ["FIRST_FILE", "LOCAL", "TOKENS_FILE", "Principal", "TokenFile", "new_token_id", "read_secret"]
+
+TOKENS_FILE: Final = "tokens.json"
+#: The first token, in full, for the command line of whoever started the daemon.
+FIRST_FILE: Final = "token"
+_LOOK_EVERY: Final = 0.5
+_LEAD: Final = "pst"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever asks, once that is known."""
+
+    name: str
+    scopes: frozenset[Scope]
+    addon_id: str | None = None
+    max_cost_units: int | None = None
+    max_priority: int | None = None
+    #: The token that was shown. None: the local user, or a run with its own token.
+    token_id: str | None = None
+    #: When that token or the first of its ancestors expires.
+    expires_at: datetime | None = None
+
+
+#: Came by the Unix socket, as the user that runs the daemon: it could read the token file anyway.
+LOCAL: Final = Principal("local", frozenset(Scope))
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    token: Token
+    sha256: str
+
+
+class TokenFile:
+    """`clock`: for expiry; `first`: where the first token goes in full; `timer`: when to look at the file again."""
+
+    def __init__(
+        self,
+        directory: Path,
+        clock: Callable[[], Moment],
+        *,
+        first: Path | None = None,
+        timer: Callable[[], float] = monotonic,
+    ) -> None:
+        self.path = private_directory(directory) / TOKENS_FILE
+        self._clock, self._timer, self._lock = clock, timer, Lock()
+        self._kept: dict[str, tuple[_Kept, Principal]] = {}
+        self._stamp: tuple[int, int, int] | None = None
+        self._look_at = 0.0
+        if not self.path.exists():
+            self._first(first or directory / FIRST_FILE)
+        self._load()
+
+    def principal(self, authorization: bytes) -> Principal:
+        """Of a request with this header. BadToken says no more than that: why is nobody's business."""
+        scheme, _, secret = authorization.partition(b" ")
+        lead, _, rest = secret.strip().partition(b"_")
+        token_id, _, _ = rest.partition(b"_")
+        if scheme.lower() != b"bearer" or lead != _LEAD.encode():
+            raise BadToken("a bearer token is needed")
+        return self.proven(token_id.decode("latin-1"), secret.strip())
+
+    def proven(self, token_id: str, proof: bytes) -> Principal:
+        """The token's principal, if `proof` is what `add` was given for it."""
+        self._refresh()
+        found = self._kept.get(token_id)
+        digest = hashlib.sha256(proof).hexdigest()
+        # Compared even when there is nothing to compare with, so that an id that exists takes no longer than one that does not.
+        same = hmac.compare_digest(digest, found[0].sha256 if found else "0" * 64)
+        if found is None or not same or self._expired(found[1]):
+            raise BadToken("the token is not valid, or no longer")
+        return found[1]
+
+    def alive(self, principal: Principal) -> bool:
+        """Whether what was proven once still holds: neither the token nor an ancestor was revoked or has expired."""
+        if principal.token_id is None:
+            return True
+        try:
+            self._refresh()
+        except Unsafe:
+            return False
+        found = self._kept.get(principal.token_id)
+        return found is not None and not self._expired(found[1])
+
+    def _expired(self, principal: Principal) -> bool:
+        ends_at = principal.expires_at
+        return ends_at is not None and ends_at.timestamp() * SECOND <= self._clock()
+
+    def all(self) -> list[Token]:
+        self._load()
+        return [kept.token for kept, _ in self._kept.values()]
+
+    def make(self, asked: NewToken, by: Principal | None = None) -> tuple[Token, str]:
+        token_id = new_token_id()
+        secret = f"{_LEAD}_{token_id}_{secrets.token_urlsafe(32)}"
+        return self.add(token_id, secret, asked, by), secret
+
+    def add(self, token_id: str, proof: str, asked: NewToken, by: Principal | None = None) -> Token:
+        """`by`: the token that it is a child of. Only the hash of `proof` is kept."""
+        with self._lock:
+            self._load()
+            if by is not None and not self.alive(by):
+                raise BadToken("the token that asks for another one has ended")
+            kept = self._new(token_id, proof, asked, by)
+            self._save([*(k for k, _ in self._kept.values()), kept])
+        return kept.token
+
+    def revoke(self, token_id: str) -> bool:
+        """With its children. At once here; in another process that serves from this file, within half a second."""
+        with self._lock:
+            self._load()
+            if token_id not in self._kept:
+                return False
+            self._save(_living(k for k, _ in self._kept.values() if k.token.token_id != token_id))
+        return True
+
+    def _new(self, token_id: str, proof: str, asked: NewToken, by: Principal | None = None) -> _Kept:
+        ends = [end for end in (asked.expires_at, None if by is None else by.expires_at) if end is not None]
+        token = Token(
+            token_id=token_id,
+            name=asked.name,
+            scopes=sorted(set(asked.scopes)),
+            addon_id=asked.addon_id,
+            max_cost_units=asked.max_cost_units,
+            max_priority=asked.max_priority,
+            created_at=datetime.fromtimestamp(self._clock() / SECOND, UTC),
+            expires_at=min(ends, default=None),
+            parent_id=None if by is None else by.token_id,
+        )
+        return _Kept(token, hashlib.sha256(proof.encode()).hexdigest())
+
+    def _first(self, secret_file: Path) -> None:
+        token_id = new_token_id()
+        secret = f"{_LEAD}_{token_id}_{secrets.token_urlsafe(32)}"
+        kept = self._new(token_id, secret, NewToken(name="made at first start", scopes=list(Scope)))
+        # The secret first: without it a list that holds its hash would lock everybody out.
+        replace_file(secret_file, f"{secret}\n".encode())
+        self._save([kept])
+
+    def _save(self, kept: list[_Kept]) -> None:
+        replace_file(self.path, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
+        self._load(anyway=True)
+
+    def _refresh(self) -> None:
+        if self._timer() >= self._look_at:
+            self._load()
+
+    def _load(self, *, anyway: bool = False) -> None:
+        self._look_at = self._timer() + _LOOK_EVERY
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            self._kept, self._stamp = {}, None
+            return
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if stamp == self._stamp and not anyway:
+            return
+        private_file(self.path)
+        try:
+            kept = msgspec.json.decode(self.path.read_bytes(), type=list[_Kept])
+        except msgspec.DecodeError as error:
+            raise Unsafe(
+                f"{self.path} is damaged ({error}): mend it, or remove it to have a first token made anew",
+                path=str(self.path),
+            ) from None
+        living = _living(kept)
+        tokens = {k.token.token_id: k.token for k in living}
+        self._kept = {k.token.token_id: (k, _principal(k.token, tokens)) for k in living}
+        self._stamp = stamp
+
+
+def new_token_id() -> str:
+    return secrets.token_hex(5)
+
+
+def _living(kept: Iterable[_Kept]) -> list[_Kept]:
+    """Without those that have lost an ancestor."""
+    left = list(kept)
+    while True:
+        ids = {k.token.token_id for k in left}
+        living = [k for k in left if k.token.parent_id is None or k.token.parent_id in ids]
+        if len(living) == len(left):
+            return living
+        left = living
+
+
+def _principal(token: Token, tokens: dict[str, Token]) -> Principal:
+    ends = [one.expires_at for one in _lineage(token, tokens) if one.expires_at is not None]
+    return Principal(
+        token.token_id,
+        frozenset(token.scopes),
+        token.addon_id,
+        token.max_cost_units,
+        token.max_priority,
+        token.token_id,
+        min(ends, default=None),
+    )
+
+
+def _lineage(token: Token, tokens: dict[str, Token]) -> Iterable[Token]:
+    seen: dict[str, Token] = {}
+    while token.token_id not in seen:
+        seen[token.token_id] = token
+        token = tokens.get(token.parent_id or "", token)
+    return seen.values()
+
+
+def read_secret(file: Path) -> str:
+    """The token made at first start. Refused when others can read it, for then it is no secret."""
+    return private_file(file).read_text("ascii").strip()

@@ -1,0 +1,265 @@
+"""Rows to values and back: the only place that knows the order of columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.intent import AdmissionClass, Intent, make_intent
+from penstock.core.jobs.job import Dispatch, Job, Place, dispatch_id_of
+from penstock.core.jobs.load import Host, QuietState
+from penstock.core.jobs.quick import quick
+from penstock.core.jobs.retry import NONE_YET, Counters
+from penstock.core.jobs.states import IN_FLIGHT, JobState
+from penstock.core.jobs.types import AddonId, Constraint, HostId, JobId, Moment, RunWhen
+
+__all__ = [
+    "ADMISSION_CLASS",
+    "body_hash",
+    "by_name",
+    "class_from",
+    "class_row",
+    "dispatch_from",
+    "encode",
+    "host_from",
+    "host_values",
+    "intent_from",
+    "intent_row",
+    "job_from",
+    "job_row",
+    "listed",
+    "make_dispatch",
+    "make_job",
+    "parts_of",
+]
+
+make_job, make_dispatch = quick(Job), quick(Dispatch)
+_STATES: Final = {str(state): state for state in JobState}
+_IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
+_PHASES: Final = {str(phase): phase for phase in DispatchPhase}
+_json: Final = msgspec.json.Encoder().encode
+#: So many digits no fence has.
+_LONG: Final = 18
+
+
+def encode(data: Mapping[str, Any]) -> str | None:
+    return _json(data).decode() if data else None
+
+
+def listed(keys: Sequence[Any]) -> str:
+    """Many keys as one value, for `json_each`."""
+    return _json(keys).decode()
+
+
+def by_name(dispatch_ids: Iterable[str]) -> str:
+    """Dispatches as one value: the name, and job and fence, of which it is made."""
+    return _json([(name, *parts_of(name)) for name in dispatch_ids]).decode()
+
+
+def parts_of(dispatch_id: str) -> tuple[str, int]:
+    """Job and fence. What is no name of ours has a fence that nobody has."""
+    job_id, _, digits = dispatch_id.rpartition(".")
+    fence = int(digits) if digits.isdecimal() and len(digits) < _LONG else -1
+    return job_id, fence if str(fence) == digits else -1
+
+
+def body_hash(intent: Intent) -> bytes:
+    # Without labels as before there were any: the keys of those days are still in use.
+    said = tuple(getattr(intent, f.name) for f in fields(Intent) if f.name != "labels" or intent.labels)
+    return blake2b(repr(said).encode(), digest_size=16).digest()
+
+
+def class_row(admission_class: AdmissionClass) -> tuple[Any, ...]:
+    return (
+        admission_class.key,
+        admission_class.addon_id,
+        admission_class.job_type,
+        admission_class.cost_units,
+        int(admission_class.constraints),
+        str(admission_class.run_when),
+        admission_class.quiet_for_sec,
+        int(admission_class.high),
+        admission_class.duration_class,
+        " ".join(admission_class.labels),
+    )
+
+
+def class_from(row: Sequence[Any]) -> AdmissionClass:
+    addon_id, job_type, cost, constraints, run_when, quiet_for, high, duration_class, labels = row
+    return AdmissionClass(
+        AddonId(addon_id),
+        job_type,
+        cost,
+        Constraint(constraints),
+        RunWhen(run_when),
+        quiet_for,
+        bool(high),
+        duration_class,
+        tuple(labels.split()),
+    )
+
+
+def job_row(
+    no: int, job_id: JobId, intent: Intent, place: Place, *, class_no: int, now: Moment
+) -> tuple[Any, ...]:
+    return (
+        no,
+        job_id,
+        intent.addon_id,
+        class_no,
+        place.line(now),
+        place.turn,
+        place.ready_at,
+        place.urgent_at,
+        place.priority,
+        now,
+        place.earliest_start_at,
+        place.deadline_at,
+        None if intent.expected_duration_sec is None else float(intent.expected_duration_sec),
+        intent.max_runtime_sec,
+        intent.max_active_sec,
+        intent.idempotency_key,
+    )
+
+
+def intent_row(no: int, intent: Intent) -> tuple[Any, ...]:
+    return (
+        no,
+        intent.payload,
+        json.dumps(intent.tags) if intent.tags else None,
+        intent.unit,
+        intent.cost_limit,
+        int(intent.time_sensitive),
+        json.dumps(intent.retry_delays_sec) if intent.retry_delays_sec else None,
+        body_hash(intent) if intent.idempotency_key is not None else None,
+    )
+
+
+#: Where in a row of `job_columns` the number of its demand is.
+ADMISSION_CLASS: Final = 27
+
+
+def job_from(row: Sequence[Any], said: Sequence[Any], admission_class: AdmissionClass) -> Job:
+    """`said`: as `intent_from` takes it, and the pid of the process that runs the job."""
+    (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
+    (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
+    return make_job(
+        no,
+        job_id,
+        intent_from(admission_class, row[20:ADMISSION_CLASS], said[:-1]),
+        _STATES[state],
+        created_at,
+        ready_at,
+        not_before,
+        fence,
+        dispatch_id_of(job_id, fence) if state in _IN_FLIGHT else None,
+        Counters(crash, unavailable, error, start) if crash or unavailable or error or start else NONE_YET,
+        active,
+        spent,
+        spent_before,
+        progress,
+        denied,
+        denied_data or "{}",
+        denied_at,
+        passed_at,
+        ended_at,
+        said[-1],
+    )
+
+
+def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], said: Sequence[Any]) -> Intent:
+    """`edited`: what a job's own row has of it, because some of that can be changed. `said`: what nobody changes."""
+    (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
+    (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = said
+    return make_intent(
+        admission_class.addon_id,
+        admission_class.job_type,
+        admission_class.cost_units,
+        priority,
+        admission_class.constraints,
+        admission_class.run_when,
+        admission_class.quiet_for_sec,
+        expected,
+        payload,
+        tuple(json.loads(tags)) if tags else (),
+        bool(time_sensitive),
+        deadline,
+        earliest,
+        max_runtime,
+        max_active,
+        cost_limit,
+        unit,
+        key,
+        tuple(json.loads(retry_delays)) if retry_delays else (),
+        admission_class.labels,
+    )
+
+
+def dispatch_from(row: Sequence[Any], admission_class: AdmissionClass) -> Dispatch:
+    (dispatch_id, job_id, addon_id, host, fence, phase, admitted_at, expires_at, started_at, ends_at) = row[
+        :10
+    ]
+    (stop_at, stop_for, reason, worker, spent, progress, ended_at, how, result, failure, pid, _) = row[10:]
+    return make_dispatch(
+        dispatch_id,
+        job_id,
+        addon_id,
+        host,
+        admission_class,
+        fence,
+        _PHASES[phase],
+        admitted_at,
+        expires_at,
+        started_at,
+        ends_at,
+        stop_at,
+        None if stop_for is None else EndReason(stop_for),
+        None if reason is None else EndReason(reason),
+        worker,
+        spent,
+        progress,
+        ended_at,
+        None if how is None else EndReason(how),
+        result,
+        failure,
+        pid,
+    )
+
+
+def host_values(host: Host) -> dict[str, Any]:
+    return {
+        "host": host.host,
+        "instance": host.instance,
+        "capacity": host.capacity,
+        "quiet": str(host.quiet),
+        "labels": json.dumps(host.labels),
+        "version": host.version,
+        "url": host.url,
+        "started_at": host.started_at,
+        "seen_at": host.seen_at,
+        "until": host.until,
+    }
+
+
+def host_from(row: Sequence[Any]) -> Host:
+    host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until, draining, units = row
+    return Host(
+        host=HostId(host),
+        instance=instance,
+        capacity=capacity,
+        quiet=QuietState(quiet),
+        labels=tuple(json.loads(labels)),
+        version=version,
+        url=url,
+        started_at=started_at,
+        seen_at=seen_at,
+        until=until,
+        draining=bool(draining),
+        units=units,
+    )

@@ -1,0 +1,176 @@
+"""
+What the memory store writes beside the life of a job: addons, retention, the clock, hosts, the right to dispatch; and the trail that all
+of it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.core.jobs.changes import Note, addon_note
+from penstock.core.jobs.job import Event, EventKind, Job
+from penstock.core.jobs.ledger import Account
+from penstock.core.jobs.load import Host
+from penstock.core.jobs.ordering import Aging, order_key
+from penstock.core.jobs.refusals import DispatcherHeld
+from penstock.core.jobs.states import PRUNABLE
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, Moment, Span
+from penstock.stores.api import LOST_FOR
+from penstock.stores.common.checks import drain_note, name_taken
+from penstock.stores.memory.tables import MemoryTables
+
+__all__ = ["MemoryUpkeep"]
+
+
+class MemoryUpkeep(MemoryTables):
+    def set_addon(
+        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None, by: str = ""
+    ) -> None:
+        with self._lock:
+            account = self._accounts.setdefault(addon_id, Account())
+            account.weight = account.weight if weight is None else weight
+            account.paused = account.paused if paused is None else paused
+            self._note(self._clock(), addon_note(addon_id, account.weight, account.paused, by), None)
+        self._ring()
+
+    def prune(self, before: Moment, limit: int) -> int:
+        with self._lock:
+            old = [j for j in self._jobs.values() if j.state in PRUNABLE and (j.ended_at or 0) < before]
+            old = sorted(old, key=lambda job: (job.ended_at or 0, job.no))[:limit]
+            for job in old:
+                self._forget(job)
+            if old:
+                gone = {job.job_id for job in old}
+                self._events = [event for event in self._events if event.job_id not in gone]
+                self._note(
+                    self._clock(), Note(EventKind.PRUNED, data={"jobs": len(old), "before": before}), None
+                )
+        return len(old)
+
+    def _forget(self, job: Job) -> None:
+        for dispatch in self.attempts(job.job_id):
+            del self._dispatches[dispatch.dispatch_id]
+        del self._jobs[job.job_id], self._trails[job.job_id]
+        self._checkpoints.pop(job.job_id, None)
+        self._tally[job.intent.addon_id, job.state] -= 1
+        if job.intent.idempotency_key is not None:
+            del self._keys[job.intent.addon_id, job.intent.idempotency_key]
+
+    def shift(self, by: Span) -> int:
+        with self._lock:
+            for dispatch_id, dispatch in self._live.items():
+                moved = replace(
+                    dispatch,
+                    admitted_at=dispatch.admitted_at + by,
+                    started_at=_moved(dispatch.started_at, by),
+                    expires_at=dispatch.expires_at + by,
+                    stop_at=_moved(dispatch.stop_at, by),
+                    ends_at=_moved(dispatch.ends_at, by),
+                )
+                self._live[dispatch_id] = self._dispatches[dispatch_id] = moved
+                if dispatch.job_id is not None:
+                    job = self._jobs[dispatch.job_id]
+                    self._jobs[job.job_id] = replace(
+                        job, ready_at=job.ready_at + by, not_before=_moved(job.not_before, by)
+                    )
+            for job_id, place in self._lines.shift(by, self._clock()):
+                job = self._jobs[job_id]
+                self._jobs[job_id] = replace(
+                    job,
+                    ready_at=place.ready_at,
+                    not_before=place.not_before,
+                    denied_at=_moved(job.denied_at, by),
+                    passed_at=_moved(job.passed_at, by),
+                )
+            self._note(self._clock(), Note(EventKind.CLOCK_SHIFTED, data={"by": by}), None)
+            return len(self._live)
+
+    def reorder(self, aging: Aging, after: int, limit: int) -> int:
+        with self._lock:
+            queued = sorted((self._jobs[job_id] for job_id in self._lines.queued()), key=lambda job: job.no)
+            looked_at = [job for job in queued if job.no > after][:limit]
+            for job in looked_at:
+                self._lines.set_turn(job.job_id, order_key(job.intent.priority, job.ready_at, aging))
+            return looked_at[-1].no if looked_at else 0
+
+    # hosts
+
+    def register_host(self, host: Host) -> Host:
+        with self._lock:
+            known = self._hosts.get(host.host)
+            if known is not None and known.instance != host.instance and known.alive(host.seen_at):
+                raise name_taken(host)
+            self._hosts = {
+                name: h for name, h in self._hosts.items() if h.draining or h.until >= host.seen_at - LOST_FOR
+            }
+            told = replace(host, draining=known is not None and known.draining)
+            self._hosts[host.host] = told
+        return told
+
+    def leave(self, host: HostId, instance: str) -> None:
+        with self._lock:
+            known = self._hosts.get(host)
+            if known is not None and known.instance == instance:
+                del self._hosts[host]
+                if known.draining:
+                    self._hosts[host] = replace(known, until=known.seen_at)
+
+    def hosts(self) -> list[Host]:
+        with self._lock:
+            return [replace(h, units=self.ledger(name).units) for name, h in sorted(self._hosts.items())]
+
+    def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
+        with self._lock:
+            known = self._hosts.get(host)
+            if known is None:
+                return False
+            self._hosts[host] = replace(known, draining=draining)
+            self._note(self._clock(), drain_note(host, draining, by), None)
+        self._ring()
+        return True
+
+    def acquire_dispatch(self, holder: str) -> None:
+        with self._lock:
+            if self._holder is not None:
+                raise DispatcherHeld(f"this store is dispatched by {self._holder}", holder=self._holder)
+            self._holder = holder
+
+    def release_dispatch(self) -> None:
+        self._holder = None
+
+    def listen(self) -> None:
+        pass  # there is no other process
+
+    def on_change(self, ring: Callable[[], None]) -> None:
+        self._rings.append(ring)
+
+    def _ring(self) -> None:
+        for ring in self._rings:
+            ring()
+
+    def close(self) -> None:
+        self._holder = None
+
+    # the trail
+
+    def _note(self, at: Moment, note: Note, job: Job | None, dispatch_id: DispatchId | None = None) -> None:
+        self._seq += 1
+        trail = [] if job is None else self._trails[job.job_id]
+        event = Event(
+            seq=self._seq,
+            at=at,
+            kind=note.kind,
+            job_id=None if job is None else job.job_id,
+            n=len(trail) + 1 if job is not None else 0,
+            state=None if job is None else job.state,
+            reason=note.reason,
+            dispatch_id=dispatch_id,
+            data=dict(note.data),
+        )
+        self._events.append(event)
+        trail.append(event)
+
+
+def _moved(moment: Moment | None, by: Span) -> Moment | None:
+    return None if moment is None else moment + by

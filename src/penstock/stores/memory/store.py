@@ -1,0 +1,399 @@
+"""
+Jobs in memory: for tests and simulation, and as the shortest statement of what a store does.
+
+One lock and plain dictionaries (`memory_tables`, with the reads); here is the life of a job, and `memory_upkeep` has what is written beside it.
+What the SQL stores keep as sums is computed from the dispatches that live, so the two can be held against each other. It forgets everything with
+its process and promises nothing else less: the same contract suite runs against it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TypeVar
+
+from penstock.core.jobs.changes import (
+    Change,
+    DispatchStep,
+    JobStep,
+    Note,
+    Renewal,
+    completed,
+    running,
+    stop_moment,
+)
+from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of, place
+from penstock.core.jobs.ledger import Account
+from penstock.core.jobs.ordering import AdmissionView, Ordering, Pick, Placement, RoundResult
+from penstock.core.jobs.spending import windows
+from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.stores.api import (
+    NOTHING_SPENT,
+    Ahead,
+    Clock,
+    CompletedDispatch,
+    Depth,
+    Receipt,
+    Ride,
+    Standing,
+    Tell,
+    Terms,
+    not_waited_for,
+    say_nothing,
+)
+from penstock.stores.common.checks import key_conflict, refuse_beyond
+from penstock.stores.common.dispatches import uuid7
+from penstock.stores.memory.maintenance import MemoryUpkeep
+
+__all__ = ["MemoryStore"]
+
+T = TypeVar("T")
+
+
+class MemoryStore(MemoryUpkeep):
+    shared = False
+
+    def __init__(
+        self, clock: Clock, *, ordering: Ordering | None = None, new_id: Callable[[], str] = uuid7
+    ) -> None:
+        super().__init__(clock, ordering=ordering, new_id=new_id)
+
+    # submit
+
+    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        with self._lock:
+            fresh = [intent for intent in intents if self._known(intent) is None]
+            self._check_depth(fresh, depth)
+            made: dict[tuple[AddonId, str], Intent] = {}
+            for intent in fresh:
+                if intent.idempotency_key is not None:
+                    _same_body(made.setdefault((intent.addon_id, intent.idempotency_key), intent), intent)
+            receipts = [self._known(intent) or self._insert(intent) for intent in intents]
+        self._ring()
+        return receipts
+
+    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
+        return _at_once(lambda: self.submit(intents, depth))
+
+    def _known(self, intent: Intent) -> Receipt | None:
+        if intent.idempotency_key is None or (intent.addon_id, intent.idempotency_key) not in self._keys:
+            return None
+        job_id, first = self._keys[intent.addon_id, intent.idempotency_key]
+        _same_body(first, intent, job_id)
+        return Receipt(job_id, self._jobs[job_id].state, created=False)
+
+    def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
+        if depth.total is not None and fresh:
+            queued = sum(n for (_, state), n in self._tally.items() if state is JobState.QUEUED)
+            refuse_beyond(depth.total, queued, len(fresh), "in all")
+        if depth.per_addon is not None:
+            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
+                queued = self._tally[addon_id, JobState.QUEUED]
+                refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
+
+    def _insert(self, intent: Intent) -> Receipt:
+        now = self._clock()
+        self._last_no += 1
+        its_place = place(intent, now, None, self._ordering)
+        job = Job(
+            no=self._last_no,
+            job_id=JobId(self._new_id()),
+            intent=intent,
+            state=JobState.QUEUED,
+            created_at=now,
+            ready_at=its_place.ready_at,
+        )
+        self._jobs[job.job_id] = job
+        self._trails[job.job_id] = []
+        self._tally[intent.addon_id, JobState.QUEUED] += 1
+        self._lines.put(job, its_place, now)
+        if intent.idempotency_key is not None:
+            self._keys[intent.addon_id, intent.idempotency_key] = (job.job_id, intent)
+        self._note(now, Note(EventKind.SUBMITTED), job)
+        return Receipt(job.job_id, JobState.QUEUED, created=True)
+
+    # admit
+
+    def admit(
+        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
+    ) -> list[Dispatch]:
+        with self._lock:
+            now = self._clock()
+            self._lines.advance(now)
+            before = self._seq
+            round_result = run_round(self._admission_view(host, now))
+            self._deny(round_result, now)
+            dispatches = [self._pick(pick, host, now, terms) for pick in round_result.picks]
+            if round_result.loan is not None:
+                dispatches.append(self._loan(round_result.loan, host, now, terms))
+            told = self._seq != before
+        if told:
+            self._ring()
+        return dispatches
+
+    def _deny(self, round_result: RoundResult, now: Moment) -> None:
+        for waiting in round_result.passed:
+            self._jobs[waiting.job_id] = replace(self._jobs[waiting.job_id], passed_at=now)
+        for denial in round_result.denials:
+            job_id, data = denial.waiting.job_id, denial.as_json()
+            job = replace(
+                self._jobs[job_id],
+                denied=denial.reason.code,
+                denied_data=json.dumps(data, separators=(",", ":")),
+                denied_at=now,
+            )
+            self._jobs[job_id] = job
+            self._note(now, Note(EventKind.DENIED, denial.reason.code, data), job)
+
+    def _pick(self, pick: Pick, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+        job = self._jobs[pick.waiting.job_id]
+        leased = pick.offer is Placement.LEASE
+        dispatch_id = dispatch_id_of(job.job_id, job.fence + 1)
+        job = replace(
+            job,
+            state=JobState.DISPATCHING,
+            fence=job.fence + 1,
+            dispatch_id=dispatch_id,
+            denied="",
+            denied_data="{}",
+            denied_at=None,
+            passed_at=None,
+        )
+        self._lines.drop(job)
+        self._note(now, Note(EventKind.DISPATCHING, "admitted"), job, dispatch_id)
+        stop_at, stop_for = None, None
+        if leased:
+            intent = job.intent
+            stop_at, stop_for = stop_moment(intent.max_runtime_sec, intent.max_active_sec, job.active, now)
+            job = replace(job, state=JobState.RUNNING, counters=replace(job.counters, start=0))
+            self._note(now, running(terms.worker, now - job.ready_at), job, dispatch_id)
+        self._moved(job, JobState.QUEUED)
+        dispatch = Dispatch(
+            dispatch_id=dispatch_id,
+            job_id=job.job_id,
+            addon_id=job.intent.addon_id,
+            host=host,
+            admission_class=pick.admission_class,
+            fence=job.fence,
+            phase=DispatchPhase.LEASED if leased else DispatchPhase.RESERVED,
+            admitted_at=now,
+            started_at=now if leased else None,
+            expires_at=now + (terms.lease_for if leased else terms.reserve_for),
+            ends_at=pick.ends_at,
+            stop_at=stop_at,
+            stop_for=stop_for,
+            worker=terms.worker if leased else "",
+        )
+        return self._hold(dispatch, now)
+
+    def _loan(self, admission_class: AdmissionClass, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+        dispatch_id = DispatchId(f"{self._new_id()}.0")
+        self._note(now, Note(EventKind.ADMITTED), None, dispatch_id)
+        dispatch = Dispatch(
+            dispatch_id=dispatch_id,
+            job_id=None,
+            addon_id=admission_class.addon_id,
+            host=host,
+            admission_class=admission_class,
+            fence=0,
+            phase=DispatchPhase.LEASED,
+            admitted_at=now,
+            started_at=now,
+            expires_at=now + terms.lease_for,
+            worker=terms.worker,
+        )
+        return self._hold(dispatch, now)
+
+    def _hold(self, dispatch: Dispatch, now: Moment) -> Dispatch:
+        self._dispatches[dispatch.dispatch_id] = self._live[dispatch.dispatch_id] = dispatch
+        account = self._accounts.setdefault(dispatch.addon_id, Account())
+        account.hold(dispatch.admission_class.cost_units, now, self._ordering.sharing)
+        return dispatch
+
+    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
+        return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
+
+    def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
+        """A commit costs nothing here."""
+        return lambda: None
+
+    # apply
+
+    def apply(self, changes: Sequence[Change]) -> list[bool]:
+        with self._lock:
+            applied = [self._apply(change) for change in changes]
+        if any(applied):
+            self._ring()
+        return applied
+
+    def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
+        return _at_once(lambda: self.apply(changes))
+
+    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
+        now = self.now()
+        return self.apply_soon([completed(each.dispatch_id, now, each.result) for each in done])
+
+    def exchange_soon(
+        self,
+        done: Sequence[CompletedDispatch],
+        host: HostId,
+        run_round: Callable[[AdmissionView], RoundResult],
+        terms: Terms,
+        ahead: Ahead = not_waited_for,  # noqa: ARG002 - it is written at once
+    ) -> Future[tuple[list[bool], list[Dispatch]]]:
+        completed = self.complete_soon(done)
+        return _at_once(lambda: (completed.result(), self.admit(host, run_round, terms)))
+
+    def _apply(self, change: Change) -> bool:
+        now = self._clock()
+        step, ending = change.job, change.dispatch
+        if not self._job_matches(step) or not self._dispatch_matches(ending, now):
+            return False
+        active = 0 if ending is None else self._move_dispatch(ending, now)
+        job = None if step is None else self._move_job(step, active, now)
+        for note in change.notes:
+            self._note(change.at, note, job, None if ending is None else ending.dispatch_id)
+        return True
+
+    def _job_matches(self, step: JobStep | None) -> bool:
+        if step is None:
+            return True
+        job = self._jobs.get(step.job_id)
+        return job is not None and job.state is step.source and job.fence == step.fence
+
+    def _dispatch_matches(self, step: DispatchStep | None, now: Moment) -> bool:
+        if step is None:
+            return True
+        dispatch = self._live.get(step.dispatch_id)
+        if dispatch is None or dispatch.phase is not step.source or dispatch.reason is not step.source_reason:
+            return False
+        return dispatch.expires_at > now or not step.while_valid
+
+    def _move_dispatch(self, step: DispatchStep, now: Moment) -> Span:
+        before = self._live[step.dispatch_id]
+        after = replace(
+            before,
+            phase=step.target,
+            started_at=before.started_at or (now if step.target is DispatchPhase.LEASED else None),
+            expires_at=before.expires_at if step.expires_at is None else step.expires_at,
+            stop_at=before.stop_at if step.stop_at is None else step.stop_at,
+            stop_for=before.stop_for if step.stop_for is None else step.stop_for,
+            reason=before.reason if step.reason is None else step.reason,
+            worker=before.worker if step.worker is None else step.worker,
+        )
+        if step.target is not DispatchPhase.ENDED:
+            self._dispatches[step.dispatch_id] = self._live[step.dispatch_id] = after
+            return 0
+        self._dispatches[step.dispatch_id] = replace(
+            after, ended_at=now, end=step.end, result=step.result, error=step.error
+        )
+        del self._live[step.dispatch_id]
+        account = self._accounts.setdefault(before.addon_id, Account())
+        account.hold(-before.admission_class.cost_units, now, self._ordering.sharing)
+        return max(0, now - before.started_at) if before.started_at is not None else 0
+
+    def _move_job(self, step: JobStep, active: Span, now: Moment) -> Job:
+        before = self._jobs[step.job_id]
+        job = replace(
+            before,
+            state=step.target,
+            counters=before.counters if step.counters is None else step.counters,
+            active=0 if step.fresh else before.active + active,
+            spent_before=before.spent if step.fresh else before.spent_before,
+            dispatch_id=before.dispatch_id if step.target in IN_FLIGHT else None,
+            pid=before.pid if step.target in IN_FLIGHT else None,
+            ended_at=now if step.target in SETTLED else None,
+        )
+        if step.place is not None:
+            p = step.place
+            intent = replace(
+                job.intent,
+                priority=p.priority,
+                earliest_start_at=p.earliest_start_at,
+                deadline_at=p.deadline_at,
+            )
+            job = replace(job, intent=intent, ready_at=p.ready_at, not_before=p.not_before)
+            self._lines.put(job, p, now)
+        elif step.target is not JobState.QUEUED:
+            self._lines.drop(job)
+        self._moved(job, before.state)
+        return job
+
+    def _moved(self, job: Job, source: JobState) -> None:
+        self._jobs[job.job_id] = job
+        self._tally[job.intent.addon_id, source] -= 1
+        self._tally[job.intent.addon_id, job.state] += 1
+
+    # renew
+
+    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
+        with self._lock:
+            before = self._seq
+            standings = [self._renew(beat, tell) for beat in beats]
+            told = self._seq != before
+        if told:
+            self._ring()
+        return standings
+
+    def renew_soon(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
+        return _at_once(lambda: self.renew(beats, tell))
+
+    def _renew(self, beat: Renewal, tell: Tell) -> Standing | None:
+        now = self._clock()
+        dispatch = self._live.get(beat.dispatch_id)
+        if dispatch is None or dispatch.phase is DispatchPhase.RESERVED or dispatch.expires_at <= now:
+            return None
+        more = max(0, (beat.spent or 0) - dispatch.spent)
+        dispatch = replace(
+            dispatch,
+            expires_at=beat.expires_at if dispatch.phase is DispatchPhase.LEASED else dispatch.expires_at,
+            progress=dispatch.progress if beat.progress is None else beat.progress,
+            spent=dispatch.spent + more,
+            pid=dispatch.pid if beat.pid is None else beat.pid,
+        )
+        self._dispatches[beat.dispatch_id] = self._live[beat.dispatch_id] = dispatch
+        for window in windows(now) if more else ():
+            self._spent[dispatch.addon_id, window.name] += more
+        job = None if dispatch.job_id is None else self._jobs[dispatch.job_id]
+        before = 0 if job is None else job.spent - job.spent_before
+        if job is not None:
+            progress = job.progress if beat.progress is None else beat.progress
+            self._jobs[job.job_id] = replace(job, progress=progress, spent=job.spent + more, pid=dispatch.pid)
+            if beat.checkpoint is not None:
+                self._checkpoints[job.job_id] = beat.checkpoint
+                self._note(now, Note(EventKind.CHECKPOINT), job, beat.dispatch_id)
+        standing = Standing(
+            beat.dispatch_id,
+            dispatch.job_id,
+            dispatch.addon_id,
+            dispatch.phase,
+            dispatch.reason,
+            dispatch.expires_at,
+            before,
+            before + more,
+            None if job is None else job.intent.cost_limit,
+            {w.kind: self._spent[dispatch.addon_id, w.name] for w in windows(now)} if more else NOTHING_SPENT,
+        )
+        for note in tell(standing):
+            self._note(now, note, job if note.of_job else None, beat.dispatch_id)
+        return standing
+
+
+def _at_once(act: Callable[[], T]) -> Future[T]:
+    answer: Future[T] = Future()
+    try:
+        answer.set_result(act())
+    except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the answer
+        answer.set_exception(error)
+    return answer
+
+
+def _same_body(first: Intent, again: Intent, job_id: JobId | None = None) -> None:
+    if first != again:
+        raise key_conflict(again, job_id)

@@ -1,0 +1,275 @@
+"""
+One transaction for what has ended and what may start: the ends give their units back, and the round behind them gives them away again.
+
+It locks the ledger rows it decides on, in one order for all: its host's, then the shared ones. The rows are those of the demands in
+line. Whoever else wants to start a job of one of these demands, on whatever host, needs the same rows and waits; whoever ends one waits
+too, and gives its units back to the next round. So the jobs need no lock while the round weighs, and only those that it takes or
+refuses are locked at the end; one that somebody is changing at that moment is not waited for, but left out, and the round is weighed
+again. Without the ledger locks two hosts would both see room for the last one.
+
+A round trip costs more than all of a round's statements, so there are two: one locks and reads, one writes and commits. Which rows to
+lock is guessed from the round before, since the lines are read in the same trip; and that the heads can be had is taken for granted.
+Where either turns out to be wrong the server has written nothing, and the round is done again with what is known by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, Final, NamedTuple, Protocol
+
+from psycopg.errors import DivisionByZero
+
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.job import Dispatch
+from penstock.core.jobs.ledger import EVERYTHING, Account, Ledger, keys_of
+from penstock.core.jobs.ordering import Ordering, RoundResult
+from penstock.core.jobs.spending import windows
+from penstock.core.jobs.types import AddonId, HostId, Moment
+from penstock.stores.postgres.admission_view import (
+    Heads,
+    PostgresAdmissionView,
+    PostgresSpent,
+    ScanHint,
+    enter,
+    spent_from,
+)
+from penstock.stores.postgres.changes import Judged
+from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.pipeline import Values, array, columns
+from penstock.stores.postgres.start import Admission, Starting
+from penstock.stores.postgres.write_batch import Key, PostgresAdmissionClasses, accounts_from, lock_ledger
+
+__all__ = ["Admitting", "Ends", "RoundRequest"]
+
+#: How many jobs whose time has come step into line in one transaction.
+STEPS: Final = 5_000
+#: After one whose time had come, for so long it is taken for granted that there are others.
+STEPPING_SEC: Final = 1.0
+
+
+class RoundRequest(NamedTuple):
+    """What came of it: an answer for every change, whether anything is to be told, and what each round started."""
+
+    answers: list[list[bool]]
+    told: bool
+    started: Sequence[list[Dispatch]] = ()
+
+
+class Ends(Protocol):
+    """What the transaction begins with: statements, and what is to be written by what they answered."""
+
+    def __len__(self) -> int:
+        """How many runs it may end."""
+        ...
+
+    def calls(self) -> list[tuple[str, Values]]: ...
+
+    def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Judged: ...
+
+
+class _NotLocked(Exception):
+    """Rows are needed that were not among those locked. `loan`: by a demand that perhaps nobody has made yet."""
+
+    def __init__(self, keys: Iterable[Key], loan: AdmissionClass | None = None) -> None:
+        super().__init__()
+        self.keys, self.loan = keys, loan
+
+
+class Admitting:
+    def __init__(
+        self,
+        link: Database,
+        demands: PostgresAdmissionClasses,
+        ordering: Ordering,
+        *,
+        new_id: Callable[[], str],
+        keep: Callable[[list[Any]], Callable[[], None]],
+    ) -> None:
+        """`keep`: is given the rows of the jobs that are leased, since their workers will ask for them."""
+        self.link, self.demands, self.ordering, self.new_id, self.keep = link, demands, ordering, new_id, keep
+        self.scan_hint = ScanHint()
+        self._hosts: set[HostId] = set()
+        #: The rows that the last turn needed.
+        self._likely: set[Key] = set()
+        #: Until when jobs are let into line without asking whether there are any.
+        self.stepping_until = float("-inf")
+        #: Somebody went by what was spent, so it is asked for with the rest.
+        self.budgeted = False
+
+    def turn(self, ends: Ends, admissions: Sequence[Admission]) -> RoundRequest:
+        """What ended, then the rounds, each of which sees what was before it."""
+        for host in {admission.host for admission in admissions} - self._hosts:
+            self.link.transact(lambda session: session.ask("add_ledger", columns([("host", host)])))  # noqa: B023 - called at once
+            self._hosts.add(host)
+        keys = self._likely | {("host", admission.host) for admission in admissions}
+        careful = False
+        while True:
+            turning = _Turning(self, keys, careful=careful)
+            try:
+                turn = self.link.transact(lambda session: turning.run(session, ends, admissions))  # noqa: B023 - called at once
+            except DivisionByZero:
+                careful = True
+            except _NotLocked as more:
+                if more.loan is not None:
+                    self.demands.make([more.loan])
+                keys |= set(more.keys)
+            else:
+                self._likely = turning.needed or self._likely  # with nothing in line nothing was needed
+                return turn
+
+
+class _Turning:
+    """`keys`: the ledger rows to lock. `careful`: heads are locked before it is decided what to do with them."""
+
+    def __init__(self, admitting: Admitting, keys: set[Key], *, careful: bool) -> None:
+        self._of, self._keys, self._careful = admitting, keys, careful
+        self.needed: set[Key] = set()
+
+    def run(self, session: DatabaseSession, ends: Ends, admissions: Sequence[Admission]) -> RoundRequest:
+        of, self.needed = self._of, set()
+        seen = _Seen(of, session, self._keys, ends.calls(), ended=len(ends), heads=bool(admissions))
+        judged = ends.judge(session, seen.now, seen.ends)
+        self._need(judged.keys)
+        judged.leave(session, of.demands)
+        started: list[list[Dispatch]] = []
+        told = False
+        if not admissions:
+            judged.pages.accounts = seen.accounts(judged.ended)
+            told = judged.pages.leave(session)
+        for number, admission in enumerate(admissions):
+            if number:
+                session.flush()
+                seen = _Seen(of, session, self._keys)
+            before = Judged(seen.now) if number else judged
+            started.append(self._round(session, admission, seen, before))
+            told |= before.pages.leave(session)
+        return RoundRequest(judged.answers, told, started)
+
+    def _round(
+        self, session: DatabaseSession, admission: Admission, seen: _Seen, before: Judged
+    ) -> list[Dispatch]:
+        """`before`: what ended in this transaction, and is not written yet."""
+        of, host = self._of, admission.host
+        demands = of.demands.of(session, {no for no, _ in seen.heads.lines})
+        self._need({key for no, _ in seen.heads.lines for key in keys_of(demands[no])})
+        taken = {job.no for job in before.jobs.values() if job.moved}
+        while True:
+            ledger = seen.ledger(host, before.ended)
+            admission_view = PostgresAdmissionView(
+                session, host, seen.now, ledger, seen.heads, demands=of.demands, without=taken
+            )
+            round_result = admission.run_round(admission_view)
+            if round_result.loan is not None:
+                self._need(set(keys_of(round_result.loan)), round_result.loan)
+            if not (lost := self._lock_heads(session, round_result, admission_view)):
+                break
+            taken |= lost
+        admission_view.tell(of.scan_hint)
+        before.pages.accounts = ledger.accounts
+        starting = Starting(
+            session,
+            admission_view,
+            before.pages,
+            admission,
+            demands=of.demands,
+            ordering=of.ordering,
+            new_id=of.new_id,
+            keep=of.keep,
+        )
+        return starting.write(round_result)
+
+    def _need(self, keys: set[Key], loan: AdmissionClass | None = None) -> None:
+        if not keys <= self._keys or (loan is not None and not self._of.demands.knows(loan)):
+            raise _NotLocked(keys, loan)
+        self.needed |= keys
+
+    def _lock_heads(
+        self, session: DatabaseSession, round_result: RoundResult, admission_view: PostgresAdmissionView
+    ) -> set[int]:
+        """Those that we could not have as we saw them."""
+        # Where something is picked, the statement that starts it looks for itself.
+        if round_result.picks and not self._careful:
+            return set()
+        wanted = admission_view.heads_of(round_result)
+        return (
+            set()
+            if not wanted
+            else wanted.keys() - {no for (no,) in session.ask("lock_heads", columns(list(wanted.items())))}
+        )
+
+
+class _Seen:
+    """All that a round goes by, read behind the locks. A round changes its own copy, and may have to be weighed again."""
+
+    def __init__(
+        self,
+        of: Admitting,
+        session: DatabaseSession,
+        keys: set[Key],
+        first: Sequence[tuple[str, Values]] = (),
+        *,
+        ended: int = 0,
+        heads: bool = True,
+    ) -> None:
+        """
+        `first`: what comes before the locks on the ledger, and ends so many. `heads`: not needed where nothing is to be started.
+        """
+        handed = of.link.handed()
+        self._sharing, (most, look) = of.ordering.sharing, of.scan_hint.call(ended, handed)
+        addons = {EVERYTHING, *(name for scope, name in keys if scope == "addon")}
+        lines: list[tuple[str, Values]] = []
+        if of.budgeted:
+            day, month = windows(of.link.now())
+            lines.append(("spent", {"day": day.name, "month": month.name}))
+        if stepping := monotonic() < of.stepping_until:
+            lines.append(("step_into_line", {"now": handed, "most": STEPS}))
+        lines.append(look)
+        self.now, answers = of.link.opening(
+            session,
+            *first,
+            lock_ledger(keys),
+            # Asked for after the locks: the accounts are guarded by their addons' ledger rows.
+            ("accounts", {"addons": array(sorted(addons))}),
+            *(lines if heads else ()),
+        )
+        self.ends, behind = answers[: len(first)], answers[len(first) :]
+        self._ledger, self._accounts = behind[:2]
+        self.heads = Heads(behind[-1] if heads else (), most, everything=look[0] == "heads")
+        if self.heads.due:
+            of.stepping_until = monotonic() + STEPPING_SEC
+            if not stepping:
+                _, rows = session.together(("step_into_line", {"now": self.now, "most": STEPS}), look)
+                self.heads = Heads(rows, most, everything=look[0] == "heads")
+        if heads:
+            of.scan_hint.looked(self.heads)
+        self._spent = PostgresSpent(partial(_ask_spent, of, session, self.now))
+        if heads and of.budgeted and windows(self.now)[0].name == day.name:  # else midnight has just passed
+            self._spent.found = spent_from(behind[2], day.name)
+
+    def accounts(self, ended: Mapping[tuple[HostId, AdmissionClass], int]) -> dict[AddonId, Account]:
+        accounts = accounts_from(self._accounts)
+        for (_, admission_class), n in ended.items():
+            account = accounts.setdefault(admission_class.addon_id, Account())
+            account.hold(-n * admission_class.cost_units, self.now, self._sharing)
+        return accounts
+
+    def ledger(self, host: HostId, ended: Mapping[tuple[HostId, AdmissionClass], int]) -> Ledger:
+        ledger = Ledger(accounts=self.accounts(ended), spent=self._spent)
+        enter(ledger, self._ledger, host)
+        for (where, admission_class), n in ended.items():
+            for key in keys_of(admission_class):
+                ledger.counts[key] -= n
+            if where == host:
+                ledger.units, ledger.running = (
+                    ledger.units - n * admission_class.cost_units,
+                    ledger.running - n,
+                )
+        return ledger
+
+
+def _ask_spent(of: Admitting, session: DatabaseSession, now: Moment) -> dict[AddonId, dict[str, int]]:
+    of.budgeted = True
+    day, month = windows(now)
+    return spent_from(session.ask("spent", {"day": day.name, "month": month.name}), day.name)

@@ -1,0 +1,271 @@
+"""
+The SQLite file: how it is opened, brought to the present schema, and guarded.
+
+Two locks lie beside it. `-dispatch` is held for as long as a process dispatches, and tells who that is. `-write` is held for
+one commit: SQLite's own busy handler sleeps up to 100 ms between tries, while the kernel wakes the next in line at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from penstock.core.jobs.refusals import DispatcherHeld, SchemaNewer, StoreFailed
+from penstock.stores.common.statements import migrations
+from penstock.stores.common.statements import statements as by_name
+
+__all__ = [
+    "DispatchLock",
+    "WriteLock",
+    "connect",
+    "failures",
+    "migrate",
+    "newest_event",
+    "one",
+    "query",
+    "schema_version",
+    "statements",
+    "write_copy",
+]
+
+#: "PEN1": another program's database is not ours to migrate.
+APPLICATION_ID: Final = 0x50454E31
+#: Before this one, two connections that write and checkpoint can corrupt a database in WAL mode.
+SAFE_WAL: Final = (3, 51, 3)
+#: Room for all that we ever ask: what falls out of the cache is compiled anew, which costs more than most of it takes.
+STATEMENTS: Final = 400
+
+
+def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    if version < SAFE_WAL:
+        raise StoreFailed(
+            f"SQLite {apsw.sqlite_lib_version()} can corrupt a database in WAL mode; apsw with SQLite 3.51.3 or newer is needed"
+        )
+    if not readonly:
+        _make_private(path)
+    flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    with failures(path):
+        con = apsw.Connection(os.fspath(path), flags=flags, statementcachesize=STATEMENTS)
+        con.set_busy_timeout(10_000)
+        if not readonly:
+            # Of a new file. A move writes a few bytes in each of a dozen pages, and all of every page goes into the log: half of the usual size.
+            con.pragma("page_size", 2_048)
+            con.pragma("journal_mode", "wal")
+            # FULL: a commit that was answered survives a power cut. NORMAL may lose the newest ones.
+            con.pragma("synchronous", "FULL")
+            con.pragma("journal_size_limit", 64 * 1024 * 1024)
+            # Seldom enough that a page which many commits write goes into the file once.
+            con.pragma("wal_autocheckpoint", 8_000)
+            con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+        # A plan must not depend on what is bound: else a statement that asks for a limit is compiled anew at every call.
+        con.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+        con.pragma("cache_size", -32_000)
+        con.pragma("temp_store", "memory")
+    return con
+
+
+class failures:  # noqa: N801 - it stands in a `with`, at every commit, where a generator would cost as much as a statement
+    """What SQLite reports about the disk or the file, in our words. A broken constraint is our own bug and stays as it is."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, _OF_THE_FILE):
+            kind = type(error).__name__.removesuffix("Error").lower()
+            raise StoreFailed(f"{self._path} {_ADVICE[kind]} ({error})", kind=kind) from error
+        if isinstance(error, OSError):
+            raise StoreFailed(f"{self._path} {_ADVICE['cantopen']} ({error})", kind="cantopen") from error
+
+
+_OF_THE_FILE: Final = (
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.FullError,
+    apsw.IOError,
+    apsw.ReadOnlyError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.CantOpenError,
+    apsw.PermissionsError,
+)
+
+
+_ADVICE: Final = {
+    "busy": "is kept locked by another program: end what holds a transaction open on it",
+    "locked": "is kept locked by another program: end what holds a transaction open on it",
+    "full": "cannot grow, its disk is full: free some space. Nothing was lost, and the next call goes on",
+    "io": "could not be read or written: look at the disk, its free space and the system's log",
+    "readonly": "may not be written: give this user the right to write the file, its folder, and the -wal and -shm beside it",
+    "corrupt": "is damaged: restore a backup, or save what can be read by `sqlite3 FILE .recover`",
+    "notadb": "is not a database of Penstock and was left alone: choose another file",
+    "cantopen": "cannot be opened: its folder must exist, and this user must be allowed to write in it",
+    "permissions": "may not be used by this user: change its owner or its mode",
+}
+
+
+def migrate(con: apsw.Connection, path: Path) -> None:
+    """Forward only, one transaction per step, after a backup. Many processes may open the file at once: one migrates, and the others wait for it."""
+    steps = migrations("sqlite")
+    with failures(path):
+        if schema_version(con, path) == len(steps):
+            return
+        with closing(WriteLock(path)) as lock, lock:
+            _climb(con, path, steps)
+
+
+def _climb(con: apsw.Connection, path: Path, steps: Sequence[str]) -> None:
+    version = schema_version(con, path)
+    if 0 < version < len(steps):
+        write_copy(con, path.with_name(f"{path.name}.v{version}.backup"))
+    for number, script in enumerate(steps[version:], start=version + 1):
+        con.execute("BEGIN EXCLUSIVE")
+        try:
+            con.execute(script)
+            con.execute(f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}")
+            con.execute("COMMIT")
+        except BaseException:  # an interrupted upgrade leaves the file as it was, Ctrl-C included
+            con.execute("ROLLBACK")
+            raise
+
+
+def integrity(path: Path, *, quick: bool = False) -> list[str]:
+    """What SQLite finds wrong with its own pages. `quick` skips what takes long: indexes against their tables."""
+    with failures(path), connect(path, readonly=True) as con:
+        found = con.execute("PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(100)").fetchall()
+    con.close()
+    return [str(line) for (line,) in found if line != "ok"]
+
+
+def _make_private(path: Path) -> None:
+    """A new file is its owner's alone from its first byte on; SQLite gives the -wal and -shm the same mode. An old file keeps its mode."""
+    with suppress(OSError):  # it is there, or SQLite says what is wrong with its place
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def copy(path: Path, target: Path) -> None:
+    """Whole, and taken while others write."""
+    with failures(path):
+        con = connect(path, readonly=True)
+        try:
+            write_copy(con, target)
+        finally:
+            con.close()
+
+
+def schema_version(con: apsw.Connection, path: Path) -> int:
+    """0 for an empty file. Another program's file and a newer schema are refused."""
+    version = int(con.pragma("user_version"))
+    tables = con.execute("SELECT count(*) FROM sqlite_schema").get
+    if con.pragma("application_id") != APPLICATION_ID and (version or tables):
+        raise StoreFailed(f"{path.name} is a database of another program; choose another file")
+    if version > len(migrations("sqlite")):
+        raise SchemaNewer(
+            f"{path.name} has schema {version}, this Penstock knows {len(migrations('sqlite'))}: upgrade Penstock, or restore a backup",
+            schema=version,
+            known=len(migrations("sqlite")),
+        )
+    return version
+
+
+def write_copy(con: apsw.Connection, target: Path) -> None:
+    """Into a new name first: a half-written backup must not look like one."""
+    partial = target.with_name(target.name + ".part")
+    partial.unlink(missing_ok=True)
+    _make_private(partial)
+    copy = apsw.Connection(os.fspath(partial))
+    try:
+        with copy.backup("main", con, "main") as backup:
+            backup.step(-1)
+    finally:
+        copy.close()
+    partial.replace(target)
+
+
+@cache
+def statements() -> dict[str, str]:
+    return by_name("sqlite")
+
+
+def query(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Iterator[Any]:
+    """A named statement. What its columns are is known to the statement, not to the type checker."""
+    return iter(con.execute(statements()[name], values))
+
+
+def one(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Any:
+    """The first row, or None."""
+    return next(query(con, name, values), None)
+
+
+def newest_event(con: apsw.Connection) -> int:
+    """The number of the trail's newest event; 0 in a file that has no trail yet."""
+    try:
+        return int((one(con, "marks") or (0, 0))[1])
+    except apsw.SQLError:
+        return 0
+
+
+class WriteLock:
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path.with_name(path.name + "-write"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.contended = False  # somebody else writes as well: it had to be waited for
+
+    def __enter__(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.contended = True
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class DispatchLock:
+    """The kernel frees it when its holder dies, however it dies: there is no stale lock to clean up."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        name = path.with_name(path.name + "-dispatch")
+        self._fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = _read_holder(self._fd)
+            os.close(self._fd)
+            raise DispatcherHeld(
+                f"{path.name} is dispatched by {other['holder']} (pid {other['pid']}); only one process may, others submit",
+                **other,
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps({"holder": holder, "pid": os.getpid()}).encode(), 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _read_holder(fd: int) -> dict[str, object]:
+    try:
+        told: dict[str, object] = json.loads(os.pread(fd, 4_096, 0))
+    except ValueError:
+        # It has the lock and has not written its name yet.
+        told = {"holder": "another process", "pid": "unknown"}
+    return told

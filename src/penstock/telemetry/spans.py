@@ -1,0 +1,193 @@
+"""
+Traces: from the caller through the queue into the worker.
+
+A call has two spans. `penstock.call` is the caller's: it begins at the call, lasts until the outcome is there, and has
+an event for each move (queued, dispatch, requeue). `penstock.run` is one attempt in a worker, its child; whatever the
+function does there joins the caller's trace. Between them travel the two or three strings that W3C defines for this,
+whatever propagator the program uses otherwise, since both ends are ours.
+
+Times come from the pools' own clock (DQ-10), laid on the wall clock once a call: an event that says "dispatched
+after 3 ms" lies 3 ms after the span's beginning, though somebody sets the machine's time meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry import trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from penstock.core.errors import CallCanceled, CallTimeout, QueueDropError
+from penstock.core.text import is_kind, safe_str
+from penstock.pools.context import current_call
+from penstock.pools.future import Call
+from penstock.pools.options import labels_of, task_name
+from penstock.pools.span_errors import record_error
+from penstock.pools.timers import clock
+from penstock.telemetry.hooks import QueueHooks
+
+if TYPE_CHECKING:
+    from penstock.pools.pool import WorkerPool
+
+_propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+
+
+def trace_calls(pool: WorkerPool, provider: TracerProvider | None) -> None:
+    """Asked again, with another provider, the last one counts."""
+    tracer = trace.get_tracer("penstock", tracer_provider=provider)
+    if isinstance(pool._tracing, Tracing):
+        pool._tracing.tracer = tracer
+        return
+    pool._tracing = tracing = Tracing(tracer, pool)
+    pool.add_hooks(tracing)
+
+
+class Tracing(QueueHooks):
+    """The spans of one pool's callers."""
+
+    def __init__(self, tracer: Tracer, pool: WorkerPool) -> None:
+        self.tracer = tracer
+        self._labels = {**labels_of(pool), "pool": pool.name}
+        self._target = pool._options.target
+        self._same_process = pool._group.kind == "thread"
+
+    def begin(self, call: Call[Any]) -> None:
+        """On the caller's thread, so that its current span is the parent; before the call enters the queue."""
+        task = task_name(call.fn, self._target)
+        now = clock()
+        zero = time.time_ns() - int(now * 1e9)
+        span = self.tracer.start_span(
+            f"penstock.call {task}",
+            kind=SpanKind.PRODUCER,
+            attributes={"task": task, **self._labels},
+            start_time=zero + int((call.called_at or now) * 1e9),  # a reserved place was asked for before
+        )
+        if not span.get_span_context().is_valid and not get_current():
+            return  # nobody traces here, and there is nothing else to take along
+        context = trace.set_span_in_context(span)
+        if self._same_process:
+            call.extra = _Handed(context, self.tracer)
+        else:
+            carrier: dict[str, str] = {}
+            _propagator.inject(carrier, context)
+            call.extra = carrier or None
+        if span.is_recording():
+            call.span = CallSpan(span, zero)
+
+    def on_queued(self, call: Call[Any]) -> None:
+        if call.span is not None:
+            call.span.note("queued", call.entered_at, {"waiting_ms": call.waiting_for * 1000})
+
+    def on_dispatch(self, call: Call[Any]) -> None:
+        if call.span is not None:
+            wait = call.last_wait - (call.waiting_for if call.attempt == 1 else 0.0)
+            call.span.note(
+                "dispatch", call.entered_at + wait, {"attempt": call.attempt, "pending_ms": wait * 1000}
+            )
+
+    def on_requeue(self, call: Call[Any]) -> None:
+        if call.span is not None:
+            call.span.note("requeue", call.entered_at, {"attempt": call.attempt, "crashes": call.crashes})
+
+    def on_settle(self, call: Call[Any]) -> None:
+        if call.span is not None:
+            call.span.end(call, call._exception)
+
+
+class CallSpan:
+    """
+    Hangs on a call while it is traced. `on_settle` ends it, in its turn after the other hooks; the gate ends it for calls
+    that end otherwise.
+    """
+
+    __slots__ = ("_span", "_zero")
+
+    def __init__(self, span: Span, zero: int) -> None:
+        self._span = span
+        self._zero = zero
+
+    def note(self, event: str, at: float, attributes: dict[str, float]) -> None:
+        self._span.add_event(event, attributes, self._zero + int(at * 1e9))
+
+    def end(self, call: Call[Any], error: BaseException | None) -> None:
+        span, call.span = self._span, None
+        span.set_attributes(
+            {
+                "outcome": _outcome(error),
+                "attempt": call.attempt,
+                "wait_ms": call.waited * 1000,
+                "waiting_ms": call.waiting_for * 1000,
+                "pending_ms": call.pending_for * 1000,
+                "duration_ms": call.ran_for * 1000,
+            }
+        )
+        if call.key is not None:
+            span.set_attribute("key", safe_str(call.key, 200))
+        if is_kind(error, (CallCanceled, CallTimeout)):
+            span.set_attribute("phase", str(error.phase))
+        if error is not None and not is_kind(error, CallCanceled):  # that one was asked for
+            record_error(span, error, self._zero + int(clock() * 1e9))
+        span.end(self._zero + int(clock() * 1e9))
+
+
+def _outcome(error: BaseException | None) -> str:
+    match error:
+        case None:
+            return "success"
+        case CallCanceled():
+            return "canceled"
+        case CallTimeout():
+            return "timed_out"
+        case QueueDropError():
+            return "rejected"
+        case _:
+            return "failure"
+
+
+class _Handed(NamedTuple):
+    """The trace on its way to a thread: nothing has to be written down, and the tracer is at hand."""
+
+    context: Context
+    tracer: Tracer
+
+
+def run_as_child(
+    handed: _Handed | dict[str, str], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """
+    The caller's context is attached first, baggage included; so even without an SDK in this process, what the function
+    sends to others carries the trace on.
+    """
+    if isinstance(handed, _Handed):
+        context, tracer = handed
+    else:
+        context, tracer = _propagator.extract(handed), _worker_tracer
+    task, call = task_name(fn), current_call()
+    attempt = call.attempt if call is not None else 1
+    token = attach(context)
+    try:
+        with tracer.start_as_current_span(
+            f"penstock.run {task}",
+            kind=SpanKind.CONSUMER,
+            attributes={"task": task, "attempt": attempt, "pid": os.getpid()},
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                return fn(*args, **kwargs)
+            except Exception as error:
+                record_error(span, error)
+                raise
+    finally:
+        detach(token)
+
+
+#: Of the global provider, also if an initializer sets it later.
+_worker_tracer = trace.get_tracer("penstock")

@@ -1,0 +1,303 @@
+"""Jobs: what is submitted, and what is told about it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import RunWhen
+from penstock.core.outcome import DEADLINE_PASSED
+from penstock.wire.common import (
+    _STATES,
+    MAX_BULK,
+    MAX_NUMBER,
+    AddonName,
+    Delay,
+    Duration,
+    Fraction,
+    Key,
+    Label,
+    MoneyIn,
+    PageSize,
+    PriorityWord,
+    Seconds,
+    Spent,
+    Tag,
+    TypeName,
+    Units,
+    Wait,
+    When,
+    WireAnswer,
+    WireRequest,
+    Words,
+)
+
+__all__ = [
+    "AheadInfo",
+    "BulkSubmitted",
+    "Cancel",
+    "Constraints",
+    "Edit",
+    "Explained",
+    "FindQuery",
+    "Found",
+    "JobInfo",
+    "JobSummary",
+    "Jobs",
+    "JobsQuery",
+    "LogPiece",
+    "Logs",
+    "LogsQuery",
+    "Said",
+    "Say",
+    "Submit",
+    "SubmitMany",
+    "Submitted",
+    "WaitQuery",
+    "constraint_names",
+]
+
+
+JobEnd: TypeAlias = Annotated[str, Meta(pattern="^({})$".format("|".join([*EndReason, DEADLINE_PASSED])))]
+
+
+class Constraints(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the job leans on."""
+
+    cpu_heavy: bool = False
+    disk_write_heavy: bool = False
+    network_heavy: bool = False
+
+
+def constraint_names(constraints: Constraints) -> tuple[str, ...]:
+    return tuple(name for name in constraints.__struct_fields__ if getattr(constraints, name))
+
+
+class Submit(WireRequest):
+    """What a submitter asks for."""
+
+    addon_id: AddonName
+    job_type: TypeName
+    cost_units: Units = 10
+    priority: PriorityWord = 50
+    constraints: Constraints = Constraints()
+    run_when: RunWhen = RunWhen.NORMAL
+    quiet_for_sec: Delay = 0
+    expected_duration_sec: Duration | None = None
+    payload: Annotated[Raw, Meta(description="At most 1,000,000 characters of JSON.")] | UnsetType = UNSET
+    tags: Annotated[tuple[Tag, ...], Meta(max_length=32)] = ()
+    #: It starts only on a host that has all of them.
+    labels: Annotated[tuple[Label, ...], Meta(max_length=16)] = ()
+    time_sensitive: bool = False
+    deadline_at: When | None = None
+    earliest_start_at: When | None = None
+    max_runtime_sec: Seconds | None = None
+    max_active_sec: Seconds | None = None
+    cost_limit: MoneyIn | None = None
+    unit: Annotated[str, Meta(min_length=1, max_length=16, pattern=r"^[^\u0000]*$")] = "USD"
+    idempotency_key: Key | None = None
+    retry_delays_sec: Annotated[tuple[Delay, ...], Meta(max_length=20)] = ()
+    #: How long to wait for room when the queue is full; 0: be refused at once.
+    wait_sec: Wait = 0
+
+
+class Submitted(WireAnswer):
+    """`created`: false when the idempotency key had been used before, and this is that job."""
+
+    job_id: str
+    state: JobState
+    created: bool
+    #: Whether the deadline looks reachable as things stand; null when there is none.
+    deadline_reachable: bool | None = None
+    likely_start_at: datetime | None = None
+
+
+class SubmitMany(WireRequest):
+    """All or none, in one transaction."""
+
+    jobs: Annotated[list[Submit], Meta(min_length=1, max_length=MAX_BULK)]
+    wait_sec: Wait = 0
+
+
+class BulkSubmitted(WireAnswer):
+    jobs: list[Submitted]
+
+
+class JobSummary(WireAnswer):
+    """A job as a list shows it. `attempts` counts dispatches; `fence` is the number of the last one."""
+
+    job_id: str
+    addon_id: str
+    job_type: str
+    state: JobState
+    cost_units: int
+    priority: int
+    constraints: Constraints
+    run_when: RunWhen
+    quiet_for_sec: int
+    expected_duration_sec: float | None
+    tags: tuple[str, ...]
+    labels: tuple[str, ...]
+    time_sensitive: bool
+    deadline_at: datetime | None
+    earliest_start_at: datetime | None
+    not_before: datetime | None
+    next_earliest_start_at: datetime | None
+    max_runtime_sec: int | None
+    max_active_sec: int | None
+    cost_limit: float | None
+    unit: str
+    idempotency_key: str | None
+    retry_delays_sec: tuple[int, ...]
+    attempts: int
+    fence: int
+    dispatch_id: str | None
+    #: The same as `dispatch_id`, once the job is RUNNING.
+    lease_id: str | None
+    #: Of the process that runs it, on the machine of its worker; null until a worker told it, and when nothing runs.
+    pid: int | None
+    progress: float | None
+    spent: float
+    created_at: datetime
+    ready_at: datetime
+    ended_at: datetime | None
+    #: Why the last round that weighed it did not start it: a code, as in explain.
+    denied: str
+    #: What may be done with it now: cancel, retry, ...
+    allowed: tuple[str, ...]
+
+
+class JobInfo(JobSummary):
+    """Besides: what was given and what came out. `result`, `error` and `end` are those of the last attempt, or of the job if it ended in the queue."""
+
+    payload: Raw
+    checkpoint: Raw
+    result: Raw
+    error: str | None
+    end: JobEnd | None
+    worker: str
+
+
+class Jobs(WireAnswer):
+    """`next`: hand it in as `after` for the next page; null: that was all."""
+
+    jobs: list[JobSummary]
+    next: int | None
+
+
+class Found(WireAnswer):
+    """The ids that contain what was asked for, newest first; two of them mean that it was too short."""
+
+    job_ids: list[str]
+
+
+class Cancel(WireRequest):
+    """`now`: what this host runs itself is killed instead of being asked first. A worker elsewhere can only be told, and is told either way."""
+
+    now: bool = False
+
+
+class Edit(WireRequest):
+    """Of a QUEUED job. A field that is left out stays; a time that is null is taken away."""
+
+    priority: PriorityWord | UnsetType = UNSET
+    earliest_start_at: When | UnsetType | None = UNSET
+    deadline_at: When | UnsetType | None = UNSET
+
+
+class LogsQuery(WireRequest):
+    """`offset`: the `next` of the answer before. `attempt`: its number; left out: the last. With `wait_sec` it waits for more."""
+
+    attempt: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | UnsetType = UNSET
+    offset: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+    wait_sec: Wait = 0
+
+
+class LogPiece(WireAnswer):
+    """`stream`: stdout, stderr, or log for what the job noted. `skipped`: so many bytes before it are no longer kept."""
+
+    stream: str
+    at: datetime
+    text: str
+    skipped: int
+
+
+class Logs(WireAnswer):
+    """`over`: nothing more will come of this attempt."""
+
+    job_id: str
+    attempt: int
+    pieces: list[LogPiece]
+    next: int
+    over: bool
+
+
+class Say(WireRequest):
+    """What a run tells about itself, or asks. Each `op` has its own field; `checkpoint` without one asks for the last."""
+
+    op: Literal["checkpoint", "progress", "spend", "log", "should_yield", "yield"]
+    checkpoint: Raw | UnsetType = UNSET
+    progress: Fraction | None = None
+    #: What it has cost more, in the job's unit.
+    amount: Spent | None = None
+    message: Words | None = None
+
+
+class Said(WireAnswer):
+    """`yield`: whether to stop at the next safe place, to who asked that."""
+
+    checkpoint: Raw
+    yield_: bool | None = msgspec.field(default=None, name="yield")
+
+
+class AheadInfo(WireAnswer):
+    job_id: str | None
+    addon_id: str | None
+    why: str
+
+
+class Explained(WireAnswer):
+    """Why the job is where it is. `recorded`: by the last round; else the same decision, made now."""
+
+    job_id: str
+    state: JobState
+    text: str
+    waiting_sec: float | None
+    reason: str
+    reason_data: dict[str, Any] | None
+    retry_after_sec: float | None
+    recorded: bool
+    ahead: list[AheadInfo]
+    line_ahead: int
+    likely_start_at: datetime | None
+    allowed: tuple[str, ...]
+
+
+class JobsQuery(WireRequest):
+    """`state` may be several, with commas. `after`: the `next` of the page before."""
+
+    state: Annotated[str, Meta(max_length=100, pattern=_STATES)] | UnsetType = UNSET
+    addon_id: AddonName | UnsetType = UNSET
+    job_type: TypeName | UnsetType = UNSET
+    tag: Tag | UnsetType = UNSET
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+    limit: PageSize = 50
+    newest_first: bool = False
+
+
+class FindQuery(WireRequest):
+    """`part`: any part of an id; they are shown by their last 8."""
+
+    part: Annotated[str, Meta(min_length=4, max_length=36, pattern=r"^[0-9a-f-]+$(?!\n)")]
+    limit: Annotated[int, Meta(ge=1, le=100)] = 10
+
+
+class WaitQuery(WireRequest):
+    """With `wait_sec` the answer comes when the job is settled, or when the time is over."""
+
+    wait_sec: Wait = 0

@@ -1,0 +1,337 @@
+"""Looking at it all: events, addons, hosts, and the machine."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.load import QuietState
+from penstock.core.jobs.spending import SpendMark
+from penstock.core.jobs.states import JobState
+from penstock.wire.common import (
+    MAX_NUMBER,
+    AddonName,
+    Ident,
+    PageSize,
+    SignalName,
+    Wait,
+    WireAnswer,
+    WireRequest,
+)
+
+__all__ = [
+    "AddonEdit",
+    "AddonInfo",
+    "Addons",
+    "BudgetUse",
+    "CapacityInfo",
+    "EventInfo",
+    "Events",
+    "EventsQuery",
+    "Exposition",
+    "Health",
+    "History",
+    "HostInfo",
+    "HostNamed",
+    "Hosts",
+    "KnownHost",
+    "Lease",
+    "LeaseList",
+    "LeasesQuery",
+    "LoadReading",
+    "LoadSignals",
+    "Login",
+    "Ok",
+    "Scoped",
+    "Stats",
+    "StatsFrame",
+    "StatsSecond",
+    "StreamQuery",
+]
+
+
+class EventInfo(WireAnswer):
+    """`seq` orders everything; `n` counts within a job, without gaps. ADMITTED of a job is one entry with its DISPATCHING and has the same numbers."""
+
+    seq: int
+    at: datetime
+    kind: str
+    job_id: str | None
+    n: int
+    state: JobState | None
+    reason: str
+    dispatch_id: str | None
+    data: dict[str, Any]
+
+
+class Events(WireAnswer):
+    """`next`: hand it in as `after` to go on; it moves on even when nothing was for you."""
+
+    events: list[EventInfo]
+    next: int
+
+
+class EventsQuery(WireRequest):
+    """`after` counts `seq`, and with `job_id` it counts that job's `n`. With `wait_sec` the answer waits for something to tell."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+    limit: PageSize = 100
+    job_id: Ident | UnsetType = UNSET
+    addon_id: AddonName | UnsetType = UNSET
+    wait_sec: Wait = 0
+
+
+class StreamQuery(WireRequest):
+    """Where to begin, when there is no Last-Event-ID; left out: with what happens from now on."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | UnsetType = UNSET
+    job_id: Ident | UnsetType = UNSET
+    addon_id: AddonName | UnsetType = UNSET
+
+
+class LeasesQuery(WireRequest):
+    addon_id: AddonName | UnsetType = UNSET
+    limit: PageSize = 100
+
+
+class Lease(WireAnswer):
+    """Something that holds units now. `job_id` is null for a lease without a job."""
+
+    lease_id: str
+    job_id: str | None
+    addon_id: str
+    job_type: str
+    cost_units: int
+    host: str
+    phase: DispatchPhase
+    fence: int
+    worker: str
+    pid: int | None
+    admitted_at: datetime
+    started_at: datetime | None
+    expires_at: datetime
+    ends_at: datetime | None
+    stop_at: datetime | None
+    reason: EndReason | None
+    progress: float | None
+    spent: float
+
+
+class LeaseList(WireAnswer):
+    leases: list[Lease]
+
+
+class BudgetUse(WireAnswer):
+    """What an addon's jobs spent in the present day or month (UTC). `limit`: null if there is none."""
+
+    window: Literal["day", "month"]
+    name: str
+    spent: float
+    limit: float | None
+    #: The worst of those it has passed: 80 % of the limit, or the limit.
+    mark: SpendMark | None
+    ends_at: datetime
+
+
+class AddonInfo(WireAnswer):
+    addon_id: str
+    weight: int
+    paused: bool
+    units: int
+    #: The weighted average of the units it has held lately: what fair share goes by.
+    average: float
+    jobs: dict[str, int]
+    #: Windows that have a limit, or in which something was spent.
+    budgets: list[BudgetUse]
+
+
+class Addons(WireAnswer):
+    """`paused`: everything is."""
+
+    addons: list[AddonInfo]
+    paused: bool
+
+
+class AddonEdit(WireRequest):
+    addon_id: AddonName
+    weight: Annotated[int, Meta(ge=1, le=10_000)] | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+
+
+class Scoped(WireRequest):
+    """An addon, or everything when it is left out."""
+
+    addon_id: AddonName | None = None
+
+
+class Ok(WireAnswer):
+    ok: bool = True
+
+
+class KnownHost(WireAnswer):
+    """One scheduler with a capacity of its own. `lost`: it has not been heard of in time; what it ran comes back as its leases run out."""
+
+    host: str
+    state: Literal["alive", "lost"]
+    draining: bool
+    capacity: int
+    units: int
+    quiet: QuietState
+    labels: list[str]
+    version: str
+    url: str | None
+    started_at: datetime
+    seen_at: datetime
+
+
+class Stats(WireAnswer):
+    """
+    `jobs` by state, in all and per addon. `oldest_queued_sec`: how long the job that was accepted first has been queued. `units_in_use`,
+    `capacity` and `quiet` are those of the host that answers; `hosts` has them for all.
+    """
+
+    jobs: dict[str, int]
+    addons: dict[str, dict[str, int]]
+    oldest_queued_sec: float | None
+    units_in_use: int
+    in_flight: int
+    capacity: int
+    quiet: QuietState
+    paused: bool
+    #: How many submits wait for room.
+    waiting: int
+    #: The number of the last event: where to go on from for what is to come.
+    newest_event: int
+    now: datetime
+    hosts: list[KnownHost]
+
+
+class StatsSecond(WireAnswer):
+    """What happened in one second, `at` (seconds since 1970), and how full the machine was at its end."""
+
+    at: float
+    submitted: int
+    started: int
+    done: int
+    failed: int
+    queued: int
+    in_use: int
+    capacity: int
+    busy: float
+    wait_p50: float | None
+    wait_p95: float | None
+    run_p50: float | None
+    run_p95: float | None
+
+
+class StatsFrame(WireAnswer):
+    """The newest second, and all that a page shows beside it. `wait`, `run`: p50 and p95 of the last minute, in seconds."""
+
+    now: datetime
+    second: StatsSecond
+    jobs: dict[str, int]
+    waiting: int
+    quiet: QuietState
+    paused: bool
+    oldest_queued_sec: float | None
+    wait: tuple[float, float] | None
+    run: tuple[float, float] | None
+    #: The newest of this second; a busy one has more.
+    events: list[EventInfo]
+    #: Addon and type of the jobs in `events`.
+    names: dict[str, tuple[str, str]]
+    #: Refusals of the last quarter of an hour, by reason.
+    denials: dict[str, int]
+
+
+class History(WireAnswer):
+    """The last quarter of an hour, a list per figure: as charts want it."""
+
+    at: list[float]
+    submitted: list[int]
+    started: list[int]
+    done: list[int]
+    failed: list[int]
+    queued: list[int]
+    in_use: list[int]
+    capacity: list[int]
+    busy: list[float]
+    wait_p50: list[float | None]
+    wait_p95: list[float | None]
+    run_p50: list[float | None]
+    run_p95: list[float | None]
+
+
+class Login(WireAnswer):
+    """A link that opens the page, good once until `expires_at`."""
+
+    url: str
+    expires_at: datetime
+
+
+class Exposition(WireAnswer):
+    """Prometheus's text format."""
+
+
+class LoadReading(WireAnswer):
+    name: str
+    value: float
+    at: datetime
+    fresh: bool
+    #: The application that told it; empty for the host itself.
+    source: str
+
+
+class CapacityInfo(WireAnswer):
+    """What may be used now on the host that answers, what is in use, and why it is as it is. `hosts`: all that share the jobs."""
+
+    host: str
+    capacity: int
+    most: int
+    in_use: int
+    free: int
+    quiet: QuietState
+    #: For how long it has been so; null where the capacity is fixed by a setting, and nothing is measured.
+    quiet_sec: float | None
+    busy: float
+    busy_by: str
+    draining: bool
+    readings: list[LoadReading]
+    hosts: list[KnownHost]
+
+
+class LoadSignals(WireRequest):
+    """An application's own readings: p95_ms, in_flight, error_rate. It counts for as long as it goes on telling them."""
+
+    addon_id: AddonName
+    readings: Annotated[dict[SignalName, Annotated[float, Meta(ge=0, le=1e9)]], Meta(min_length=1)]
+    ttl_sec: Annotated[float, Meta(ge=1, le=3_600)] | None = None
+
+
+class Health(WireAnswer):
+    status: Literal["ok", "degraded"]
+
+
+class HostInfo(WireAnswer):
+    """For whoever may look closer: which version answers, since when, and what is wrong."""
+
+    status: Literal["ok", "degraded"]
+    problems: list[str]
+    version: str
+    host: str
+    started_at: datetime
+    now: datetime
+
+
+class Hosts(WireAnswer):
+    """`here`: the one that answers."""
+
+    here: str
+    hosts: list[KnownHost]
+
+
+class HostNamed(WireRequest):
+    host: Annotated[str, Meta(min_length=1, max_length=200)]

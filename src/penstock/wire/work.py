@@ -1,0 +1,265 @@
+"""Workers: leases, heartbeats, outcomes and claims."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import RunWhen
+from penstock.wire.access import ProblemDetails
+from penstock.wire.common import (
+    MAX_BULK,
+    MAX_PAGE,
+    AddonName,
+    Delay,
+    Duration,
+    Fraction,
+    Ident,
+    Line,
+    PageSize,
+    Pid,
+    PriorityWord,
+    Spent,
+    TypeName,
+    Units,
+    Wait,
+    WireAnswer,
+    WireRequest,
+    Words,
+)
+from penstock.wire.jobs import Constraints
+
+__all__ = [
+    "Ack",
+    "ClaimAnswer",
+    "ClaimRequest",
+    "ClaimedJob",
+    "Complete",
+    "Completed",
+    "Dispatchable",
+    "DispatchableJob",
+    "DispatchableQuery",
+    "Ended",
+    "ExchangeAnswerBody",
+    "ExchangeRequest",
+    "Failure",
+    "Heartbeat",
+    "HeartbeatAnswer",
+    "LeaseGranted",
+    "LeaseRequest",
+    "LoadReport",
+    "LoadReported",
+    "OutcomeReport",
+    "Outcomes",
+    "Release",
+    "SettledJob",
+]
+
+
+class DispatchableQuery(WireRequest):
+    addon_id: AddonName | UnsetType = UNSET
+    job_type: TypeName | UnsetType = UNSET
+    limit: PageSize = 50
+    wait_sec: Wait = 0
+
+
+class DispatchableJob(WireAnswer):
+    """Reserved, and waiting until `expires_at` for a worker to ask for the lease."""
+
+    job_id: str
+    dispatch_id: str
+    fence: int
+    addon_id: str
+    job_type: str
+    cost_units: int
+    expires_at: datetime
+
+
+class Dispatchable(WireAnswer):
+    jobs: list[DispatchableJob]
+
+
+class LeaseRequest(WireRequest):
+    """
+    With `job_id`: the reservation of that job becomes the lease. Without: may this much work start now? Then the other
+    fields say what work.
+    """
+
+    job_id: Ident | None = None
+    worker: Line = ""
+    addon_id: AddonName | None = None
+    job_type: TypeName | None = None
+    cost_units: Units = 10
+    priority: PriorityWord = 50
+    constraints: Constraints = Constraints()
+    run_when: RunWhen = RunWhen.NORMAL
+    quiet_for_sec: Delay = 0
+    expected_duration_sec: Duration | None = None
+
+
+class LeaseGranted(WireAnswer):
+    """Approved, or denied with the reason and when to ask again."""
+
+    approved: bool
+    lease_id: str | None = None
+    job_id: str | None = None
+    fence: int | None = None
+    expires_at: datetime | None = None
+    ttl_sec: float | None = None
+    reason: str = ""
+    reason_data: dict[str, Any] | None = None
+    message: str = ""
+    retry_after_sec: float | None = None
+
+
+class Ack(WireRequest):
+    """The worker has started."""
+
+    lease_id: Ident
+    worker: Line = ""
+    pid: Pid | None = None
+
+
+class Heartbeat(WireRequest):
+    """`spent`: the total of this lease so far, so that a beat told twice counts once."""
+
+    lease_id: Ident
+    progress: Fraction | None = None
+    spent: Spent | None = None
+    checkpoint: Raw | UnsetType = UNSET
+    pid: Pid | None = None
+
+
+class HeartbeatAnswer(WireAnswer):
+    """`stop`: why the run must end, if it must. `cancel`: now. `yield`: at its next checkpoint, and it will be run again."""
+
+    lease_id: str
+    expires_at: datetime
+    ttl_sec: float
+    stop: EndReason | None = None
+    cancel: bool = False
+    yield_: bool = msgspec.field(default=False, name="yield")
+
+
+class Failure(StrEnum):
+    """Why a run that FAILED did. It decides which retry schedule applies."""
+
+    JOB_ERROR = "job_error"
+    UNAVAILABLE = "unavailable"
+    WORKER_CRASHED = "worker_crashed"
+
+
+class OutcomeReport(WireRequest):
+    """`result` comes with DONE, `error` and `failure` with FAILED."""
+
+    lease_id: Ident
+    state: Literal["DONE", "FAILED"]
+    result: Raw | UnsetType = UNSET
+    error: Words = ""
+    failure: Failure = Failure.JOB_ERROR
+
+
+class Complete(OutcomeReport):
+    """The outcome of a job, by the worker that holds its lease."""
+
+
+class Completed(WireAnswer):
+    """Where the job landed: a FAILED run may go back to QUEUED by its retry schedule."""
+
+    job_id: str | None
+    state: JobState | None
+
+
+class Outcomes(WireRequest):
+    outcomes: Annotated[list[OutcomeReport], Meta(min_length=1, max_length=MAX_BULK)]
+
+
+class Ended(WireAnswer):
+    """Of one outcome: where its job landed, or what was wrong with it alone."""
+
+    lease_id: str
+    job_id: str | None = None
+    state: JobState | None = None
+    problem: ProblemDetails | None = None
+
+
+class SettledJob(WireAnswer):
+    outcomes: list[Ended]
+
+
+class Release(WireRequest):
+    lease_id: Ident
+
+
+class LoadReport(WireRequest):
+    """Progress and spending of a lease, and with `state` its outcome, in one call."""
+
+    lease_id: Ident
+    progress: Fraction | None = None
+    spent: Spent | None = None
+    checkpoint: Raw | UnsetType = UNSET
+    pid: Pid | None = None
+    state: Literal["DONE", "FAILED"] | None = None
+    result: Raw | UnsetType = UNSET
+    error: Words = ""
+    failure: Failure = Failure.JOB_ERROR
+
+
+class LoadReported(HeartbeatAnswer):
+    """`state`: where the job landed, when an outcome was told."""
+
+    state: JobState | None = None
+
+
+class ClaimRequest(WireRequest):
+    """No addon, no types: any that the token may have."""
+
+    addon_id: AddonName | None = None
+    job_types: Annotated[tuple[TypeName, ...], Meta(max_length=100)] = ()
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 1
+    wait_sec: Wait = 0
+    worker: Line = ""
+
+
+class ClaimedJob(WireAnswer):
+    """All that a worker needs to run it."""
+
+    job_id: str
+    lease_id: str
+    fence: int
+    addon_id: str
+    job_type: str
+    cost_units: int
+    priority: int
+    tags: tuple[str, ...]
+    expires_at: datetime
+    #: When the run will be stopped, if there is a limit.
+    stop_at: datetime | None
+    deadline_at: datetime | None
+    payload: Raw
+    checkpoint: Raw
+
+
+class ClaimAnswer(WireAnswer):
+    jobs: list[ClaimedJob]
+    ttl_sec: float
+
+
+class ExchangeRequest(WireRequest):
+    """Outcomes of what was claimed before, and a claim, in one call. It does not wait."""
+
+    outcomes: Annotated[list[OutcomeReport], Meta(max_length=MAX_BULK)]
+    addon_id: AddonName | None = None
+    job_types: Annotated[tuple[TypeName, ...], Meta(max_length=100)] = ()
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 1
+    worker: Line = ""
+
+
+class ExchangeAnswerBody(ClaimAnswer):
+    outcomes: list[Ended]

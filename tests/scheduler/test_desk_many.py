@@ -1,0 +1,152 @@
+"""Many runs that end in one commit: each on its own merits, and none of them read where its end follows from its lease."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.refusals import NotFound, Refused, StaleDispatch
+
+
+def kinds(addon_id=None):
+    from penstock.scheduler.dispatcher import WorkerKinds
+
+    return WorkerKinds(addon_id)
+
+
+def report(claimed, *more):
+    from penstock.scheduler.job_service import EndReport
+
+    return EndReport(claimed.dispatch.dispatch_id, *more)
+
+
+def told(answers):
+    return [type(answer).__name__ if isinstance(answer, Refused) else answer for answer in answers]
+
+
+def test_each_of_many_ends_on_its_own_merits(works):
+    works.submit(n=5, retry_delays_sec=(60,))
+    done, failed, stopped, gone, twice = works.job_service.claim(kinds(), limit=5)
+    works.job_service.stop(stopped.dispatch.dispatch_id, EndReason.CANCELED)
+    works.job_service.release(gone.dispatch.dispatch_id)
+    answers = works.job_service.end_many(
+        [
+            report(done, EndReason.COMPLETED, '"ok"'),
+            report(failed, EndReason.JOB_ERROR, None, "it broke"),
+            report(stopped),
+            report(gone),
+            report(twice),
+            report(twice),
+        ]
+    )
+
+    assert told(answers) == ["DONE", "QUEUED", "CANCELED", "StaleDispatch", "DONE", "StaleDispatch"]
+    assert works.store.dispatch(done.dispatch.dispatch_id).result == '"ok"'
+    assert works.store.dispatch(failed.dispatch.dispatch_id).error == "it broke"
+    assert works.store.ledger("local").units == 0
+
+
+def test_a_name_that_is_no_lease_is_told_so_and_the_others_end(works):
+    from penstock.scheduler.job_service import EndReport
+
+    works.submit()
+    [claimed] = works.job_service.claim(kinds())
+    names = ["nothing", "", f"{claimed.job.job_id}.01", f"{claimed.job.job_id}.2", f"{claimed.job.job_id}.x"]
+    answers = works.job_service.end_many([*(EndReport(name) for name in names), report(claimed)])
+
+    assert [type(answer) for answer in answers[:-1]] == [NotFound] * len(names)
+    assert answers[-1] == "DONE"
+
+
+def test_a_lease_without_a_job_ends_among_others(works):
+    from penstock.scheduler.job_service import EndReport
+
+    lease, _ = works.job_service.ask(AdmissionClass("a", "t", 5), 50)
+
+    assert works.job_service.end_many([EndReport(lease.dispatch_id)]) == [None]
+    assert works.store.ledger("local").units == 0
+
+
+def test_a_lease_that_ran_out_completes_nothing(works):
+    works.submit(n=2)
+    claimed = works.job_service.claim(kinds(), limit=2)
+    works.later(31)
+    answers = works.job_service.end_many([report(item) for item in claimed])
+
+    assert [type(answer) for answer in answers] == [StaleDispatch] * 2
+    assert {works.state(item.job.job_id) for item in claimed} == {"RUNNING"}
+
+
+def test_what_ends_in_an_exchange_makes_room_for_what_is_claimed(works):
+    ids = works.submit(n=2, cost_units=60)
+    first = works.job_service.claim(kinds(), limit=2)
+    answers, second = works.job_service.exchange([report(item) for item in first], kinds(), limit=2)
+
+    assert [item.job.job_id for item in first] == ids[:1]
+    assert answers == ["DONE"]
+    assert [item.job.job_id for item in second] == ids[1:]
+
+
+def test_an_exchange_with_nothing_to_report_is_a_claim(works):
+    [job_id] = works.submit()
+    answers, [claimed] = works.job_service.exchange([], kinds())
+
+    assert answers == []
+    assert claimed.job.job_id == job_id
+
+
+class Foretold:
+    """A store that says what will start before it does: `foretold` for what the exchange then answers. `order`: what was done when."""
+
+    def __init__(self, store, foretold, order):
+        self._store, self._foretold, self._order = store, foretold, order
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def exchange_soon(self, done, host, run_round, terms, ahead):
+        answer = self._store.exchange_soon(done, host, run_round, terms, lambda _: None).result()
+        ahead(self._foretold(answer[1]))
+        return Mock(result=lambda: self._order.append("on disk") or answer)
+
+
+def landing(works, monkeypatch, foretold=lambda granted: granted):
+    """What was made ready and when, and what came back."""
+    order = []
+    monkeypatch.setattr(works.dispatcher, "_store", Foretold(works.store, foretold, order))
+
+    def ready(claimed):
+        order.append([c.dispatch.dispatch_id for c in claimed])
+        return order[-1]
+
+    _, back = works.job_service.exchange_soon([], kinds(), 5, "w")(ready)
+    return order, back
+
+
+def test_what_starts_is_made_ready_once_and_while_it_is_being_written(works, monkeypatch):
+    works.submit(n=2)
+    order, back = landing(works, monkeypatch)
+
+    assert order == [back, "on disk"]
+    assert len(back) == 2
+
+
+def test_what_begins_is_what_was_decided_in_the_end(works, monkeypatch):
+    """A commit may fail, and the round is then weighed again."""
+    works.submit(n=2)
+    order, back = landing(works, monkeypatch, lambda granted: granted[:1])
+
+    assert order == [back[:1], "on disk", back]
+    assert len(back) == 2
+
+
+def test_a_job_that_goes_on_is_made_ready_when_its_checkpoint_is_on_disk(works, monkeypatch):
+    works.submit()
+    [first] = works.job_service.claim(kinds())
+    works.job_service.release(first.dispatch.dispatch_id)
+    works.later(60)
+    order, back = landing(works, monkeypatch)
+
+    assert order == ["on disk", back]
+    assert len(back) == 1

@@ -1,0 +1,221 @@
+"""Dispatcher and keeper on a clock that jumps: hours of waiting in milliseconds."""
+
+from __future__ import annotations
+
+from itertools import count
+from threading import Event
+
+import pytest
+
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.load import Capacity, QuietState, Reading
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND
+from penstock.stores.api import Query
+
+
+def end_all(works, how=EndReason.COMPLETED):
+    for dispatch in works.store.live():
+        works.job_service.end(dispatch.dispatch_id, how)
+
+
+def lease_all(works):
+    for dispatch in works.job_service.dispatchable():
+        works.job_service.lease(dispatch.job_id)
+
+
+def test_a_reservation_nobody_takes_up_goes_back_and_lets_others_in_before_it_tries_again(works):
+    [absent] = works.submit(cost_units=90)
+    [other] = works.submit(addon_id="b", cost_units=90)
+    works.step()
+    works.later(30)
+    works.step()
+
+    assert [works.state(absent), works.state(other)] == ["QUEUED", "DISPATCHING"]
+    assert works.store.events(0, 100, absent)[-1].reason == "start_timeout"
+
+
+def test_an_expired_lease_puts_its_job_back_as_a_crash(works):
+    [job_id] = works.submit()
+    works.step()
+    lease_all(works)
+    works.later(30)
+    works.step()
+    job = works.store.job(job_id)
+
+    assert (job.state, job.counters.crash, job.not_before) == (JobState.QUEUED, 1, works.now + MINUTE)
+
+
+def test_a_run_past_its_limit_is_told_then_given_up(works):
+    [job_id] = works.submit(max_runtime_sec=20)
+    works.step()
+    lease_all(works)
+    works.later(20)
+    works.step()
+    [ending] = works.store.live()
+    assert ending.reason is EndReason.MAX_RUNTIME_EXCEEDED
+
+    works.later(15)
+    works.step()
+    assert works.state(job_id) == "QUEUED"
+    assert "TIMEOUT" in works.kinds(job_id)
+
+
+def test_the_keeper_asks_to_be_called_when_the_next_thing_is_due(works):
+    works.submit()
+    works.step()
+
+    assert works.maintenance.step(works.now) == works.now + 30 * SECOND
+
+
+def test_old_jobs_are_forgotten_in_small_steps(works):
+    works.submit(n=5, cost_units=1)
+    works.step()
+    lease_all(works)
+    end_all(works)
+    works.later(31 * 24 * 3_600)
+    works.step()
+
+    assert works.store.find(Query()) == []
+
+
+def test_a_week_of_crashes_takes_milliseconds(works):
+    [job_id] = works.submit()
+    began = works.now
+    while works.state(job_id) != "FAILED":
+        works.step()
+        lease_all(works)
+        works.clock.now = works.maintenance.step(works.now)
+
+    assert works.now - began > 80 * MINUTE
+    assert len(works.store.attempts(job_id)) == 6
+
+
+def test_a_denial_says_how_often_the_reason_before_it_had_held(works):
+    works.submit(cost_units=90)
+    works.step()
+    [job_id] = works.submit(cost_units=10)
+    for _ in range(5):
+        works.step()
+    works.machine.draining = True
+    works.step()
+    denials = [e for e in works.store.events(0, 100, job_id) if e.kind == "DENIED"]
+
+    assert [(e.reason, e.data.get("after")) for e in denials] == [("no_room", None), ("draining", 5)]
+
+
+@pytest.fixture
+def measured(works):
+    from dataclasses import replace
+
+    rules = replace(works.rules, capacity=Capacity())
+    return type(works)(works.store, works.clock, rules)
+
+
+def report(works, cpu):
+    for name, value in (("cpu", cpu), ("memory", 0.1)):
+        works.machine.report(Reading(name, value, works.now))
+
+
+def test_without_fresh_signals_nothing_starts(measured):
+    [job_id] = measured.submit()
+    measured.step()
+    assert measured.state(job_id) == "QUEUED"
+
+    report(measured, cpu=0.1)
+    measured.step()
+    assert measured.state(job_id) == "DISPATCHING"
+
+
+def test_an_overnight_job_waits_for_the_streak_of_quiet_it_asked_for(measured):
+    [job_id] = measured.submit(run_when="quiet", quiet_for_sec=600)
+    started = None
+    for second in range(0, 1_800, 10):
+        report(measured, cpu=0.6 if second < 300 else 0.05)
+        measured.step()
+        if started is None and measured.state(job_id) == "DISPATCHING":
+            started = second
+        measured.later(10)
+
+    assert started == 900
+    assert measured.machine.conditions(measured.now).quiet is QuietState.QUIET
+
+
+def test_the_trail_is_read_to_its_end_and_on_from_there(works):
+    from penstock.scheduler.job_service import feed
+
+    works.submit(n=7)
+    first = list(feed(works.store, page=3))
+    works.submit()
+
+    assert len(first) == 7
+    assert [event.seq for event in feed(works.store, after=first[-1].seq)] == [8]
+
+
+def test_a_wall_clock_that_was_set_moves_no_lease(works):
+    from penstock.scheduler.clock import SteadyClock
+    from penstock.scheduler.maintenance import Maintenance
+
+    wall, steady = [works.now], [0]
+    clock = SteadyClock(lambda: wall[0], lambda: steady[0])
+    maintenance = Maintenance(works.store, works.rules, clock)
+    works.submit()
+    works.step()
+    lease_all(works)
+    wall[0] += HOUR
+    assert clock() == works.now
+    maintenance.step(clock())
+    works.clock.now = clock()
+
+    assert clock() == wall[0]
+    assert works.store.live()[0].expires_at == works.now + 30 * SECOND
+    assert works.store.overdue(10) == []
+
+
+def test_a_small_drift_of_the_clock_is_left_alone():
+    from penstock.scheduler.clock import SteadyClock
+
+    wall = [1_000 * SECOND]
+    clock = SteadyClock(lambda: wall[0], lambda: 0)
+    wall[0] += SECOND
+
+    assert clock.jump() == 0
+
+
+def test_the_driver_steps_at_once_when_somebody_rings_and_survives_a_part_that_fails():
+    from penstock.scheduler.service import Driver
+
+    first, second = Event(), Event()
+
+    class Part:
+        def step(self, now):
+            if not first.is_set():
+                first.set()
+                raise RuntimeError("once")
+            second.set()
+            return now + HOUR
+
+    driver = Driver(lambda: 0, [Part()], after_failure=HOUR)
+    driver.start()
+    assert first.wait(30)
+    driver.ring()
+
+    assert second.wait(30)
+    driver.stop()
+
+
+def test_all_parts_of_a_round_are_told_the_same_moment():
+    """So that those who ask for the same pause are due together, and one wake serves them all."""
+    from penstock.scheduler.service import Driver
+
+    clock, told = count(), []
+
+    class Part:
+        def step(self, now):
+            told.append(now)
+            return now + HOUR
+
+    wish = Driver(lambda: next(clock), [Part(), Part(), Part()]).round()
+
+    assert len(set(told)) == 1
+    assert wish == told[0] + HOUR

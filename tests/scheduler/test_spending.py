@@ -1,0 +1,220 @@
+"""What work may cost: who is told and when, what is stopped, what may not start."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.jobs.admission import AdmissionLimits
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.types import HOUR, SECOND
+
+DAY = 24 * HOUR
+
+
+def running(works, **fields):
+    [job_id] = works.submit(**fields)
+    works.step()
+    return job_id, works.job_service.lease(job_id, "w1")
+
+
+def alerts(works):
+    return [event for event in works.store.events(0, 1_000) if event.kind == "ALERT"]
+
+
+@pytest.fixture
+def budgeted(works):
+    return works.under(limits=AdmissionLimits(budgets={"a": Budget(day=1_000, month=5_000)}))
+
+
+def test_eighty_percent_of_a_jobs_limit_is_told_once(works):
+    job_id, lease = running(works, cost_limit=1_000)
+    for spent in (799, 800, 900):
+        assert works.job_service.heartbeat(lease.dispatch_id, spent=spent).stop is None
+    [alert] = alerts(works)
+
+    assert (alert.job_id, alert.reason) == (job_id, "cost_warning")
+    assert alert.data["kind"] == "cost_warning"
+    assert (alert.data["addon_id"], alert.data["job_id"]) == ("a", job_id)
+    assert (alert.data["spent"], alert.data["limit"]) == (800, 1_000)
+    assert f"job {job_id[-8:]} has spent" in alert.data["text"]
+
+
+def test_at_the_limit_the_owner_is_told_before_the_run_is(works):
+    job_id, lease = running(works, cost_limit=1_000)
+    answer = works.job_service.heartbeat(lease.dispatch_id, spent=1_300)
+    told = [(str(e.kind), e.reason) for e in works.store.events(0, 100, job_id)][-2:]
+
+    assert answer.stop is EndReason.COST_LIMIT_REACHED
+    assert told == [("ALERT", "cost_limit_reached"), ("STOP_REQUESTED", "cost_limit_reached")]
+    assert alerts(works)[0].data["overshoot"] == 300
+
+
+def test_the_overshoot_is_recorded_with_the_end(works):
+    job_id, lease = running(works, cost_limit=1_000)
+    works.job_service.heartbeat(lease.dispatch_id, spent=1_100)
+    works.job_service.heartbeat(lease.dispatch_id, spent=1_450)
+    works.job_service.release(lease.dispatch_id)
+    last = works.store.events(0, 100, job_id)[-1]
+
+    assert (str(last.kind), last.reason) == ("BLOCKED", "cost_limit_reached")
+    assert last.data == {"spent": 1_450, "limit": 1_000, "overshoot": 450}
+
+
+def test_a_limit_that_was_passed_while_the_scheduler_died_stops_the_run_at_its_next_word(works):
+    """The amount is on record and the stop is not: the crossing will not come again."""
+    from penstock.core.jobs.changes import Renewal
+
+    _, lease = running(works, cost_limit=1_000)
+    works.store.renew(
+        [Renewal(dispatch_id=lease.dispatch_id, expires_at=works.now + 30 * SECOND, spent=2_000)]
+    )
+
+    assert works.job_service.heartbeat(lease.dispatch_id).stop is EndReason.COST_LIMIT_REACHED
+
+
+def test_a_retry_by_hand_has_its_marks_before_it_again(works):
+    job_id, lease = running(works, cost_limit=1_000)
+    works.job_service.heartbeat(lease.dispatch_id, spent=1_000)
+    works.job_service.release(lease.dispatch_id)
+    works.job_service.retry(job_id)
+    works.later(1)
+    works.step()
+    again = works.job_service.lease(job_id)
+    works.job_service.heartbeat(again.dispatch_id, spent=900)
+    works.job_service.heartbeat(again.dispatch_id, spent=1_000)
+
+    assert [a.reason for a in alerts(works)] == ["cost_limit_reached", "cost_warning", "cost_limit_reached"]
+    assert len({a.data["key"] for a in alerts(works)}) == 3
+
+
+def test_a_beat_told_twice_is_counted_and_told_once(works):
+    _, lease = running(works, cost_limit=1_000)
+    for _ in range(3):
+        works.job_service.heartbeat(lease.dispatch_id, spent=850)
+
+    assert len(alerts(works)) == 1
+
+
+def test_eighty_percent_of_a_budget_is_told_once_whoever_spends(budgeted):
+    leases = [running(budgeted)[1] for _ in range(3)]
+    for lease in leases:
+        budgeted.job_service.heartbeat(lease.dispatch_id, spent=300)
+    [alert] = alerts(budgeted)
+
+    assert (alert.job_id, alert.reason, alert.data["addon_id"]) == (None, "budget_warning", "a")
+    assert (alert.data["spent"], alert.data["limit"]) == (900, 1_000)
+
+
+def test_a_spent_budget_ends_its_runs_with_one_alert_and_nobody_elses(budgeted):
+    (_, first), (_, second) = running(budgeted), running(budgeted)
+    _, other = running(budgeted, addon_id="b")
+    answer = budgeted.job_service.heartbeat(first.dispatch_id, spent=1_200)
+
+    assert answer.stop is EndReason.COST_LIMIT_REACHED
+    assert budgeted.job_service.heartbeat(second.dispatch_id).stop is EndReason.COST_LIMIT_REACHED
+    assert budgeted.job_service.heartbeat(other.dispatch_id, spent=9_999).stop is None
+    assert [(a.reason, a.data["overshoot"]) for a in alerts(budgeted)] == [("budget_spent", 200)]
+
+
+def test_its_runs_land_as_blocked_and_add_no_alert(budgeted):
+    job_id, lease = running(budgeted)
+    budgeted.job_service.heartbeat(lease.dispatch_id, spent=1_000)
+    budgeted.job_service.release(lease.dispatch_id)
+
+    assert budgeted.state(job_id) == "BLOCKED"
+    assert len(alerts(budgeted)) == 1
+
+
+def test_what_was_only_reserved_goes_back_and_waits(budgeted):
+    _, lease = running(budgeted)
+    [reserved] = budgeted.submit()
+    budgeted.step()
+    assert budgeted.state(reserved) == "DISPATCHING"
+
+    budgeted.job_service.heartbeat(lease.dispatch_id, spent=1_000)
+    budgeted.step()
+    assert budgeted.state(reserved) == "QUEUED"
+    assert budgeted.job_service.explain(reserved).reason == "budget_spent"
+
+
+def test_nothing_of_it_starts_until_the_window_turns_over(budgeted):
+    _, lease = running(budgeted)
+    budgeted.job_service.heartbeat(lease.dispatch_id, spent=1_000)
+    budgeted.job_service.release(lease.dispatch_id)
+    [waiting] = budgeted.submit()
+    budgeted.step()
+    told = budgeted.job_service.explain(waiting)
+    midnight = (budgeted.now // DAY + 1) * DAY
+
+    assert (budgeted.state(waiting), told.likely_start_at) == ("QUEUED", midnight)
+    budgeted.clock.now = midnight - 1
+    budgeted.step()
+    assert budgeted.state(waiting) == "QUEUED"
+    budgeted.clock.now = midnight
+    budgeted.step()
+    assert budgeted.state(waiting) == "DISPATCHING"
+
+
+def test_a_month_counts_across_its_days(budgeted):
+    for _ in range(5):
+        _, lease = running(budgeted)
+        budgeted.job_service.heartbeat(lease.dispatch_id, spent=999)
+        budgeted.job_service.complete(lease.dispatch_id)
+        budgeted.later(86_400)
+    _, lease = running(budgeted)
+
+    assert budgeted.job_service.heartbeat(lease.dispatch_id, spent=5).stop is EndReason.COST_LIMIT_REACHED
+    assert [a.reason for a in alerts(budgeted) if "month" in a.data["text"]] == [
+        "budget_warning",
+        "budget_spent",
+    ]
+
+
+def test_a_budget_that_was_spent_while_the_scheduler_died_is_closed_by_the_next_step(budgeted):
+    from penstock.core.jobs.changes import Renewal
+
+    job_id, lease = running(budgeted)
+    budgeted.store.renew(
+        [Renewal(dispatch_id=lease.dispatch_id, expires_at=budgeted.now + 30 * SECOND, spent=1_000)]
+    )
+    budgeted.later(2)
+    budgeted.step()
+
+    assert budgeted.store.dispatch(lease.dispatch_id).reason is EndReason.COST_LIMIT_REACHED
+    assert [e.data for e in budgeted.store.events(0, 100, job_id) if e.kind == "STOP_REQUESTED"] == [
+        {"budget": "day"}
+    ]
+
+
+def test_a_lease_without_a_job_spends_its_addons_budget_too(budgeted):
+    from penstock.core.jobs.intent import AdmissionClass
+
+    lease, _ = budgeted.job_service.ask(AdmissionClass("a", "t", 10), 50)
+    answer = budgeted.job_service.heartbeat(lease.dispatch_id, spent=1_000)
+    nothing, decision = budgeted.job_service.ask(AdmissionClass("a", "t", 10), 50)
+
+    assert answer.stop is EndReason.COST_LIMIT_REACHED
+    assert (nothing, decision.reason.code) == (None, "budget_spent")
+
+
+def test_a_heartbeat_without_spending_reads_no_budget(budgeted, monkeypatch):
+    _, lease = running(budgeted)
+    monkeypatch.setattr(budgeted.store, "live", None)
+    monkeypatch.setattr(budgeted.store, "ledger", None)
+
+    assert budgeted.job_service.heartbeat(lease.dispatch_id, progress=0.5).stop is None
+
+
+def test_the_hard_caps_alert_says_whose_and_why(works):
+    job_id, _ = running(works, max_active_sec=10)
+    works.later(10)
+    works.step()
+    works.later(40)
+    works.step()
+    [alert] = alerts(works)
+
+    assert works.state(job_id) == "FAILED"
+    assert {"kind": "hard_cap_exceeded", "addon_id": "a", "job_id": job_id}.items() <= alert.data.items()
+    assert alert.data["key"] == f"hard_cap_exceeded/{job_id}/1"
+    assert alert.data["text"] == f"job {job_id[-8:]} is FAILED: hard_cap_exceeded"

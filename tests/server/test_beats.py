@@ -1,0 +1,85 @@
+"""What a beat costs when nobody watches: where nothing was committed, nothing is read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.types import SECOND
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.server.stats_stream import StatsStream
+from penstock.stores.memory.store import MemoryStore
+
+SUBMIT = [Intent(addon_id="a", job_type="t")]
+
+
+class Chest:
+    """Beats on a clock that the test moves. `read` has what was handed to the pool."""
+
+    def __init__(self):
+        self.now, self.read = 1_900_000_000 * SECOND, []
+        self.service = SchedulerService(
+            MemoryStore(lambda: self.now), SchedulerRules(capacity=Capacity(fixed=90))
+        )
+        self.beats = StatsStream(self.service, self.run, asyncio.new_event_loop())
+        self.beat()
+
+    async def run(self, work, *arguments):
+        self.read.append(work.__name__)
+        return work(*arguments)
+
+    def beat(self, times=1):
+        del self.read[:]
+        for _ in range(times):
+            self.now += SECOND
+            self.beats._loop.run_until_complete(self.beats._beat_once())
+
+
+@pytest.fixture
+def chest():
+    chest = Chest()
+    yield chest
+    chest.beats._loop.close()
+
+
+def test_while_nothing_is_committed_and_nobody_watches_the_store_is_left_alone(chest):
+    chest.beat(5)
+
+    assert chest.read == []
+    assert len(chest.beats.pulse.history()) == 6
+
+
+def test_what_was_committed_is_counted_in_the_next_beat(chest):
+    chest.beat(5)
+    chest.service.job_service.submit(SUBMIT)
+    chest.beat()
+
+    assert chest.read == ["_count"]
+    assert chest.beats.pulse.history()[-1].counts == {"submitted": 1}
+
+
+def test_a_commit_that_nobody_told_of_is_counted_before_long(chest):
+    chest.service.job_service.submit(SUBMIT)
+    chest.beats._news = False
+    chest.beat(11)
+
+    assert chest.beats.pulse.history()[-1].queued == 1
+
+
+def test_who_watches_gets_every_second_from_the_store(chest):
+    chest.beats._watchers = 1
+    chest.beat(3)
+
+    assert chest.read == ["_step"] * 3
+    assert b'"queued":0' in chest.beats.line
+
+
+def test_a_clock_that_may_have_to_be_asked_for_is_not_asked_on_the_loop(chest):
+    chest.service.store.shared = True
+    chest.beat(3)
+
+    assert chest.read == ["_rest"] * 3

@@ -1,0 +1,401 @@
+"""Who may do what: every route against every way of not being allowed, made from the route table."""
+
+from __future__ import annotations
+
+import http.client
+
+import pytest
+from http_kit import Client, Place
+
+from penstock.server.app import Api
+from penstock.server.routes import OPEN, ROUTES, Route
+from penstock.wire import PREFIX, Scope
+
+VERBS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    made = Place(tmp_path_factory.mktemp("rights"), start=False)
+    # The lease first: it would be denied while somebody stands in line.
+    made.lease_id = made.client.post("/lease/request", {"addon_id": "theirs", "job_type": "t"}).json[
+        "lease_id"
+    ]
+    made.job_id = made.client.submit(addon_id="theirs")
+    yield made
+    made.close()
+
+
+class Line:
+    """One connection for many requests: a matrix is thousands of them."""
+
+    def __init__(self, place):
+        self.place, self.connection = place, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.connection is not None:
+            self.connection.close()
+
+    def send(self, verb, path, headers, body):
+        for _ in range(2):
+            if self.connection is None:
+                self.connection = http.client.HTTPConnection("127.0.0.1", self.place.server.port, timeout=20)
+            try:
+                self.connection.request(verb, path, body, headers)
+                response = self.connection.getresponse()
+                content = response.read()
+            except (http.client.HTTPException, ConnectionError):
+                self.connection.close()
+                self.connection = None
+                continue
+            return response.status, content
+        raise AssertionError("no answer")
+
+
+@pytest.fixture
+def line(place):
+    with Line(place) as made:
+        yield made
+
+
+def world(place):
+    return place.store.newest(), len(place.server.tokens.all()), place.store.live()
+
+
+def concrete(place, route):
+    return route.path.replace("{job_id}", place.job_id).replace("{token_id}", "0123456789")
+
+
+def all_routes():
+    return [*ROUTES, Route(verb="GET", path=f"{PREFIX}/openapi.json", scope=Scope.JOBS_READ, summary="", handler=len, answer=None)]  # fmt: skip
+
+
+def refusals(place):
+    """The row's name, the headers, and the answer that every route gives to every verb."""
+    good = place.client.token
+    expired = place.client.mint(expires_at="2020-01-01T00:00:00Z").token
+    gone = place.client.post("/tokens/create", {"name": "gone", "scopes": ["jobs:read"]}).json
+    place.client.post(f"/tokens/{gone['token']['token_id']}/revoke")
+
+    def bearer(token):
+        return {"Authorization": f"Bearer {token}"}
+
+    yield "no token", {}, 401
+    yield "malformed", {"Authorization": "Bearer"}, 401
+    yield "another scheme", {"Authorization": f"Basic {good}"}, 401
+    yield "a wrong secret", bearer(good[:-3] + "AAA"), 401
+    yield "only the id", bearer(good.rpartition("_")[0]), 401
+    yield "expired", bearer(expired), 401
+    yield "revoked", bearer(gone["secret"]), 401
+    yield "foreign host", bearer(good) | {"Host": "evil.example"}, 403
+    yield "foreign host with our port", bearer(good) | {"Host": f"evil.example:{place.server.port}"}, 403
+    yield "no host to speak of", bearer(good) | {"Host": ""}, 403
+    yield "foreign origin", bearer(good) | {"Origin": "https://evil.example"}, 403
+    yield "null origin", bearer(good) | {"Origin": "null"}, 403
+    yield "cross-site", bearer(good) | {"Sec-Fetch-Site": "cross-site"}, 403
+    yield "same-site", bearer(good) | {"Sec-Fetch-Site": "same-site"}, 403
+
+
+def test_nobody_comes_past_the_door_whatever_the_route_and_the_verb(place, line):
+    rows = list(refusals(place))
+    before = world(place)
+    for name, headers, expected in rows:
+        for route in all_routes():
+            for verb in VERBS:
+                body = b"{}" if verb in {"POST", "PUT", "PATCH"} else None
+                sent = headers | ({"Content-Type": "application/json"} if body else {})
+                status, content = line.send(verb, concrete(place, route), sent, body)
+                assert status == expected, (name, verb, route.path, content)
+    assert world(place) == before
+
+
+def test_each_route_wants_its_own_scope_and_no_other_will_do(place, line):
+    tokens = {
+        scope: place.client.mint(scopes=[str(s) for s in Scope if s is not scope]).token for scope in Scope
+    }
+    before = world(place)
+    for route in all_routes():
+        sent = {"Authorization": f"Bearer {tokens[route.scope]}", "Content-Type": "application/json"}
+        status, content = line.send(
+            route.verb, concrete(place, route), sent, b"{}" if route.verb == "POST" else None
+        )
+        assert status == 403, (route.path, content)
+        assert str(route.scope).encode() in content
+    assert world(place) == before
+
+
+def test_a_route_knows_its_own_verbs_and_refuses_the_rest(place, line):
+    knows = {}
+    for route in all_routes():
+        knows.setdefault(route.path, set()).add(route.verb)
+    before = world(place)
+    sent = {"Authorization": f"Bearer {place.client.token}", "Content-Type": "application/json"}
+    for route in all_routes():
+        for verb in set(VERBS) - knows[route.path]:
+            status, _ = line.send(verb, concrete(place, route), sent, None)
+            assert status == 405, (verb, route.path)
+    assert world(place) == before
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
+)
+def test_only_json_is_understood(place, line, kind):
+    before = world(place)
+    sent = {"Authorization": f"Bearer {place.client.token}"} | ({"Content-Type": kind} if kind else {})
+    for route in ROUTES:
+        if route.verb == "POST":
+            status, _ = line.send("POST", concrete(place, route), sent, b"{}")
+            assert status == 415, route.path
+    assert world(place) == before
+
+
+def bodies(place):
+    """For each route that names something of an addon: a body with which the owner would succeed or be refused for other reasons."""
+    lease = {"lease_id": place.lease_id}
+    return {
+        "addons/edit": {"addon_id": "theirs", "paused": True},
+        "ack": lease,
+        "complete": lease | {"state": "DONE"},
+        "complete/bulk": {"outcomes": [lease | {"state": "DONE"}]},
+        "exchange": {"outcomes": [lease | {"state": "DONE"}], "addon_id": "theirs"},
+        "edit": {"priority": 1},
+        "heartbeat": lease,
+        "report": lease,
+        "release": lease,
+        "request": {"job_id": place.job_id},
+        "claim": {"addon_id": "theirs"},
+        "signals": {"addon_id": "theirs", "readings": {"p95_ms": 1}},
+        "pause": {"addon_id": "theirs"},
+        "resume": {"addon_id": "theirs"},
+    }
+
+
+FOREIGN_QUERIES = {
+    "queue/jobs": "addon_id=theirs",
+    "queue/dispatchable": "addon_id=theirs",
+    "events": "addon_id=theirs",
+    "events/stream": "addon_id=theirs",
+    "leases": "addon_id=theirs",
+}
+
+
+def test_a_token_of_another_addon_meets_nothing_of_ours(place):
+    """404, the same as for what was never there; and the two that would make something new are refused by name."""
+    other = place.client.mint(addon_id="ours")
+    before, seen = world(place), set()
+    for route in ROUTES:
+        short = route.path.removeprefix(f"{PREFIX}/")
+        body = next(
+            (b for end, b in bodies(place).items() if short == end or short.endswith(f"/{end}")), None
+        )
+        if route.verb == "GET" and short in FOREIGN_QUERIES:
+            answer = other.get(f"/{short}?{FOREIGN_QUERIES[short]}")
+        elif route.parameter == "job_id" or body is not None:
+            answer = other.send(route.verb, concrete(place, route).removeprefix(PREFIX), body)
+        else:
+            continue
+        seen.add(short)
+        assert answer.status == 404, (route.path, answer)
+    assert world(place) == before
+    untouched = {r.path.removeprefix(f"{PREFIX}/") for r in ROUTES} - seen
+    assert untouched == {
+        "queue/jobs/submit", "queue/jobs/submit/bulk", "queue/find", "stats", "capacity", "addons", "health", "kick",
+        "tokens", "tokens/create", "tokens/{token_id}/revoke", "login", "run/say", "pulse", "pulse/history", "programs", "programs/attach",
+        "hosts", "hosts/drain", "hosts/undrain",
+    }  # fmt: skip
+
+
+def test_absent_and_not_yours_are_told_in_the_same_words(place):
+    other = place.client.mint(addon_id="ours")
+    absent = place.job_id[:-4] + "0000"
+
+    def told(job_id):
+        return other.get(f"/queue/jobs/{job_id}").content.replace(job_id.encode(), b"")
+
+    assert told(place.job_id) == told(absent)
+
+
+def test_a_token_of_another_addon_cannot_submit_for_ours(place):
+    other = place.client.mint(addon_id="ours")
+    before = world(place)
+    job = {"addon_id": "theirs", "job_type": "t"}
+
+    assert other.post("/queue/jobs/submit", job).fields == ["addon_id"]
+    bulk = other.post("/queue/jobs/submit/bulk", {"jobs": [job | {"addon_id": "ours"}, job]})
+    assert (bulk.status, bulk.fields) == (403, ["jobs[1].addon_id"])
+    assert world(place) == before
+
+
+def test_a_bound_token_counts_and_sees_only_its_own(place):
+    other = place.client.mint(addon_id="ours")
+    own = other.submit(addon_id="ours")
+
+    assert [job["job_id"] for job in other.get("/queue/jobs").json["jobs"]] == [own]
+    assert other.get(f"/queue/find?part={place.job_id[-8:]}").json == {"job_ids": []}
+    assert other.get("/stats").json["jobs"] == {"QUEUED": 1}
+    assert list(other.get("/stats").json["addons"]) == ["ours"]
+    assert other.get("/leases").json["leases"] == []
+    assert [addon["addon_id"] for addon in other.get("/addons").json["addons"]] == ["ours"]
+    assert {event["job_id"] for event in other.get("/events").json["events"]} == {own}
+    assert other.post(f"/queue/jobs/{own}/cancel").status == 200
+
+
+def test_a_bound_token_does_not_learn_whose_job_is_in_its_way(place):
+    other = place.client.mint(addon_id="ours")
+    first = place.client.submit(addon_id="theirs", cost_units=40, priority=90)
+    own = other.submit(addon_id="ours", cost_units=40, priority=10)
+
+    told = other.get(f"/queue/jobs/{own}/explain").content.decode()
+    assert first not in told
+    assert first[-8:] not in told
+    assert "theirs" not in told
+    assert "another job" in told
+    assert first in place.client.get(f"/queue/jobs/{own}/explain").content.decode()
+    denied = other.post(
+        "/lease/request", {"addon_id": "ours", "job_type": "t", "priority": 5}
+    ).content.decode()
+    assert "queued_ahead" in denied
+    assert first not in denied
+    assert first[-8:] not in denied
+    for job_id in (first, own):
+        place.client.post(f"/queue/jobs/{job_id}/cancel")
+
+
+def test_a_token_has_limits_of_cost_and_priority(place):
+    small = place.client.mint(max_cost_units=20, max_priority=50)
+    job = {"addon_id": "a", "job_type": "t"}
+
+    answer = small.post("/queue/jobs/submit", job | {"cost_units": 21, "priority": "HIGH"})
+    assert (answer.status, answer.json["code"]) == (403, "over_token_limit")
+    assert answer.fields == ["cost_units", "priority"]
+    job_id = small.submit(cost_units=20, priority=50)
+    assert small.post(f"/queue/jobs/{job_id}/edit", {"priority": 51}).status == 403
+    loan = small.post("/lease/request", job | {"cost_units": 21})
+    assert loan.status == 403
+
+
+def test_nobody_can_give_away_more_than_they_have(place):
+    maintenance = place.client.mint(
+        scopes=["admin:tokens", "jobs:read"], addon_id="ours", max_cost_units=10, max_priority=50
+    )
+    asked = {
+        "name": "n",
+        "scopes": ["jobs:read"],
+        "addon_id": "ours",
+        "max_cost_units": 10,
+        "max_priority": 50,
+    }
+
+    for change, field in [
+        ({"scopes": ["jobs:cancel"]}, "scopes"),
+        ({"addon_id": "theirs"}, "addon_id"),
+        ({"addon_id": None}, "addon_id"),
+        ({"max_cost_units": 11}, "max_cost_units"),
+        ({"max_priority": None}, "max_priority"),
+    ]:
+        answer = maintenance.post("/tokens/create", asked | change)
+        assert (answer.status, answer.fields) == (403, [field])
+    assert maintenance.post("/tokens/create", asked).status == 200
+    assert {token["addon_id"] for token in maintenance.get("/tokens").json["tokens"]} == {"ours"}
+    [first, *_] = place.client.get("/tokens").json["tokens"]
+    assert maintenance.post(f"/tokens/{first['token_id']}/revoke").status == 404
+
+
+def test_a_token_cannot_outlive_the_one_that_makes_it(place):
+    soon, later = "2100-01-01T00:00:00Z", "2100-01-01T00:00:01Z"
+    maintenance = place.client.mint(expires_at=soon)
+    asked = {"name": "n", "scopes": ["jobs:read"]}
+    refused = maintenance.post("/tokens/create", asked | {"expires_at": later})
+    endless = maintenance.post("/tokens/create", asked).json["token"]
+
+    assert (refused.status, refused.fields) == (403, ["expires_at"])
+    assert endless["expires_at"] == soon
+    assert endless["parent_id"] == maintenance.token.split("_")[1]
+
+
+def test_a_route_without_a_scope_cannot_exist():
+    with pytest.raises(TypeError, match="scope"):
+        Route(verb="GET", path="/x", summary="", handler=len, answer=None)
+
+
+def test_only_health_is_open(place):
+    import asyncio
+
+    from penstock.server.app_state import AppState
+
+    loop = asyncio.new_event_loop()
+    app_state = AppState(place.service, place.server.tokens, threads=1, per_owner=1, loop=loop)
+    open_paths = [route.path for route in Api(app_state).routes if route.scope is OPEN]
+    app_state.close()
+    loop.close()
+
+    assert open_paths == ["/healthz"]
+
+
+def test_reading_never_writes(place):
+    before = world(place)
+    for route in ROUTES:
+        if route.verb == "GET" and not route.streams:
+            query = "?part=abcd" if route.path.endswith("/find") else ""
+            answer = place.client.get(concrete(place, route).removeprefix(PREFIX) + query)
+            assert answer.status == 200, (route.path, answer)
+    assert world(place) == before
+
+
+def test_own_origin_and_own_names_are_welcome(place):
+    port = place.server.port
+    for headers in [
+        {"Host": "localhost"},
+        {"Host": f"127.0.0.1:{port}", "Origin": f"http://127.0.0.1:{port}", "Sec_Fetch_Site": "same-origin"},
+        {"Host": "[::1]:99"},
+    ]:
+        assert place.client.get("/stats", **headers).status == 200
+
+
+def test_no_answer_invites_another_site(place):
+    answer = place.client.get("/stats", Origin=f"http://localhost:{place.server.port}")
+
+    assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
+def test_two_of_a_header_that_decides_are_refused(place):
+    connection = place.client.connect()
+    connection.putrequest("GET", f"{PREFIX}/stats", skip_host=True)
+    for name, value in [
+        ("Host", "evil.example"),
+        ("Host", "localhost"),
+        ("Authorization", f"Bearer {place.client.token}"),
+    ]:
+        connection.putheader(name, value)
+    connection.endheaders()
+    assert connection.getresponse().status in {400, 403}
+    connection.close()
+
+
+def test_the_local_socket_is_the_owners_and_a_token_given_there_counts(place):
+    assert place.local.get("/tokens").status == 200
+    weak = Client(place.server, place.client.mint(scopes=["jobs:read"]).token, unix=True)
+    assert weak.get("/tokens").status == 403
+    assert Client(place.server, "pst_no_no", unix=True).get("/stats").status == 401
+
+
+def test_no_secret_appears_in_any_answer_or_log(place, caplog):
+    secret = place.client.mint().token
+    Client(place.server, secret + "x").get("/stats")
+
+    shown = place.client.get("/tokens").content + place.client.get("/events?limit=500").content
+    assert secret.encode() not in shown
+    assert secret.rpartition("_")[2].encode() not in shown
+    assert secret not in caplog.text
+
+
+def test_a_token_of_an_addon_cannot_drain_everybodys_host(place):
+    answer = place.client.mint(addon_id="ours").post("/hosts/drain", {"host": "local"})
+
+    assert 403 == answer.status

@@ -1,0 +1,424 @@
+"""Long polls and streams: they wake at once, miss nothing, and harm nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import pytest
+from http_kit import Client, Place
+from tests.waiting import LONG, until
+
+from penstock.server.app import RequestLimits
+from penstock.wire import PREFIX
+
+#: Below the two seconds at which a waiter looks by itself: in so short a time only a wake-up brings an answer.
+
+
+class Stream:
+    """Server-sent events, read as a browser would."""
+
+    def __init__(self, client, query="", last=None):
+        self.connection = client.connect()
+        headers = {"Authorization": f"Bearer {client.token}"} | (
+            {"Last-Event-ID": str(last)} if last is not None else {}
+        )
+        self.connection.request("GET", f"{PREFIX}/events/stream{query}", headers=headers)
+        self.response = self.connection.getresponse()
+        self.last = last
+
+    def __enter__(self):
+        assert self.response.status == 200, self.response.read()
+        self.response.readline(), self.response.readline()  # retry: 1000
+        return self
+
+    def __exit__(self, *_):
+        self.connection.sock and self.connection.sock.close()
+        self.response.close()
+        self.connection.close()
+
+    def __iter__(self):
+        fields = {}
+        while line := self.response.readline():
+            text = line.decode().rstrip("\n")
+            if not text and fields:
+                self.last = int(fields["id"])
+                yield json.loads(fields["data"])
+                fields = {}
+            elif text and not text.startswith(":"):
+                name, _, value = text.partition(": ")
+                fields[name] = value
+
+    def take(self, count):
+        return list(islice(self, count))
+
+
+def later(function, *args):
+    """Runs beside the test; what it returns is asked for with `result`."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(function, *args)
+    pool.shutdown(wait=False)
+    return future
+
+
+def waiters(place):
+    """How many requests wait for something now."""
+    import gc
+
+    from penstock.server.event_hub import EventHub
+
+    return sum(
+        len(t._waiters) for t in gc.get_objects() if isinstance(t, EventHub) and t._store is place.store
+    )
+
+
+def test_a_claim_wakes_at_once_when_a_job_is_submitted(live):
+    waiting = later(lambda: live.client.claim(wait_sec=30))
+    until(lambda: waiters(live) == 1)
+    job_id = live.client.submit()
+
+    assert [job["job_id"] for job in waiting.result(20)] == [job_id]
+
+
+def test_a_claim_wakes_when_there_is_room_again(live):
+    client = live.client
+    client.submit(cost_units=90)
+    [first] = client.claim(wait_sec=5)
+    second = client.submit(cost_units=90)
+    waiting = later(lambda: client.claim(wait_sec=30))
+    until(lambda: waiters(live) == 1)
+    client.post(f"/queue/jobs/{first['job_id']}/complete", {"lease_id": first["lease_id"], "state": "DONE"})
+
+    assert [job["job_id"] for job in waiting.result(20)] == [second]
+
+
+def test_dispatchable_wakes_at_once(live):
+    waiting = later(lambda: live.client.get("/queue/dispatchable?addon_id=visuals&wait_sec=30").json["jobs"])
+    until(lambda: waiters(live) == 1)
+    job_id = live.client.submit()
+
+    assert [job["job_id"] for job in waiting.result(20)] == [job_id]
+
+
+def test_a_claim_without_filters_hides_no_job_from_a_poll(place):
+    """The place has no dispatcher of its own: only the poll itself reserves here."""
+    place.client.claim()
+    job_id = place.client.submit()
+
+    assert [
+        job["job_id"] for job in place.client.get("/queue/dispatchable?addon_id=visuals").json["jobs"]
+    ] == [job_id]
+
+
+def test_a_claim_without_filters_hides_no_job_from_a_stream_of_its_addon(place):
+    place.client.claim()
+    job_id = place.client.submit()
+    with Stream(place.client, "?addon_id=visuals&after=0") as stream:
+        told = stream.take(3)
+
+    assert [event["kind"] for event in told] == ["SUBMITTED", "ADMITTED", "DISPATCHING"]
+    assert {event["job_id"] for event in told} == {job_id}
+
+
+def test_a_client_that_comes_back_after_admitted_sees_the_dispatch(place):
+    job_id = place.client.submit()
+    place.client.get("/queue/dispatchable?addon_id=visuals")
+    place.service.dispatcher.step(place.store.now())
+    with Stream(place.client, f"?job_id={job_id}") as stream:
+        stream.take(2)
+        seen = stream.last
+    with Stream(place.client, f"?job_id={job_id}", last=seen) as stream:
+        kinds = [event["kind"] for event in stream.take(2)]
+
+    assert kinds == ["ADMITTED", "DISPATCHING"]
+
+
+def test_a_job_can_be_waited_for(live):
+    client = live.client
+    job_id = client.submit()
+    waiting = later(lambda: client.get(f"/queue/jobs/{job_id}?wait_sec=30").json)
+    [claimed] = client.claim(wait_sec=5)
+    until(lambda: waiters(live) == 1)
+    outcome = {"lease_id": claimed["lease_id"], "state": "DONE", "result": 42}
+    client.post(f"/queue/jobs/{job_id}/complete", outcome)
+
+    assert (waiting.result(20)["state"], waiting.result()["result"]) == ("DONE", 42)
+
+
+def test_a_wait_that_is_over_answers_with_what_there_is(place):
+    assert place.client.claim(wait_sec=0.05) == []
+    job_id = place.client.submit()
+    assert place.client.get(f"/queue/jobs/{job_id}?wait_sec=0.05").json["state"] == "QUEUED"
+    assert place.client.get("/events?after=999&wait_sec=0.05").json == {"events": [], "next": 999}
+
+
+def test_many_claims_wait_without_a_thread_each_and_each_job_goes_to_one(live):
+    threads = threading.active_count()
+    pool = ThreadPoolExecutor(40)
+    waiting = [pool.submit(lambda: live.client.claim(wait_sec=30)) for _ in range(40)]
+    until(lambda: waiters(live) == 40)
+    assert threading.active_count() - threads - 40 <= 8
+
+    jobs = {live.client.submit(cost_units=1) for _ in range(40)}
+    claimed = [job["job_id"] for future in waiting for job in future.result(30)]
+    assert sorted(claimed) == sorted(jobs)
+    pool.shutdown()
+
+
+def test_a_job_claimed_for_a_client_that_went_away_is_given_back(live):
+    connection = socket.create_connection(("127.0.0.1", live.server.port))
+    body = json.dumps({"wait_sec": 30, "addon_id": "visuals"})
+    connection.sendall(
+        f"POST {PREFIX}/queue/claim HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {live.client.token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    until(lambda: waiters(live) == 1)
+    connection.close()
+    until(lambda: waiters(live) == 0)
+    job_id = live.client.submit()
+
+    [claimed] = live.client.claim(wait_sec=10, addon_id="visuals")
+    assert claimed["job_id"] == job_id
+
+
+def test_a_submit_that_waits_for_room_is_accepted_when_there_is_some(tmp_path):
+    from penstock.stores.api import Depth
+
+    place = Place(tmp_path, rules={"depth": Depth(total=1)})
+    try:
+        client = place.client
+        client.post("/pause", {})
+        first = client.submit()
+        waiting = later(lambda: client.submit(wait_sec=30))
+        time.sleep(0.1)
+        assert not waiting.done()
+        client.post(f"/queue/jobs/{first}/cancel")
+        assert client.state(waiting.result(20)) == "QUEUED"
+    finally:
+        place.close()
+
+
+# the stream
+
+
+def test_a_stream_tells_what_happens_as_it_happens(live):
+    with Stream(live.client) as stream:
+        job_id = live.client.submit()
+        [event] = stream.take(1)
+
+    assert (event["kind"], event["job_id"], event["n"]) == ("SUBMITTED", job_id, 1)
+
+
+def test_a_reader_that_comes_back_misses_nothing_and_sees_nothing_twice(place):
+    client, seen = place.client, []
+    ids = [client.submit() for _ in range(5)]
+    with Stream(client, "?after=0") as stream:
+        seen += stream.take(2)
+        last = stream.last
+    job = {"addon_id": "a", "job_type": "t"}
+    bulk = client.post("/queue/jobs/submit/bulk", {"jobs": [job] * 700})
+    ids += [told["job_id"] for told in bulk.json["jobs"]]
+    with Stream(client, last=last) as stream:
+        seen += stream.take(300)
+        last = stream.last
+    ids += [client.submit() for _ in range(3)]
+    with Stream(client, last=last) as stream:
+        seen += stream.take(406)
+
+    assert [event["job_id"] for event in seen] == ids
+    assert [event["seq"] for event in seen] == sorted({event["seq"] for event in seen})
+
+
+def test_a_stream_of_one_job_counts_its_own_events(live):
+    client = live.client
+    job_id = client.submit()
+    client.submit()
+    with Stream(client, f"?job_id={job_id}") as stream:
+        client.post(f"/queue/jobs/{job_id}/cancel")
+        events = []
+        for event in stream:
+            events.append(event)
+            if event["kind"] == "CANCELED":
+                break
+
+    assert {event["job_id"] for event in events} == {job_id}
+    entries = [event["n"] for event in events if event["kind"] != "ADMITTED"]  # one entry with DISPATCHING
+    assert entries == list(range(1, len(entries) + 1))
+
+
+def test_a_stream_of_an_addon_tells_of_no_other(place):
+    client = place.client
+    mine = client.mint(addon_id="mine")
+    with Stream(mine, "?after=0") as bound, Stream(client, "?after=0&addon_id=mine") as asked:
+        client.submit(addon_id="other")
+        job_id = client.submit(addon_id="mine")
+        events = [bound.take(1), asked.take(1)]
+
+    assert [event["job_id"] for [event] in events] == [job_id, job_id]
+
+
+@pytest.mark.parametrize("given", ["first", "-1", "1.5", "9" * 20, "9" * 4_300, "9" * 5_000])
+def test_a_last_event_id_that_is_none_is_refused(place, given):
+    answer = place.client.get("/events/stream", Last_Event_ID=given)
+
+    assert (answer.status, answer.fields) == (422, ["Last-Event-ID"])
+
+
+def test_an_idle_stream_sends_a_sign_of_life(place, monkeypatch):
+    monkeypatch.setattr("penstock.server.handlers.stream.HEARTBEAT_SEC", 0.05)
+    with Stream(place.client) as stream:
+        assert stream.response.readline() == b": still here\n"
+
+
+def test_pages_of_the_trail_go_on_where_they_ended(place):
+    ids = [place.client.submit() for _ in range(5)]
+    first = place.client.get("/events?limit=3").json
+    rest = place.client.get(f"/events?limit=3&after={first['next']}").json
+
+    assert [event["job_id"] for event in first["events"] + rest["events"]] == ids
+    waiting = later(lambda: place.client.get(f"/events?after={rest['next']}&wait_sec=30").json["events"])
+    until(lambda: waiters(place) == 1)
+    job_id = place.client.submit()
+    assert [event["job_id"] for event in waiting.result(20)] == [job_id]
+
+
+def test_a_reader_that_does_not_read_is_dropped_and_harms_nobody(tmp_path):
+    place = Place(tmp_path, start=False, limits=RequestLimits(unread_sec=1.0))
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    try:
+        client = place.client
+        deaf.connect(("127.0.0.1", place.server.port))
+        bearer = f"Authorization: Bearer {client.token}"
+        asked = f"GET {PREFIX}/events/stream?after=0 HTTP/1.1\r\nHost: localhost\r\n{bearer}\r\n\r\n"
+        deaf.sendall(asked.encode())
+        with Stream(client, "?after=0") as stream:
+            reading = later(stream.take, 15_000)
+            jobs = [{"addon_id": "a", "job_type": "t"}] * 1_000
+            for _ in range(15):
+                assert client.post("/queue/jobs/submit/bulk", {"jobs": jobs}).status == 200
+            assert len(reading.result(20)) == 15_000
+        until(lambda: open_requests(place) == 0)
+    finally:
+        deaf.close()
+        place.close()
+
+
+def open_requests(place):
+    import gc
+
+    from penstock.server.app import Api
+
+    return sum(
+        api._open.total()
+        for api in gc.get_objects()
+        if isinstance(api, Api) and api._app_state.store is place.store
+    )
+
+
+def test_one_token_cannot_have_all_the_places_to_wait(tmp_path):
+    place = Place(tmp_path, start=False, limits=RequestLimits(waiting=2))
+    try:
+        greedy = place.client.mint()
+        with Stream(greedy), Stream(greedy):
+            refused = greedy.post("/queue/claim", {"wait_sec": 1})
+            assert (refused.status, refused.json["code"]) == (429, "too_many")
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert greedy.get("/stats").status == 200
+            assert place.client.claim(wait_sec=0.01) == []
+        until(lambda: greedy.post("/queue/claim", {"wait_sec": 0.01}).status == 200)
+    finally:
+        place.close()
+
+
+def test_stopping_ends_streams_and_long_polls_at_once(tmp_path):
+    place = Place(tmp_path)
+    try:
+        stream = Stream(place.client)
+        waiting = later(lambda: place.client.post("/queue/claim", {"wait_sec": 60}))
+        until(lambda: waiters(place) == 2)
+
+        place.server.stop()
+        assert waiting.result(20).status == 200, "and not after its sixty seconds"
+        assert stream.response.read().endswith(b"\n")
+        stream.connection.close()
+    finally:
+        place.close()
+
+
+def revoke(place, client):
+    place.client.post(f"/tokens/{client.token.split('_')[1]}/revoke")
+
+
+def test_a_stream_ends_when_its_token_is_revoked(place):
+    doomed, other = place.client.mint(), place.client.mint()
+    with Stream(doomed) as stream, Stream(other) as beside:
+        revoke(place, doomed)
+        rest = stream.response.read()
+        place.client.submit()
+
+        assert b"data:" not in rest
+        assert beside.take(1)
+
+
+def test_a_stream_ends_when_the_parent_of_its_token_is_revoked(place):
+    parent = place.client.mint()
+    with Stream(parent.mint()) as stream:
+        revoke(place, parent)
+
+        assert b"data:" not in stream.response.read()
+
+
+def test_a_stream_ends_when_its_token_is_taken_out_of_the_file(place):
+    doomed = place.client.mint()
+    with Stream(doomed) as stream:
+        place.server.tokens.path.write_text("[]")
+
+        assert b"data:" not in stream.response.read()
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "body"),
+    [
+        ("POST", "/queue/claim", {"wait_sec": 60}),
+        ("GET", "/queue/dispatchable?wait_sec=60", None),
+        ("GET", "/events?wait_sec=60&after=1", None),
+        ("GET", "/queue/jobs/{job_id}?wait_sec=60", None),
+    ],
+)
+def test_a_long_poll_ends_when_its_token_is_revoked(place, verb, path, body):
+    job_id = place.client.submit()
+    place.client.post("/pause")
+    doomed = place.client.mint()
+    after = place.client.get("/stats").json["newest_event"]
+    path = path.format(job_id=job_id).replace("after=1", f"after={after}")
+    waiting = later(doomed.send, verb, path, body)
+    until(lambda: waiters(place), what="the request to wait")
+    revoke(place, doomed)
+
+    assert waiting.result(LONG).status == 401
+
+
+def test_submits_at_once_share_commits(place):
+    """While the first is being written, sixty-three more arrive: they are written together, and no thread waited for them."""
+    begun, everybody_is_here = [], threading.Event()
+    original = place.store._writer._begin
+
+    def begin():
+        begun.append(1)
+        assert everybody_is_here.wait(20)
+        return original()
+
+    place.store._writer._begin = begin
+    with ThreadPoolExecutor(64) as pool:
+        waiting = [pool.submit(Client(place.server, place.client.token).submit) for _ in range(64)]
+        until(lambda: open_requests(place) == 64)
+        everybody_is_here.set()
+        ids = {future.result(20) for future in waiting}
+
+    assert len(ids) == 64
+    assert len(begun) <= 3
