@@ -142,11 +142,11 @@ MUTANTS = [
         ("tests/test_layers.py",),
     ),
     Mutant(
-        "layers: a pool knows the demo",
+        "layers: a pool knows the scheduler",
         "penstock/pools/options.py",
         "",
         "import math\n",
-        "import math\n\nif not math:\n    import penstock.demo\n",
+        "import math\n\nif not math:\n    import penstock.scheduler\n",
         ("tests/test_layers.py",),
     ),
     Mutant(
