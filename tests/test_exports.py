@@ -156,3 +156,31 @@ def test_a_pool_is_imported_in_less_than_twice_the_time_of_what_the_standard_lib
 
     least, least_of_theirs = (min(times) for times in zip(*turns, strict=True))
     assert least < 2 * least_of_theirs
+
+
+WITHOUT_PACKAGES = """
+import sys
+
+class OnlyTheStandardLibrary:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {*sys.stdlib_module_names, "penstock"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, OnlyTheStandardLibrary())
+import penstock
+
+graph = penstock.Graph()
+graph.node(lambda: 1, name="one")
+with penstock.GraphExecutor() as executor, penstock.WorkerPool(1, kind="thread") as pool:
+    assert executor.run(graph.compile())["one"] == 1
+    assert pool.submit(int).result() == 0
+print(list(penstock.parallel_limit_sync([1], 1, str)))
+"""
+
+
+def test_pools_graphs_and_flow_control_need_the_standard_library_only():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGES], capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("['1']\n", "")

@@ -543,7 +543,7 @@ MUTANTS = [
     ),
     Mutant(
         "graph: telemetry takes the run down",
-        "penstock/graphs/observers.py",
+        "penstock/graphs/graph_telemetry.py",
         "quietly.call",
         '            log.exception("telemetry of a graph failed")\n',
         "            raise\n",

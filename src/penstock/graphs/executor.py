@@ -25,13 +25,13 @@ from penstock.core.calls.graph_plan import Lane as LaneName
 from penstock.core.calls.graph_plan import Plan, Queue
 from penstock.core.errors import BadCall, PoolClosedError
 from penstock.graphs.lanes import LoopLane, ThreadLane
-from penstock.graphs.observers import GraphState, GraphTotals
 from penstock.graphs.pool_lane import PoolLane, cluster_lane, process_lane
 from penstock.graphs.result import RunResult
 from penstock.graphs.run import Run
 from penstock.graphs.run_context import here
 from penstock.graphs.run_recorder import LaneBars, RunRecorder
 from penstock.graphs.scheduled import Scheduled
+from penstock.graphs.totals import GraphState, GraphTotals
 from penstock.graphs.trace import TraceRecorder
 from penstock.pools.options import seconds, whole
 from penstock.pools.timers import clock
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from penstock.cluster.engine import Cluster
-    from penstock.graphs.observers import GraphTelemetry
+    from penstock.graphs.graph_telemetry import GraphTelemetry
     from penstock.pools.pool import WorkerPool
     from penstock.telemetry.meters import Meters
 
@@ -259,7 +259,7 @@ class GraphExecutor:
         self, meters: Meters, tracer_provider: TracerProvider | None, *, histograms: bool, spans: bool
     ) -> None:
         """What `penstock.instrument` asks of whatever is registered and has it."""
-        from penstock.graphs.observers import GraphTelemetry  # noqa: PLC0415  # it imports OpenTelemetry
+        from penstock.graphs.graph_telemetry import GraphTelemetry  # noqa: PLC0415  # it imports OpenTelemetry
 
         GraphTelemetry.watch(self, meters, tracer_provider, histograms=histograms, spans=spans)
 

@@ -16,8 +16,8 @@ from penstock.core.calls.graph_plan import NodeStatus, Plan, Queue, critical_pat
 from penstock.core.text import error_line
 
 if TYPE_CHECKING:
+    from penstock.graphs.graph_telemetry import RunSpans
     from penstock.graphs.node_calls import NodeAttempt
-    from penstock.graphs.observers import RunSpans
     from penstock.graphs.result import RunResult
 
 __all__ = ["Trace", "TraceEvent", "TraceNote", "TraceRecorder", "events_of", "write_chrome"]
