@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -33,7 +34,7 @@ from penstock import (
 )
 from penstock.graphs.builder import Graph
 from penstock.graphs.executor import GraphExecutor
-from penstock.telemetry import registry
+from penstock.telemetry import meters, registry
 from penstock.telemetry.otel import instrument
 from tests.waiting import until
 
@@ -298,6 +299,8 @@ def test_all_pools_can_be_instrumented_those_to_come_as_well(
 def test_the_global_providers_are_used_also_if_they_are_set_later(
     meter: Meter, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # An earlier test in this process may have used the global provider: its instruments belong to the proxy that is replaced here.
+    monkeypatch.setattr(meters, "_meters", weakref.WeakKeyDictionary())
     internal = metrics._internal
     monkeypatch.setattr(internal, "_METER_PROVIDER", None)
     monkeypatch.setattr(internal, "_PROXY_METER_PROVIDER", type(internal._PROXY_METER_PROVIDER)())
