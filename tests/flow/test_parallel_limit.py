@@ -99,7 +99,7 @@ async def test_an_async_source_is_pulled_by_one_call_at_a_time(stage):
 async def test_a_call_that_let_others_go_first_does_not_go_to_a_source_that_is_being_asked(
     stage, monkeypatch
 ):
-    monkeypatch.setattr(pullers, "_SLICE", 0)
+    monkeypatch.setattr(pullers, "_TIME_SLICE", 0)
     more = asyncio.Event()
 
     async def source():
@@ -330,7 +330,7 @@ async def test_calls_that_never_suspend_do_not_run_ahead_of_the_loop(stage):
 
 
 async def test_calls_that_never_suspend_do_not_gather_behind_a_slow_head(stage, monkeypatch):
-    monkeypatch.setattr(pullers, "_SLICE", 60)  # no turn for others hides what is tested
+    monkeypatch.setattr(pullers, "_TIME_SLICE", 60)  # no turn for others hides what is tested
 
     async def call(item):
         return await stage.call(item) if item < 3 else item

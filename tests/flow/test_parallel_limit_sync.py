@@ -11,12 +11,14 @@ from functools import partial
 from queue import SimpleQueue
 from time import sleep
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flow.parallel_sync import _Call, _Threads, parallel_limit_sync
+from penstock.flow import parallel_sync
+from penstock.flow.parallel_sync import SyncCall, ThreadCalls, parallel_limit_sync
 
 WAIT = 20  # seconds for what takes microseconds: only a test that fails gets there
 
@@ -383,12 +385,12 @@ def test_a_call_that_its_executor_cancels_has_failed_like_any_other():
 
 
 def test_a_call_that_waits_for_a_thread_never_starts_once_its_flow_is_left(gates):
-    group = _Threads(1, gates.call)
-    group.start(_Call(0))
+    workers = ThreadCalls(1, gates.call)
+    workers.start(SyncCall(0))
     gates.wait_for_starts(1)
-    group.start(_Call(1))
+    workers.start(SyncCall(1))
     threading.Timer(0.05, gates.end, [0, 1]).start()
-    group.stop()
+    workers.stop()
 
     assert gates.started == [0]
 
@@ -471,7 +473,10 @@ def test_other_wrong_arguments_are_errors_at_the_call():
 
 
 class Shuffled(Executor):
-    """No threads: a call ends, in random order, when somebody waits for one to end, and sometimes before."""
+    """
+    An executor without threads: a call ends, in random order, when the flow waits for one, and sometimes
+    before.
+    """
 
     def __init__(self, random):
         self.random = random
@@ -494,7 +499,7 @@ class Shuffled(Executor):
 
 
 class Endings(SimpleQueue):
-    """What a flow waits on, with the executor's turn inside."""
+    """The queue of ended calls that a flow waits on; waiting makes the executor end a call."""
 
     executor: Shuffled
 
@@ -527,11 +532,12 @@ def test_whatever_the_order_of_completion_the_outcomes_are_those_of_a_plain_loop
         return item
 
     executor = Shuffled(random)
-    flow = parallel_limit_sync(
-        range(len(failing)), n, call, ordered=ordered, errors=errors, executor=executor
-    )
-    flow._group.ended = Endings()
-    flow._group.ended.executor = executor
+    endings = Endings()
+    endings.executor = executor
+    with mock.patch.object(parallel_sync, "SimpleQueue", return_value=endings):
+        flow = parallel_limit_sync(
+            range(len(failing)), n, call, ordered=ordered, errors=errors, executor=executor
+        )
     taken = []
     raised = None
     try:

@@ -1,8 +1,8 @@
 """
-Flow control at the call site: at most n calls in progress, items pulled as places come free.
+Flow control at the call site: at most n calls in progress, and items pulled as places become free.
 
-A queue cannot do this. It bounds what it holds, not what its callers build before they come to it; only the place
-where the work is made can wait with making more (docs/flow-control.md).
+A queue cannot do this. It bounds the calls that it holds, not the payloads that its callers build before they
+submit. Only the code that makes the work can wait before it makes more (docs/flow-control.md).
 """
 
 from __future__ import annotations
@@ -67,24 +67,24 @@ def parallel_limit(
     errors: OnError = "raise",
 ) -> Flow[Any]:
     """
-    Call `fn` for every item, at most `n` calls in progress, and iterate over what they return.
+    Call `fn` for every item, at most `n` calls in progress, and iterate over the results.
 
         async for report in parallel_limit(paths, 8, make_report): ...
 
-    `fn` is called on the event loop. What it returns is awaited if it can be (a coroutine, an awaitable, a
-    `concurrent.futures.Future`) and is the result itself if not; so a plain function blocks the loop while it runs.
-    It is not sent to a thread unasked, because only its result tells a function that blocks from one that starts
-    something: say `lambda item: asyncio.to_thread(fn, item)`, or give it to a pool. Every call sees the context
-    variables as they were at the first step of the loop, and what it sets there stays its own.
+    `fn` is called on the event loop. If it returns an awaitable or a `concurrent.futures.Future`, that is
+    awaited; any other value is the result itself, so a plain function blocks the loop while it runs. A plain
+    function is not sent to a thread by itself, because only its result tells a function that blocks from one
+    that starts something: use `lambda item: asyncio.to_thread(fn, item)`, or a pool. Every call sees the
+    context variables as they were at the first step of the loop, and what a call sets there stays its own.
 
-    Results come as they are ready, or in the order of the items with `ordered=True`. `errors` says what a failed
-    call does: `raise` cancels the rest, waits until it has ended, and raises that first error after the results that
-    were ready before it; `skip` leaves the item out (counted in `.skipped`, logged at DEBUG); `settled` yields a
-    `Settled` for every item. An error of `items` itself is always raised: at once with `raise`, otherwise after
-    what is in progress has come out.
+    Results come as they are ready, or in the order of the items with `ordered=True`. `errors` says what a
+    failed call does. `raise` cancels the other calls, waits until they have ended, and raises the first error
+    after the results that were ready before it. `skip` leaves the item out (counted in `.skipped`, logged at
+    DEBUG). `settled` yields a `Settled` for every item. An error of `items` itself is always raised: at once
+    with `raise`, otherwise after the calls in progress have ended and their results were taken.
 
-    Leaving the loop cancels what runs. `break` asks for that and goes on; to know that it has ended, write
-    `async with parallel_limit(...) as flow` around the loop, or await `aclose()`.
+    Leaving the loop cancels the running calls. `break` requests that and goes on; to know that they have
+    ended, write `async with parallel_limit(...) as flow` around the loop, or await `aclose()`.
     """
     limit, call, on_error = checked_n(n), checked_fn(fn), checked_errors(errors)
     source, is_async = _source_of(items)
@@ -95,9 +95,9 @@ class Flow(AsyncIterator[R]):
     """
     The results of `parallel_limit`, as an async iterator and a context manager.
 
-    The pullers know what they share and do not know this object, so only the loop holds it. That is why `break` acts
-    at once: it drops the last reference, and `__del__` cancels the pullers there and then, where an async generator
-    would first have to be finalized by the event loop in a task of its own.
+    The pullers do not refer to this object, so only the loop holds it. That is why `break` acts at once: it
+    drops the last reference, and `__del__` cancels the pullers. An async generator would first have to be
+    finalized by the event loop in a task of its own.
     """
 
     __slots__ = ("__weakref__", "_pullers")
@@ -114,17 +114,17 @@ class Flow(AsyncIterator[R]):
         if not results:
             await pullers.more()
         value: R = results.popleft()
-        if pullers.spare > len(results):
-            pullers.nudge()
+        if pullers.free_places > len(results):
+            pullers.add_pullers_soon()
         return value
 
     @property
     def skipped(self) -> int:
-        """How many items `errors="skip"` has left out so far."""
+        """The number of items that `errors="skip"` has left out so far."""
         return self._pullers.skipped
 
     async def aclose(self) -> None:
-        """Cancel what runs and wait until it has ended. Results not yet taken are dropped."""
+        """Cancel the running calls and wait until they have ended. Results not yet taken are dropped."""
         await self._pullers.end()
         await self._pullers.close_source()
 

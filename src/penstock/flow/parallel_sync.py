@@ -1,12 +1,13 @@
 """
 `parallel_limit` for programs without an event loop: the calls run on threads, or through any executor.
 
-Items are pulled on the thread that iterates, inside `next()`, and nowhere else. So a source may be a database cursor
-or a generator with thread-local state, an interrupt reaches it, and no lock is needed: one thread counts, and two
-queues carry the calls to the threads and back. The price is that a source that blocks delays the results that come in
-meanwhile; a live feed belongs to the async twin.
+Items are pulled on the thread that iterates, inside `next()`, and nowhere else. So a source may be a database
+cursor or a generator with thread-local state, an interrupt reaches it, and no lock is needed: one thread
+counts, and two queues carry the calls to the threads and back. The price: a source that blocks delays results
+that arrive meanwhile. A live feed belongs to the async variant.
 
-A thread cannot be made to stop, so here "cancel" means: what has not started never will, what runs is waited for.
+A thread cannot be stopped from outside, so "cancel" means here: calls that have not started never start,
+running calls are waited for.
 """
 
 from __future__ import annotations
@@ -62,29 +63,29 @@ def parallel_limit_sync(
     executor: Executor | None = None,
 ) -> SyncFlow[Any]:
     """
-    Call `fn` for every item, at most `n` calls in progress, and iterate over what they return.
+    Call `fn` for every item, at most `n` calls in progress, and iterate over the results.
 
         for report in parallel_limit_sync(paths, 8, make_report): ...
 
-    Without an `executor` the calls run on up to `n` threads of their own, each call with the context variables of this
-    one; with one (a `WorkerPool`, say) at most `n` of its places are used at a time. `ordered` and `errors` are those
-    of `parallel_limit`. An item holds its place from the moment it is pulled until its result is taken, so never more
-    than `n` are pulled ahead of the loop.
+    Without an `executor` the calls run on up to `n` threads of their own, each call with the caller's context
+    variables. With one (for example a `WorkerPool`) at most `n` of its places are used at a time. `ordered`
+    and `errors` are those of `parallel_limit`. An item holds its place from the moment it is pulled until its
+    result is taken, so at most `n` items are pulled ahead of the loop.
 
-    Leaving the loop, by `break` or by an error, waits for the calls that run and starts no more. `with` and `close()`
-    do the same where a variable keeps the flow alive.
+    Leaving the loop, by `break` or by an error, waits for the running calls and starts no more. `with` and
+    `close()` do the same where a variable keeps the flow alive.
     """
     limit, call, on_error = checked_n(n), checked_fn(fn), checked_errors(errors)
     if iscoroutinefunction(fn) or iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004  # asked for its kind
         raise TypeError("fn must be a plain function, not an async one: parallel_limit is for those")
     if executor is not None and not isinstance(executor, Executor):
         raise TypeError(f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}")
-    group = _Threads(limit, call) if executor is None else _Through(executor, call)
-    return SyncFlow(_source_of(items), n=limit, group=group, ordered=ordered, errors=on_error)
+    workers = ThreadCalls(limit, call) if executor is None else ExecutorCalls(executor, call)
+    return SyncFlow(_source_of(items), n=limit, workers=workers, ordered=ordered, errors=on_error)
 
 
 class SyncFlow(Iterator[R]):
-    """The results of `parallel_limit_sync`, as an iterator and a context manager, for one thread to use."""
+    """The results of `parallel_limit_sync`, as an iterator and a context manager, for use by one thread."""
 
     __slots__ = (
         "__weakref__",
@@ -93,31 +94,31 @@ class SyncFlow(Iterator[R]):
         "_errors",
         "_exhausted",
         "_failed",
-        "_group",
         "_held",
-        "_line",
+        "_in_order",
         "_n",
         "_ready",
         "_source",
+        "_workers",
         "skipped",
     )
 
     def __init__(
-        self, source: Iterator[Any], *, n: int, group: _Workers, ordered: bool, errors: OnError
+        self, source: Iterator[Any], *, n: int, workers: CallWorkers, ordered: bool, errors: OnError
     ) -> None:
         self._source = source
         self._n = n
-        self._group = group
+        self._workers = workers
         self._errors = errors
-        self._held = 0  # places: items pulled whose results have not been taken
+        self._held = 0  # items pulled whose results have not been taken
         self._ready: deque[R] = deque()
-        self._line: deque[_Call] | None = deque() if ordered else None
+        self._in_order: deque[SyncCall] | None = deque() if ordered else None
         self._exhausted = False
         self._failed = False
         self._error: BaseException | None = None
-        self.skipped = 0  #: how many items `errors="skip"` has left out so far
-        # Unlike __del__ this also happens at interpreter exit, before threads lose the ground under their feet.
-        self._close = weakref.finalize(self, group.stop)
+        self.skipped = 0  #: the number of items that `errors="skip"` has left out so far
+        # Unlike __del__ this also runs at interpreter exit, while threads still work.
+        self._close = weakref.finalize(self, workers.stop)
 
     def __iter__(self) -> Self:
         return self
@@ -128,17 +129,17 @@ class SyncFlow(Iterator[R]):
             while not self._ready:
                 if self._at_end():
                     self._finish()
-                self._settle(self._group.ended.get())
+                self._settle(self._workers.ended.get())
                 if not self._ready:
                     self._feed()
-        except BaseException:  # an iterator that raised is over, as a generator would be
+        except BaseException:  # an iterator that raised has ended, as a generator would have
             self.close()
             raise
         self._held -= 1
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Start no more calls and wait for those that run. Results not yet taken are dropped."""
+        """Start no more calls and wait for the running ones. Results not yet taken are dropped."""
         self._exhausted = True
         self._held = 0
         self._error = None
@@ -153,10 +154,12 @@ class SyncFlow(Iterator[R]):
         self.close()
 
     def _feed(self) -> None:
-        """Fill the places; but where a result could be had instead, a slow source gives one item at a time."""
+        """
+        Fill the free places. If a result is ready meanwhile, a slow source gives only one item at a time.
+        """
         spent = 0.0
         while not self._exhausted and self._held < self._n:
-            if spent > _SLOW and (self._ready or not self._group.ended.empty()):
+            if spent > _SLOW and (self._ready or not self._workers.ended.empty()):
                 return
             since = monotonic()
             try:
@@ -170,15 +173,15 @@ class SyncFlow(Iterator[R]):
                 return
             spent += monotonic() - since
             self._held += 1
-            call = _Call(item)
-            if self._line is not None:
-                self._line.append(call)
-            self._group.start(call)
+            call = SyncCall(item)
+            if self._in_order is not None:
+                self._in_order.append(call)
+            self._workers.start(call)
 
     def _at_end(self) -> bool:
         if self._failed or not self._held:
             return True
-        return self._error is not None and self._errors == "raise" and self._group.ended.empty()
+        return self._error is not None and self._errors == "raise" and self._workers.ended.empty()
 
     def _finish(self) -> NoReturn:
         error = self._error
@@ -190,20 +193,20 @@ class SyncFlow(Iterator[R]):
         finally:
             del error  # its traceback holds this frame: together they would wait for the garbage collector
 
-    def _settle(self, call: _Call) -> None:
+    def _settle(self, call: SyncCall) -> None:
         error = call.error
         if error is not None and (self._errors == "raise" or not is_kind(error, Exception)):
             self._failed = True
             self._error = error
             return
         call.settled = True
-        if self._line is None:
-            self._keep(call)
+        if self._in_order is None:
+            self._add_result(call)
             return
-        while self._line and self._line[0].settled:
-            self._keep(self._line.popleft())
+        while self._in_order and self._in_order[0].settled:
+            self._add_result(self._in_order.popleft())
 
-    def _keep(self, call: _Call) -> None:
+    def _add_result(self, call: SyncCall) -> None:
         if self._errors == "settled":
             outcome: Any = Settled(call.item, call.value, call.error)
             self._ready.append(outcome)
@@ -218,7 +221,7 @@ class SyncFlow(Iterator[R]):
 _SLOW: Final = 0.001  # seconds that the source may take while results wait
 
 
-class _Call:
+class SyncCall:
     __slots__ = ("error", "item", "settled", "value")
 
     def __init__(self, item: Any) -> None:
@@ -228,29 +231,29 @@ class _Call:
         self.settled = False
 
 
-class _Workers(Protocol):
-    """Those who make the calls. They know nothing of the flow, or it could never be collected."""
+class CallWorkers(Protocol):
+    """Makes the calls of a flow. It must not refer to the flow, which could then never be collected."""
 
-    ended: SimpleQueue[_Call]
+    ended: SimpleQueue[SyncCall]
 
-    def start(self, call: _Call) -> None: ...
+    def start(self, call: SyncCall) -> None: ...
 
     def stop(self) -> None: ...
 
 
-class _Threads:
+class ThreadCalls:
     def __init__(self, n: int, fn: Callable[[Any], Any]) -> None:
-        self.ended: SimpleQueue[_Call] = SimpleQueue()
-        self._todo: SimpleQueue[_Call | None] = SimpleQueue()
+        self.ended: SimpleQueue[SyncCall] = SimpleQueue()
+        self._todo: SimpleQueue[SyncCall | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._n = n
         self._fn = fn
         self._context = contextvars.copy_context()
 
-    def start(self, call: _Call) -> None:
+    def start(self, call: SyncCall) -> None:
         self._todo.put(call)
         if len(self._threads) < self._n:
-            # Daemons, because at exit Python waits for the others before anybody could tell them to end.
+            # Daemon threads: at exit Python joins the others before any code could tell them to end.
             thread = Thread(target=self._work, name=f"parallel_limit-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -260,10 +263,10 @@ class _Threads:
         while (call := todo.get()) is not None:
             try:
                 call.value = context.copy().run(fn, call.item)
-            except BaseException as error:  # noqa: BLE001  # it is raised where the result would have been
+            except BaseException as error:  # noqa: BLE001  # raised where the result would have been
                 call.error = error
             ended.put(call)
-            del call  # a payload must not live on while this thread waits for its next
+            del call  # a payload must not live on while this thread waits for its next call
 
     def stop(self) -> None:
         with suppress(Empty):
@@ -272,34 +275,34 @@ class _Threads:
         for _ in self._threads:
             self._todo.put(None)
         for thread in self._threads:
-            if thread is not current_thread():  # the garbage collector may have found the flow on one of them
+            if thread is not current_thread():  # the garbage collector may finalize the flow on one of them
                 thread.join()
 
 
-class _Through:
-    """Calls through somebody else's executor, which stays open."""
+class ExecutorCalls:
+    """Makes the calls through the caller's executor, which stays open."""
 
     def __init__(self, executor: Executor, fn: Callable[[Any], Any]) -> None:
-        self.ended: SimpleQueue[_Call] = SimpleQueue()
-        self._calls: dict[Future[Any], _Call] = {}
+        self.ended: SimpleQueue[SyncCall] = SimpleQueue()
+        self._calls: dict[Future[Any], SyncCall] = {}
         self._executor = executor
         self._fn = fn
 
-    def start(self, call: _Call) -> None:
+    def start(self, call: SyncCall) -> None:
         try:
             future = self._executor.submit(self._fn, call.item)
-        except Exception as error:  # noqa: BLE001  # refused, as a full pool may: this call's outcome like any other
+        except Exception as error:  # noqa: BLE001  # refused, as a full pool may do: the outcome of this call
             call.error = error
             self.ended.put(call)
             return
         self._calls[future] = call
-        future.add_done_callback(self._landed)
+        future.add_done_callback(self._ended)
 
-    def _landed(self, future: Future[Any]) -> None:
+    def _ended(self, future: Future[Any]) -> None:
         call = self._calls.pop(future)
         try:
             call.value = future.result()
-        except BaseException as error:  # noqa: BLE001  # it is raised where the result would have been
+        except BaseException as error:  # noqa: BLE001  # raised where the result would have been
             call.error = error
         self.ended.put(call)
 

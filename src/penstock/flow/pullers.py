@@ -1,17 +1,17 @@
-"""The terms of `parallel_limit` and its sync twin: what both check at the call, and the outcome both can yield.
+"""
+The machinery of `parallel_limit`: up to n tasks, the pullers, over one shared iterator; and the checks and
+the outcome that it shares with `parallel_limit_sync`.
 
-The work behind `parallel_limit`: up to n tasks over one shared iterator.
+A task for every item would cost three times as much. There are n places. An item holds one from the moment it
+is pulled until the loop takes its result, so a slow loop holds back the pullers and, through them, the
+source. A puller that finds no free place ends; when the loop frees a place, it adds a puller.
 
-A task for every item would cost three times as much. There are n places; an item holds one from the moment it is
-pulled until the loop takes its result, so that a slow loop holds back the pullers and, through them, the source. A
-puller that finds no place free ends; the loop, when it frees one, asks for another.
-
-One thing bends that rule, because to wait for it would double the cost of short calls: between the moment the loop is
-woken for a result and the moment it runs, further results hold no place, as it is about to take them. If it then takes
-that one and turns to something else, the others lie beside n calls in progress. So n is the limit of calls, and of
-calls and results together as long as they end one by one; when many end in the same turn of the event loop, 2n is. In
-input order, a result that has to wait for an earlier one always holds its place, which bounds the line behind a slow
-head.
+There is one exception, because waiting for the loop would double the cost of short calls: between the moment
+the loop is woken for a result and the moment it runs, further results hold no place, as the loop is about to
+take them. If the loop then takes only that one, the others lie beside n calls in progress. So n limits the
+calls, and it limits calls and results together as long as calls end one by one; when many end in the same
+turn of the event loop, the limit is 2n. With `ordered=True` a result that waits for an earlier one always
+holds its place, which bounds the results behind a slow first call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger("penstock.flow")
 
 @dataclass(frozen=True, slots=True)
 class Settled(Generic[T_co, R_co]):
-    """How the call for one item ended: with a value, or with the error it raised."""
+    """How the call for one item ended: with a value, or with the error that it raised."""
 
     item: T_co
     value: R_co | None = None
@@ -58,10 +58,10 @@ class Settled(Generic[T_co, R_co]):
         return self.error is None
 
     def result(self) -> R_co:
-        """The value with its exact type, or the error raised: what `Future.result` does."""
+        """The value with its exact type; raises the error if there is one, as `Future.result` does."""
         if self.error is not None:
             raise self.error
-        return self.value  # type: ignore[return-value]  # no error: there is a value, if only a None that R allows
+        return self.value  # type: ignore[return-value]  # without an error there is a value, or a None that R allows
 
 
 def checked_n(n: Any) -> int:
@@ -77,17 +77,20 @@ def checked_fn(fn: Any) -> Callable[[Any], Any]:
         raise TypeError(
             f"fn must be callable, not {type(fn).__name__}: pass the function, not what it returns"
         )
-    return fn  # type: ignore[no-any-return]  # callable() has no argument types to offer
+    return fn  # type: ignore[no-any-return]  # callable() gives no argument types
 
 
 def checked_errors(errors: Any) -> OnError:
     if errors not in get_args(OnError):
         raise ValueError(f"errors must be 'raise', 'skip' or 'settled', not {errors!r}")
-    return errors  # type: ignore[no-any-return]  # the line above made sure
+    return errors  # type: ignore[no-any-return]  # checked in the line above
 
 
 def raisable(error: BaseException) -> BaseException:
-    """An iterator that raises StopIteration has come to its end: a call's must not pass for that (PEP 479)."""
+    """
+    The error in a form that an iterator can raise. StopIteration would end the iteration silently (PEP 479),
+    so it is wrapped.
+    """
     if not is_kind(error, (StopIteration, StopAsyncIteration)):
         return error
     wrapped = RuntimeError(f"a call raised {type_name(error)}")
@@ -96,28 +99,31 @@ def raisable(error: BaseException) -> BaseException:
 
 
 class Pullers:
-    """What the pullers share with the loop that takes their results; all of it on the event loop's thread."""
+    """
+    The state that the pullers share with the loop that takes their results; used only on the event loop's
+    thread.
+    """
 
     __slots__ = (
         "__weakref__",
-        "awake",
+        "adding",
         "batch",
         "context",
         "error",
         "errors",
         "exhausted",
         "fn",
+        "free_places",
+        "held_back",
+        "in_order",
         "is_async",
-        "line",
         "loop",
+        "loop_woken",
         "n",
-        "nudged",
-        "piled",
+        "one_is_enough",
         "results",
-        "single",
         "skipped",
         "source",
-        "spare",
         "started",
         "stopped",
         "tasks",
@@ -136,18 +142,19 @@ class Pullers:
         self.fn = fn
         self.errors = errors
         self.results: deque[Any] = deque()
-        # In input order: a slot for every item on its way to `results`, empty until its call has ended.
-        self.line: deque[list[Any]] | None = deque() if ordered else None
-        self.piled = 0  # slots that are filled and wait for one before them
-        # Places that neither a puller nor a piled result holds. `results` may be as long as this.
-        self.spare = n
-        # A set that keeps its order, so that a cancellation can be replayed.
+        # In the order of the items: a slot for every item on its way to `results`, empty until its call has
+        # ended.
+        self.in_order: deque[list[Any]] | None = deque() if ordered else None
+        self.held_back = 0  # filled slots that wait for an earlier one
+        # Places held by no puller and by no result that is held back. `results` may grow to this length.
+        self.free_places = n
+        # A dict as an ordered set, so that a cancellation can be replayed.
         self.tasks: dict[asyncio.Task[None], None] = {}
         self.batch = _FIRST_BATCH
-        self.waiter: asyncio.Future[None] | None = None  # the loop, waiting for a result
-        self.awake = False  # the loop has been woken and has not run yet
-        self.nudged = False
-        self.single = False  # one puller is enough for now
+        self.waiter: asyncio.Future[None] | None = None  # set while the loop waits for a result
+        self.loop_woken = False  # the loop was woken and has not run yet
+        self.adding = False
+        self.one_is_enough = False  # one puller is enough for now
         self.started = False
         self.exhausted = False  # no more items will be pulled
         self.stopped = False  # no more results will be taken in
@@ -155,7 +162,7 @@ class Pullers:
         self.skipped = 0
 
     async def more(self) -> None:
-        """Return with something in `results`, or end the loop."""
+        """Return when `results` is not empty, or end the loop."""
         while not self.results:
             if self.waiter is not None:
                 raise RuntimeError("another task waits for the next result already: one flow, one loop")
@@ -163,7 +170,7 @@ class Pullers:
                 await self.finish()
             if not self.started:
                 self.start()
-                continue  # tasks that start eagerly may have brought results already
+                continue  # tasks that start eagerly may have produced results already
             self.waiter = self.loop.create_future()
             try:
                 await self.waiter
@@ -173,55 +180,62 @@ class Pullers:
                 raise
             finally:
                 self.waiter = None
-                self.awake = False
+                self.loop_woken = False
 
     def start(self) -> None:
         self.started = True
         self.loop = asyncio.get_running_loop()
         self.context = copy_context()
-        self.staff()
+        self.add_pullers()
 
-    def nudge(self) -> None:
+    def add_pullers_soon(self) -> None:
         """
-        There may be room for another puller: look once those on their way have had their turn. Calls that never
-        suspend are all made by one puller, and n - 1 more that find nothing left would be most of their cost.
+        Check in the next turn of the loop whether there is a place for another puller. Not now: calls that
+        never suspend are all made by one puller, and n - 1 more that find no item left would be most of the
+        cost.
         """
-        if not self.nudged and not self.exhausted:
-            self.nudged = True
-            self.loop.call_soon(self.staff)
+        if not self.adding and not self.exhausted:
+            self.adding = True
+            self.loop.call_soon(self.add_pullers)
 
-    def staff(self) -> None:
+    def add_pullers(self) -> None:
         """
-        Twice as many each time: three items with n = 10,000 shall not cost 10,000 tasks, nor a long source 10,000
-        turns of the loop.
+        Add pullers, twice as many each time: three items with n = 10,000 must not cost 10,000 tasks, nor a
+        long source 10,000 turns of the loop.
         """
-        self.nudged = False
-        room = self.spare - len(self.results)
-        if self.exhausted or self.single or room <= 0:
+        self.adding = False
+        places = self.free_places - len(self.results)
+        if self.exhausted or self.one_is_enough or places <= 0:
             return
-        hired = min(room, self.batch)
+        added = min(places, self.batch)
         self.batch *= 2
-        _AT_WORK.add(self)
-        for _ in range(hired):
-            self.spare -= 1
-            task = self.context.run(self.loop.create_task, self.work(), name="parallel_limit")
+        _ACTIVE.add(self)
+        for _ in range(added):
+            self.free_places -= 1
+            task = self.context.run(self.loop.create_task, self.pull_items(), name="parallel_limit")
             self.tasks[task] = None
-            task.add_done_callback(self.left)
-        if hired < room:
-            self.nudge()
+            task.add_done_callback(self.puller_ended)
+        if added < places:
+            self.add_pullers_soon()
 
-    async def work(self) -> None:  # noqa: C901, PLR0912  # each part taken out costs every item a call, 50 ns
-        """A puller, and the way of an item."""
-        fn, source, results, line, context = self.fn, self.source, self.results, self.line, self.context
+    async def pull_items(self) -> None:  # noqa: C901, PLR0912  # one function for speed: each call taken out costs every item 50 ns
+        """The body of a puller: pull an item, call the function, deliver the result, repeat."""
+        fn, source, results, in_order, context = (
+            self.fn,
+            self.source,
+            self.results,
+            self.in_order,
+            self.context,
+        )
         settled = self.errors == "settled"
         slot: list[Any] | None = None
         before, since = -1, 0.0
         while True:
-            if len(results) > self.spare and not (self.awake and len(results) <= self.n):
-                await self.step_aside()
-                if len(results) > self.spare:
+            if len(results) > self.free_places and not (self.loop_woken and len(results) <= self.n):
+                await self.lend_place()
+                if len(results) > self.free_places:
                     return
-            if self.exhausted or self.single:
+            if self.exhausted or self.one_is_enough:
                 self.batch = 1
                 return
             try:
@@ -232,9 +246,9 @@ class Pullers:
             if item is _END:
                 self.exhausted = True
                 return
-            if line is not None:
+            if in_order is not None:
                 slot = []
-                line.append(slot)
+                in_order.append(slot)
             try:
                 value = fn(item)
                 if type(value) is _Coroutine or isawaitable(value):
@@ -243,64 +257,66 @@ class Pullers:
                     value = await asyncio.wrap_future(value)
                 if settled:
                     value = Settled(item, value)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # whatever it raises is an outcome
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # any exception is the outcome of this call
                 value = self.outcome_of(item, error)
             if self.stopped:
                 return
-            # Nobody has been here since: the call has not suspended, most likely.
+            # No other puller has added a result since: most likely the call has not suspended.
             alone = len(results) == before
             if slot is not None:
-                self.line_up(slot, value)
+                self.put_in_order(slot, value)
             elif value is not _SKIPPED:
                 results.append(value)
             if self.waiter is not None and results:
                 self.wake()
-            item = value = slot = None  # a payload must not live on while this puller waits for its next
+            item = value = slot = None  # a payload must not live on while this puller waits for its next item
             try:
                 if copy_context() != context:
-                    return  # the call has set a variable: the next one gets a new task, with the context as it was
-            except Exception:  # noqa: BLE001  # values that refuse to be compared, so new ones
+                    return  # the call has set a context variable: a new task with the original context makes the next call
+            except Exception:  # noqa: BLE001  # values that cannot be compared: use a new task, too
                 return
             if not alone:
                 since = 0.0
             elif not since:
                 since = monotonic()
-            elif monotonic() - since > _SLICE:
-                await self.breathe()
+            elif monotonic() - since > _TIME_SLICE:
+                await self.let_others_run()
                 since = monotonic()
             before = len(results)
 
-    async def step_aside(self) -> None:
+    async def lend_place(self) -> None:
         """
-        Leave the place to somebody who can use it, for one turn of the loop. Nearly always the loop has taken results
-        by then, and a turn costs a fraction of ending and a new task.
+        Free this puller's place for one turn of the loop. Nearly always the loop has taken results by then,
+        and a turn costs a fraction of ending this task and making a new one.
         """
-        self.spare += 1
-        await _turn()
-        self.spare -= 1
+        self.free_places += 1
+        await _one_loop_turn()
+        self.free_places -= 1
 
     async def pull(self) -> Any:
-        """From an async source, one puller at a time, as async generators demand."""
-        item = await self.singly(anext(self.source, _END))
-        return _END if self.stopped else item  # the source may have swallowed our cancellation
+        """Take the next item of an async source, one puller at a time, as async generators require."""
+        item = await self.as_only_puller(anext(self.source, _END))
+        return _END if self.stopped else item  # the source may have caught our cancellation
 
-    async def breathe(self) -> None:
+    async def let_others_run(self) -> None:
         """
-        Let others use the event loop: these calls do not suspend. So one puller makes as many of them as n pullers
-        would, and n would take n times as long before anybody else has a turn.
+        Give other tasks a turn of the event loop, because these calls do not suspend. One puller makes as
+        many such calls as n pullers would; n pullers would take n times as long before any other task runs.
         """
-        if self.single:
-            await _turn()
+        if self.one_is_enough:
+            await _one_loop_turn()
         else:
-            await self.singly(_turn())
+            await self.as_only_puller(_one_loop_turn())
 
-    async def singly(self, step: Awaitable[Any]) -> Any:
-        """While this goes on one puller is enough. Others that come by end; more are called for afterwards."""
-        self.single = True
+    async def as_only_puller(self, step: Awaitable[Any]) -> Any:
+        """
+        Await this step with one puller active. Other pullers that come by end; new ones are added afterwards.
+        """
+        self.one_is_enough = True
         outcome = await step
-        self.single = False
-        if self.spare > len(self.results):
-            self.nudge()
+        self.one_is_enough = False
+        if self.free_places > len(self.results):
+            self.add_pullers_soon()
         return outcome
 
     def outcome_of(self, item: Any, error: BaseException) -> Any:
@@ -316,28 +332,28 @@ class Pullers:
             log.debug("skipped %s", safe_repr(item), exc_info=error)
         return _SKIPPED
 
-    def line_up(self, slot: list[Any], value: Any) -> None:
-        line = self.line
-        assert line is not None
+    def put_in_order(self, slot: list[Any], value: Any) -> None:
+        in_order = self.in_order
+        assert in_order is not None
         slot.append(value)
-        self.piled += 1
-        self.spare -= 1
-        while line and line[0]:
-            head = line.popleft()[0]
-            self.piled -= 1
-            self.spare += 1
+        self.held_back += 1
+        self.free_places -= 1
+        while in_order and in_order[0]:
+            head = in_order.popleft()[0]
+            self.held_back -= 1
+            self.free_places += 1
             if head is not _SKIPPED:
                 self.results.append(head)
-        if self.piled:
-            self.awake = False  # the loop cannot take what is piled: places count again
-        if self.spare > len(self.results):
-            self.nudge()
+        if self.held_back:
+            self.loop_woken = False  # the loop cannot take results that are held back: places count again
+        if self.free_places > len(self.results):
+            self.add_pullers_soon()
 
     def wake(self) -> None:
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-            self.awake = True
+            self.loop_woken = True
 
     def source_failed(self, error: BaseException) -> None:
         if self.errors == "raise":
@@ -352,7 +368,10 @@ class Pullers:
             self.stop()
 
     def stop(self) -> None:
-        """Cancels once: a second cancellation would break into the clean-up that the first one has begun."""
+        """
+        Stop pulling and cancel the pullers, once: a second cancellation would interrupt the clean-up that the
+        first one started.
+        """
         if not self.stopped:
             self.stopped = self.exhausted = True
             self.cancel()
@@ -361,23 +380,24 @@ class Pullers:
         for task in self.tasks:
             task.cancel()
 
-    def left(self, task: asyncio.Task[None]) -> None:
+    def puller_ended(self, task: asyncio.Task[None]) -> None:
         """
-        Called for every puller that ends, even one cancelled before its first step, where no `finally` of its own
-        would run. What escapes a puller (KeyboardInterrupt, a cancellation from outside) ends the whole flow.
+        Called for every puller that ends, even one canceled before its first step, where no `finally` of its
+        own would run. An exception that escapes a puller (KeyboardInterrupt, a cancellation from outside)
+        ends the whole flow.
         """
         del self.tasks[task]
-        self.spare += 1
+        self.free_places += 1
         if task.cancelled():
             self.fail(asyncio.CancelledError())
         elif (error := task.exception()) is not None:
             self.fail(error)
         if not self.tasks:
-            _AT_WORK.discard(self)
+            _ACTIVE.discard(self)
             if self.exhausted:
                 self.wake()
-        if self.spare > len(self.results):
-            self.nudge()
+        if self.free_places > len(self.results):
+            self.add_pullers_soon()
 
     async def finish(self) -> NoReturn:
         error, self.error = self.error, None
@@ -387,10 +407,12 @@ class Pullers:
         try:
             raise raisable(error)
         finally:
-            del error  # its traceback holds this frame: together they would wait for the garbage collector
+            del error  # its traceback holds this frame: the cycle would wait for the garbage collector
 
     async def end(self) -> None:
-        """Stop, and stay until the last puller has ended, however often the loop itself is cancelled meanwhile."""
+        """
+        Stop, and wait until the last puller has ended, however often the loop itself is canceled meanwhile.
+        """
         if asyncio.current_task() in self.tasks:
             raise RuntimeError("a call cannot close the flow that it is part of: it would wait for itself")
         self.stop()
@@ -420,7 +442,10 @@ class Pullers:
             log.debug("closing the items failed", exc_info=error)
 
     def abandon(self) -> None:
-        """Nobody will take results any more. The garbage collector may find out on any thread, and late."""
+        """
+        Stop the pullers of a flow that was dropped. The garbage collector may call this on any thread, and
+        late.
+        """
         if not self.tasks or self.loop.is_closed():
             return
         self.results.clear()
@@ -431,7 +456,7 @@ class Pullers:
         if here:
             self.stop()
         else:
-            with suppress(RuntimeError):  # closed since
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 self.loop.call_soon_threadsafe(self.stop)
 
 
@@ -439,13 +464,13 @@ _Coroutine: Final = types.CoroutineType
 _END: Final = object()
 _SKIPPED: Final = object()
 _FIRST_BATCH: Final = 8
-_SLICE: Final = 0.001  # seconds for which calls that never suspend may keep everybody else off the event loop
-#: The event loop knows tasks only weakly, and nobody else an abandoned flow's.
-_AT_WORK: Final[set[Pullers]] = set()
+_TIME_SLICE: Final = 0.001  # seconds that calls which never suspend may occupy the event loop
+#: Keeps active flows alive: the event loop refers to tasks only weakly.
+_ACTIVE: Final[set[Pullers]] = set()
 
 
 @types.coroutine
-def _turn() -> Generator[None, None, None]:
+def _one_loop_turn() -> Generator[None, None, None]:
     yield
 
 
