@@ -23,7 +23,7 @@ from examples.demo.board import Board, LiveBoard, PlainBoard, Sight
 
 from penstock.client import Client
 from penstock.client.signals import heard
-from penstock.core.jobs.refusals import NotFound
+from penstock.core.errors import NotFound
 
 PORT = 8420
 UNITS = 40

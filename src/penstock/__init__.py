@@ -20,29 +20,33 @@ if TYPE_CHECKING:
     from penstock.core.calls.graph_plan import NodeStatus as NodeStatus
     from penstock.core.calls.graph_plan import Plan as Plan
     from penstock.core.calls.graph_plan import RunStatus as RunStatus
+    from penstock.core.errors import AccessDenied as AccessDenied
+    from penstock.core.errors import BadArgument as BadArgument
     from penstock.core.errors import BadCall as BadCall
+    from penstock.core.errors import BadIntent as BadIntent
     from penstock.core.errors import CallCanceled as CallCanceled
     from penstock.core.errors import CallEnded as CallEnded
     from penstock.core.errors import CallTimeout as CallTimeout
+    from penstock.core.errors import DispatcherHeld as DispatcherHeld
     from penstock.core.errors import GraphError as GraphError
+    from penstock.core.errors import IllegalMove as IllegalMove
+    from penstock.core.errors import JobCanceled as JobCanceled
+    from penstock.core.errors import JobFailed as JobFailed
     from penstock.core.errors import JobStopped as JobStopped
-    from penstock.core.errors import JobUnavailable as JobUnavailable
+    from penstock.core.errors import KeyConflict as KeyConflict
+    from penstock.core.errors import NotFound as NotFound
     from penstock.core.errors import NotPicklable as NotPicklable
+    from penstock.core.errors import OutcomeUnknown as OutcomeUnknown
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.errors import PoolClosedError as PoolClosedError
     from penstock.core.errors import QueueDropError as QueueDropError
+    from penstock.core.errors import QueueFull as QueueFull
+    from penstock.core.errors import Refused as Refused
+    from penstock.core.errors import StoreFailed as StoreFailed
+    from penstock.core.errors import Unavailable as Unavailable
+    from penstock.core.errors import Unreachable as Unreachable
     from penstock.core.errors import WorkerCrashedError as WorkerCrashedError
     from penstock.core.jobs.explain import Explanation as Explanation
-    from penstock.core.jobs.refusals import BadIntent as BadIntent
-    from penstock.core.jobs.refusals import DispatcherHeld as DispatcherHeld
-    from penstock.core.jobs.refusals import IllegalMove as IllegalMove
-    from penstock.core.jobs.refusals import KeyConflict as KeyConflict
-    from penstock.core.jobs.refusals import NotFound as NotFound
-    from penstock.core.jobs.refusals import OutcomeUnknown as OutcomeUnknown
-    from penstock.core.jobs.refusals import QueueFull as QueueFull
-    from penstock.core.jobs.refusals import Refused as Refused
-    from penstock.core.jobs.refusals import StoreFailed as StoreFailed
-    from penstock.core.jobs.refusals import Unavailable as Unavailable
     from penstock.core.jobs.states import JobState as JobState
     from penstock.flow.parallel import parallel_limit as parallel_limit
     from penstock.flow.parallel_sync import parallel_limit_sync as parallel_limit_sync
@@ -54,12 +58,9 @@ if TYPE_CHECKING:
     from penstock.graphs.run_context import current_run as current_run
     from penstock.graphs.trace import Trace as Trace
     from penstock.graphs.trace import write_chrome as write_chrome
-    from penstock.library.arguments import BadArgument as BadArgument
     from penstock.library.context import JobContext as JobContext
     from penstock.library.context import current_job as current_job
     from penstock.library.function import JobFunction as JobFunction
-    from penstock.library.handle import JobCanceled as JobCanceled
-    from penstock.library.handle import JobFailed as JobFailed
     from penstock.library.handle import JobHandle as JobHandle
     from penstock.library.scheduler import Scheduler as Scheduler
     from penstock.pools.child.remote_errors import RemoteError as RemoteError
@@ -92,32 +93,34 @@ _HOMES = {
         "RunStatus",
     ),
     "penstock.core.errors": (
+        "AccessDenied",
+        "BadArgument",
         "BadCall",
+        "BadIntent",
         "CallCanceled",
         "CallEnded",
         "CallTimeout",
+        "DispatcherHeld",
         "GraphError",
+        "IllegalMove",
+        "JobCanceled",
+        "JobFailed",
         "JobStopped",
-        "JobUnavailable",
+        "KeyConflict",
+        "NotFound",
         "NotPicklable",
+        "OutcomeUnknown",
         "PenstockError",
         "PoolClosedError",
         "QueueDropError",
-        "WorkerCrashedError",
-    ),
-    "penstock.core.jobs.explain": ("Explanation",),
-    "penstock.core.jobs.refusals": (
-        "BadIntent",
-        "DispatcherHeld",
-        "IllegalMove",
-        "KeyConflict",
-        "NotFound",
-        "OutcomeUnknown",
         "QueueFull",
         "Refused",
         "StoreFailed",
         "Unavailable",
+        "Unreachable",
+        "WorkerCrashedError",
     ),
+    "penstock.core.jobs.explain": ("Explanation",),
     "penstock.core.jobs.states": ("JobState",),
     "penstock.flow.parallel": ("parallel_limit",),
     "penstock.flow.parallel_sync": ("parallel_limit_sync",),
@@ -133,17 +136,12 @@ _HOMES = {
         "Trace",
         "write_chrome",
     ),
-    "penstock.library.arguments": ("BadArgument",),
     "penstock.library.context": (
         "JobContext",
         "current_job",
     ),
     "penstock.library.function": ("JobFunction",),
-    "penstock.library.handle": (
-        "JobCanceled",
-        "JobFailed",
-        "JobHandle",
-    ),
+    "penstock.library.handle": ("JobHandle",),
     "penstock.library.scheduler": ("Scheduler",),
     "penstock.pools.child.remote_errors": ("RemoteError",),
     "penstock.pools.context": (

@@ -11,9 +11,10 @@ import pytest
 from tests.daemon import environment
 from tests.waiting import LONG
 
-from penstock.client import AccessDenied, Client, Unreachable
+from penstock import AccessDenied, Unreachable
+from penstock.client import Client
 from penstock.client.client import job_of
-from penstock.core.jobs.refusals import BadIntent, IllegalMove, KeyConflict, NotFound
+from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
 from penstock.server.routes import ROUTES
 from penstock.wire import PREFIX, OutcomeReport, Scope
 

@@ -10,10 +10,8 @@ import pytest
 from penstock.client import leases as holds_module
 from penstock.client.context import JobContext, LeaseFacts
 from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer
-from penstock.client.transport import Unreachable
-from penstock.core.errors import JobStopped
+from penstock.core.errors import JobStopped, StaleDispatch, Unreachable
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.refusals import StaleDispatch
 from penstock.wire import HeartbeatAnswer
 
 TTL = 30.0

@@ -14,7 +14,7 @@ from tests.poison import NOT_FINITE, POISONS, STATES, STORED, AsyncHandler, Hand
 import penstock
 from penstock.client import Client
 from penstock.client.handlers import Failed, Succeeded, call
-from penstock.core.jobs.refusals import BadIntent
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.service import SchedulerService

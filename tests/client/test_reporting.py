@@ -12,9 +12,17 @@ from penstock.client.context import JobContext, LeaseFacts
 from penstock.client.handlers import Failed, Released, Succeeded, call
 from penstock.client.leases import ActiveLease, LeaseTimer
 from penstock.client.reporter import Reporter
-from penstock.client.transport import Unreachable, from_answer
-from penstock.core.errors import JobStopped, JobUnavailable
-from penstock.core.jobs.refusals import BadIntent, IllegalMove, QueueFull, Refused, StaleDispatch, Unavailable
+from penstock.client.transport import from_answer
+from penstock.core.errors import (
+    BadIntent,
+    IllegalMove,
+    JobStopped,
+    QueueFull,
+    Refused,
+    StaleDispatch,
+    Unavailable,
+    Unreachable,
+)
 from penstock.core.jobs.states import JobState
 from penstock.wire import Ended, Failure, ProblemDetails
 
@@ -239,7 +247,7 @@ def test_a_long_error_keeps_its_head_and_its_tail(scheduler):
 
 def test_unavailable_is_its_own_kind_of_failure(scheduler):
     def broken(job):
-        raise JobUnavailable("the database is away")
+        raise Unavailable("the database is away")
 
     assert Failure.UNAVAILABLE == run(scheduler, broken).failure
 

@@ -10,10 +10,10 @@ import pytest
 from tests.client.conftest import LEASE
 from tests.waiting import LONG, until
 
-from penstock import JobStopped, JobUnavailable
-from penstock.client import AccessDenied, Worker
+from penstock import AccessDenied, JobStopped, Unavailable
+from penstock.client import Worker
+from penstock.core.errors import StaleDispatch
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.refusals import StaleDispatch
 
 
 class Crew:
@@ -218,7 +218,7 @@ def test_errors_land_where_they_belong(client, crew):
 
     @one.worker.job("away")
     def away(job):
-        raise JobUnavailable("the disk is not mounted")
+        raise Unavailable("the disk is not mounted")
 
     @one.worker.job("again")
     def again(job):
@@ -357,7 +357,7 @@ class _Deaf:
         self.inner = inner
 
     def request(self, *_, **__):
-        from penstock.client import Unreachable
+        from penstock import Unreachable
 
         raise Unreachable("the cable is out", sent=True)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.client.conftest import overlaps
 from tests.waiting import LONG, alive, until
 
-from penstock.core.jobs.refusals import StaleDispatch
+from penstock.core.errors import StaleDispatch
 
 LEASE = 2
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Host, QuietState
-from penstock.core.jobs.refusals import DispatcherHeld
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import LOST_FOR
 

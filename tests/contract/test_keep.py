@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.contract.conftest import OF_ONE_HOST
 
+from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs import changes
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ordering import RoundResult
-from penstock.core.jobs.refusals import DispatcherHeld
 from penstock.core.jobs.types import HOUR, SECOND
 from penstock.stores.api import Due, Terms
 

@@ -10,8 +10,8 @@ from threading import Event
 import pytest
 from tests.contract.conftest import OF_ONE_HOST
 
+from penstock.core.errors import DispatcherHeld, QueueFull
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.refusals import DispatcherHeld, QueueFull
 from penstock.stores.api import Depth
 
 INTENT = Intent(addon_id="a", job_type="t")

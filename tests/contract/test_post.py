@@ -13,10 +13,10 @@ from threading import Event, Thread, current_thread
 import pytest
 from tests.waiting import until
 
+from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
-from penstock.core.jobs.refusals import KeyConflict, QueueFull
 from penstock.core.jobs.types import Constraint, RunWhen
 from penstock.stores.api import Depth, Query, Ride, Terms
 from penstock.stores.sqlite import submit_relay

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.core.errors import QueueFull
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.changes import end
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
-from penstock.core.jobs.refusals import QueueFull
 from penstock.core.jobs.retry import Schedules
 from penstock.stores.api import Depth, Ride, Terms
 from penstock.stores.sqlite.store import SqliteStore

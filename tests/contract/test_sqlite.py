@@ -14,12 +14,12 @@ from threading import Event
 import apsw
 import pytest
 
+from penstock.core.errors import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.changes import edit, end, start
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
-from penstock.core.jobs.refusals import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND

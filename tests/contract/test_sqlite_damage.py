@@ -12,8 +12,8 @@ import pytest
 
 apsw = pytest.importorskip("apsw")
 
+from penstock.core.errors import StoreFailed  # noqa: E402
 from penstock.core.jobs.intent import Intent  # noqa: E402 - after importorskip
-from penstock.core.jobs.refusals import StoreFailed  # noqa: E402
 from penstock.core.jobs.types import SECOND  # noqa: E402
 from penstock.stores.api import Depth, Query  # noqa: E402
 from penstock.stores.sqlite import health  # noqa: E402

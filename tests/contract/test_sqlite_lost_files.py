@@ -15,9 +15,9 @@ from tests.failing_syncs import FailingSyncs
 
 apsw = pytest.importorskip("apsw")
 
+from penstock.core.errors import OutcomeUnknown, StoreFailed  # noqa: E402
 from penstock.core.jobs.intent import Intent  # noqa: E402 - after importorskip
 from penstock.core.jobs.job import EventKind  # noqa: E402
-from penstock.core.jobs.refusals import OutcomeUnknown, StoreFailed  # noqa: E402
 from penstock.core.jobs.types import SECOND  # noqa: E402
 from penstock.stores.api import Depth, Query  # noqa: E402
 from penstock.stores.sqlite import high_water  # noqa: E402

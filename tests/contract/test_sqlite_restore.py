@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.refusals import StoreFailed
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Depth, Query
 from penstock.stores.sqlite import high_water

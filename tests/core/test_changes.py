@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.core.errors import IllegalMove
 from penstock.core.jobs.changes import (
     cancel,
     completed,
@@ -19,7 +20,6 @@ from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
 from penstock.core.jobs.job import Dispatch, EventKind, Job, place
 from penstock.core.jobs.ordering import Ordering, order_key
-from penstock.core.jobs.refusals import IllegalMove
 from penstock.core.jobs.retry import Counters, Schedules
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId

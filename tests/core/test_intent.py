@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, alike, check, check_all
-from penstock.core.jobs.refusals import BadIntent
 from penstock.core.jobs.types import SECOND, AddonId, Constraint, RunWhen, priority_of
 
 NOW = 1_900_000_000 * SECOND

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
+from penstock.core.errors import IllegalMove
 from penstock.core.jobs.end_rules import END_RULES, DispatchPhase, EndReason, replaces, resolve_end
-from penstock.core.jobs.refusals import IllegalMove
 from penstock.core.jobs.retry import Counters, Schedules
 from penstock.core.jobs.states import JobState
 

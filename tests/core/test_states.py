@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.errors import IllegalMove
 from penstock.core.jobs.end_rules import table
-from penstock.core.jobs.refusals import IllegalMove
 from penstock.core.jobs.states import (
     FINAL,
     IN_FLIGHT,

@@ -16,7 +16,7 @@ apsw = pytest.importorskip("apsw")
 
 from penstock import Scheduler  # noqa: E402 - after importorskip
 from penstock.client import Client  # noqa: E402
-from penstock.core.jobs.refusals import StoreFailed  # noqa: E402
+from penstock.core.errors import StoreFailed  # noqa: E402
 
 UNAVAILABLE = 75
 

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 from tests.waiting import until
 
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.refusals import StoreFailed
 from penstock.library import job_runner as crew_file
 from penstock.library.attempt import JobAttempt
 from penstock.library.executors import ThreadExecutor

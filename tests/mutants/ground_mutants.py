@@ -94,14 +94,6 @@ MUTANTS = [
         ("tests/core/test_errors.py",),
     ),
     Mutant(
-        "errors: the problem has no data",
-        "penstock/core/errors.py",
-        "PenstockError.as_problem",
-        '"data": self.data}',
-        '"data": {}}',
-        ("tests/core/test_errors.py",),
-    ),
-    Mutant(
         "errors: fields do not travel",
         "penstock/core/errors.py",
         "PenstockError.__reduce__",

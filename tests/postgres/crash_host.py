@@ -21,10 +21,9 @@ from itertools import count
 from threading import Event, Thread
 from uuid import uuid4
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, QueueFull, Refused, Unavailable
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.refusals import QueueFull, Refused, Unavailable
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.types import MILLISECOND, SECOND
 from penstock.scheduler.dispatcher import WorkerKinds

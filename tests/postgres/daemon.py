@@ -15,9 +15,9 @@ import sys
 import time
 from threading import Thread
 
+from penstock.core.errors import Unavailable
 from penstock.core.jobs.admission import AdmissionLimits, Caps
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.refusals import Unavailable
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.types import MILLISECOND, SECOND
 from penstock.scheduler.dispatcher import WorkerKinds

@@ -11,8 +11,8 @@ from psycopg.rows import dict_row
 from tests.postgres.conftest import JOB, tick, until_there_is
 
 import penstock
+from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.refusals import KeyConflict, QueueFull
 from penstock.stores.api import Depth, Query
 
 

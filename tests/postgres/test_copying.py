@@ -7,12 +7,12 @@ from click.testing import CliRunner
 from tests.postgres.conftest import tick
 
 from penstock.cli.main import cli
+from penstock.core.errors import DispatcherHeld, KeyConflict, StoreFailed
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Renewal
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.refusals import DispatcherHeld, KeyConflict, StoreFailed
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.types import SECOND
 from penstock.stores import copying

@@ -21,8 +21,8 @@ from tests.postgres.daemon import CAP, CAPACITY, LEASE_SEC
 from tests.postgres.namespaces import SERVER, Hub, Refused, isolated
 from tests.waiting import until
 
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.refusals import StoreFailed
 from penstock.core.jobs.states import JobState
 from penstock.stores.api import Depth
 from penstock.stores.postgres.store import PostgresStore

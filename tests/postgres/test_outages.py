@@ -15,9 +15,9 @@ import pytest
 from tests.postgres.conftest import JOB, tick, until_there_is
 from tests.waiting import until
 
+from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.core.jobs import changes
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.refusals import OutcomeUnknown, StoreFailed
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Depth, Query
 from penstock.stores.postgres import database

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from tests.postgres.conftest import JOB, tick
 
+from penstock.core.errors import SchemaNewer, StoreFailed
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.refusals import SchemaNewer, StoreFailed
 from penstock.stores.api import CompletedDispatch, Depth
 from penstock.stores.common.statements import migrations, statements
 from penstock.stores.postgres import migrations as postgres_schema

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from tests.waiting import until
 
-from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.states import JobState
 from penstock.stores.postgres.store import PostgresStore
 from penstock.testing.postgres import PostgresServer

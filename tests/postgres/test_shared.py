@@ -13,8 +13,8 @@ from tests.waiting import LONG, until
 from penstock import Scheduler
 from penstock.cli.main import cli
 from penstock.cli.top import _numbers
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.refusals import StoreFailed
 from penstock.settings import BadSettings, load
 from penstock.stores.opening import open_postgres, shown
 from penstock.stores.postgres.store import PostgresStore

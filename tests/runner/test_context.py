@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
+from penstock.core.errors import NotFound
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.refusals import NotFound
 from penstock.core.jobs.types import SECOND
 from penstock.runner import current_job
 from tests import SOURCES

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from itertools import count, islice
 from pathlib import Path
 
-from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.errors import StoreFailed
 from tests.waiting import until
 
 

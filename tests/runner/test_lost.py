@@ -114,7 +114,7 @@ def test_what_belongs_to_a_forgotten_job_is_removed_and_nothing_else(plant):
 
 
 def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkeypatch):
-    from penstock.core.jobs.refusals import StoreFailed
+    from penstock.core.errors import StoreFailed
 
     plant = plants()
     job = plant.command("sleep", "60")
@@ -137,7 +137,7 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkey
 
 
 def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
-    from penstock.core.jobs.refusals import StoreFailed
+    from penstock.core.errors import StoreFailed
 
     plant = plants()
     job = plant.command("sleep", "0.2")

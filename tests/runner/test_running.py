@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from penstock.core.jobs.refusals import BadIntent
+from penstock.core.errors import BadIntent
 from penstock.runner import Leftovers
 from penstock.runner.payload import Functions, read
 from penstock.runner.process_tree import RUNNER_MARK, children, marked

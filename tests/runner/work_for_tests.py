@@ -9,7 +9,7 @@ import time
 from os import getcwd  # noqa: F401 - a name that the module imports and does not offer
 from pathlib import Path
 
-from penstock import JobUnavailable
+from penstock import Unavailable
 from penstock.runner import current_job
 
 
@@ -36,7 +36,7 @@ def fail():
 
 
 def away():
-    raise JobUnavailable("the library is closed")
+    raise Unavailable("the library is closed")
 
 
 def leave(code):

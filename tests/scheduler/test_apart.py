@@ -8,10 +8,10 @@ import apsw
 import psycopg
 import pytest
 
+from penstock.core.errors import NotWritten, StoreFailed
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.refusals import NotWritten, StoreFailed
 from penstock.core.jobs.states import JobState
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import WorkerKinds

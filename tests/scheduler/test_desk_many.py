@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
+from penstock.core.errors import NotFound, Refused, StaleDispatch
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.refusals import NotFound, Refused, StaleDispatch
 
 
 def kinds(addon_id=None):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core.errors import StaleDispatch
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
-from penstock.core.jobs.refusals import StaleDispatch
 from penstock.core.jobs.types import MINUTE, SECOND
 from penstock.scheduler.recovery import recover, workers_named
 from penstock.scheduler.service import SchedulerService

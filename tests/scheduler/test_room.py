@@ -8,9 +8,9 @@ from threading import active_count
 
 import pytest
 
+from penstock.core.errors import QueueFull, Unavailable
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.refusals import QueueFull, Unavailable
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.rules import SchedulerRules

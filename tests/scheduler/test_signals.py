@@ -10,8 +10,8 @@ from threading import Event
 import psutil
 import pytest
 
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.load import TOLD, QuietState, Reading
-from penstock.core.jobs.refusals import BadIntent
 from penstock.core.jobs.types import HOUR, SECOND
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.host_load import HostLoad, LoadSampler

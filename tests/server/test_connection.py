@@ -13,7 +13,7 @@ import pytest
 from http_kit import Place
 from tests.waiting import until
 
-from penstock.core.jobs.refusals import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.scheduler.private_files import Unsafe
 from penstock.server.connection import ConnectionLimits
 from penstock.server.listener import Config, serve

@@ -474,7 +474,7 @@ def test_health_is_open_and_says_no_more_than_it_must(place):
 
 
 def test_a_store_that_cannot_be_used_is_503_and_health_says_degraded(place, monkeypatch):
-    from penstock.core.jobs.refusals import StoreFailed
+    from penstock.core.errors import StoreFailed
 
     def broken(*_, **__):
         raise StoreFailed("the database jobs.db cannot be used: disk I/O error", kind="io")
@@ -508,7 +508,7 @@ def test_a_submit_whose_sync_failed_is_told_which_job_to_ask_for(tmp_path):
 
 
 def test_health_remembers_a_failed_write_until_another_one_succeeds(tmp_path):
-    from penstock.core.jobs.refusals import StoreFailed
+    from penstock.core.errors import StoreFailed
 
     def broken(_):
         raise StoreFailed("its disk is full", kind="full")

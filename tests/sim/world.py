@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from penstock.core.errors import Refused
 from penstock.core.jobs.admission import AdmissionLimits, Caps
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.refusals import Refused
 from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.states import FINAL, SETTLED, JobState
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND, AddonId, Constraint, DispatchId, JobId, Moment

@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 
 from penstock.chaos import markers
 from penstock.client.client import Client
-from penstock.core.errors import PenstockError
-from penstock.core.jobs.refusals import Unavailable
+from penstock.core.errors import PenstockError, Unavailable
 
 __all__ = ["COST", "UNITS", "Aftermath", "KillLoop"]
 

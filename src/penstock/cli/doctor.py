@@ -209,7 +209,7 @@ _LOOKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
 
 
 def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:
-    from penstock.client.transport import AccessDenied, Unreachable
+    from penstock.core.errors import AccessDenied, Unreachable
 
     try:
         host = session.client.health()

@@ -107,9 +107,7 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
 
 def explain_error(error: Exception) -> int:
     """One line of what happened, one of what to do. Only what nobody foresaw keeps its traceback."""
-    from penstock.client.transport import AccessDenied, Unreachable
-    from penstock.core.errors import PenstockError
-    from penstock.core.jobs.refusals import NotFound
+    from penstock.core.errors import AccessDenied, NotFound, PenstockError, Unreachable
 
     if isinstance(error, OSError) and error.filename is not None:
         echo(f"penstock: {error.filename}: {error.strerror}", err=True)

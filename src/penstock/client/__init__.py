@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.client.client import Client as Client
     from penstock.client.context import JobContext as JobContext
-    from penstock.client.transport import AccessDenied as AccessDenied
-    from penstock.client.transport import Unreachable as Unreachable
     from penstock.client.worker import Worker as Worker
 
 _HOMES = {
     "Client": "client",
-    "AccessDenied": "transport",
     "JobContext": "context",
-    "Unreachable": "transport",
     "Worker": "worker",
 }
 

@@ -17,8 +17,7 @@ from typing import Any, Final, Self
 
 from penstock import wire
 from penstock.client.client import Client
-from penstock.core.errors import PenstockError
-from penstock.core.jobs.refusals import Unavailable
+from penstock.core.errors import PenstockError, Unavailable
 from penstock.graphs.executor import GraphExecutor
 from penstock.graphs.run_recorder import LaneBars
 from penstock.telemetry.registry import Registered, TaskSnapshot, registered

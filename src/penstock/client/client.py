@@ -2,7 +2,7 @@
 The typed client of the HTTP API, one method per route, answers as the types of `penstock.wire`.
 
 A request is sent again only where that is safe: when it certainly did not arrive, when it only reads, or when what it does twice is what it
-does once (a submit with an idempotency key). Refusals are raised as the errors of the library (`penstock.core.jobs.refusals`).
+does once (a submit with an idempotency key). Refusals are raised as the errors of the library (`penstock.core.errors`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock import wire
 from penstock.client.context import encoded
 from penstock.client.stream import EventStream
 from penstock.client.transport import Transport, from_answer, local_url, token_of
-from penstock.core.jobs.refusals import BadIntent
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.states import JobState
 from penstock.core.json_text import refuse_not_finite
 from penstock.core.text import safe_str

@@ -12,8 +12,7 @@ from types import CoroutineType
 from typing import Any, TypeAlias
 
 from penstock.client.context import JobContext, encoded
-from penstock.core.errors import JobStopped, JobUnavailable
-from penstock.core.jobs.refusals import Unavailable
+from penstock.core.errors import JobStopped, Unavailable
 from penstock.core.text import error_text, is_kind, safe_str
 from penstock.wire import Failure
 
@@ -51,7 +50,7 @@ def call(handler: Handler, job: JobContext) -> Ending:
                 raise error
     except JobStopped:
         return Released()
-    except (JobUnavailable, Unavailable) as error:
+    except Unavailable as error:
         return Failed(error_text(error), Failure.UNAVAILABLE)
     except BaseException as error:  # noqa: BLE001  # whatever a job raises is the job's own end, KeyboardInterrupt too
         if is_kind(error, TypeError) and _at_the_door(error):

@@ -22,8 +22,7 @@ from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
 from penstock.client.context import LeaseFacts
-from penstock.client.transport import Unreachable
-from penstock.core.jobs.refusals import NotFound, Refused, StaleDispatch, Unavailable
+from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
 from penstock.wire import HeartbeatAnswer
 
 __all__ = [

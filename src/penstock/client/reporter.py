@@ -14,8 +14,8 @@ from msgspec import UNSET, Raw
 
 from penstock.client.handlers import Ending, Failed, Released, Succeeded
 from penstock.client.leases import ActiveLease
-from penstock.client.transport import Unreachable, error_of
-from penstock.core.jobs.refusals import NotFound, Refused, StaleDispatch, Unavailable
+from penstock.client.transport import error_of
+from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
 from penstock.core.text import safe_str, storable
 from penstock.wire import Ended, OutcomeReport
 

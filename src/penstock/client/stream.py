@@ -15,8 +15,8 @@ from typing import Final, Self
 import msgspec
 
 from penstock import wire
-from penstock.client.transport import Transport, Unreachable, from_answer
-from penstock.core.jobs.refusals import Unavailable
+from penstock.client.transport import Transport, from_answer
+from penstock.core.errors import Unavailable, Unreachable
 
 __all__ = ["EventStream"]
 

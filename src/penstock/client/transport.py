@@ -3,9 +3,6 @@
 What the scheduler refuses over HTTP is raised here as the same error that the library raises in process: who catches
 StaleDispatch or QueueFull need not know which of the two it talks to.
 
-    Unavailable
-    └── Unreachable            no answer; `sent` says whether the request may have been carried out all the same
-
 Every error that came as problem+json has its fields: `status`, `title`, `hint`, `problems`, `retry_after_sec`, and what the error knows by name.
 
 HTTP/1.1 over TCP, TLS or a Unix socket, with connections that are kept, for any number of threads.
@@ -30,16 +27,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.core.errors import PenstockError
-from penstock.core.jobs import refusals
-from penstock.core.jobs.refusals import Refused, Unavailable
+from penstock.core import errors
+from penstock.core.errors import AccessDenied, PenstockError, Refused, Unavailable, Unreachable
 from penstock.wire import ProblemDetails
 
 __all__ = [
-    "AccessDenied",
     "Reply",
     "Transport",
-    "Unreachable",
     "config_file",
     "data_dir",
     "error_of",
@@ -79,17 +73,6 @@ def _xdg(environ: Mapping[str, str], name: str, otherwise: str) -> Path:
     return Path(told) if told.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / otherwise
 
 
-class Unreachable(Unavailable):
-    code = "unreachable"
-
-
-class AccessDenied(Refused):
-    """The token is missing, wrong, or may not do this."""
-
-    code = "denied"
-    status = 403
-
-
 def from_answer(status: int, body: bytes) -> PenstockError:
     try:
         return error_of(msgspec.json.decode(body, type=ProblemDetails))
@@ -123,7 +106,7 @@ def error_of(problem: ProblemDetails) -> PenstockError:
 def _kinds(root: type[PenstockError]) -> Iterator[tuple[str, type[PenstockError]]]:
     yield root.code, root
     for kind in root.__subclasses__():
-        if kind.__module__ == refusals.__name__:
+        if kind.__module__ == errors.__name__:
             yield from _kinds(kind)
 
 

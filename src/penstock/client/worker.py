@@ -31,7 +31,7 @@ from penstock.client.handlers import Ending, Failed, Handler, Released, call
 from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer, monotonic
 from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
-from penstock.core.jobs.refusals import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.core.text import error_text
 from penstock.wire import ClaimAnswer, Ended, OutcomeReport
 

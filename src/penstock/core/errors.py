@@ -1,44 +1,81 @@
 """
-Everything Penstock raises, in one tree. The first level says whose move it is.
+Every error that Penstock raises, in one tree. The first level says who has to act.
 
     PenstockError
-    ├── CallEnded              the call will give no result; nobody's mistake
-    │   ├── CallCanceled       somebody asked for that (also a concurrent.futures.CancelledError)
+    ├── CallEnded              the call or job gives no result; the caller made no mistake
+    │   ├── CallCanceled       the call was canceled (also a concurrent.futures.CancelledError)
     │   ├── CallTimeout        its time ran out (also a TimeoutError)
     │   ├── QueueDropError     a load-shedding policy refused or evicted it
     │   ├── PoolClosedError    its pool was closed (also a RuntimeError)
     │   ├── WorkerCrashedError its worker died with it
-    │   ├── JobStopped         leaves the function of a job that was asked to end; where the job goes, the scheduler knows
-    │   ├── JobUnavailable     raised by a job's function: what it needs is away, so it is tried again by that schedule
-    │   ├── NodeSkipped        the node of a graph was never called: what it needs failed, or its run ended
-    │   └── NodeFailed         the node raised what must not travel as itself (SystemExit, a CancelledError)
-    └── BadCall                the caller's mistake; the message names what to change
-        ├── NotPicklable       an argument, a function or a result cannot cross to a worker (also a TypeError)
-        └── GraphError         a graph that cannot be compiled (also a ValueError)
+    │   ├── NodeSkipped        the node of a graph was never called: its input failed, or its run ended
+    │   ├── NodeFailed         the node raised what must not travel as itself (SystemExit, a CancelledError)
+    │   ├── JobStopped         leaves the function of a job that was asked to end; the job goes where its end reason says
+    │   ├── JobFailed          the job that the caller waits for is FAILED or BLOCKED
+    │   └── JobCanceled        the job that the caller waits for was canceled (also a concurrent.futures.CancelledError)
+    ├── BadCall                the caller's mistake; the message names what to change
+    │   ├── NotPicklable       an argument, a function or a result cannot cross to a worker (also a TypeError)
+    │   ├── BadArgument        an argument does not fit the job's function (also a TypeError)
+    │   └── GraphError         a graph that cannot be compiled (also a ValueError)
+    ├── Refused                the rules of the scheduler forbid the request; nothing changed      HTTP 400
+    │   ├── BadIntent          a field is out of bounds (also a ValueError)                        422
+    │   ├── NotFound           no such job, lease or addon, or not yours (also a LookupError)      404
+    │   ├── IllegalMove        the job's state has no such move                                    409
+    │   ├── StaleDispatch      a newer dispatch has taken over, or this one has ended              409
+    │   ├── NotWritten         the store cannot write this operation, only this one                422
+    │   ├── KeyConflict        the idempotency key was used with another body                      409
+    │   ├── QueueFull          the depth limit; `retry_after_sec`                                  429
+    │   └── AccessDenied       the token is missing, wrong, or may not do this                     403
+    └── Unavailable            something outside the caller is away; try again later               503
+        ├── Unreachable        the scheduler did not answer
+        ├── StoreFailed        disk full, read-only, damaged, locked; nothing was acknowledged
+        │   └── OutcomeUnknown the commit failed half-way: it may be written
+        ├── SchemaNewer        the database belongs to a newer Penstock
+        └── DispatcherHeld     another process dispatches from this file; `holder` names it
 
-A wrong option is a plain ValueError or TypeError, raised where it was given. An exception of the called
-function is not in this tree: it reaches the caller as itself, with the worker's traceback attached.
+A job function raises Unavailable when something that it needs is away: the job is tried again by the schedule
+for that, then waits for a person (BLOCKED).
+
+A wrong option is a plain ValueError or TypeError, raised where it was given. An exception of the called function is
+not in this tree: a pool raises it to the caller as itself with the worker's traceback, and a job stores it as text.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 __all__ = [
+    "AccessDenied",
+    "BadArgument",
     "BadCall",
+    "BadIntent",
     "CallCanceled",
     "CallEnded",
     "CallTimeout",
+    "DispatcherHeld",
     "GraphError",
+    "IllegalMove",
+    "JobCanceled",
+    "JobFailed",
     "JobStopped",
-    "JobUnavailable",
+    "KeyConflict",
     "NodeFailed",
     "NodeSkipped",
+    "NotFound",
     "NotPicklable",
+    "NotWritten",
+    "OutcomeUnknown",
     "PenstockError",
     "PoolClosedError",
     "QueueDropError",
+    "QueueFull",
+    "Refused",
+    "SchemaNewer",
+    "StaleDispatch",
+    "StoreFailed",
+    "Unavailable",
+    "Unreachable",
     "WorkerCrashedError",
 ]
 
@@ -53,7 +90,7 @@ class PenstockError(Exception):
         self.data = data
 
     def __getattr__(self, name: str) -> Any:
-        # Looked up through __dict__: an instance under reconstruction has no `data` yet.
+        # Read from __dict__: an instance under reconstruction has no `data` yet.
         try:
             return self.__dict__["data"][name]
         except KeyError:
@@ -71,9 +108,6 @@ class PenstockError(Exception):
             copy.add_note(note)
         return copy
 
-    def as_problem(self) -> dict[str, Any]:
-        return {"code": self.code, "message": str(self), "data": self.data}
-
 
 def _rebuild(kind: type[PenstockError], message: str, data: dict[str, Any]) -> PenstockError:
     return kind(message, **data)
@@ -84,7 +118,7 @@ class CallEnded(PenstockError):
 
 
 class CallCanceled(CallEnded, CancelledError):
-    """`phase` is where the call was when it was cancelled: waiting, queued or in-flight."""
+    """`phase`: where the call was at that moment: waiting, queued or in-flight."""
 
     code = "canceled"
 
@@ -108,21 +142,9 @@ class PoolClosedError(CallEnded, RuntimeError):
 
 
 class WorkerCrashedError(CallEnded):
-    """`worker`, `attempt`, `cause` (what ended the process, in words), `started` (had it begun this call?)."""
+    """`worker`, `attempt`, `cause` (what ended the process, in words), `started` (whether it had begun this call)."""
 
     code = "worker_crashed"
-
-
-class JobStopped(CallEnded):
-    """One for jobs of every kind: a function need not know whether a program, the runner or an add-on's worker runs it."""
-
-    code = "job_stopped"
-
-
-class JobUnavailable(CallEnded):
-    """The job waits for a person (BLOCKED) when the schedule is used up."""
-
-    code = "job_unavailable"
 
 
 class NodeSkipped(CallEnded):
@@ -137,6 +159,22 @@ class NodeFailed(CallEnded):
     code = "node_failed"
 
 
+class JobStopped(CallEnded):
+    """The same for every job: a function need not know whether a program, a worker or the runner runs it."""
+
+    code = "job_stopped"
+
+
+class JobFailed(CallEnded):
+    """`job_id`, `state`, `reason` (its end reason), `traceback` (the function's own, as text)."""
+
+    code = "job_failed"
+
+
+class JobCanceled(CallEnded, CancelledError):
+    code = "job_canceled"
+
+
 class BadCall(PenstockError):
     code = "bad_call"
 
@@ -145,7 +183,96 @@ class NotPicklable(BadCall, TypeError):
     code = "not_picklable"
 
 
+class BadArgument(BadCall, TypeError):
+    """`argument`: its name. `job`: the name of the function that it was meant for."""
+
+    code = "bad_argument"
+
+
 class GraphError(BadCall, ValueError):
     """`problems`: everything that is wrong, each with its `node`, `kind`, `text` and `fix`."""
 
     code = "bad_graph"
+
+
+class Refused(PenstockError):
+    code = "refused"
+    status: ClassVar[int] = 400
+
+
+class BadIntent(Refused, ValueError):
+    """`problems` is a list of {"field", "message"}: all of them, so that one round trip reports them all."""
+
+    code = "bad_intent"
+    status = 422
+
+
+class NotFound(Refused, LookupError):
+    code = "not_found"
+    status = 404
+
+
+class IllegalMove(Refused):
+    """`state`, `move`, `allowed`: the move that was tried, and the moves that the state has."""
+
+    code = "illegal_move"
+    status = 409
+
+
+class StaleDispatch(Refused):
+    code = "stale_dispatch"
+    status = 409
+
+
+class NotWritten(Refused):
+    """Something in it is not fit for the database. The other operations of its transaction were written."""
+
+    code = "not_written"
+    status = 422
+
+
+class KeyConflict(Refused):
+    code = "key_conflict"
+    status = 409
+
+
+class QueueFull(Refused):
+    code = "queue_full"
+    status = 429
+
+
+class AccessDenied(Refused):
+    code = "denied"
+    status = 403
+
+
+class Unavailable(PenstockError):
+    code = "unavailable"
+    status: ClassVar[int] = 503
+
+
+class Unreachable(Unavailable):
+    """`sent`: whether the request may have been carried out all the same."""
+
+    code = "unreachable"
+
+
+class StoreFailed(Unavailable):
+    code = "store_failed"
+
+
+class OutcomeUnknown(StoreFailed):
+    """
+    The database may or may not have written this. `job_ids`: of a submit, the jobs that exist if it has. Ask for
+    them, or submit again with the same idempotency key; a second submit without a key may make a second job.
+    """
+
+    code = "outcome_unknown"
+
+
+class SchemaNewer(Unavailable):
+    code = "schema_newer"
+
+
+class DispatcherHeld(Unavailable):
+    code = "dispatcher_held"

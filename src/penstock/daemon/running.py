@@ -25,8 +25,7 @@ import penstock
 from penstock import web
 from penstock.alerts import Alerting, Ways
 from penstock.client.signals import heard
-from penstock.core.errors import PenstockError
-from penstock.core.jobs.refusals import DispatcherHeld, Unavailable
+from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import AddonId, seconds
 from penstock.daemon.logs import configure

@@ -16,20 +16,14 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.errors import BadCall
+from penstock.core.errors import BadArgument
 from penstock.core.text import safe_repr
 from penstock.library.context import JobContext
 from penstock.library.json_codec import encode, from_text, plain
 
-__all__ = ["Arguments", "BadArgument"]
+__all__ = ["Arguments"]
 
 Kinds: Final = inspect.Parameter
-
-
-class BadArgument(BadCall, TypeError):
-    """`argument`: its name. `job`: of the function that it was meant for."""
-
-    code = "bad_argument"
 
 
 class Arguments:

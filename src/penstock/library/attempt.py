@@ -12,10 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock.core.errors import JobStopped, JobUnavailable
+from penstock.core.errors import JobStopped, NotFound, StaleDispatch, Unavailable
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import MAX_PAYLOAD
-from penstock.core.jobs.refusals import NotFound, StaleDispatch, Unavailable
 from penstock.core.jobs.types import Moment, Money
 from penstock.core.text import is_kind, safe_str, type_name
 from penstock.library.context import JobContext, JobFacts, RunControl, facts_of, here
@@ -184,6 +183,6 @@ def _raised(error: BaseException, ties: RunControl) -> Outcome:
     asked = ties.cancelled or ties.yielding
     if asked and is_kind(error, JobStopped):
         return Outcome(EndReason.GRACEFUL_SHUTDOWN)
-    if is_kind(error, (Unavailable, JobUnavailable)):
+    if is_kind(error, Unavailable):
         return failure(error, EndReason.UNAVAILABLE)
     return failure(error)

@@ -13,10 +13,10 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
+from penstock.core.errors import BadArgument, KeyConflict
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.refusals import KeyConflict
 from penstock.core.jobs.types import JobId
-from penstock.library.arguments import Arguments, BadArgument
+from penstock.library.arguments import Arguments
 from penstock.library.context import JobContext, current_job, detached
 from penstock.library.handle import JobHandle
 from penstock.library.options import JobOptions, Options

@@ -1,26 +1,19 @@
-"""How a job can have ended, for whoever waits for it, and how a run says so.
-
-    PenstockError
-    └── CallEnded
-        ├── JobFailed     the job is FAILED or BLOCKED; `traceback` is the function's own, as text
-        └── JobCanceled   somebody asked for that (also a concurrent.futures.CancelledError)
+"""
+`JobHandle`: one job, to look at, to wait for, to cancel. `enqueue` returns one; any process that opens the file can
+make one by the job's id.
 
 A failure crosses processes as text alone: an exception would have to be rebuilt from a file that others can write to.
-
-What `enqueue` gives back: one job, to look at, to wait for, to cancel. Any process that opens the file can make one by the job's id.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as WaitTimeout
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from penstock.core.errors import CallEnded
+from penstock.core.errors import JobCanceled, JobFailed, NotFound
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.job import Dispatch, Event, Job, shown
-from penstock.core.jobs.refusals import NotFound
 from penstock.core.jobs.states import SETTLED, JobState
 from penstock.core.jobs.types import JobId
 from penstock.core.outcome import outcome_of
@@ -32,17 +25,7 @@ from penstock.library.result_waiter import Ending
 if TYPE_CHECKING:
     from penstock.library.scheduler import Scheduler
 
-__all__ = ["JobCanceled", "JobFailed", "JobHandle", "Outcome", "failure"]
-
-
-class JobFailed(CallEnded):
-    """`job_id`, `state`, `reason` (which end it was), `traceback`."""
-
-    code = "job_failed"
-
-
-class JobCanceled(CallEnded, CancelledError):
-    code = "job_canceled"
+__all__ = ["JobHandle", "Outcome", "failure"]
 
 
 class Outcome(NamedTuple):

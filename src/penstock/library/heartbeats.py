@@ -12,8 +12,8 @@ import time
 from threading import Event, Thread
 from typing import Final
 
+from penstock.core.errors import Unavailable
 from penstock.core.jobs.end_rules import DispatchPhase
-from penstock.core.jobs.refusals import Unavailable
 from penstock.core.jobs.types import SECOND, Span
 from penstock.library.attempt import JobAttempt
 from penstock.library.job_runner import JobRunner

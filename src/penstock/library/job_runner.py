@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Lock, get_ident
 from typing import Any, Final
 
+from penstock.core.errors import Refused
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.quick import quick_tuple
-from penstock.core.jobs.refusals import Refused
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import MILLISECOND, SECOND, DispatchId, Moment, Span
 from penstock.library.attempt import JobAttempt

@@ -22,9 +22,15 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.errors import CallCanceled, CallEnded, JobStopped, WorkerCrashedError
+from penstock.core.errors import (
+    CallCanceled,
+    CallEnded,
+    JobStopped,
+    NotFound,
+    StaleDispatch,
+    WorkerCrashedError,
+)
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.refusals import NotFound, StaleDispatch
 from penstock.core.jobs.types import Money
 from penstock.core.text import safe_str
 from penstock.library.attempt import JobAttempt, perform, perform_async

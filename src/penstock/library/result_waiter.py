@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from threading import Event, Lock, Thread
 from typing import Final, NamedTuple
 
+from penstock.core.errors import NotFound, Unavailable
 from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of
-from penstock.core.jobs.refusals import NotFound, Unavailable
 from penstock.core.jobs.states import SETTLED
 from penstock.core.jobs.types import JobId
 from penstock.stores.api import Store

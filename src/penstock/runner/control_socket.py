@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
 
-from penstock.core.jobs.refusals import Refused, Unavailable
+from penstock.core.errors import Refused, Unavailable
 from penstock.core.jobs.tracker import Tracker
 from penstock.core.jobs.types import Money, money_of
 from penstock.core.json_text import parsed, storable_json

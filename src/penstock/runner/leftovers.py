@@ -17,8 +17,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from penstock.core.errors import DispatcherHeld, NotFound
 from penstock.core.jobs.job import Dispatch
-from penstock.core.jobs.refusals import DispatcherHeld, NotFound
 from penstock.core.jobs.types import DispatchId
 from penstock.runner.output import Output
 from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked, send

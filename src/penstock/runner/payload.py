@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from penstock.core.jobs.refusals import BadIntent
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.tracker import Graces
 from penstock.core.json_text import parsed
 from penstock.runner.output import OutputLimits

@@ -17,10 +17,10 @@ from secrets import token_urlsafe
 from threading import Thread
 from typing import Final, Self
 
+from penstock.core.errors import NotFound, Refused, Unavailable
 from penstock.core.jobs.changes import Note, Renewal, stop
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.refusals import NotFound, Refused, Unavailable
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, Moment, seconds
 from penstock.core.text import error_text

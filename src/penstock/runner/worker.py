@@ -21,7 +21,7 @@ from threading import Lock
 from types import ModuleType
 from typing import Any, Final
 
-from penstock.core.errors import JobStopped, JobUnavailable
+from penstock.core.errors import JobStopped, Unavailable
 from penstock.core.json_text import json_text
 from penstock.core.text import error_text, safe_str
 from penstock.runner.context import JobContext, JobRefused, JobYielded, _current
@@ -119,7 +119,7 @@ class FunctionWorker:
                 raise ValueError(f"the result is {len(text)} characters of JSON; at most {_MOST_RESULT}")
         except (JobYielded, JobStopped):
             return {"op": "yielded"}
-        except JobUnavailable as error:
+        except Unavailable as error:
             return {"op": "unavailable", "error": safe_str(error)}
         except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too: the worker goes on
             return {"op": "failed", "error": error_text(error)}

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.admission import Conditions
 from penstock.core.jobs.load import TOLD, Quiet, QuietState, Reading, busy, is_fresh, observe
-from penstock.core.jobs.refusals import BadIntent
 from penstock.core.jobs.types import HOUR, MILLISECOND, SECOND, AddonId, Moment, Span
 from penstock.scheduler.probe import LoadProbe, Sample
 from penstock.scheduler.rules import SchedulerRules

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from penstock.core.jobs.refusals import Unavailable
+from penstock.core.errors import Unavailable
 
 __all__ = ["write_apart"]
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from penstock.core.errors import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import Decision
 from penstock.core.jobs.changes import Change, Renewal
@@ -30,7 +31,6 @@ from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.ledger import EVERYTHING
 from penstock.core.jobs.ordering import AdmissionView, RoundResult, decide_standalone_lease
 from penstock.core.jobs.quick import quick_tuple
-from penstock.core.jobs.refusals import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Money
 from penstock.core.jobs.viewer import Viewer

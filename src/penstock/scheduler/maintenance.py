@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Change
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
-from penstock.core.jobs.refusals import Refused
 from penstock.core.jobs.types import MILLISECOND, Moment, Span
 from penstock.scheduler.clock import SteadyClock, comes_later
 from penstock.scheduler.rules import SchedulerRules

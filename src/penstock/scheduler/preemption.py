@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.preemption import Act, Cycle, InFlight, Want, advance, begin, choose, wanted
-from penstock.core.jobs.refusals import Refused
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import Moment
 from penstock.scheduler.clock import comes_later

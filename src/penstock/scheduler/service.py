@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 from typing import Protocol, Self
 
-from penstock.core.jobs.refusals import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import SECOND, Moment, Span, seconds
 from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.clock import SteadyClock

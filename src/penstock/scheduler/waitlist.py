@@ -18,8 +18,8 @@ from itertools import count
 from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
+from penstock.core.errors import QueueFull, Unavailable
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.refusals import QueueFull, Unavailable
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, seconds
 from penstock.stores.api import Depth, Receipt, Store

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock import wire
-from penstock.core.jobs.refusals import StaleDispatch
+from penstock.core.errors import StaleDispatch
 from penstock.server.app_state import AppState, Request
 from penstock.server.body import MAX_BODY, Decoder, Receive, read_body, read_query
 from penstock.server.guard import Exposure, check_request

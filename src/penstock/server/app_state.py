@@ -18,9 +18,9 @@ from threading import Lock
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock import wire
+from penstock.core.errors import NotFound
 from penstock.core.jobs.changes import admin_event
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
-from penstock.core.jobs.refusals import NotFound
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment
 from penstock.core.jobs.viewer import Viewer
 from penstock.runner.output import Output

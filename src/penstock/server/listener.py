@@ -22,7 +22,7 @@ import uvloop
 from prometheus_client.core import Metric
 from uvicorn.server import ServerState
 
-from penstock.core.jobs.refusals import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import DispatchId
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions

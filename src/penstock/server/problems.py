@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.errors import PenstockError
-from penstock.core.jobs.refusals import Refused, Unavailable
+from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.wire import FieldProblem, ProblemDetails
 
 __all__ = [

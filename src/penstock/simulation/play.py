@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
 
+from penstock.core.errors import Refused
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import MOST_PICKS
-from penstock.core.jobs.refusals import Refused
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.host_load import HostLoad

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.refusals import StoreFailed
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import Clock, Store
 

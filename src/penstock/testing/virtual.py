@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self, Unpack
 
+from penstock.core.errors import NotFound, StaleDispatch
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Job
-from penstock.core.jobs.refusals import NotFound, StaleDispatch
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, Moment, seconds
 from penstock.library.attempt import JobAttempt, perform, perform_async

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from penstock.core.errors import IllegalMove, StaleDispatch
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason, EndResult, replaces, resolve_end
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job, Place, place
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.refusals import IllegalMove, StaleDispatch
 from penstock.core.jobs.retry import NONE_YET, Counters, Schedules
 from penstock.core.jobs.states import IN_FLIGHT, JobState, Move, step
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment, Money, Span

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from penstock.core.jobs.refusals import IllegalMove
+from penstock.core.errors import IllegalMove
 from penstock.core.jobs.retry import DEFAULT, NONE_YET, Category, Counters, Schedules, after_failure
 from penstock.core.jobs.states import JobState, Move, step
 from penstock.core.jobs.types import Span

@@ -17,8 +17,8 @@ from dataclasses import astuple, dataclass, fields
 from operator import attrgetter
 from typing import Final
 
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.quick import quick, quick_but_one
-from penstock.core.jobs.refusals import BadIntent
 from penstock.core.jobs.types import SECOND, AddonId, Constraint, Moment, Money, Priority, RunWhen, Span
 from penstock.core.text import is_storable
 

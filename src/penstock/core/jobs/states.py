@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from penstock.core.jobs.refusals import IllegalMove
+from penstock.core.errors import IllegalMove
 
 __all__ = [
     "FINAL",

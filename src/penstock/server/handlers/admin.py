@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import wire
+from penstock.core.errors import NotFound
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.refusals import NotFound
 from penstock.server.app_state import Request
 from penstock.server.problems import OverLimit
 

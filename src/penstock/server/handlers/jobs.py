@@ -9,9 +9,9 @@ from typing import Any, Final
 from msgspec import UnsetType
 
 from penstock import wire
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Job, dispatch_id_of
-from penstock.core.jobs.refusals import BadIntent
 from penstock.core.jobs.states import SETTLED, JobState
 from penstock.core.jobs.types import priority_of
 from penstock.server.app_state import Request

@@ -14,10 +14,10 @@ from typing import Any, Final
 from msgspec import Raw, UnsetType
 
 from penstock import wire
+from penstock.core.errors import BadIntent, NotFound
 from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Job, dispatch_id_of
-from penstock.core.jobs.refusals import BadIntent, NotFound
 from penstock.core.jobs.states import SETTLED
 from penstock.runner.output import Piece
 from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read

@@ -9,9 +9,9 @@ from typing import Any
 from msgspec import UnsetType
 
 from penstock import wire
+from penstock.core.errors import BadIntent, NotFound
 from penstock.core.jobs.ledger import EVERYTHING
 from penstock.core.jobs.load import is_fresh
-from penstock.core.jobs.refusals import BadIntent, NotFound
 from penstock.core.jobs.spending import uses
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, seconds

@@ -8,12 +8,12 @@ from typing import Any, Final
 from msgspec import UNSET, UnsetType, structs
 
 from penstock import wire
+from penstock.core.errors import BadIntent, Refused, StaleDispatch
 from penstock.core.jobs.admission import Denied
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import admission_class_of, check
 from penstock.core.jobs.job import Dispatch, Event, EventKind
 from penstock.core.jobs.reasons import as_json, words
-from penstock.core.jobs.refusals import BadIntent, Refused, StaleDispatch
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import DispatchId, JobId, seconds
 from penstock.scheduler.dispatcher import WorkerKinds

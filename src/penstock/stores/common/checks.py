@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from penstock.core.errors import DispatcherHeld, KeyConflict, OutcomeUnknown, QueueFull
 from penstock.core.jobs.changes import Note, principal_data
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.refusals import DispatcherHeld, KeyConflict, OutcomeUnknown, QueueFull
 from penstock.core.jobs.types import HostId, JobId
 from penstock.stores.api import Receipt
 

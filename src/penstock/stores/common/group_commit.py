@@ -22,7 +22,7 @@ from threading import Lock, Thread
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from penstock.core.jobs.refusals import OutcomeUnknown, StoreFailed
+from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.stores.api import Rest
 from penstock.stores.common.checks import with_jobs
 

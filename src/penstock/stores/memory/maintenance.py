@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs.changes import Note, addon_note
 from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.ledger import Account
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging, order_key
-from penstock.core.jobs.refusals import DispatcherHeld
 from penstock.core.jobs.states import PRUNABLE
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, Moment, Span
 from penstock.stores.api import LOST_FOR

@@ -27,7 +27,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
 
-from penstock.core.jobs.refusals import OutcomeUnknown, StoreFailed
+from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import Clock
 from penstock.stores.common.dispatches import uuid7

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.core.jobs.refusals import SchemaNewer, StoreFailed
+from penstock.core.errors import SchemaNewer, StoreFailed
 from penstock.stores.common.statements import migrations
 from penstock.stores.postgres.database import Database, PipelineConnection
 

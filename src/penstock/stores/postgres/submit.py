@@ -16,10 +16,10 @@ from collections.abc import Callable, Hashable, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of, all_but_payload
 from penstock.core.jobs.job import EventKind, Place, place
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.refusals import OutcomeUnknown
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import Depth, Receipt

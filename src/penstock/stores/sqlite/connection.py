@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import apsw
 
-from penstock.core.jobs.refusals import DispatcherHeld, SchemaNewer, StoreFailed
+from penstock.core.errors import DispatcherHeld, SchemaNewer, StoreFailed
 from penstock.stores.common.statements import migrations
 from penstock.stores.common.statements import statements as by_name
 

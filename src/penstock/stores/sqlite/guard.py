@@ -16,8 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import apsw
 
-from penstock.core.errors import PenstockError
-from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.errors import PenstockError, StoreFailed
 from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import connect, newest_event, write_copy
 from penstock.stores.sqlite.health import first_problem

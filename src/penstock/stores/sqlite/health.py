@@ -15,7 +15,7 @@ from typing import Final
 
 import apsw
 
-from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.errors import StoreFailed
 
 __all__ = ["Presence", "first_problem", "free_bytes", "refuse_network_file_system"]
 

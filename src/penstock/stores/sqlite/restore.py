@@ -18,7 +18,7 @@ from typing import Final
 
 import apsw
 
-from penstock.core.jobs.refusals import StoreFailed
+from penstock.core.errors import StoreFailed
 from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import connect, copy, failures, schema_version, write_copy
 

@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 
 import apsw
 
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import AdmissionView, Aging, Ordering, RoundResult
-from penstock.core.jobs.refusals import StoreFailed
 from penstock.core.jobs.types import AddonId, HostId, JobId, Moment, Span
 from penstock.stores.api import (
     Ahead,

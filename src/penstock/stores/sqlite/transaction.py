@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 import apsw
 
+from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.changes import Change, DispatchStep, JobStep, Note, Renewal
 from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent, all_but_payload
 from penstock.core.jobs.job import Dispatch, EventKind, place
 from penstock.core.jobs.ordering import AdmissionView, Ordering, Placement, RoundResult
 from penstock.core.jobs.quick import quick_tuple
-from penstock.core.jobs.refusals import OutcomeUnknown
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Clock, CompletedDispatch, Depth, Receipt, Standing, Tell, Terms
