@@ -1,40 +1,54 @@
-"""The five minutes of the README, as somebody new would type them; and where its links, and those of the other documents, lead."""
+"""The documents: their examples compile and run, their links lead somewhere, their lines fit a screen."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "bench" / "README.md"]
+
+
+def python_blocks(page: Path) -> list[tuple[int, str]]:
+    """Each Python block of a page, with the number of its first line."""
+    text = page.read_text("utf-8")
+    blocks = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [(text[: block.start(1)].count("\n") + 1, block[1]) for block in blocks]
+
+
+def run_as_script(page: Path, folder: Path) -> list[str]:
+    """Run all Python blocks of a page as one script in an empty folder; return the lines that it prints."""
+    script = folder / f"{page.stem.lower()}.py"
+    script.write_text("\n\n".join(code for _, code in python_blocks(page)))
+    run = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
 
 
 def test_the_examples_of_the_readme_run_as_they_stand(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    run_them = """
-if __name__ == "__main__":
-    import asyncio
+    lines = run_as_script(ROOT / "README.md", tmp_path)
 
-    asyncio.run(serve())
-    classify()
-    asyncio.run(report(["a.jpg", "b.jpg"]))
-    greet()
-    work()
-"""
-    script = tmp_path / "five_minutes.py"
-    script.write_text("\n\n".join(blocks) + run_them)
+    assert lines[:2] == ["99.small.jpg", "Hello, user 7!"]
+    assert "no process runs the jobs of jobs.db now" in lines[2]
+    assert lines[3] == "5"
 
-    run = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
 
-    assert 0 == run.returncode, run.stderr
-    assert ["99.small.jpg", "a.small.jpg", "3 bytes by weights.bin"] == run.stdout.splitlines()[:3]
-    assert {"a.small.jpg", "b.small.jpg"} == set(run.stdout.splitlines()[3:5])
-    assert "Hello, user 7!" == run.stdout.splitlines()[5]
-    assert "no process runs the jobs of jobs.db now" in run.stdout.splitlines()[6]
-    assert "5" == run.stdout.splitlines()[7]
+def test_the_examples_of_the_page_about_pools_run_as_they_stand(tmp_path):
+    assert run_as_script(ROOT / "docs" / "pools.md", tmp_path) == ["done"]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_example_compiles(page):
+    for line, code in python_blocks(page):
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        compile("\n" * (line - 1) + code, page, "exec", flags=flags, dont_inherit=True)
 
 
 def test_every_command_that_the_readme_promises_is_a_target():
@@ -50,14 +64,21 @@ def test_every_file_that_the_readme_and_the_architecture_name_exists():
     for page in ("README.md", "ARCHITECTURE.md"):
         text = (ROOT / page).read_text()
         for name in re.findall(r"`([a-z]+/[\w./]+\.(?:py|md))`", text):
-            found = ROOT / name if name.startswith(("tests", "docs")) else ROOT / "src" / "penstock" / name
-            assert found.exists(), f"{page} names {name}"
+            path = ROOT / name if name.startswith(("tests", "docs")) else ROOT / "src" / "penstock" / name
+            assert path.exists(), f"{page} names {name}"
 
 
 def test_every_link_in_the_documents_leads_somewhere():
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")]
-    links = [(one, link) for one in documents for link in re.findall(r"\]\(([^)#:\s]+)\)", one.read_text())]
-    dead = [f"{one.relative_to(ROOT)}: {link}" for one, link in links if not (one.parent / link).exists()]
+    pattern = r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)"
+    links = [(page, link) for page in DOCUMENTS for link in re.findall(pattern, page.read_text("utf-8"))]
+    dead = [f"{page.relative_to(ROOT)}: {link}" for page, link in links if not (page.parent / link).exists()]
 
     assert len(links) > 40
     assert dead == []
+
+
+def test_the_index_names_every_page():
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+    assert {page for page in pages if f"({page}" not in index} == set()
