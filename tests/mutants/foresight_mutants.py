@@ -56,9 +56,9 @@ MUTANTS = [
     Mutant(
         "settings: an addon that only a flag names is forgotten",
         "penstock/settings/reading.py",
-        "_Reader.take",
-        "self._addons[path[1]] = None",
-        "pass",
+        "_Reader._read",
+        "table = self._table(path[:-1])",
+        "table = self._values.get(path[0], {})",
         ("tests/settings",),
     ),
     Mutant(

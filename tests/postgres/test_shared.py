@@ -15,7 +15,7 @@ from penstock.cli.main import cli
 from penstock.cli.top import _numbers
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.end_rules import EndReason
-from penstock.settings import BadSettings, load
+from penstock.settings import BadSettings, describe, load
 from penstock.stores.opening import open_postgres, shown
 from penstock.stores.postgres.store import PostgresStore
 
@@ -237,7 +237,7 @@ def test_settings_show_and_refuse_an_address_without_its_password():
     with pytest.raises(BadSettings) as refused:
         load(environ={**HOME, "PENSTOCK_DATABASE": f"mysql://ann:{SECRET}@db/jobs"})
 
-    listed = {one.key: one.value for one in settings.describe()}
+    listed = {one.key: one.value for one in describe(settings)}
     assert "postgresql://ann:***@db/jobs" == listed["database"]
     assert SECRET not in repr(settings)
     assert SECRET not in str(refused.value)

@@ -151,7 +151,7 @@ def test_a_user_that_the_machine_does_not_have_is_refused(tmp_path):
 
 
 def test_a_daemon_that_may_not_switch_refuses_the_setting(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.settings.reading.missing_capabilities", lambda: ["CAP_SETUID"])
+    monkeypatch.setattr("penstock.settings.checks.missing_capabilities", lambda: ["CAP_SETUID"])
     with pytest.raises(BadSettings) as refused:
         load(environ={"PENSTOCK_DATA_DIR": str(tmp_path)}, file=settings_file(tmp_path, another_user()))
 
@@ -160,7 +160,7 @@ def test_a_daemon_that_may_not_switch_refuses_the_setting(tmp_path, monkeypatch)
 
 
 def test_the_daemons_own_user_needs_no_right_to_switch(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.settings.reading.missing_capabilities", lambda: ["CAP_SETUID"])
+    monkeypatch.setattr("penstock.settings.checks.missing_capabilities", lambda: ["CAP_SETUID"])
     own = pwd.getpwuid(os.geteuid()).pw_name
     settings = load(environ={"PENSTOCK_DATA_DIR": str(tmp_path)}, file=settings_file(tmp_path, own))
 

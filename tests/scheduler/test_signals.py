@@ -18,7 +18,7 @@ from penstock.scheduler.host_load import HostLoad, LoadSampler
 from penstock.scheduler.probe import Box, LoadProbe, Own, ProcessUse, Sample
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
-from penstock.settings.reading import load
+from penstock.settings import load
 from penstock.stores.memory.store import MemoryStore
 
 T0 = 1_900_000_000 * SECOND

@@ -148,11 +148,10 @@ def login(session: CliSession) -> None:
 @passes
 def settings(session: CliSession, config: str | None, flags: tuple[str, ...], changed: bool) -> None:
     """Every setting, its value, and where that came from. Checks them all; exits with 2 when one is wrong."""
-    found = [
-        one
-        for one in load_settings(config, dict(pair(flag) for flag in flags)).describe()
-        if not changed or one.source != "default"
-    ]
+    from penstock.settings import describe
+
+    listed = describe(load_settings(config, dict(pair(flag) for flag in flags)))
+    found = [one for one in listed if not changed or one.source != "default"]
     if session.tell([one._asdict() for one in found]):
         return
     columns = [Column("setting"), Column("value"), Column("from"), Column("", keep=130)]

@@ -50,7 +50,7 @@ def doctor(session: CliSession) -> None:
 
 
 def look(session: CliSession) -> Iterator[Finding]:
-    from penstock.settings import BadSettings, load
+    from penstock.settings import BadSettings, describe, load
 
     yield from _versions()
     try:
@@ -61,7 +61,7 @@ def look(session: CliSession) -> Iterator[Finding]:
         return
     yield Finding(
         "ok",
-        f"settings: {sum(one.source != 'default' for one in settings.describe())} differ from the defaults",
+        f"settings: {sum(one.source != 'default' for one in describe(settings))} differ from the defaults",
     )
     for look_at in _LOOKS:
         yield from look_at(settings)

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from penstock.daemon.running import EXIT_SETTINGS, run_program
-from penstock.settings import BadSettings, Settings, load
+from penstock.settings import BadSettings, Settings, describe, load
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _list(settings: Settings) -> None:
-    listed = settings.describe()
+    listed = describe(settings)
     wide = max(len(setting.key) for setting in listed)
     for setting in listed:
         sys.stdout.write(f"{setting.key:{wide}}  {setting.value}  ({setting.source})\n")

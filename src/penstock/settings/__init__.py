@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from penstock.settings.kinds import Address, show_span
-from penstock.settings.reading import BadSettings, Setting, SettingProblem, Settings, load
+from penstock.settings.reading import BadSettings, SettingProblem, load
+from penstock.settings.schema import Setting, describe
+from penstock.settings.settings import Settings
 
-__all__ = ["Address", "BadSettings", "Setting", "SettingProblem", "Settings", "load", "show_span"]
+__all__ = ["Address", "BadSettings", "Setting", "SettingProblem", "Settings", "describe", "load", "show_span"]

@@ -1,58 +1,123 @@
 """
-What a value may look like, and how it is shown: one `SettingKind` per sort of value, so that the refusal, the documentation and
-the listing of a setting are made from the same words and cannot drift apart.
+Kinds of values: how a setting may be written, how msgspec gets it, and how it is shown.
+
+A setting is declared once, by its type: `ttl: Annotated[Span, span(SECOND, HOUR)]`. msgspec checks the value against the type;
+`kind_of` reads the same type for the refusal, the documentation and the listing, so these agree.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
-from penstock.core.jobs.load import Points
+import msgspec
+from msgspec import Meta
+
+from penstock.core.jobs.intent import LABEL, LABEL_WORDS
 from penstock.core.jobs.outbound import HTTP_PORTS
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
 from penstock.stores.opening import is_address, shown
 
-__all__ = [
-    "Address",
-    "SettingKind",
-    "address",
-    "choice",
-    "database",
-    "folder",
-    "integer",
-    "many",
-    "money",
-    "named",
-    "number",
-    "optional",
-    "points",
-    "show_span",
-    "span",
-    "switch",
-    "text",
-    "unit_count",
-    "web_address",
-]
 
-T = TypeVar("T")
-K = TypeVar("K")
+def _same(value: Any) -> Any:
+    return value
 
 
-@dataclass(frozen=True, slots=True)
-class SettingKind(Generic[T]):
-    """`read` raises ValueError when the value is not one; `words` say what would be."""
+class Kind(NamedTuple):
+    """`words` say what a value may be, `prepare` turns what people write into what msgspec takes, `show` is its inverse."""
 
     words: str
-    read: Callable[[object], T]
-    show: Callable[[T], str] = str
+    prepare: Callable[[Any], Any] = _same
+    show: Callable[[Any], str] = str
+
+
+_PLAIN: Final[Mapping[Any, Kind]] = {
+    int: Kind("a whole number"),
+    float: Kind("a number", show=lambda value: f"{value:g}"),
+    bool: Kind("true or false", show=lambda value: str(value).lower()),
+}
+
+
+def kind_of(hint: Any) -> Kind:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        kind = kind_of(args[0])
+        for meta in args[1:]:
+            kind = _refined(kind, meta) if isinstance(meta, Meta) else kind
+        return kind
+    if origin in {Union, UnionType}:
+        return _optional(kind_of(args[0]))
+    if origin is tuple:
+        return _list(kind_of(args[0]))
+    if origin is Mapping:
+        return _table(kind_of(args[0]), kind_of(args[1]))
+    return _PLAIN.get(hint, Kind("text"))
+
+
+def convert(value: object, hint: Any) -> Any:
+    """A prepared value, converted and checked; "4" is a number too. Raises msgspec.ValidationError."""
+    return msgspec.convert(value, hint, strict=not isinstance(value, (str, dict)), dec_hook=_read_path)
+
+
+def _read_path(kind: type, value: Any) -> Any:
+    """Refuse a relative path: it would mean another place at each start."""
+    if kind is not Path or not isinstance(value, (str, Path)) or not Path(value).expanduser().is_absolute():
+        raise ValueError(value)
+    return Path(value).expanduser()
+
+
+def _refined(kind: Kind, meta: Meta) -> Kind:
+    extra = meta.extra or {}
+    words = meta.description or (kind.words if meta.ge is None else f"{kind.words} of {meta.ge} to {meta.le}")
+    before = extra.get("prepare", _same)
+    return Kind(words, lambda value: kind.prepare(before(value)), extra.get("show", kind.show))
+
+
+def _optional(kind: Kind) -> Kind:
+    return Kind(
+        f'{kind.words}, or "none"',
+        lambda value: None if value is None or value == "none" else kind.prepare(value),
+        lambda value: "none" if value is None else kind.show(value),
+    )
+
+
+def _list(kind: Kind) -> Kind:
+    """A list in a file. From the environment or a flag also words with commas between."""
+
+    def prepare(value: Any) -> list[Any]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        return [kind.prepare(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+
+    return Kind(f"a list; each is {kind.words}", prepare, lambda values: ", ".join(map(kind.show, values)))
+
+
+def _table(names: Kind, kind: Kind) -> Kind:
+    return Kind(
+        f"a table; each name is {names.words}, each value {kind.words}",
+        lambda value: {names.prepare(name): kind.prepare(one) for name, one in value.items()},
+        lambda values: "{" + ", ".join(f"{name} = {kind.show(one)}" for name, one in values.items()) + "}",
+    )
+
+
+def _meta(words: str, prepare: Any = _same, show: Any = str, **limits: Any) -> Meta:
+    return Meta(description=words, extra={"prepare": prepare, "show": show}, **limits)
+
+
+def text(words: str, pattern: str) -> Meta:
+    return Meta(pattern=rf"\A(?:{pattern})\Z", description=words)
+
+
+def choice(words: Iterable[str]) -> Meta:
+    words = list(words)
+    pattern = rf"\A(?:{'|'.join(words)})\Z"
+    return _meta(f"one of {', '.join(words)}", lambda value: value.lower(), pattern=pattern)
 
 
 DAY: Final[Span] = 24 * HOUR
@@ -60,30 +125,26 @@ _UNITS: Final = {"ms": MILLISECOND, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DA
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
-def span(least: Span, most: Span) -> SettingKind[Span]:
-    def read(value: object) -> Span:
-        found = _span(value)
-        if not least <= found <= most:
-            raise ValueError
-        return found
-
-    return SettingKind(
-        f'a span of {show_span(least)} to {show_span(most)}, such as "30s" or "1m30s"', read, show_span
-    )
+def span(least: Span, most: Span) -> Meta:
+    words = f'a span of {show_span(least)} to {show_span(most)}, such as "30s" or "1m30s"'
+    return _meta(words, _read_span, show_span, ge=least, le=most)
 
 
-def _span(value: object) -> Span:
+def _read_span(value: Any) -> Span:
     if isinstance(value, str):
         parts = _PART.findall(value)
-        if not parts or _PART.sub("", value).strip():
-            return round(float(value) * SECOND)
-        return round(sum(float(count) * _UNITS[unit] for count, unit in parts))
-    return round(_float(value) * SECOND)
+        if parts and not _PART.sub("", value).strip():
+            return round(sum(float(count) * _UNITS[unit] for count, unit in parts))
+    return round(_number(value) * SECOND)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError(value)
+    return float(value)
 
 
 def show_span(value: Span) -> str:
-    if value == 0:
-        return "0s"
     words = ""
     for unit, size in reversed(_UNITS.items()):
         count, value = divmod(value, size)
@@ -91,216 +152,124 @@ def show_span(value: Span) -> str:
     return words or "0s"
 
 
-def integer(least: int, most: int) -> SettingKind[int]:
-    def read(value: object) -> int:
-        found = int(value) if isinstance(value, str) else value
-        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
-            raise ValueError
-        return found
+Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Score = Annotated[float, Meta(ge=0, le=10)]
 
-    return SettingKind(f"a whole number of {least} to {most}", read)
+PemFile = Annotated[Path, Meta(description="the path of a PEM file")]
+FilePath = Annotated[Path, Meta(description="the path of a file")]
+Directory = Annotated[Path, Meta(description="an absolute path")]
+DataDirectory = Annotated[Path, Meta(description="an absolute path, or one that begins with ~")]
 
-
-def number(least: float, most: float) -> SettingKind[float]:
-    def read(value: object) -> float:
-        found = _float(value)
-        if not least <= found <= most:
-            raise ValueError
-        return found
-
-    return SettingKind(f"a number of {least:g} to {most:g}", read, lambda value: f"{value:g}")
-
-
-def _float(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError  # noqa: TRY004  # one refusal for all: the words of the kind
-    found = float(value)
-    if not math.isfinite(found):
-        raise ValueError
-    return found
-
-
-def switch() -> SettingKind[bool]:
-    def read(value: object) -> bool:
-        if isinstance(value, str):
-            value = {"true": True, "false": False}.get(value.lower())
-        if not isinstance(value, bool):
-            raise ValueError  # noqa: TRY004  # one refusal for all: the words of the kind
-        return value
-
-    return SettingKind("true or false", read, lambda value: str(value).lower())
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}"
+JobTypeName = Annotated[str, text("the name of an addon or a job type", _NAME)]
+AddonPattern = Annotated[str, text('the name of an addon, or "*" for all others', rf"\*|{_NAME}")]
+ConstraintName = Annotated[str, choice(["cpu_heavy", "disk_write_heavy", "network_heavy"])]
+Label = Annotated[str, text(LABEL_WORDS, LABEL.pattern)]
+DaemonName = Annotated[str, text("1 to 128 letters, digits and ._:@-", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")]
+HostName = Annotated[str, text("a host name, with or without a port", r"[A-Za-z0-9.:\[\]-]{1,255}")]
+IpAddress = Annotated[str, text("an IP address", r"[0-9a-fA-F.:]{2,45}")]
+SchemaName = Annotated[str, text("the name of a schema", r"[a-z_][a-z0-9_]{0,62}")]
+UserName = Annotated[str, text("the name of an operating system user", r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")]
+Argument = Annotated[str, text("a program or an argument of it", r"[^\0]{1,4000}")]
+FunctionName = Annotated[
+    str,
+    text(
+        "module:name, or module:* for what a module defines or has in __all__",
+        r"[A-Za-z_][\w.]*:(\*|[A-Za-z_]\w*)",
+    ),
+]
+VariableName = Annotated[
+    str, text("the name of a variable; a trailing * stands for any ending", r"[A-Za-z_]\w*\*?")
+]
 
 
-def money() -> SettingKind[Money]:
-    def read(value: object) -> Money:
-        found = round(_float(value) * 1_000_000)
-        if found <= 0:
-            raise ValueError
-        return found
-
-    return SettingKind("an amount above 0, such as 2.50", read, lambda value: f"{value / 1_000_000:g}")
+def _read_money(value: Any) -> Money:
+    return round(_number(value) * 1_000_000)
 
 
-def choice(*words: str) -> SettingKind[str]:
-    def read(value: object) -> str:
-        if not isinstance(value, str) or value.lower() not in words:
-            raise ValueError
-        return value.lower()
-
-    return SettingKind(f"one of {', '.join(words)}", read)
+def _show_money(value: Money) -> str:
+    return f"{value / 1_000_000:g}"
 
 
-def text(words: str, pattern: str = r".{1,1000}") -> SettingKind[str]:
-    shape = re.compile(pattern)
+Amount = Annotated[Money, _meta("an amount above 0, such as 2.50", _read_money, _show_money, ge=1)]
 
-    def read(value: object) -> str:
-        if not isinstance(value, str) or not shape.fullmatch(value):
-            raise ValueError
-        return value
-
-    return SettingKind(words, read)
-
-
-def folder(words: str) -> SettingKind[Path]:
-    """A path. `~` is the home directory; a relative one would mean another place at each start, so it is refused."""
-
-    def read(value: object) -> Path:
-        if not isinstance(value, (str, Path)) or not str(value):
-            raise ValueError
-        path = Path(value).expanduser()
-        if not path.is_absolute():
-            raise ValueError
-        return path
-
-    return SettingKind(words, read)
+#: A fixed capacity, or None: measured.
+Units = Annotated[
+    Annotated[int, Meta(ge=0, le=100)] | None,
+    _meta(
+        '"auto", or a whole number of 0 to 100',
+        lambda value: None if value == "auto" else value,
+        lambda value: "auto" if value is None else str(value),
+    ),
+]
 
 
-def database() -> SettingKind[str]:
-    """Shown without its password, wherever settings are shown."""
-    file = folder("")
-
-    def read(value: object) -> str:
-        return value if isinstance(value, str) and is_address(value) else str(file.read(value))
-
-    return SettingKind("an absolute path, or postgresql://USER@HOST/NAME", read, shown)
+def _rising(value: Any) -> Any:
+    if any(one[0] >= following[0] for one, following in pairwise(value)):
+        raise ValueError(value)
+    return value
 
 
-def unit_count() -> SettingKind[int | None]:
-    """Fixed capacity, or None: measured."""
-
-    def read(value: object) -> int | None:
-        return None if value == "auto" else integer(0, 100).read(value)
-
-    return SettingKind(
-        '"auto", or a whole number of 0 to 100', read, lambda value: "auto" if value is None else str(value)
-    )
-
-
-def optional(kind: SettingKind[T]) -> SettingKind[T | None]:
-    def read(value: object) -> T | None:
-        return None if value == "none" else kind.read(value)
-
-    return SettingKind(
-        f'{kind.words}, or "none"', read, lambda value: "none" if value is None else kind.show(value)
-    )
+Curve = Annotated[
+    tuple[tuple[float, Annotated[float, Meta(ge=0, le=1)]], ...],
+    _meta(
+        "a list of [busy score, share of 0 to 1] with rising scores",
+        _rising,
+        lambda values: "[" + ", ".join(f"[{x:g}, {y:g}]" for x, y in values) + "]",
+        min_length=1,
+    ),
+]
 
 
-def many(kind: SettingKind[T], *, least: int = 0) -> SettingKind[tuple[T, ...]]:
-    """From a file a list; from the environment or a flag also words with commas between."""
-
-    def read(value: object) -> tuple[T, ...]:
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        elif not isinstance(value, (list, tuple)):
-            value = [value]
-        if len(value) < least:
-            raise ValueError
-        return tuple(kind.read(one) for one in value)
-
-    return SettingKind(
-        f"a list; each is {kind.words}", read, lambda values: ", ".join(kind.show(one) for one in values)
-    )
+def _read_database(value: Any) -> str:
+    return value if isinstance(value, str) and is_address(value) else str(_read_path(Path, value))
 
 
-def named(kind: SettingKind[T], names: SettingKind[K]) -> SettingKind[Mapping[K, T]]:
-    def read(value: object) -> Mapping[K, T]:
-        if not isinstance(value, dict):
-            raise ValueError  # noqa: TRY004  # one refusal for all: the words of the kind
-        return {names.read(name): kind.read(one) for name, one in value.items()}
-
-    def show(values: Mapping[K, T]) -> str:
-        return "{" + ", ".join(f"{names.show(n)} = {kind.show(v)}" for n, v in values.items()) + "}"
-
-    return SettingKind(f"a table; each name is {names.words}, each value {kind.words}", read, show)
-
-
-def points() -> SettingKind[Points]:
-    """A curve, as `[[2, 1.0], [8, 0.0]]`."""
-
-    def read(value: object) -> Points:
-        if not isinstance(value, (list, tuple)) or len(value) < 1:
-            raise ValueError
-        found = tuple((_float(x), _float(y)) for x, y in value)
-        rising = all(a[0] < b[0] for a, b in pairwise(found))
-        if not rising or not all(0 <= y <= 1 for _, y in found):
-            raise ValueError
-        return found
-
-    def show(values: Points) -> str:
-        return "[" + ", ".join(f"[{x:g}, {y:g}]" for x, y in values) + "]"
-
-    return SettingKind("a list of [busy score, share of 0 to 1] with rising scores", read, show)
+#: Shown without its password, wherever settings are shown.
+DatabaseAddress = Annotated[
+    str, _meta("an absolute path, or postgresql://USER@HOST/NAME", _read_database, shown)
+]
 
 
 class Address(NamedTuple):
     """Where to listen."""
 
-    host: str
-    port: int
+    host: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9.:-]+\Z")]
+    port: Annotated[int, Meta(ge=0, le=65_535)]
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def local(self) -> bool:
-        """Nobody on another machine can reach it."""
-        return self.host == "localhost" or _is_loopback(self.host)
+        """Other machines cannot reach it."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _read_listen(value: str) -> tuple[str, int]:
+    host, _, port = value.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def address() -> SettingKind[Address]:
-    def read(value: object) -> Address:
-        if isinstance(value, Address):
-            return value
-        if not isinstance(value, str):
-            raise ValueError  # noqa: TRY004  # one refusal for all: the words of the kind
-        host, _, port = value.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not re.fullmatch(r"[A-Za-z0-9.:-]+", host) or not port.isdigit() or int(port) > 65_535:
-            raise ValueError
-        return Address(host, int(port))
-
-    return SettingKind('"host:port" or "[::1]:port"', read)
+ListenAddress = Annotated[Address, _meta('"host:port" or "[::1]:port"', _read_listen)]
 
 
-def web_address() -> SettingKind[str]:
-    """Whom we call. No user and password in it: addresses are listed and logged."""
+def _read_web_address(value: str) -> str:
+    parts = urlsplit(value)
+    if not parts.hostname or parts.fragment or (parts.port or 443) not in HTTP_PORTS:
+        raise ValueError(value)
+    return value
 
-    def read(value: object) -> str:
-        if not isinstance(value, str) or not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]+(/[!-~]*)?", value):
-            raise ValueError
-        parts = urlsplit(value)
-        if not parts.hostname or parts.fragment or (parts.port or 443) not in HTTP_PORTS:
-            raise ValueError
-        return value
 
-    return SettingKind(
+#: An address that the daemon calls. It has no user and password: addresses are listed and logged.
+WebAddress = Annotated[
+    str,
+    _meta(
         'an address such as "https://example.org/alerts": without user and #, on port 80, 443 or from 1024 on',
-        read,
-    )
+        _read_web_address,
+        pattern=r"\Ahttps?://[A-Za-z0-9.\[\]:_-]+(/[!-~]*)?\Z",
+    ),
+]
