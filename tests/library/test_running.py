@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from tests.waiting import until
+from tests.waiting import LONG, until
 
 import penstock
 from penstock.core.jobs import changes
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.types import HOUR, SECOND
+from penstock.library.heartbeats import Heartbeats
+from penstock.scheduler.service import Driver
 
 
 def kinds(job):
@@ -598,6 +600,35 @@ def test_a_second_scheduler_on_the_file_is_refused_by_name_and_can_still_enqueue
         assert 1 == job.enqueue().result(20)
     with second:
         assert 2 == job.enqueue().result(20)
+
+
+@pytest.mark.parametrize(("part", "starts"), [(Driver, True), (Heartbeats, True), (Heartbeats, False)])
+def test_ctrl_c_while_a_scheduler_starts_puts_back_what_has_begun(make, monkeypatch, part, starts):
+    began, start = threading.Event(), part.start
+
+    def interrupted(self):
+        if starts:
+            start(self)
+        assert began.wait(LONG)
+        raise KeyboardInterrupt
+
+    scheduler = make()
+
+    @scheduler.job
+    def forever(ctx: penstock.JobContext):
+        began.set()
+        while True:
+            ctx.check()
+
+    job = forever.enqueue()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(part, "start", interrupted)
+        scheduler.start()
+
+    assert ("QUEUED", 0) == (job.state, job.job.counters.crash)
+    assert "graceful_shutdown" == str(job.attempts()[-1].end)
+    with make() as other:  # and the right to dispatch is free again
+        assert 1 == other.job(name="one")(lambda: 1).enqueue().result(LONG)
 
 
 def test_in_memory_everything_works_alike():

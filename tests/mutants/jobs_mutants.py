@@ -177,8 +177,16 @@ MUTANTS = [
         "jobs: what will not stop stays in flight",
         "penstock/library/job_runner.py",
         "JobRunner.close",
-        "        self._job_service.end_many([EndReport(a.facts.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in left])\n",
-        "",
+        "        if left:\n",
+        "        if False:\n",
+        ("tests/library/test_running.py",),
+    ),
+    Mutant(
+        "jobs: a Ctrl-C during the start leaves what has begun in flight",
+        "penstock/library/scheduler.py",
+        "Scheduler.start",
+        "                    self.stop()\n",
+        "                    pass\n",
         ("tests/library/test_running.py",),
     ),
     Mutant(

@@ -45,7 +45,8 @@ class Heartbeats:
     def stop(self) -> None:
         self._stopping.set()
         self._wakeup.set()
-        self._thread.join()
+        if self._thread.is_alive():  # a Ctrl-C may have come before its start
+            self._thread.join()
 
     def _loop(self) -> None:
         quick = min(QUICK_SEC, self._pause_sec)

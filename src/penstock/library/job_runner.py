@@ -363,9 +363,10 @@ class JobRunner:
         self.executors.close(wait=wait)
         self.settle()
         left = list(self.running.values())
-        self._job_service.end_many(
-            [EndReport(a.facts.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in left]
-        )
+        if left:
+            self._job_service.end_many(
+                [EndReport(a.facts.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in left]
+            )
         for attempt in left:
             log.warning(
                 "%s did not stop in time; job %s is back in the queue",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -30,6 +30,10 @@ class RunningWork(Protocol):
     """What a scheduler holds between start and stop; the test kit has one that does nothing by itself."""
 
     service: SchedulerService
+
+    def start(self) -> None:
+        """Called once. If it raises, `stop` takes down what it has started."""
+        ...
 
     def ring(self) -> None: ...
 
@@ -70,11 +74,10 @@ class BackgroundWork:
         )
         self.job_runner.join(self.service.job_service, self.service.driver.ring)
         self._beats = Heartbeats(store, self.job_runner, rules.lease_for)
-        try:
-            self.service.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
-        except BaseException:  # Ctrl-C included: no thread may wait for work that never comes
-            self.job_runner.executors.close(wait=_CLOSING_SEC)
-            raise
+        self._leave: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        self.service.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
         self._beats.start()
         self._leave = self.service.job_service.ride(self.job_runner)
 

@@ -253,6 +253,11 @@ class Scheduler:
             if self._work is None:
                 self._work = self._begin()
                 _running.add(self)
+                try:
+                    self._work.start()
+                except BaseException:  # a Ctrl-C, after jobs have begun: they go back to the queue
+                    self.stop()
+                    raise
         return self
 
     def _begin(self) -> RunningWork:

@@ -67,7 +67,8 @@ class Driver:
     def stop(self) -> None:
         self._stopping.set()
         self._wakeup.set()
-        self._thread.join()
+        if self._thread.is_alive():  # a Ctrl-C may have come before its start
+            self._thread.join()
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
@@ -170,9 +171,9 @@ class SchedulerService:
         except BaseException:  # nobody will stop what did not start, Ctrl-C included: others may dispatch
             self.store.release_dispatch()
             raise
+        self._started = True  # before the driver begins: `stop` ends it, also after a Ctrl-C in these lines
         self.store.on_change(self._heard)
         self.driver.start()
-        self._started = True
         return self
 
     def stop(self) -> None:

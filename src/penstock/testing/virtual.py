@@ -286,6 +286,9 @@ class _Still:
     def __init__(self, service: SchedulerService) -> None:
         self.service = service
 
+    def start(self) -> None:
+        pass
+
     def ring(self) -> None:
         pass
 
