@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-page size screenshots chromium pgbouncer lock format
+.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page size screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,11 @@ bench-jobs: .venv-bench  ## durable jobs against the peers (needs redis-server, 
 	@command -v redis-server >/dev/null && command -v tsp >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 \
 	    || RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server postgresql task-spooler
 	.venv-bench/bin/python -m bench.jobs
+
+BASE ?= main
+ROUNDS ?= 5
+bench-against: .venv-bench  ## our own figures of commit BASE and of this tree, in turns (ROUNDS, 5; needs postgresql)
+	.venv-bench/bin/python -m bench.against $(BASE) --rounds $(ROUNDS)
 
 size: .venv  ## code lines by package
 	$(BIN)/python bench/size.py

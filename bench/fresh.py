@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,14 +27,15 @@ class TurnFailed(Exception):
     """A contestant has no figures to show; the message is the reason, in a line."""
 
 
-def fresh(target: str, *arguments: object, seconds: float = 60) -> Mapping[str, float]:
-    """Call `module:function` in a new interpreter and return the figures that it returned."""
+def fresh(target: str, *arguments: object, seconds: float = 60, tree: Path = ROOT) -> Mapping[str, float]:
+    """Call `module:function` of a source tree in a new interpreter and return the figures that it returned."""
     command = [sys.executable, "-m", "bench.turn", target, json.dumps(arguments)]
+    environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
     # Files, not pipes: a pipe stays open as long as any worker that inherited it.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, _no_survivors():
         try:
             code = subprocess.run(
-                command, cwd=ROOT, stdout=out, stderr=err, timeout=seconds, check=False
+                command, cwd=tree, env=environment, stdout=out, stderr=err, timeout=seconds, check=False
             ).returncode
         except subprocess.TimeoutExpired:
             raise TurnFailed(f"no answer in {seconds:.0f} s") from None

@@ -116,7 +116,7 @@ def _from_eight(queue: str, each: int) -> float:
 
 @contextmanager
 def _turn(queue: str, server: str) -> Iterator[tuple[ModuleType, Ticks]]:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as where:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as where:
         os.environ["BENCH_SERVER"] = server or f"{where}/jobs.db"
         os.environ["BENCH_TICKS"] = f"{where}/ticks"
         os.mkfifo(os.environ["BENCH_TICKS"])

@@ -22,6 +22,7 @@ from bench.servers import postgres, redis
 
 OURS, OVER_HTTP = "penstock (on disk)", "penstock over HTTP (on disk)"
 ON_POSTGRES = "penstock, PostgreSQL (on disk)"
+ALONE_ON_POSTGRES = "penstock, PostgreSQL, one process (on disk)"
 RUNNER = "penstock daemon (on disk)"
 
 CORES = os.cpu_count() or 1
@@ -48,6 +49,8 @@ QUEUES: Mapping[str, Queue] = {
     "Celery (in memory)": Queue("celery_", "redis", 1_500),
     "RQ (in memory)": Queue("rq_", "redis", 1_000),
 }
+#: Who drains: every queue, and ours on PostgreSQL once more with a single process.
+DRAINS = {**QUEUES, ALONE_ON_POSTGRES: QUEUES[ON_POSTGRES]._replace(processes=1)}
 DURABLE = [name for name in QUEUES if "on disk" in name and "penstock" not in name]
 PEERS = [name for name in QUEUES if "penstock" not in name]
 #: The queues that mind processes of their own for their jobs: name, module, server, and how many jobs fill a turn.
@@ -91,13 +94,14 @@ def drain(servers: Mapping[str, str], quick: bool) -> Measure:
             queue.processes,
             max(50, queue.jobs // (20 if quick else 1)),
         )
-        for name, queue in QUEUES.items()
+        for name, queue in DRAINS.items()
     ]
     title = "Claim, run and complete no-op jobs"
     shared = dict.fromkeys(SHARED, 1.0)
     tables = [
         Table(title, "jobs_s", "jobs/s", "more", OURS, wanted),
         Table(f"{title}, on PostgreSQL", "jobs_s", "jobs/s", "more", ON_POSTGRES, shared),
+        Table(f"{title}, on PostgreSQL, one process", "jobs_s", "jobs/s", "more", ALONE_ON_POSTGRES),
         Table(f"{title}, with the SDK's worker", "jobs_s", "jobs/s", "more", OVER_HTTP),
     ]
     return Measure("drain", contestants, tables)
@@ -262,7 +266,7 @@ def idle(quick: bool) -> Measure:
 
 
 def _contestant(name: str, turn: str, servers: Mapping[str, str], *arguments: object) -> Contestant:
-    queue = QUEUES[name]
+    queue = DRAINS[name]
     server = queue.server and servers[queue.server]
     run = partial(fresh, f"bench.job_turns:{turn}", queue.module, server, *arguments, seconds=240)
     size = f"{arguments[-1]:,} jobs"
