@@ -203,8 +203,8 @@ MUTANTS = [
         "alerts: only the first address is checked",
         "penstock/alerts/webhook.py",
         "Webhook._resolve",
-        "        for address in found:\n            if why",
-        "        for address in list(found)[:1]:\n            if why",
+        "        for address in addresses:\n            if why",
+        "        for address in list(addresses)[:1]:\n            if why",
         ("tests/alerts/test_webhook.py::test_one_forbidden_address_among_several_spoils_the_name",),
     ),
     Mutant(

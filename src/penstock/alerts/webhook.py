@@ -1,8 +1,9 @@
 """
-A POST to an address that was checked, signed, within seconds, and not one step further: no redirect, no proxy, no long answer.
+A signed POST to an address that was checked: no redirect, no proxy, no long answer, one time limit for all of it.
 
-The signature is that of the Standard Webhooks convention, for which most languages have a library: HMAC-SHA256 over id, time and body, so
-that nobody can make up a message, alter one, or send an old one again.
+The name is resolved once. Each address is checked against the outbound rules, and the connection goes to one of those addresses, so
+that a name that points elsewhere a moment later gains nothing. The signature is that of the Standard Webhooks convention, for which
+most languages have a library: HMAC-SHA256 over id, time and body, so that a message can be neither forged nor altered nor replayed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from threading import Event, Thread, Timer
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
@@ -35,6 +36,7 @@ _WITHIN: Final = 5.0
 _ANSWER: Final = 64 * 1024
 _PREFIX: Final = "whsec_"
 _SHORTEST: Final = 16
+_ALLOW: Final = " (alerts.allow_private = true allows the own network)"
 
 
 class Webhook:
@@ -44,25 +46,21 @@ class Webhook:
         self, url: str, secret_file: Path, *, private: bool = False, within: float = _WITHIN
     ) -> None:
         parts = urlsplit(url)
-        self._scheme, self._host = parts.scheme, parts.hostname or ""
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._netloc, self.name = parts.netloc, f"{parts.scheme}://{parts.netloc}"
         self._secret_file, self._private, self._within = secret_file, private, within
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._line: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._stopped = Event()
 
     def deliver(self, message: Message, now: Moment) -> None:
-        request = self._request(message, now)
+        headers = self._headers(message, now)
         try:
-            with self._connected() as line:
-                line.sendall(request)
-                sips = _Sips(line, _ANSWER)
-                answer = HTTPResponse(cast("socket.socket", sips), method="POST")
-                answer.begin()
-                sips.in_head = False
-                self._judge(answer)
+            with self._connected() as connection:
+                connection.request("POST", self._path, message.body, headers)
+                self._judge(connection.getresponse())
         except (OSError, HTTPException) as error:
             if self._stopped.is_set():
                 raise Stopped from None
@@ -72,79 +70,80 @@ class Webhook:
         self._stopped.set()
         self._hang_up()
 
-    def _request(self, message: Message, now: Moment) -> bytes:
-        body, at = message.body, now // SECOND
-        name = str(message.told["id"])
+    def _headers(self, message: Message, now: Moment) -> dict[str, str]:
+        at, message_id = now // SECOND, str(message.told["id"])
         try:
-            signed = " ".join(signatures(secrets_in(self._secret_file), name, at, body))
+            keys = secrets_in(self._secret_file)
         except (OSError, Unsafe) as error:
             raise MessageRefused(f"it cannot be signed: {error}") from error
-        head = {
+        return {
             "Host": self._netloc,
             "User-Agent": "penstock",
             "Content-Type": "application/json",
-            "Content-Length": len(body),
             "Connection": "close",
-            "Webhook-Id": name,
-            "Webhook-Timestamp": at,
-            "Webhook-Signature": signed,
+            "Webhook-Id": message_id,
+            "Webhook-Timestamp": str(at),
+            "Webhook-Signature": " ".join(signatures(keys, message_id, at, message.body)),
         }
-        lines = [f"POST {self._path} HTTP/1.1", *(f"{key}: {value}" for key, value in head.items())]
-        return "\r\n".join([*lines, "", ""]).encode("ascii") + body
 
     @contextmanager
-    def _connected(self) -> Iterator[socket.socket]:
-        """The time is for all of it: a receiver that sends a byte a second gets no more of it than one that sends none."""
+    def _connected(self) -> Iterator[HTTPConnection]:
+        """The time limit is for all of it: a receiver that sends one byte a second gets no longer than a silent one."""
         until = time.monotonic() + self._within
-        line = self._connect(self._resolve(until), until)
+        stream = self._connect(self._resolve(until), until)
         timer = Timer(_left(until), self._hang_up)
         timer.daemon = True
         timer.start()
         try:
             if self._tls is not None:
-                line = self._tls.wrap_socket(line, server_hostname=self._host, do_handshake_on_connect=False)
-                self._line = line
-                line.do_handshake()
+                stream = self._tls.wrap_socket(
+                    stream, server_hostname=self._host, do_handshake_on_connect=False
+                )
+                self._socket = stream
+                stream.do_handshake()
             if self._stopped.is_set():
                 raise Stopped
-            yield line
+            connection = HTTPConnection(self._host, self._port)
+            connection.response_class = _LimitedResponse
+            connection.sock = stream
+            yield connection
         finally:
             timer.cancel()
-            self._line = None
-            line.close()
+            self._socket = None
+            stream.close()
 
     def _connect(self, addresses: list[str], until: float) -> socket.socket:
-        """The first that answers: a machine with two addresses can often be reached by one of them only."""
+        """To the first address that answers: often only one of two addresses of a machine can be reached."""
         for rest in range(len(addresses), 0, -1):
             if self._stopped.is_set():
                 raise Stopped
             try:
                 to = (addresses[-rest], self._port)
-                self._line = socket.create_connection(to, timeout=_left(until) / rest)
-                self._line.settimeout(self._within)
+                self._socket = socket.create_connection(to, timeout=_left(until) / rest)
+                self._socket.settimeout(self._within)
             except OSError:
                 if rest == 1:
                     raise
             else:
-                return self._line
+                return self._socket
         raise ReceiverAway("it has no address")
 
     def _hang_up(self) -> None:
-        """Who reads from it wakes up. Closing would not wake anybody, and TLS would first say goodbye."""
-        if (line := self._line) is not None:
+        """Wake the thread that reads from the socket. `close` would not wake it, and TLS would first say goodbye."""
+        if (stream := self._socket) is not None:
             with suppress(OSError):
-                socket.socket.shutdown(line, socket.SHUT_RDWR)
+                socket.socket.shutdown(stream, socket.SHUT_RDWR)
 
     def _resolve(self, until: float) -> list[str]:
-        """Once, and what was checked is what is connected to. A resolver cannot be interrupted, so a slow one is left behind."""
-        found, wrong = dict[str, None](), list[str]()
+        """Every address of the name, once all are checked. A resolver cannot be interrupted: a slow one is abandoned."""
+        addresses, failures = dict[str, None](), list[str]()
 
         def look() -> None:
             try:
-                for told in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
-                    found[str(told[4][0])] = None
+                for entry in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
+                    addresses[str(entry[4][0])] = None
             except OSError as error:
-                wrong.append(f"{self._host} has no address: {error.strerror or error}")
+                failures.append(f"{self._host} has no address: {error.strerror or error}")
 
         thread = Thread(target=look, name="penstock-resolve", daemon=True)
         thread.start()
@@ -152,15 +151,15 @@ class Webhook:
             thread.join(min(0.1, _left(until)))
         if self._stopped.is_set():
             raise Stopped
-        if wrong:
-            raise ReceiverAway(wrong[0])
+        if failures:
+            raise ReceiverAway(failures[0])
         if thread.is_alive():
             raise ReceiverAway(f"the address of {self._host} was not found in time")
-        # One address that must not be called spoils the name: an owner does not mix such addresses with others.
-        for address in found:
+        # One forbidden address spoils the name: an owner does not mix such addresses with others.
+        for address in addresses:
             if why := refusal(address, private=self._private):
                 raise ReceiverAway(f"{self._host} is not called: {why}" + ("" if self._private else _ALLOW))
-        return list(found)
+        return list(addresses)
 
     def _judge(self, answer: HTTPResponse) -> None:
         if 200 <= answer.status < 300:
@@ -169,36 +168,43 @@ class Webhook:
             raise MessageRefused(
                 f"answered {answer.status}, and redirects are not followed: give the address it leads to"
             )
+        words = ""
         with suppress(OSError, HTTPException):
             words = answer.read(200).decode("utf-8", "replace").strip()
-            raise MessageRefused(
-                f"answered {answer.status} {answer.reason}" + (f": {words!r}" if words else "")
-            )
-        raise MessageRefused(f"answered {answer.status} {answer.reason}")
+        raise MessageRefused(f"answered {answer.status} {answer.reason}" + (f": {words!r}" if words else ""))
 
 
-_ALLOW: Final = " (alerts.allow_private = true would allow the own network)"
+class _LimitedResponse(HTTPResponse):
+    """Reads at most `_ANSWER` bytes, and refuses half a head, which the standard library would take for a whole one."""
+
+    def __init__(self, sock: socket.socket, **options: Any) -> None:
+        super().__init__(sock, **options)
+        self._reader = _LimitedReader(self.fp.detach())
+        self.fp = io.BufferedReader(self._reader)
+
+    def begin(self) -> None:
+        super().begin()
+        self._reader.in_head = False
 
 
-class _Sips(io.RawIOBase):
-    """A socket of which so many bytes are read and no more. The head must come whole: the library would take half of one for all."""
-
-    def __init__(self, line: socket.socket, most: int) -> None:
-        self._line, self._left = line, most
+class _LimitedReader(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw, self._rest = raw, _ANSWER
         self.in_head = True
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        got = self._line.recv_into(memoryview(buffer)[: self._left]) if self._left else 0
-        self._left -= got
-        if not got and self.in_head:
-            raise ConnectionError("it is too long" if not self._left else "it broke off")
-        return got
+        count = (self._raw.readinto(memoryview(buffer)[: self._rest]) or 0) if self._rest else 0
+        self._rest -= count
+        if not count and self.in_head:
+            raise ConnectionError("it is too long" if not self._rest else "it broke off")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _left(until: float) -> float:
@@ -206,19 +212,19 @@ def _left(until: float) -> float:
 
 
 def signatures(keys: list[bytes], name: str, at: int, body: bytes) -> Iterator[str]:
-    """One for each key, so that a receiver that knows only the old one still believes us while the key is being changed."""
+    """One for each key: while the key is being changed, a receiver that has only the old one can still check it."""
     for key in keys:
         mac = hmac.new(key, f"{name}.{at}.".encode() + body, hashlib.sha256)
         yield "v1," + base64.b64encode(mac.digest()).decode()
 
 
 def secrets_in(file: Path) -> list[bytes]:
-    """One a line, the newest first. Made if the file is not there; Unsafe if others can read it, or guess it."""
+    """One key a line, the newest first. Makes the file if it does not exist; raises Unsafe if others can read or guess it."""
     if not file.exists():
         replace_file(file, f"{_PREFIX}{base64.b64encode(secrets.token_bytes(32)).decode()}\n".encode())
     try:
         keys = [_key(line) for line in private_file(file).read_text("ascii").split()]
-    except ValueError as error:  # without the words of the error: it would quote the secret
+    except ValueError as error:  # the error's own text would quote the secret
         raise Unsafe(f"{file} has a line that is not a secret: remove it to have one made") from error
     if min(map(len, keys), default=0) < _SHORTEST:
         raise Unsafe(f"{file} needs a secret of {_SHORTEST} bytes or more: remove it to have one made")
