@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page size screenshots chromium pgbouncer lock format
+.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,9 @@ BASE ?= main
 ROUNDS ?= 5
 bench-against: .venv-bench  ## our own figures of commit BASE and of this tree, in turns (ROUNDS, 5; needs postgresql)
 	.venv-bench/bin/python -m bench.against $(BASE) --rounds $(ROUNDS)
+
+walks: .venv  ## how many functions and files one operation goes through, with the files of each walk
+	$(BIN)/python -m bench.walks --files
 
 size: .venv  ## code lines by package
 	$(BIN)/python bench/size.py
