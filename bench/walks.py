@@ -104,8 +104,8 @@ def graph_run() -> Iterator[Operation]:
     import penstock
 
     graph = penstock.Graph()
-    graph.node(lambda: 1, name="one")
-    graph.node(lambda one: one + 1, name="two")
+    graph.node(name="one")(lambda: 1)
+    graph.node(name="two")(lambda one: one + 1)
     plan = graph.compile()
     with penstock.GraphExecutor() as executor:
         yield lambda: _done(executor.run(plan))
@@ -164,6 +164,7 @@ def http_job_on_postgres() -> Iterator[Operation]:
 def command() -> Iterator[Operation]:
     """The daemon's side of a command: no HTTP and no command line. Launcher and warden are other processes."""
     from penstock.core.jobs.intent import Intent
+    from penstock.core.jobs.types import AddonId
     from penstock.runner import Leftovers, Runner, RunnerOptions
 
     with ExitStack() as down:
@@ -174,7 +175,10 @@ def command() -> Iterator[Operation]:
 
         def submit() -> Callable[[], bool]:
             intent = Intent(
-                addon_id="walks", job_type="penstock.command", cost_units=1, payload='{"argv": ["true"]}'
+                addon_id=AddonId("walks"),
+                job_type="penstock.command",
+                cost_units=1,
+                payload='{"argv": ["true"]}',
             )
             job_id = service.job_service.submit([intent])[0].job_id
             return lambda: _is_done(service.store, job_id)
