@@ -1,9 +1,9 @@
 """
-An add-on with the Python SDK: a worker for two types of jobs, and somebody who submits some.
+An add-on with the Python SDK: it submits jobs of two types, and its worker runs them.
 
-    python examples/addon.py                 submits, works until all is done, and prints what came of it
+    python examples/addon.py                 submits, works until all jobs are done, and prints the results
 
-The scheduler and the token come from PENSTOCK_URL and PENSTOCK_TOKEN_FILE, or from this user's own daemon.
+Address and token come from PENSTOCK_URL and PENSTOCK_TOKEN_FILE, or from this user's own daemon.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def thumbnail(job: JobContext, path: str, size: int = 128) -> str:
     for step in range(4):
         time.sleep(0.05)
         job.progress((step + 1) / 4)
-        job.check()  # leaves here if the job was canceled, or this worker is told to stop
+        job.check()  # raises here if the job was canceled or this worker must stop
     return path.replace(".jpg", f".{size}.jpg")
 
 
 @worker.job("describe")
 def describe(job: JobContext, pages: int) -> dict[str, int]:
-    """Costs money, takes long, and goes on where it was when it is interrupted."""
+    """A long job that reports spending. After an interruption it continues from its checkpoint."""
     done = job.resumed or 0
     for page in range(done, pages):
         job.spend(0.002)

@@ -1,5 +1,6 @@
 """
-An agent that costs money: it works in phases, says what it spends, is stopped at its limit, and goes on where it was when its owner says so.
+An agent that costs money: it works in phases and reports what it spends. The scheduler stops it at its limit;
+after a retry by its owner the agent continues from its last phase.
 
     python examples/agent.py
 """
@@ -26,7 +27,7 @@ STEPS = ["read the question", "search", "read what was found", "think", "write",
 
 
 def research(question: str) -> Generator[dict[str, Any], None, dict[str, Any]]:
-    """Each `yield` is a safe place to stop, and what it yields is where the next attempt begins."""
+    """Each `yield` is a safe place to stop and saves a checkpoint; the next attempt starts from it."""
     job = current_job()
     state = job.checkpoint or {"done": []}
     for step in STEPS:
@@ -67,7 +68,7 @@ def main() -> None:
         show()
         for event in store.events(0, 100, receipt.job_id):
             if event.kind == "ALERT":
-                print(f"the owner is told: {event.reason}")
+                print(f"alert to the owner: {event.reason}")
         service.job_service.retry(receipt.job_id)  # another dollar
         show()
         print(store.attempts(receipt.job_id)[-1].result)

@@ -3,9 +3,9 @@ Yesterday's sales, from raw files to a report: extract, check, join, score, load
 
     python examples/daily_sales.py [--picture graph.svg] [--trace trace.json]
 
-The steps are ordinary functions and know nothing of each other: a parameter's name says what a step needs. Reading
-waits on the I/O lane, joining computes beside it, scoring runs in other processes, and one input that is nice to have
-(the weather) may fail without taking the report along.
+The steps are ordinary functions that do not call each other: the names of a step's parameters say which steps it
+needs. Reading runs on the I/O lane, joining computes beside it, scoring runs in other processes, and one optional input
+(the weather) may fail without failing the report.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def weather(day: date) -> str:
 
 
 async def fetch(url: str) -> str:
-    """Stands for a client of HTTP, and for the services at the other end, one of which is down."""
+    """Stands for an HTTP client and two services, one of which is down."""
     await asyncio.sleep(0.03)
     if "weather" in url:
         raise ConnectionError(f"no answer from {url}")
@@ -72,7 +72,7 @@ async def fetch(url: str) -> str:
 
 @sales.node
 def valid_orders(orders: list[list[Row]]) -> list[Row]:
-    """Every order once, and only if it has a customer and a price."""
+    """Each order with a customer and a price, once."""
     seen: dict[str, Row] = {}
     for partition in orders:
         for order in partition:
@@ -101,20 +101,20 @@ def batches(enriched: list[Row], size: int = 250) -> list[list[Row]]:
 
 @sales.map(over="batches", lane="process")
 def suspicious(batch: list[Row]) -> list[str]:
-    """Stands for a model: enough arithmetic that it is worth a process."""
-    found = []
+    """Stands for a model: enough arithmetic to be worth a process."""
+    suspects = []
     for order in batch:
         score = 0.0
         for step in range(1, 200):
             score += (order["eur"] % (step + 1)) / step
         if order["eur"] > 450 or score > 400:
-            found.append(order["id"])
-    return found
+            suspects.append(order["id"])
+    return suspects
 
 
 @sales.node
 def revenue(enriched: list[Row], suspicious: list[list[str]]) -> dict[str, float]:
-    """By country, without what looks like fraud."""
+    """Revenue by country, without suspicious orders."""
     held_back = {order for batch in suspicious for order in batch}
     total: dict[str, float] = defaultdict(float)
     for order in enriched:
@@ -128,7 +128,7 @@ def revenue(enriched: list[Row], suspicious: list[list[str]]) -> dict[str, float
 
 @sales.node(lane="io", retries=1)
 def warehouse(lake: Path, day: date, revenue: dict[str, float]) -> int:
-    """Replaces the day, so that running it twice is running it once."""
+    """Replace the rows of the day, so that a second run has the same effect as one."""
     with closing(sqlite3.connect(lake / "warehouse.db")) as db, db:
         db.execute(
             "CREATE TABLE IF NOT EXISTS revenue (day TEXT, country TEXT, eur REAL, PRIMARY KEY (day, country))"
@@ -159,7 +159,7 @@ def footnote(weather: str) -> str:
 
 
 def make_lake(lake: Path, day: date, *, files: int = 12, orders_a_file: int = 250) -> None:
-    """Something to read: order files with duplicates and broken rows, as they come."""
+    """Make sample order files, with duplicates and broken rows."""
     dice = random.Random(7)
     people = [f"c{number}" for number in range(400)]
     lake.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,14 @@
 #!/bin/sh
-# A job for the night: the checksum of every file in a folder, computed when nobody needs the machine.
+# A job for the night: computes the checksum of every file in a folder while the machine is quiet.
 #
-#   penstock submit --when quiet --quiet-for 10m --cost 40 -- "$PWD/examples/overnight.sh" "$HOME/Pictures" "$HOME/sums.txt"
+#   penstock submit --when quiet --quiet-for 10m --cost 40 -- \
+#       "$PWD/examples/overnight.sh" "$HOME/Pictures" "$HOME/sums.txt"
 #   penstock explain last        why it waits
 #   penstock logs -f last
 #
-# It begins when the machine has been quiet for ten minutes. Somebody who comes back, a more urgent job, a shutdown: it is asked to stop, does so
-# between two files, and goes on with the next file when it is quiet again. What it has done is known to the scheduler, as its checkpoint.
+# It starts when the machine has been quiet for ten minutes. When a user returns, a more urgent job comes or the
+# daemon stops, the scheduler asks it to stop. It stops between two files and continues with the next file when the
+# machine is quiet again. Its checkpoint is the number of the last file.
 set -eu
 folder=$1 sums=$2
 job() { ${PENSTOCK:-penstock} job "$@"; }

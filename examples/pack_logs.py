@@ -1,12 +1,13 @@
 """
-Old log files, packed in the background: one process says what shall be done, another does it, and neither loses anything.
+Pack old log files in the background: one process enqueues the files, another packs them, and neither loses a job.
 
     python examples/pack_logs.py add /var/log/shop      enqueue every *.log of a folder; returns at once
     python examples/pack_logs.py run                    do the work, until Ctrl-C
-    python examples/pack_logs.py status                 what waits, what runs, what failed and why
+    python examples/pack_logs.py status                 list waiting, running and failed jobs, with the reasons
 
-Adding a folder twice adds nothing: a file's job is unique by its path and its age. Kill `run` in the middle of a large file and start it
-again: the file is finished from where its last checkpoint was. Nothing is deleted before its packed copy is whole.
+Adding a folder twice adds no second job: a file's job is unique by its path and its age. If you kill `run` in the
+middle of a large file and start it again, it continues from the last checkpoint. It deletes a file only when the
+packed copy is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import penstock
 
 CHUNK = 4 << 20
 
-# `capacity="auto"`: never at the expense of what people do on this machine. Each file costs 10 of its 90 units.
+# `capacity="auto"` leaves the machine to its users. Each file costs 10 of the 90 units.
 scheduler = penstock.Scheduler(
     os.environ.get("PACK_LOGS_DB", "pack_logs.db"),
     capacity="auto" if os.environ.get("PACK_LOGS_AUTO") else 100,
@@ -29,7 +30,7 @@ scheduler = penstock.Scheduler(
 
 
 def version_of(path: Path) -> str:
-    """The same file with new lines in it is new work."""
+    """The key of a file's job: the same file with new lines is a new job."""
     return f"{path}@{path.stat().st_mtime_ns}"
 
 
@@ -42,7 +43,7 @@ def version_of(path: Path) -> str:
     unique=version_of,
 )
 def pack(ctx: penstock.JobContext, path: Path) -> int:
-    """The packed file's size. Each chunk is a gzip member of its own, so what was written before a crash stays good."""
+    """Pack a file and return the packed size. Each chunk is one gzip member, so chunks before a crash stay valid."""
     packed = path.with_suffix(".log.gz.part")
     done = ctx.load_checkpoint({"read": 0, "written": 0})
     size = path.stat().st_size
@@ -56,7 +57,7 @@ def pack(ctx: penstock.JobContext, path: Path) -> int:
             os.fsync(target.fileno())
             ctx.save_checkpoint({"read": source.tell(), "written": target.tell()})
             ctx.progress(min(1.0, source.tell() / size))
-            ctx.check()  # canceled, or the program is stopping: the checkpoint is where the next attempt begins
+            ctx.check()  # raises if the job was canceled or the program stops; the next attempt continues
         written = target.tell()
     packed.replace(path.with_suffix(".log.gz"))
     path.unlink()
@@ -86,11 +87,11 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("add", help="enqueue every *.log of a folder").add_argument("folder", type=Path)
     commands.add_parser("run", help="do the work until Ctrl-C")
-    commands.add_parser("status", help="what waits, what runs, what failed")
-    asked = parser.parse_args()
-    if asked.command == "add":
-        print(f"{add(asked.folder)} new jobs")
-    elif asked.command == "run":
+    commands.add_parser("status", help="list waiting, running and failed jobs")
+    options = parser.parse_args()
+    if options.command == "add":
+        print(f"{add(options.folder)} new jobs")
+    elif options.command == "run":
         scheduler.run()
     else:
         status()

@@ -1,6 +1,6 @@
 """
 `python -m examples.demo`: a photo lab of three worker pools under load, live in the terminal.
 
-It is a program like a user's own, built on the public names alone, and it does what it says: the workers compute, the
-`kill -9` kills, and the numbers at the end are counted from what the hooks were told.
+The demo uses public names only, like a user's own program. The workers really compute, `kill -9` really kills, and the
+hooks of the pools count the numbers at the end.
 """

@@ -85,7 +85,7 @@ async def _show(seconds: float, *, plain: bool) -> int:
 
 
 def _draw(display: Display) -> float:
-    """Returns when to do it again: a slow terminal or a busy machine gets fewer pictures, not a slower lab."""
+    """Draw once and return the seconds until the next time: a slow terminal gets fewer pictures, not a slower lab."""
     began = time.perf_counter()
     display.draw(penstock.snapshot())
     return max(display.interval, 3 * (time.perf_counter() - began))

@@ -1,5 +1,5 @@
 """
-Two add-ons for the demo of the scheduler, each a worker in a process of its own: `python -m examples.demo.addons photos`.
+Two add-ons for the demo of the scheduler, each one worker process: `python -m examples.demo.addons photos`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def thumbnail(job: JobContext, name: str) -> str:
 
 @photos.job("album")
 def album(job: JobContext, pictures: int) -> dict[str, int]:
-    """Long, dear, and interruptible: after a stop it goes on with the picture it was at."""
+    """A long, expensive job: after a stop it continues with the next picture."""
     first = job.resumed or 0
     for picture in range(first, pictures):
         time.sleep(0.2)
@@ -44,7 +44,7 @@ def send(job: JobContext, to: str) -> str:
 
 @mail.job("digest")
 def digest(job: JobContext) -> str:
-    """Fails the first time, so that a retry can be seen."""
+    """Fails at the first attempt, to show a retry."""
     _take_time(job, 0.3)
     if job.resumed is None:
         job.checkpoint("tried")
@@ -60,7 +60,7 @@ def _take_time(job: JobContext, seconds: float) -> None:
 
 
 def submit_samples(client: Client) -> list[str]:
-    """What they are given to do: more than fits at once, of different costs and priorities."""
+    """Submit sample jobs of different costs and priorities, more than fit at once."""
     jobs = [
         job_of("photos", "thumbnail", {"name": f"{n:02}.jpg"}, expected_duration_sec=1.5) for n in range(16)
     ]

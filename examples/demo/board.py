@@ -1,4 +1,4 @@
-"""What the scheduler does, seen through its own HTTP API: as a live picture, or as lines of text."""
+"""Shows the scheduler through its own HTTP API: as a live picture, or as lines of text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class View:
 
 
 class Sight:
-    """Looks, and remembers what it has seen since the event `after`. A job's name is asked for once."""
+    """Reads the API and remembers the events since `after`. It requests a job's name once."""
 
     def __init__(self, client: Client, after: int) -> None:
         self._client = client
@@ -63,7 +63,7 @@ class Sight:
         return self._names[job_id]
 
     def _why(self) -> str:
-        """Of one job that waits: what for."""
+        """Why one of the waiting jobs waits."""
         waiting = self._client.jobs(states=["QUEUED"], limit=1).jobs
         if not waiting:
             return ""

@@ -1,9 +1,9 @@
 """
 The photo lab: three worker pools, and the way of one photo through them.
 
-    decode    2 workers, `block`: who finds no place waits, and gets to work on a lost worker's calls again
+    decode    2 workers, `block`: callers wait for a place; calls of a lost worker run again
     resize    1 worker,  `block`
-    analyse   1 worker,  `drop-oldest`: under a burst, the newest photos are the ones worth looking at
+    analyse   1 worker,  `drop-oldest`: under a burst, the newest photos matter most
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from examples.demo.photo import Negative, Photo, take
 
 from penstock import CallCanceled, PenstockError, PoolClosedError, QueueDropError, WorkerPool
 
-#: Photos in progress at once: more than the first stage has places for, so that some always wait.
+#: Photos in progress at once: more than the first stage has places, so that some always wait.
 IN_PROGRESS: Final = 20
 
 
@@ -62,10 +62,10 @@ class Lab:
         self.latest: stages.Report | None = None
 
     async def develop(self, number: int) -> None:
-        """One photo, from the camera to its report. Whatever becomes of it is written down once."""
+        """Take one photo through all stages. Its outcome is counted once."""
         album = self.album
         with _Outcome(self):
-            async with self.decode.reserve(key=album) as place:  # waits here, with empty hands
+            async with self.decode.reserve(key=album) as place:  # waits here, before the photo exists
                 developed = await place.call(stages.decode, self._negative(number, album))
             self.decoder = developed.pid
             if developed.attempt > 1:
@@ -81,7 +81,7 @@ class Lab:
 
     @property
     def in_memory(self) -> int:
-        """Negatives that were made and whose call has not ended."""
+        """Negatives that exist and whose call has not ended."""
         return self.photos.negatives - self.ledger["decode"].ended
 
     async def look_again(self, photo: Photo) -> None:
@@ -96,7 +96,7 @@ class Lab:
             pool.clear(album)
 
     async def close(self, *, now: bool) -> None:
-        """In peace, or at once: then every call that is left fails, and the workers are killed."""
+        """Close the pools after their work, or now: then every remaining call fails and the workers are killed."""
         if now:
             await asyncio.gather(*(asyncio.to_thread(pool.dispose) for pool in self.pools))
         else:
@@ -112,7 +112,7 @@ def _album_of(photo: Photo) -> str | None:
 
 
 class _Outcome:
-    """Books what becomes of a photo. What a pool says about it ends here; anything else is a bug and goes on."""
+    """Counts the outcome of a photo. It stops errors of a pool here; any other error is a bug and passes."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab

@@ -1,4 +1,4 @@
-"""The books of the demo: what went in, how it came out, and that the two are equal."""
+"""The counts of the demo: calls accepted, calls ended, and whether the two are equal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
 
 class Diary:
-    """What happened, for people. Hooks of three pools write here, each from a thread of its own."""
+    """The messages of the demo. Hooks of three pools write them, each from its own thread."""
 
     def __init__(self) -> None:
         self.began = clock()
@@ -36,8 +36,8 @@ class Diary:
 
 class StageBook(QueueHooks):
     """
-    One pool's calls, counted from what its hooks are told. A pool counts as well (`snapshot().totals`); to believe it
-    one needs books that it does not keep itself.
+    Counts the calls of one pool from its hooks. The pool counts as well (`snapshot().totals`); these counts check it
+    independently.
     """
 
     def __init__(self, name: str, diary: Diary) -> None:
@@ -87,7 +87,7 @@ class StageBook(QueueHooks):
 
 @dataclass
 class PhotoBook:
-    """The same for whole photos, counted by the code that made the calls."""
+    """Counts whole photos, in the code that makes the calls."""
 
     taken: int = 0
     analysed: int = 0
@@ -104,6 +104,6 @@ class PhotoBook:
 
 
 def equation(total: str, parts: dict[str, int], *, holds: bool) -> str:
-    """`7 calls accepted = 5 done + 2 canceled`; a part that must be nothing is only shown when it is something."""
+    """`7 calls accepted = 5 done + 2 canceled`; failed calls are shown only if there are any."""
     terms = [f"{number:,} {name}" for name, number in parts.items() if number or name != "failed"]
     return f"{total} {'=' if holds else '≠'} {' + '.join(terms)}"

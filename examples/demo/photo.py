@@ -1,4 +1,4 @@
-"""Photographs of places that do not exist, cheap to take: the camera is the caller's, the work is the workers'."""
+"""Makes random landscapes. Making one is cheap, because the caller does it; the workers do the expensive part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOW_BITS: Final = int.from_bytes(b"\x0f" * (WIDTH * HEIGHT * 3))
 
 
 class Negative(NamedTuple):
-    """What the camera gives: the payload of the first stage, made when there is a place for it and not before."""
+    """The payload of the first stage, made only when the first stage has a place for it."""
 
     number: int
     album: str | None
@@ -29,7 +29,7 @@ class Photo(NamedTuple):
 
 
 def take(number: int, album: str | None) -> Negative:
-    """Sky, sun and two ridges of hills, drawn column by column: a slice for each costs less than a loop over pixels."""
+    """Draw sky, sun and two ridges of hills by columns: a slice costs less than a loop over pixels."""
     dice = random.Random(number)  # a landscape, not a secret
     top, horizon = _color(dice, 20, 120), _color(dice, 120, 255)
     sky = [_gradient(top[c], horizon[c]) for c in range(3)]
@@ -50,7 +50,7 @@ def take(number: int, album: str | None) -> Negative:
 
 
 def _grain(dice: random.Random, image: bytearray) -> bytes:
-    """The film's. On whole numbers of 370,000 bits, because a loop over bytes would take the caller 5 ms."""
+    """Add film grain, on integers of 370,000 bits: a loop over bytes would take the caller 5 ms."""
     noise = int.from_bytes(dice.randbytes(len(image))) & _LOW_BITS
     return (int.from_bytes(image) ^ noise).to_bytes(len(image))
 

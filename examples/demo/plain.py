@@ -66,7 +66,7 @@ def _write(text: str) -> None:
 
 
 def summary(lab: Lab) -> list[list[str]]:
-    """A head and a row for each stage; the live display puts the same into a finer table."""
+    """A head and one row for each stage, for the plain and the live display."""
     rows = [["stage", "accepted", "done", "canceled", "shed", "requeued", "crashes", "wait", "run"]]
     for pool in lab.pools:
         book, totals = lab.ledger[pool.name], pool.snapshot().totals

@@ -1,6 +1,7 @@
 """
-`make run`: the scheduler as it is, on a database of its own, with two add-ons at work. In a terminal it stays until Ctrl-C, and whenever
-the sample jobs are done there are new ones: whoever opens the page sees something move. Without a terminal it ends when they are done.
+`make run`: the real scheduler on its own database, with two add-ons at work. In a terminal it runs until Ctrl-C and
+submits new sample jobs when the last ones are done, so that the page always shows activity. Without a terminal it ends
+when the sample jobs are done.
 """
 
 from __future__ import annotations
@@ -69,18 +70,20 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make run", description="The scheduler with two add-ons at work.")
     parser.add_argument(
-        "--data-dir", default=".penstock", help="where its database and token lie (.penstock)"
+        "--data-dir", default=".penstock", help="the directory of database and token (.penstock)"
     )
-    parser.add_argument("--plain", action="store_true", help="lines of text, and an end when all is done")
     parser.add_argument(
-        "--seconds", type=float, default=120.0, help="without a terminal, at most so long (120)"
+        "--plain", action="store_true", help="print lines of text and end when all jobs are done"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="the longest run without a terminal (120)"
     )
     return parser.parse_args()
 
 
 def _flags(folder: Path) -> Iterator[str]:
     listen = f"127.0.0.1:{PORT if _is_free(PORT) else 0}"
-    # Fixed, so that the demo has something to show on a machine that is busy with other things.
+    # Fixed capacity: jobs start in the demo even if the machine is busy.
     for setting in (f"data_dir={folder}", f"server.listen={listen}", f"capacity.units={UNITS}"):
         yield f"--set={setting}"
 
@@ -98,7 +101,7 @@ def _is_free(port: int) -> bool:
 def _process(
     name: str, folder: Path, module: str, *arguments: str, **env: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own: Ctrl-C is for us, and we end the others in good order."""
+    """Run a module in its own session: Ctrl-C reaches only this process, which then ends the others in order."""
     with (folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(  # our own modules
             [sys.executable, "-m", module, *arguments],
@@ -134,7 +137,7 @@ def _access(found: dict[str, Any]) -> dict[str, str]:
 
 
 def _greet(found: dict[str, Any], folder: Path, client: Client) -> None:
-    with suppress(NotFound):  # a checkout whose set-up could not fetch the page's libraries has no page
+    with suppress(NotFound):  # without the page's libraries the checkout has no page
         sys.stdout.write(f"Open {client.login().url} (good once)\n")
     sys.stdout.write(f"""\
 The scheduler is at {found["url"]}, its data in {folder}
@@ -145,11 +148,11 @@ jobs; a program, studio, shows its pools and graphs on the page. Try, in another
   .venv/bin/penstock top                                  everything live; also: ls, explain last
   api=$PENSTOCK_URL/api/system/scheduler auth="Authorization: Bearer $(cat $PENSTOCK_TOKEN_FILE)"
 
-  curl -H "$auth" $api/stats                              how many jobs are where
+  curl -H "$auth" $api/stats                              jobs by state
   curl -H "$auth" "$api/queue/jobs?state=QUEUED,RUNNING"  the jobs; with /ID/explain, why one waits
   curl -H "$auth" $api/queue/jobs/submit -H 'Content-Type: application/json' \\
        -d '{{"addon_id": "photos", "job_type": "thumbnail", "payload": {{"name": "mine.jpg"}}}}'
-  curl -H "$auth" -N $api/events/stream                   what happens, as it happens
+  curl -H "$auth" -N $api/events/stream                   all events, live
   curl -H "$auth" $api/openapi.json                       all the rest
   sh examples/addon.sh                                    an add-on with nothing but curl
 
@@ -158,7 +161,7 @@ jobs; a program, studio, shows its pools and graphs on the page. Try, in another
 
 
 def _last_event(client: Client) -> int:
-    """Where the trail ends now: what earlier runs did is not news."""
+    """The newest event: the board does not show events of earlier runs."""
     last = 0
     while (page := client.events(after=last, limit=500)).events:
         last = page.next
@@ -168,7 +171,7 @@ def _last_event(client: Client) -> int:
 def _see_out(
     sight: Sight, board: Board, jobs: list[str], told: list[signal.Signals], within: float
 ) -> dict[str, int]:
-    """How many of the sample jobs are in which state, at the end."""
+    """Show the board until the sample jobs are settled. Returns their number by state."""
     until = time.monotonic() + within
     states: dict[str, int] = {}
     while not told:
@@ -183,7 +186,7 @@ def _see_out(
 def _stay(
     sight: Sight, board: Board, jobs: list[str], told: list[signal.Signals], client: Client
 ) -> dict[str, int]:
-    """The same, and `jobs` has those that came later as well."""
+    """Show the board until a signal comes; submit new samples when all are settled, and add them to `jobs`."""
     states: dict[str, int] = {}
     rest_until: float | None = None
     while not told:
@@ -205,7 +208,7 @@ def _settled(states: dict[str, int]) -> int:
 def _part(states: dict[str, int], jobs: list[str], folder: Path) -> None:
     told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     sys.stdout.write(
-        f"\nOf {len(jobs)} sample jobs: {told or 'none looked at'}. Stopped in good order; what is left goes on with the "
+        f"\nOf {len(jobs)} sample jobs: {told or 'none looked at'}. Stopped in good order; jobs that are left continue with the "
         f"next `make run`.\nThe database stays in {folder}; remove the directory to forget it.\n"
     )
 

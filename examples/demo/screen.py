@@ -1,4 +1,4 @@
-"""The demo as a live picture. Fits 80 x 24; more room goes to the diary and to the latest photo."""
+"""The demo as a live picture. It fits 80 x 24; a larger terminal shows more of the diary and of the latest photo."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def _bar(value: float, size: float, color: str) -> Bar:
 
 
 class _Rate:
-    """Settled calls a second, lately, as a line of blocks as long as there is room."""
+    """Recent settled calls a second, as a line of blocks that fills the width."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=10)
@@ -229,7 +229,7 @@ class _Rate:
 
 
 class _Tail:
-    """The end of the diary, as much as there is room for."""
+    """The end of the diary, as many lines as fit."""
 
     def __init__(self, diary: Diary) -> None:
         self._diary = diary
@@ -245,7 +245,7 @@ class _Tail:
 
 
 class _Print:
-    """A photo in half blocks: two pixels a character, so that they are square. Kept as printed while its size is."""
+    """A photo in half blocks: two pixels a character, so that they are square. Printed again only at another size."""
 
     def __init__(self, photo: Photo) -> None:
         self.photo = photo
@@ -254,7 +254,7 @@ class _Print:
         self._printed: list[Segment] = []
 
     def fit(self, lines: int, columns: int) -> int:
-        """As large as the room allows, but not larger than life. Returns how many columns it takes."""
+        """Fit the photo into the space, at most in its own size. Returns its number of columns."""
         photo = self.photo
         width = max(min(lines * 2 * photo.width // photo.height, columns, photo.width), 2)
         size = (width, max(width * photo.height // photo.width // 2, 1))

@@ -1,8 +1,8 @@
 """
-What the workers do: three stages of honest computing in plain Python.
+The three stages that the workers run, in plain Python.
 
-A module of its own, because the workers import it by name. Each stage looks now and then whether its call was canceled,
-which is all that a function has to do for its worker to survive a cancel.
+The stages are in their own module, because the workers import it by name. Each stage checks now and then whether its
+call was canceled. A function that does so keeps its worker alive after a cancel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Report(NamedTuple):
 
 
 def decode(negative: Negative) -> Developed:
-    """Unpack, then smooth the grain out with the neighbors."""
+    """Unpack the photo, then smooth the grain with the neighboring pixels."""
     raw = zlib.decompress(negative.packed)
     stride = WIDTH * 3
     rows = [raw[at : at + stride] for at in range(0, len(raw), stride)]
@@ -44,7 +44,7 @@ def decode(negative: Negative) -> Developed:
 
 
 def _smooth(row: bytes) -> bytes:
-    _look_up()
+    _check_cancel()
     padded = row[:3] + row + row[-3:]
     return bytes([(a + 2 * b + c) >> 2 for a, b, c in zip(padded[:-6], row, padded[6:], strict=True)])
 
@@ -54,11 +54,11 @@ def _blend(row: bytes, below: bytes) -> bytes:
 
 
 def resize(photo: Photo) -> Photo:
-    """To a third, each pixel the mean of nine; then stretched to full contrast."""
+    """Scale to a third, each pixel the mean of nine, then stretch to full contrast."""
     stride, wide = photo.width * 3, photo.width // 3
     small = bytearray()
     for at in range(0, len(photo.pixels), 3 * stride):
-        _look_up()
+        _check_cancel()
         rows = (photo.pixels[at + n * stride : at + (n + 1) * stride] for n in range(3))
         sums = [a + b + c for a, b, c in zip(*rows, strict=True)]
         for x in range(0, stride, 9):
@@ -69,7 +69,7 @@ def resize(photo: Photo) -> Photo:
 
 
 def analyse(photo: Photo) -> Report:
-    """Brightness, entropy, and the signs of the lowest frequencies as a fingerprint."""
+    """Compute brightness, entropy, and a fingerprint from the signs of the lowest frequencies."""
     values = photo.pixels
     light = [
         (r * 3 + g * 6 + b) // 10 for r, g, b in zip(values[::3], values[1::3], values[2::3], strict=True)
@@ -78,7 +78,7 @@ def analyse(photo: Photo) -> Report:
     entropy = -sum(share * math.log2(share) for share in shares)
     fingerprint = 0
     for v in range(4):
-        _look_up()
+        _check_cancel()
         for u in range(4):
             fingerprint = fingerprint << 1 | (_frequency(light, photo.width, u, v) > 0)
     return Report(photo, sum(light) / len(light), entropy, fingerprint)
@@ -96,7 +96,7 @@ def _frequency(light: list[int], width: int, u: int, v: int) -> float:
     return total
 
 
-def _look_up() -> None:
+def _check_cancel() -> None:
     call = current_call()
     if call is not None:
         call.check()

@@ -1,4 +1,4 @@
-"""What is shown, in five acts. Each waits for what it is about, so a slow machine sees the same play, only longer."""
+"""The five acts of the demo. Each act waits for its own event, so a slow machine shows the same, only longer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Story:
                 await act()
 
     async def _feed(self) -> None:
-        """The camera never rests. `parallel_limit` pulls the next number when a photo is done with."""
+        """Take photos all the time: `parallel_limit` pulls the next number when a photo is finished."""
         async with parallel_limit(self._numbers(), IN_PROGRESS, self._lab.develop) as photos:
             async for _ in photos:
                 pass
@@ -103,5 +103,5 @@ class Story:
 
     @staticmethod
     async def _until(true: Callable[[], bool]) -> None:
-        while not true():  # noqa: ASYNC110  # it looks at what other processes do; there is no event to await
+        while not true():  # noqa: ASYNC110  # other processes make it true; there is no event to await
             await asyncio.sleep(0.01)

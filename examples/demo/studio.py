@@ -1,7 +1,7 @@
 """
 A program that shows its pools and graphs on the scheduler's page: `python -m examples.demo.studio`.
 
-It works in bursts, so that its queues are seen to fill and to empty; what it does is to wait, so that the machine hardly notices.
+It works in bursts, so that its queues fill and empty visibly. Its calls only sleep, so they use hardly any CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _burst(pool: penstock.WorkerPool, over: threading.Event) -> None:
-    """As fast as the pool takes them, then a rest."""
+    """Submit calls as fast as the pool accepts them, then pause; repeat."""
     while not over.is_set():
         try:
             calls: list[Future[None]] = [
@@ -57,7 +57,7 @@ def _burst(pool: penstock.WorkerPool, over: threading.Event) -> None:
 
 
 def gallery() -> penstock.Plan:
-    """Fetched, read, cut in three sizes and described beside that; then put together and sent out."""
+    """A graph: fetch, decode, resize to three sizes and describe in parallel, then publish and announce."""
     graph = penstock.Graph("gallery", env={"album": int})
 
     @graph.node

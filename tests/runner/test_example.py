@@ -22,10 +22,10 @@ def test_the_agent_stops_at_its_limit_and_goes_on_where_it_was():
         text=True,
     )
 
-    *told, result = run.stdout.splitlines()
-    assert told == [
+    *lines, result = run.stdout.splitlines()
+    assert lines == [
         "BLOCKED after $1.00, 4 of 6 steps done",
-        "the owner is told: cost_limit_reached",
+        "alert to the owner: cost_limit_reached",
         "DONE after $1.50, 6 of 6 steps done",
     ]
     assert '"answer": 42' in result
