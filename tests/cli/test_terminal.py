@@ -40,7 +40,7 @@ def in_window(shell, columns, *words):
     env = {name: value for name, value in shell.env.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
     command = ["-m", "penstock.cli", *words]
     return pexpect.spawn(
-        sys.executable, command, env=env, dimensions=(30, columns), encoding="utf-8", timeout=40
+        sys.executable, command, env=env, dimensions=(30, columns), encoding="utf-8", timeout=LONG
     )
 
 
@@ -124,7 +124,7 @@ def test_keys_of_top_reach_a_scheduler_that_is_slow_to_tell_how_things_are(shell
             await pilot.press("p")
             app._refresh()
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(LONG):
                     while not Client.stats(client).paused:
                         await asyncio.sleep(0.02)
             finally:
@@ -160,7 +160,7 @@ def all_of(child, *words):
     """What is drawn until all of these have been, in whatever order."""
     shown = ""
     for _ in range(1_000):
-        shown += child.read_nonblocking(10_000, timeout=40)
+        shown += child.read_nonblocking(10_000, timeout=LONG)
         if all(word in shown for word in words):
             return shown
     raise AssertionError(shown)
@@ -177,7 +177,7 @@ def completed(shell, *words):
         "COMP_CWORD": str(len(words)),
     }
     command = [sys.executable, "-c", "from penstock.cli.main import main; main()"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=LONG)
     assert done.stderr == ""
     return [line.partition(",")[2] for line in done.stdout.split()]
 
@@ -206,12 +206,9 @@ def test_tab_completes_a_verb_in_bash(shell, tmp_path):
     (tmp_path / "penstock").write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock.cli "$@"\n')
     (tmp_path / "penstock").chmod(0o755)
     env = shell.env | {"PATH": f"{tmp_path}:{shell.env['PATH']}", "TERM": "dumb", "PS1": "$ "}
-    child = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], env=env, encoding="utf-8", timeout=30)
+    child = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], env=env, encoding="utf-8", timeout=LONG)
     child.sendline('eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"; echo re""ady')
     child.expect("ready")
     child.send("penstock undr\t")
     child.expect("undrain")
-    child.sendcontrol("c")
-    child.sendline("exit")
-    child.expect(pexpect.EOF)
     child.close()

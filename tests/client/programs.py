@@ -20,10 +20,10 @@ def note(job, what):
 
 
 @worker.job("sleep")
-def sleep(job, seconds):
-    """Looks at nothing: what the worker does around it must be enough."""
+def sleep(job, seconds, later=None):
+    """Looks at nothing: what the worker does around it must be enough. `later`: for how long in its second run and after it."""
     note(job, "begin")
-    time.sleep(seconds)
+    time.sleep(seconds if later is None or job.fence == 1 else later)
     note(job, "end")
     return [job.fence, os.getpid()]
 

@@ -25,7 +25,7 @@ def test_a_worker_that_was_stopped_past_its_lease_reports_nothing_when_it_wakes(
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client
     sleeper = workers.start(one, "--concurrency=1")
-    job_id = submit(client, "sleep", seconds=0.5)
+    job_id = submit(client, "sleep", seconds=LEASE + 2, later=0.1)
     until(workers.started)
     sleeper.send_signal(signal.SIGSTOP)
     other = workers.start(one, "--concurrency=1")
@@ -50,7 +50,7 @@ def test_an_attentive_function_notices_when_its_worker_was_away_too_long(daemon,
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client
     sleeper = workers.start(one, "--concurrency=1")
-    job_id = submit(client, "attentive", seconds=4)
+    job_id = submit(client, "attentive", seconds=6)
     until(workers.started)
     sleeper.send_signal(signal.SIGSTOP)
     until(lambda: client.job(job_id).state in ("QUEUED", "DISPATCHING"))
@@ -117,7 +117,7 @@ def test_kill_9_of_a_worker_costs_its_job_one_lease(daemon, workers):
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client
     first = workers.start(one, "--concurrency=1")
-    job_id = submit(client, "sleep", seconds=0.5)
+    job_id = submit(client, "sleep", seconds=LEASE + 2, later=0.1)
     until(workers.started)
     first.kill()
     second = workers.start(one, "--concurrency=1")

@@ -23,7 +23,7 @@ def plants(tmp_path):
     (tmp_path / "data").mkdir()
     yield make
     made[-1].stop()
-    until(lambda: not made[-1].ours(), 10, "the end of all processes")
+    until(lambda: not made[-1].ours(), what="the end of all processes")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.sqlite.store import SqliteStore
-from tests.waiting import until
+from tests.waiting import LONG, until
 
 HERE = Path(__file__).parent
 TREE = str(HERE / "tree.py")
@@ -96,11 +96,11 @@ class Plant:
     def state(self, job_id):
         return str(self.store.job(job_id).state)
 
-    def until(self, job_id, *states, seconds=20):
+    def until(self, job_id, *states, seconds=LONG):
         until(lambda: self.state(job_id) in states, seconds, f"{states} of {self.last(job_id)}")
         return self.last(job_id)
 
-    def settled(self, job_id, seconds=20):
+    def settled(self, job_id, seconds=LONG):
         return self.until(job_id, "DONE", "FAILED", "CANCELED", "BLOCKED", seconds=seconds)
 
     def last(self, job_id):

@@ -93,11 +93,11 @@ def test_whatever_is_killed_nothing_is_lost_nothing_runs_twice_at_once_and_nothi
                 scheduler.up()  # else it is killed while it starts, perhaps
 
     for job in jobs:
-        until(lambda job=job: people.state(job) == "DONE", 60, f"{job} of seed {seed}")
+        until(lambda job=job: people.state(job) == "DONE", what=f"{job} of seed {seed}")
     assert people.units() == 0
     assert people.store.audit() == []
     scheduler.stop()
-    until(lambda: not people.ours(), 10, "the end of all processes")
+    until(lambda: not people.ours(), what="the end of all processes")
     people.store.close()
     assert overlaps(journal) == []
     assert {line.split(".")[0] for line in journal.read_text().split("\n") if line} == set(jobs)

@@ -16,7 +16,7 @@ from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.types import SECOND
 from penstock.runner import current_job
 from tests import SOURCES
-from tests.waiting import alive, until
+from tests.waiting import LONG, alive, until
 
 from .plant import HERE
 
@@ -227,7 +227,7 @@ def test_a_worker_that_was_stopped_while_the_next_attempt_began_changes_nothing(
 
     assert [str(attempt.end) for attempt in plant.store.attempts(job)] == ["lease_expired", "None"]
     os.kill(late.pid, signal.SIGCONT)
-    told, _ = late.communicate("go on\n", timeout=20)
+    told, _ = late.communicate("go on\n", timeout=LONG)
     assert told.split() == ["StaleDispatch"] * 3
     assert (plant.store.job(job), plant.store.dispatch(stale), plant.units(), plant.events(job)) == before
     plant.job_service.cancel(job)

@@ -350,7 +350,7 @@ def test_a_job_shows_the_process_that_runs_it(plant, tmp_path):
     gate = tmp_path / "go"
     wait = f"import os, time, pathlib\nprint(os.getpid(), flush=True)\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)"
     job_id = plant.python(wait)
-    until(lambda: plant.store.job(job_id).pid is not None, 20, "the pid")
+    until(lambda: plant.store.job(job_id).pid is not None, what="the pid")
     pid = plant.store.job(job_id).pid
     gate.touch()
     plant.settled(job_id)
