@@ -13,8 +13,8 @@ NOW = 1_900_000_000 * SECOND
 
 
 @dataclass
-class Yard:
-    """A floor that can be walked over as often as one likes."""
+class FixedView:
+    """An admission view that can be read any number of times."""
 
     jobs: list
     runs: list = field(default_factory=list)
@@ -35,10 +35,10 @@ def job(no, cost=90, expected=None, addon="a", priority=50):
 
 
 def starts(*jobs, runs=(), capacity=90):
-    yard = Yard(list(jobs), list(runs))
-    yard.ledger.units = sum(run.cost for run in runs)
-    found = forecast(yard, Conditions(capacity), Ordering())
-    return {job_id: None if at is None else (at - NOW) // SECOND for job_id, at in found.items()}
+    view = FixedView(list(jobs), list(runs))
+    view.ledger.units = sum(run.cost for run in runs)
+    starts_at = forecast(view, Conditions(capacity), Ordering())
+    return {job_id: None if at is None else (at - NOW) // SECOND for job_id, at in starts_at.items()}
 
 
 def test_each_starts_when_its_units_are_free():
@@ -77,11 +77,11 @@ def test_addons_take_turns_as_they_will():
 
 
 def test_trying_leaves_no_trace():
-    yard = Yard([job(1, 10), job(2, 10)], ledger=Ledger(accounts={"a": Account(average=3.0, at=NOW)}))
+    view = FixedView([job(1, 10), job(2, 10)], ledger=Ledger(accounts={"a": Account(average=3.0, at=NOW)}))
     verdict, after = try_round(
-        yard, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE
+        view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE
     )
 
     assert len(verdict.picks) == 2
     assert (after.units, after.accounts["a"].units) == (20, 20)
-    assert yard.ledger == Ledger(accounts={"a": Account(average=3.0, at=NOW)})
+    assert view.ledger == Ledger(accounts={"a": Account(average=3.0, at=NOW)})

@@ -22,8 +22,8 @@ def flight(name, priority, started=0, cost=10, *, ending=False):
     return InFlight(f"{name}.1", name, priority, NOW - started * SECOND, admission_class(cost), ending)
 
 
-class Room:
-    """A floor with a given line and given runs."""
+class FixedView:
+    """An admission view with given waiting and running jobs."""
 
     def __init__(self, waiting, running, *, capacity=90, caps=None, paused=()):
         self.now, self.ledger = NOW, Ledger()
@@ -53,57 +53,57 @@ class Room:
         return None
 
 
-def room(priority=70, cost=10, addon="a", *, running, **more):
-    return Room([("w", priority, cost, addon)], running, **more)
+def view(priority=70, cost=10, addon="a", *, running, **more):
+    return FixedView([("w", priority, cost, addon)], running, **more)
 
 
 def test_the_lowest_priority_goes_and_of_these_the_latest_started():
     running = [flight("x", 40, 5), flight("y", 30, 900), flight("z", 30, 60), flight("v", 50)]
 
-    assert room(running=running, capacity=40).victim() == ("w", "z")
+    assert view(running=running, capacity=40).victim() == ("w", "z")
 
 
 @pytest.mark.parametrize(("priority", "victim"), [(69, None), (70, ("w", "x"))])
 def test_only_a_priority_that_is_higher_by_the_threshold_counts(priority, victim):
-    assert room(priority, running=[flight("x", 50)], capacity=10).victim() == victim
+    assert view(priority, running=[flight("x", 50)], capacity=10).victim() == victim
 
 
 def test_nothing_is_evicted_while_there_is_room():
-    assert room(running=[flight("x", 10)], capacity=20).victim() is None
+    assert view(running=[flight("x", 10)], capacity=20).victim() is None
 
 
 def test_nothing_is_evicted_for_who_could_not_start_then():
     running = [flight("x", 10)]
 
-    assert room(running=running, capacity=10, addon="b", paused=["b"]).victim() is None
-    assert room(cost=30, running=running, capacity=20).victim() is None
-    assert room(addon="b", running=running, capacity=10, caps=Caps(addons={"b": 0})).victim() is None
+    assert view(running=running, capacity=10, addon="b", paused=["b"]).victim() is None
+    assert view(cost=30, running=running, capacity=20).victim() is None
+    assert view(addon="b", running=running, capacity=10, caps=Caps(addons={"b": 0})).victim() is None
 
 
 def test_a_slot_counts_as_much_as_room():
-    assert room(running=[flight("x", 10)], caps=Caps(concurrent=1)).victim() == ("w", "x")
+    assert view(running=[flight("x", 10)], caps=Caps(concurrent=1)).victim() == ("w", "x")
 
 
 def test_who_frees_too_little_is_spared_for_one_that_frees_enough():
     running = [flight("small", 10, cost=5), flight("big", 40, cost=20)]
 
-    assert room(cost=20, running=running, capacity=25).victim() == ("w", "big")
+    assert view(cost=20, running=running, capacity=25).victim() == ("w", "big")
 
 
 def test_room_that_comes_back_by_itself_is_waited_for():
     running = [flight("x", 10), flight("going", 90, ending=True)]
 
-    assert room(running=running, capacity=20).victim() is None
+    assert view(running=running, capacity=20).victim() is None
 
 
 def test_the_highest_of_those_that_wait_is_served_first():
     waiting = [("w1", 70, 10, "a"), ("w2", 90, 10, "a")]
 
-    assert Room(waiting, [flight("x", 10)], capacity=10).victim() == ("w2", "x")
+    assert FixedView(waiting, [flight("x", 10)], capacity=10).victim() == ("w2", "x")
 
 
 def test_it_can_be_switched_off():
-    assert room(running=[flight("x", 10)], capacity=10).victim(Preemption(threshold=None)) is None
+    assert view(running=[flight("x", 10)], capacity=10).victim(Preemption(threshold=None)) is None
 
 
 def go_on(cycle, seconds, *, victim_runs=True, still_wanted=True):

@@ -1,9 +1,9 @@
 """
 A scheduler with submitters and workers, made to be killed: `python scheduler_program.py DATABASE JOURNAL`.
 
-The process itself has no threads and no database. It forks what it is told to ("house SEED", "hand SEED"), so that a new life costs a fork
-and not an interpreter, and reaps it ("reap PID"). The journal is written by one `write` per line: what was written before a
-SIGKILL is there after it.
+The process itself has no threads and no database. It forks a child for each order ("service SEED", "worker SEED",
+"draining SEED"), because a fork costs less than an interpreter, and reaps it ("reap PID"). One `write` per line goes to
+the journal, so a line that was written before a SIGKILL is there after it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.scheduler.service import SchedulerService
 from penstock.stores.sqlite.store import SqliteStore
 
 MS = SECOND // 1_000
-SOON = (MS,) * 100_000  # a run that was killed is tried again at once, and for ever
+SOON = (MS,) * 100_000  # a killed attempt is retried at once, without end
 RULES = SchedulerRules(
     capacity=Capacity(fixed=100),
     schedules=Schedules(crash=SOON, start=SOON),
@@ -49,7 +49,9 @@ def main(database: str, journal: str) -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                Life(database, journal, int(number)).lead(service=order == "house", calm=order == "calm")
+                ChildProcess(database, journal, int(number)).run_threads(
+                    service=order == "service", draining=order == "draining"
+                )
             finally:
                 os._exit(1)
         say(pid)
@@ -60,7 +62,7 @@ def say(word: object) -> None:
     sys.stdout.flush()
 
 
-class Life:
+class ChildProcess:
     def __init__(self, database: str, journal: str, seed: int) -> None:
         self.seed = seed
         self.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -68,11 +70,11 @@ class Life:
         self.service = SchedulerService(self.store, RULES)
         self.job_service = self.service.job_service
 
-    def lead(self, *, service: bool, calm: bool) -> None:
-        """`calm`: a house that takes no more jobs, in which the rest comes to its end."""
-        if service or calm:
+    def run_threads(self, *, service: bool, draining: bool) -> None:
+        """`draining`: a service that accepts no more jobs and runs the rest."""
+        if service or draining:
             self.service.start(f"life {self.seed}")
-        parts = [self.work, self.work] if calm else [self.submit, self.work, self.work]
+        parts = [self.work, self.work] if draining else [self.submit, self.work, self.work]
         threads = [
             Thread(target=part, args=(random.Random(f"{self.seed}-{i}"),)) for i, part in enumerate(parts)
         ]

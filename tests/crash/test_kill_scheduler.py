@@ -1,8 +1,8 @@
 """
-kill -9, a hundred times: the house, or a second process beside it that submits and works, or both, at instants that chance chooses.
+kill -9, a hundred times at random instants: of the service, of a second process that submits and works, or of both.
 
-What they were told is in a journal outside the database; what the database says afterwards must agree with it. In `make soak`: two thousand times,
-in ten parts with a database each, so that more than one process can take its share of them.
+The processes write the answers that they get to a journal outside of the database; the database must agree with it.
+`make soak` kills two thousand times, in ten parts with a database each, so that several processes can share them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PROGRAM = Path(__file__).with_name("scheduler_program.py")
 CAPACITY = 100
 
 
-class Stage:
-    """The program, told what to fork, and its journal."""
+class ForkServer:
+    """Runs `scheduler_program.py`, which forks the processes to kill, and reads their journal."""
 
     def __init__(self, folder):
         self.database, self.journal = folder / "jobs.db", folder / "journal"
@@ -71,46 +71,46 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path):
-    stage = Stage(tmp_path)
-    yield stage
-    stage.close()
+def server(tmp_path):
+    server = ForkServer(tmp_path)
+    yield server
+    server.close()
     assert (tmp_path / "errors").read_text() == ""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(60 + KILLS * 3)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_whatever_is_killed_at_whatever_instant_nothing_accepted_is_lost_or_run_twice_at_once(stage, part):
+def test_whatever_is_killed_at_whatever_instant_nothing_accepted_is_lost_or_run_twice_at_once(server, part):
     chance = random.Random(20_240_229 + part)
-    service, hand = stage.begin("house", 1), stage.begin("hand", 2)
+    service, worker = server.begin("service", 1), server.begin("worker", 2)
     for seed in range(3, 3 + KILLS):
-        wait_for(stage, chance.randint(0, 1_200), chance.random() * 0.004)
-        which = chance.choice(["house", "house", "hand", "both"])
-        if which != "hand":
-            stage.kill(service)
-        if which != "house":
-            stage.kill(hand)
-            hand = stage.begin("hand", -seed)
-        if which != "hand":
-            service = stage.begin("house", seed)
-    stage.kill(hand)
-    stage.kill(service)
-    calm = stage.begin("calm", 0)
-    store = SqliteStore(stage.database, SteadyClock())
+        wait_for(server, chance.randint(0, 1_200), chance.random() * 0.004)
+        which = chance.choice(["service", "service", "worker", "both"])
+        if which != "worker":
+            server.kill(service)
+        if which != "service":
+            server.kill(worker)
+            worker = server.begin("worker", -seed)
+        if which != "worker":
+            service = server.begin("service", seed)
+    server.kill(worker)
+    server.kill(service)
+    draining = server.begin("draining", 0)
+    store = SqliteStore(server.database, SteadyClock())
     try:
         until(lambda: unsettled(store) == 0)
-        stage.kill(calm)
-        check(store, stage.lines())
+        server.kill(draining)
+        check(store, server.lines())
     finally:
         store.close()
-    assert apsw.Connection(str(stage.database)).pragma("integrity_check") == "ok"
+    assert apsw.Connection(str(server.database)).pragma("integrity_check") == "ok"
 
 
-def wait_for(stage, more, then):
-    """By what was done and not by the clock, so that a slow machine is killed as deep in its work as a fast one."""
-    goal, last = stage.written() + more, time.monotonic() + 2
-    while stage.written() < goal and time.monotonic() < last:
+def wait_for(server, more, then):
+    """Wait for lines in the journal, not for a time: a slow machine is then killed as deep in its work as a fast one."""
+    goal, last = server.written() + more, time.monotonic() + 2
+    while server.written() < goal and time.monotonic() < last:
         time.sleep(0.001)
     time.sleep(then)
 

@@ -1,4 +1,4 @@
-"""What a beat costs when nobody watches: where nothing was committed, nothing is read."""
+"""The live stats without open pages: while nothing is committed, they read nothing from the store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.stores.memory.store import MemoryStore
 SUBMIT = [Intent(addon_id="a", job_type="t")]
 
 
-class Chest:
-    """Beats on a clock that the test moves. `read` has what was handed to the pool."""
+class StatsHarness:
+    """Live stats on a clock that the test moves. `read` has the names of the calls that went to the thread pool."""
 
     def __init__(self):
         self.now, self.read = 1_900_000_000 * SECOND, []
@@ -40,46 +40,46 @@ class Chest:
 
 
 @pytest.fixture
-def chest():
-    chest = Chest()
-    yield chest
-    chest.beats._loop.close()
+def harness():
+    harness = StatsHarness()
+    yield harness
+    harness.beats._loop.close()
 
 
-def test_while_nothing_is_committed_and_nobody_watches_the_store_is_left_alone(chest):
-    chest.beat(5)
+def test_while_nothing_is_committed_and_nobody_watches_the_store_is_left_alone(harness):
+    harness.beat(5)
 
-    assert chest.read == []
-    assert len(chest.beats.pulse.history()) == 6
-
-
-def test_what_was_committed_is_counted_in_the_next_beat(chest):
-    chest.beat(5)
-    chest.service.job_service.submit(SUBMIT)
-    chest.beat()
-
-    assert chest.read == ["_count"]
-    assert chest.beats.pulse.history()[-1].counts == {"submitted": 1}
+    assert harness.read == []
+    assert len(harness.beats.pulse.history()) == 6
 
 
-def test_a_commit_that_nobody_told_of_is_counted_before_long(chest):
-    chest.service.job_service.submit(SUBMIT)
-    chest.beats._news = False
-    chest.beat(11)
+def test_what_was_committed_is_counted_in_the_next_beat(harness):
+    harness.beat(5)
+    harness.service.job_service.submit(SUBMIT)
+    harness.beat()
 
-    assert chest.beats.pulse.history()[-1].queued == 1
-
-
-def test_who_watches_gets_every_second_from_the_store(chest):
-    chest.beats._watchers = 1
-    chest.beat(3)
-
-    assert chest.read == ["_step"] * 3
-    assert b'"queued":0' in chest.beats.line
+    assert harness.read == ["_count"]
+    assert harness.beats.pulse.history()[-1].counts == {"submitted": 1}
 
 
-def test_a_clock_that_may_have_to_be_asked_for_is_not_asked_on_the_loop(chest):
-    chest.service.store.shared = True
-    chest.beat(3)
+def test_a_commit_that_nobody_told_of_is_counted_before_long(harness):
+    harness.service.job_service.submit(SUBMIT)
+    harness.beats._news = False
+    harness.beat(11)
 
-    assert chest.read == ["_rest"] * 3
+    assert harness.beats.pulse.history()[-1].queued == 1
+
+
+def test_who_watches_gets_every_second_from_the_store(harness):
+    harness.beats._watchers = 1
+    harness.beat(3)
+
+    assert harness.read == ["_step"] * 3
+    assert b'"queued":0' in harness.beats.line
+
+
+def test_a_clock_that_may_have_to_be_asked_for_is_not_asked_on_the_loop(harness):
+    harness.service.store.shared = True
+    harness.beat(3)
+
+    assert harness.read == ["_rest"] * 3
