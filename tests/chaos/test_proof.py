@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.chaos import Aftermath, check_promises
 from penstock.core.jobs.intent import Intent

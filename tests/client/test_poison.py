@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.client.conftest import RULES
 from tests.poison import NOT_FINITE, POISONS, STATES, STORED, AsyncHandler, Handler, handled_neighbour
 

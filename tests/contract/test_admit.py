@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from penstock.core.jobs.admission import AdmissionLimits, Admitted, Caps, Conditions
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ordering import Aging, Ordering, RoundResult, decide_standalone_lease, order_key
+from penstock.core.jobs.ordering import (
+    Aging,
+    Ordering,
+    RoundResult,
+    RunningJob,
+    decide_standalone_lease,
+    order_key,
+)
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Query, Terms
@@ -238,7 +245,7 @@ def test_what_a_round_kept_room_with_is_what_runs_here(yard):
     yard.tick(lease=True)
 
     assert yard.store.look("here", lambda admission_view: list(admission_view.running())) == [
-        (20, yard.now, yard.now + 60 * SECOND)
+        RunningJob(20, yard.now, yard.now + 60 * SECOND)
     ]
     assert yard.store.look("there", lambda admission_view: list(admission_view.running())) == []
 

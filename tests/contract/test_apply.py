@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.jobs import changes
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason

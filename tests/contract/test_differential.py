@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
 
 from penstock.core.errors import PenstockError
 from penstock.core.jobs import changes

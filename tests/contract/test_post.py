@@ -7,10 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import replace
 from threading import Event, Thread, current_thread
 
 import pytest
+from msgspec.structs import replace
 from tests.waiting import until
 
 from penstock.core.errors import KeyConflict, QueueFull

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Event
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
 from penstock.core.jobs.admission import AdmissionLimits, Conditions

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionLimits, Admitted, Caps, Conditions, Gates, Kept, decide
 from penstock.core.jobs.intent import AdmissionClass

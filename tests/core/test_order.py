@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.intent import AdmissionClass

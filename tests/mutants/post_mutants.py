@@ -105,8 +105,8 @@ MUTANTS = [
         "post: a letter is read as the one before it",
         "penstock/stores/sqlite/submit_relay.py",
         "_Reader._intent",
-        "if self._make is None or like != self._like:",
-        "if self._make is None:",
+        "if self._last is None or like != self._like:",
+        "if self._last is None:",
         ("tests/contract/test_post.py",),
     ),
     Mutant(
@@ -169,8 +169,8 @@ MUTANTS = [
         "post: whoever runs a job gets the limits of the one before it",
         "penstock/stores/sqlite/write_batch.py",
         "Started.job",
-        "if self._make is None or like != self._like:",
-        "if self._make is None:",
+        "if like != self._like:",
+        "if self._intent is None:",
         ("tests/contract/test_admit.py",),
     ),
     Mutant(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Event
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from tests.postgres.conftest import JOB, tick
 from tests.waiting import LONG
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from threading import Event, Thread
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from tests.postgres.conftest import JOB, exchange, tick, until_there_is
 
 from penstock.core.errors import KeyConflict, QueueFull

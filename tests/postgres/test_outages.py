@@ -6,12 +6,12 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Thread
 from time import monotonic, sleep
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from tests.postgres.conftest import JOB, tick, until_there_is
 from tests.waiting import until
 

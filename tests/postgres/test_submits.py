@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Barrier
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from tests.postgres.conftest import JOB
 
 from penstock.stores.api import Depth, Query

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from tests.postgres.conftest import JOB, exchange, tick
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from threading import Event
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity

@@ -260,7 +260,8 @@ def test_what_cannot_be_said_is_not_said(works):
     works.submit(cost_units=90)
     works.step()
 
-    assert deadline(works, 60)[3:] == (None, None)
+    receipt = deadline(works, 60)
+    assert (receipt.deadline_reachable, receipt.likely_start_at) == (None, None)
 
 
 def test_a_job_for_later_is_judged_by_its_own_beginning(works):
@@ -273,7 +274,7 @@ def test_a_submit_without_a_deadline_looks_at_nothing(works, monkeypatch):
     monkeypatch.setattr(works.store, "look", None)
     [receipt] = works.job_service.submit([Intent(addon_id="a", job_type="t")])
 
-    assert receipt[3:] == (None, None)
+    assert (receipt.deadline_reachable, receipt.likely_start_at) == (None, None)
 
 
 def test_a_bulk_is_looked_at_once_and_the_future_has_the_answer_too(works, monkeypatch):

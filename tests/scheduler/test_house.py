@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from threading import Event
 
 import pytest
+from msgspec.structs import replace
 from tests.scheduler.conftest import Hands
 
 from penstock.core.jobs.intent import Intent

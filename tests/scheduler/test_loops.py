@@ -106,7 +106,7 @@ def test_a_denial_says_how_often_the_reason_before_it_had_held(works):
 
 @pytest.fixture
 def measured(works):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     rules = replace(works.rules, capacity=Capacity())
     return type(works)(works.store, works.clock, rules)

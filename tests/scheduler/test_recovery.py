@@ -120,7 +120,7 @@ def test_a_lease_without_a_job_is_given_back_with_its_scheduler(works):
 
 def test_what_another_host_runs_is_none_of_our_business(works):
     _, lease = running(works, "runner:1")
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     other = replace(works.rules, host="elsewhere")
     recover(works.store, other, OURS)

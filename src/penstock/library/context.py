@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.errors import JobStopped
 from penstock.core.jobs.job import Dispatch, Job
-from penstock.core.jobs.quick import quick_tuple
 from penstock.core.jobs.types import DispatchId, Money
 from penstock.library.json_codec import plain, text_of
 from penstock.library.options import money
@@ -51,23 +50,18 @@ class JobFacts(NamedTuple):
     checkpoint: str | None = None
 
 
-_facts: Final = quick_tuple(JobFacts)
-
-
 def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
     intent, failed = job.intent, job.counters
-    return _facts(
-        (
-            intent.job_type,
-            job.job_id,
-            dispatch.dispatch_id,
-            dispatch.fence,
-            1 + failed.crash + failed.unavailable + failed.error,
-            intent.payload,
-            intent.tags,
-            intent.unit,
-            checkpoint,
-        )
+    return JobFacts(
+        intent.job_type,
+        job.job_id,
+        dispatch.dispatch_id,
+        dispatch.fence,
+        1 + failed.crash + failed.unavailable + failed.error,
+        intent.payload,
+        intent.tags,
+        intent.unit,
+        checkpoint,
     )
 
 

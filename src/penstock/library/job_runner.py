@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from penstock.core.errors import Refused
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.quick import quick_tuple
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import MILLISECOND, SECOND, DispatchId, Moment, Span
 from penstock.library.attempt import JobAttempt
@@ -49,10 +48,6 @@ SOON: Final[Span] = 5 * MILLISECOND
 HELD: Final[Span] = 20 * MILLISECOND
 #: At least so long a stop waits for a claim that is being written.
 LANDING_SEC: Final = 0.5
-
-
-#: From the name of a dispatch and all of its outcome.
-_report: Final = quick_tuple(EndReport)
 
 
 class JobRunner:
@@ -181,7 +176,7 @@ class JobRunner:
                     ready, brought = brought, []
                     self._take(ready)
                 over = self._ended(len(brought))
-                reports = [_report((a.facts.dispatch_id, *outcome)) for a, outcome in over]
+                reports = [EndReport(a.facts.dispatch_id, *outcome) for a, outcome in over]
                 room = self._free + len(over) + self._ahead() - len(brought)
                 if room <= 0 or self._closing or not self._functions:
                     self._settled(over, self._job_service.end_many(reports) if over else [])
@@ -251,7 +246,7 @@ class JobRunner:
         while over := self._ended():
             self._settled(
                 over,
-                self._job_service.end_many([_report((a.facts.dispatch_id, *outcome)) for a, outcome in over]),
+                self._job_service.end_many([EndReport(a.facts.dispatch_id, *outcome) for a, outcome in over]),
             )
 
     def _ended(self, brought: int = 0) -> list[tuple[JobAttempt, Outcome]]:

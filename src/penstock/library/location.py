@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import secrets
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.types import HostId
@@ -46,7 +47,7 @@ def as_host(rules: SchedulerRules, place: str) -> SchedulerRules:
     if not is_address(place) or rules.host != LOCAL:
         return rules
     name = HostId(f"{platform.node() or 'local'}-{os.getpid()}-{secrets.token_hex(3)}")
-    return dataclasses.replace(rules, host=name)
+    return replace(rules, host=name)
 
 
 def store_at(place: str, clock: SteadyClock, ordering: Ordering) -> Store:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from typing import Any, Final, Literal, Self, TypeAlias, TypedDict
 
-from penstock.core.jobs.intent import Intent, alike
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import (
     SECOND,
     AddonId,
@@ -62,8 +64,7 @@ class Options(TypedDict, total=False):
 _KNOWN: Final = tuple(Options.__annotations__)
 
 
-@dataclass(frozen=True, slots=True)
-class JobOptions:
+class JobOptions(Struct, frozen=True):
     """`like`: an intent with all that does not depend on the call."""
 
     like: Intent
@@ -100,7 +101,7 @@ class JobOptions:
         """Of the payload alone, where nothing else depends on the call or the moment."""
         if self.unique or self.deadline is not None or self.not_before is not None:
             return None
-        return alike(self.like)
+        return lambda payload: replace(self.like, payload=payload)
 
     def intent(self, payload: str, now: Moment, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
         like = self.like

@@ -8,7 +8,6 @@ store is opened on first use, so a module that makes its scheduler at the top ca
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import threading
@@ -28,6 +27,8 @@ from typing import (
     Unpack,
     overload,
 )
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import Intent, check
@@ -121,7 +122,7 @@ class Scheduler:
             raise TypeError(f"{fn!r} is not a function; write @scheduler.job, or @scheduler.job(cost=...)")
         name = fn.__name__ if name is None else name
         options = self._options.take(given)
-        options = dataclasses.replace(options, like=dataclasses.replace(options.like, job_type=name))
+        options = replace(options, like=replace(options.like, job_type=name))
         function: JobFunction[..., Any, Any] = JobFunction(self, fn, options, Arguments(fn, name))
         self._check(options)
         if self._kind == "process":
@@ -140,10 +141,10 @@ class Scheduler:
     def _check(self, options: JobOptions) -> None:
         """What is out of bounds is said where it was written, and not by the first call in the night."""
         now = self._clock()
-        sample = dataclasses.replace(options, unique=False).intent("null", now, (), {})
+        sample = replace(options, unique=False).intent("null", now, (), {})
         # A moment that has passed may be meant for calls long ago; only the call itself is refused for it.
         deadline = None if sample.deadline_at is None else max(sample.deadline_at, now + 1)
-        check(dataclasses.replace(sample, deadline_at=deadline), now, most_units=self.rules.capacity.most)
+        check(replace(sample, deadline_at=deadline), now, most_units=self.rules.capacity.most)
 
     # looking
 
@@ -205,7 +206,7 @@ class Scheduler:
             reason = "no_function"
         else:
             return told
-        return dataclasses.replace(told, text=text, reason=reason, reason_data=None, likely_start_at=None)
+        return replace(told, text=text, reason=reason, reason_data=None, likely_start_at=None)
 
     @property
     def _principal(self) -> str:

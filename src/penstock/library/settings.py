@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal, TypedDict
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps
 from penstock.core.jobs.intent import LABEL, LABEL_WORDS

@@ -20,14 +20,14 @@ from fcntl import ioctl
 from pathlib import Path
 from struct import Struct
 from termios import FIONREAD
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.runner.frames import TICKET, BadFrame, Channel, Frame
-from penstock.runner.payload import FunctionPayload
 from penstock.runner.process_tree import RUNNER_MARK, children, look, send
 
 if TYPE_CHECKING:
     from penstock.runner.attempts import ActiveDispatch
+    from penstock.runner.payload import FunctionPayload
     from penstock.scheduler.users import SystemUser
 
 __all__ = ["CallMarker", "LauncherLink", "WardenLink", "WorkerLink", "page_file", "python_code"]
@@ -298,15 +298,15 @@ class WorkerLink(_Spoken):
 
 
 def _call(run: ActiveDispatch) -> Frame:
-    assert isinstance(run.work, FunctionPayload)
+    work = cast("FunctionPayload", run.work)
     return {
         "op": "call",
         "call": run.call,
         "job": run.job.job_id,
         "dispatch": run.dispatch_id,
-        "function": run.work.function,
-        "by_star": run.work.by_star,
-        "args": run.work.args,
-        "kwargs": run.work.kwargs,
+        "function": work.function,
+        "by_star": work.by_star,
+        "args": work.args,
+        "kwargs": work.kwargs,
         "checkpoint": run.checkpoint,
     }

@@ -25,11 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from threading import Event, Thread
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.types import JobId
-from penstock.stores.api import Store
+
+# The launcher imports this module in a Python that has the standard library alone.
+if TYPE_CHECKING:
+    from penstock.stores.api import Store
 
 __all__ = [
     "STREAMS",
@@ -255,6 +257,8 @@ class OutputCleaner:
         return max(_PAUSE_SEC, _PAUSE_SHARE * (time.monotonic() - began)) if self._names else _LOOK_SEC
 
     def _begin_pass(self) -> bool:
+        from penstock.core.jobs.job import EventKind  # noqa: PLC0415  # the launcher could not import it
+
         newest = self._store.newest()
         if self._passed_at is not None and not self._store.events_of({EventKind.PRUNED}, self._passed_at, 1):
             return False

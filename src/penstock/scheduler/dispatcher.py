@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from threading import Lock
 from typing import Final
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.explain import View

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.core.errors import NotFound
 from penstock.core.jobs.explain import Explanation, explain, likely_starts, outlook, reachable
@@ -93,7 +94,8 @@ class Explainer:
             lambda admission_view: likely_starts(self._dispatcher.view(admission_view), jobs),
         )
         return [
-            receipt._replace(
+            replace(
+                receipt,
                 deadline_reachable=reachable(asked[receipt.job_id], starts[receipt.job_id]),
                 likely_start_at=starts[receipt.job_id],
             )

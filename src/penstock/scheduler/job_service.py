@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from penstock.core.errors import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs import changes
@@ -30,7 +31,6 @@ from penstock.core.jobs.intent import AdmissionClass, Intent, check, check_all
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.ledger import EVERYTHING
 from penstock.core.jobs.ordering import AdmissionView, RoundResult, decide_standalone_lease
-from penstock.core.jobs.quick import quick_tuple
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Money
 from penstock.core.jobs.viewer import Viewer
@@ -100,9 +100,6 @@ class GrantedJob(NamedTuple):
     job: Job
     dispatch: Dispatch
     checkpoint: str | None
-
-
-_claimed: Final = quick_tuple(GrantedJob)
 
 
 class ExchangeAnswer(Protocol):
@@ -319,7 +316,7 @@ class JobService:
             return []
         jobs = self._store.claimed(leases)
         return [
-            _claimed((job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None))
+            GrantedJob(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
             for job, d in zip(jobs, leases, strict=True)
         ]
 
@@ -581,12 +578,9 @@ def _not_written(report: EndReport, error: Exception) -> EndReport:
     return EndReport(report.dispatch_id, EndReason.JOB_ERROR, error=words)
 
 
-_done_with: Final = quick_tuple(CompletedDispatch)
-
-
 def _done(reports: Sequence[EndReport]) -> list[CompletedDispatch]:
     return [
-        _done_with((dispatch_id, result))
+        CompletedDispatch(dispatch_id, result)
         for dispatch_id, how, result, _ in reports
         if how is EndReason.COMPLETED
     ]

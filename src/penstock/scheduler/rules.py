@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from penstock.core.jobs.admission import AdmissionLimits
 from penstock.core.jobs.load import Capacity, Senses, Thresholds
@@ -18,8 +18,7 @@ __all__ = ["SchedulerRules"]
 LOCAL = HostId("local")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerRules:
+class SchedulerRules(Struct, frozen=True, kw_only=True):
     host: HostId = LOCAL
     #: What it has, that jobs may ask for.
     labels: tuple[str, ...] = ()

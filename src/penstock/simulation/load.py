@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from random import Random
 from statistics import median
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Event, EventKind, Job

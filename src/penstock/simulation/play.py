@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
+
+from msgspec.structs import replace
 
 from penstock.core.errors import Refused
 from penstock.core.jobs.job import Dispatch

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from msgspec import Struct, field
 
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
@@ -50,15 +51,14 @@ Clock: TypeAlias = Callable[[], Moment]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
+class Depth(Struct, frozen=True):
     """How many may be queued. Requeues are never refused, so they may exceed it."""
 
     total: int | None = None
     per_addon: int | None = None
 
 
-class Receipt(NamedTuple):
+class Receipt(Struct, frozen=True, gc=False):
     """
     `created`: False when the idempotency key had been used before, and this is that job. For a job with a deadline the desk adds
     whether it looks reachable, and from which likely start that follows; None: it cannot be said.
@@ -71,8 +71,7 @@ class Receipt(NamedTuple):
     likely_start_at: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """What a dispatch is made with."""
 
     reserve_for: Span = 30 * SECOND
@@ -111,7 +110,7 @@ NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
 LOST_FOR: Final[Span] = 24 * HOUR
 
 
-class Standing(NamedTuple):
+class Standing(Struct, frozen=True, gc=False):
     """Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the desk can judge its spending."""
 
     dispatch_id: DispatchId
@@ -156,8 +155,7 @@ class Overdue(NamedTuple):
     dispatch: Dispatch | None
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     states: Collection[JobState] = ()
     addon_id: AddonId | None = None
     job_type: str | None = None
@@ -168,8 +166,7 @@ class Query:
     limit: int = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Addon:
+class Addon(Struct, frozen=True):
     addon_id: AddonId
     weight: int = 100
     paused: bool = False

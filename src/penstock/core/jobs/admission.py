@@ -8,8 +8,9 @@ room. Room comes last on purpose: "no room" then means that nothing else is in t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from msgspec import Struct, field
 
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ledger import Ledger, keys_of
@@ -47,8 +48,7 @@ __all__ = [
 UNMEASURED = Busy(0.0, "fixed capacity")
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
+class Conditions(Struct, frozen=True):
     """The host at this moment."""
 
     capacity: int
@@ -65,8 +65,7 @@ class Conditions:
         return tuple(label for label in admission_class.labels if label not in self.labels)
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
+class Caps(Struct, frozen=True):
     """How many may be in flight at once. The plain fields hold for each name that the mapping does not name."""
 
     concurrent: int | None = None
@@ -86,14 +85,12 @@ class Caps:
                 return self.constraints.get(name)
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
+class AdmissionLimits(Struct, frozen=True):
     caps: Caps = Caps()
     budgets: Mapping[AddonId, Budget] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Kept:
+class Kept(Struct):
     """Room kept for a job that was passed over. `spare` is what stays free even when it has started."""
 
     job_id: JobId
@@ -108,13 +105,11 @@ class Kept:
         return ends_at is not None and self.starts_at is not None and ends_at <= self.starts_at
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Struct, frozen=True):
     free_after: int
 
 
-@dataclass(frozen=True, slots=True)
-class Denied:
+class Denied(Struct, frozen=True):
     reason: Reason
     retry_after_sec: float
 

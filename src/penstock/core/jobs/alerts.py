@@ -8,17 +8,17 @@ the occasion: however often it is delivered, and by whomever, two alerts with on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct, field
 
 from penstock.core.jobs.types import AddonId, JobId, Moment, Span
 
 __all__ = ["Alert", "Repeats", "SentAlert"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
+class Alert(Struct, frozen=True, kw_only=True):
     """No job: it is about the addon as a whole."""
 
     kind: str

@@ -9,8 +9,10 @@ after its submission, other than being admitted, is made by a function of this f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from penstock.core.errors import IllegalMove, StaleDispatch
 from penstock.core.jobs.alerts import Alert
@@ -50,7 +52,7 @@ __all__ = [
 ]
 
 
-class JobStep(NamedTuple):
+class JobStep(Struct, frozen=True, gc=False):
     """Only if the job is still in `source` under the same `fence`."""
 
     job_id: JobId
@@ -62,7 +64,7 @@ class JobStep(NamedTuple):
     fresh: bool = False  # the hard-cap clock and the spending limit count from here
 
 
-class DispatchStep(NamedTuple):
+class DispatchStep(Struct, frozen=True, gc=False):
     """
     Only if the dispatch is still in `source`, and was told to end for `source_reason` and no other: a cancel may replace that reason after
     the decider has read it. What is None below stays as it is.
@@ -84,8 +86,7 @@ class DispatchStep(NamedTuple):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True, gc=False):
     """`of_job`: False for what stands in no job's trail, though a job was the occasion."""
 
     kind: EventKind
@@ -113,15 +114,14 @@ def alert_note(alert: Alert) -> Note:
     return Note(EventKind.ALERT, alert.kind, alert.as_json(), of_job=alert.job_id is not None)
 
 
-class Change(NamedTuple):
+class Change(Struct, frozen=True, gc=False):
     at: Moment
     notes: tuple[Note, ...]
     job: JobStep | None = None
     dispatch: DispatchStep | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
+class Renewal(Struct, frozen=True, kw_only=True, gc=False):
     """A heartbeat. `spent` is the total of this dispatch, so that a beat told twice counts once. `pid`: of the process that runs it."""
 
     dispatch_id: DispatchId
@@ -371,7 +371,7 @@ def cancel(
         if dispatch.phase is DispatchPhase.RESERVED:
             ended = end(job, dispatch, EndReason.CANCELED, now, schedules=schedules, ordering=ordering)
             first, *rest = ended.notes
-            return ended._replace(notes=(replace(first, data={**first.data, **because}), *rest))
+            return replace(ended, notes=(replace(first, data={**first.data, **because}), *rest))
         told = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)
         if told is None and dispatch.reason is not EndReason.CANCELED:
             late = Note(

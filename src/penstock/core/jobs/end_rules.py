@@ -7,9 +7,10 @@ is ending has a first reason, and that one wins over whatever the run reports on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from penstock.core.errors import IllegalMove
 from penstock.core.jobs.retry import DEFAULT, NONE_YET, Category, Counters, Schedules, after_failure
@@ -56,8 +57,7 @@ class DispatchPhase(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
-class EndRule:
+class EndRule(Struct, frozen=True):
     """`retry`: while that schedule has a delay left the job is requeued instead of making `move`."""
 
     move: Move
@@ -106,8 +106,7 @@ def replaces(reason: EndReason, first: EndReason) -> bool:
     return reason is EndReason.CANCELED and (leased.move is Move.REQUEUE or leased.retry is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class EndResult:
+class EndResult(Struct, frozen=True):
     """`delay` until the next attempt, for a job that goes back to the queue."""
 
     end: EndReason

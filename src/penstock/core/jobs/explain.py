@@ -12,9 +12,11 @@ For a head of a line the reason is the one that the last round recorded; for a j
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from penstock.core.jobs.admission import AdmissionLimits, Admitted, Conditions, Denied, decide
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
@@ -45,8 +47,7 @@ __all__ = ["Ahead", "Explanation", "Outlook", "View", "explain", "likely_starts"
 MOST_NAMED: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(Struct, frozen=True):
     """`head`: it is the first of its line, so a round weighs it and its denials are on record."""
 
     reason: Reason | None
@@ -238,7 +239,7 @@ def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Mome
             return None
 
 
-class Ahead(NamedTuple):
+class Ahead(Struct, frozen=True):
     """A head that would be weighed first. `why`: band, urgent, share or turn, whichever decided."""
 
     job_id: JobId | None  # None: a job that the reader may not know
@@ -246,8 +247,7 @@ class Ahead(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     job_id: JobId
     state: JobState
     text: str
@@ -266,7 +266,7 @@ class Explanation:
         return f"job {self.job_id[-8:]}: {self.text}"
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ahead": [head._asdict() for head in self.ahead]}
+        return asdict(self) | {"ahead": [asdict(head) for head in self.ahead]}
 
 
 def explain(

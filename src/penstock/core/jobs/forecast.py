@@ -9,9 +9,10 @@ promise is worse than none. Slipping past is not reckoned with, so a moment is r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.intent import AdmissionClass

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, fields
 from operator import attrgetter
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import astuple
+
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.quick import quick, quick_but_one
 from penstock.core.jobs.types import SECOND, AddonId, Constraint, Moment, Money, Priority, RunWhen, Span
 from penstock.core.text import is_storable
 
@@ -29,11 +30,9 @@ __all__ = [
     "AdmissionClass",
     "Intent",
     "admission_class_of",
-    "alike",
     "all_but_payload",
     "check",
     "check_all",
-    "make_intent",
 ]
 
 MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
@@ -44,8 +43,7 @@ LABEL_WORDS: Final = "1 to 64 letters, digits and _.:/@=- beginning with a lette
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intent:
+class Intent(Struct, frozen=True, gc=False):
     addon_id: AddonId
     job_type: str
     cost_units: int = 10
@@ -70,14 +68,8 @@ class Intent:
     labels: tuple[str, ...] = ()
 
 
-make_intent: Final = quick(Intent)
-_FIELDS: Final = [field.name for field in fields(Intent)]
 #: Most jobs that come together are calls of one function.
-all_but_payload: Final = attrgetter(*(name for name in _FIELDS if name != "payload"))
-
-
-#: Of an intent, what makes others that differ from it by their payload alone.
-alike: Final = quick_but_one(Intent, "payload")
+all_but_payload: Final = attrgetter(*(name for name in Intent.__struct_fields__ if name != "payload"))
 
 
 def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int, passed: object = None) -> object:
@@ -185,8 +177,7 @@ def _times(intent: Intent, now: Moment) -> Iterator[tuple[str, str]]:
 _FAR_MOMENT: Final[Moment] = 253_402_300_799_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionClass:
+class AdmissionClass(Struct, frozen=True, gc=False):
     addon_id: AddonId
     job_type: str
     cost_units: int

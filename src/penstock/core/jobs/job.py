@@ -5,9 +5,11 @@ What is known about a job, a dispatch, an event. Snapshots: nobody changes one, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
@@ -65,8 +67,7 @@ class EventKind(StrEnum):
     LOSS_ACCEPTED = "LOSS_ACCEPTED"  # started on a file that had lost events, because the operator said so
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, gc=False):
     """Where a queued job stands: all that the order index is made of."""
 
     priority: int
@@ -131,8 +132,7 @@ def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:
     return DispatchId(f"{job_id}.{fence}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, gc=False):
     no: int
     job_id: JobId
     intent: Intent  # with the edits since
@@ -160,8 +160,7 @@ class Job:
         return max(moments, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatch:
+class Dispatch(Struct, frozen=True, gc=False):
     dispatch_id: DispatchId
     job_id: JobId | None  # None: a lease without a job
     addon_id: AddonId
@@ -186,8 +185,7 @@ class Dispatch:
     pid: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, gc=False):
     """`seq` orders everything; `n` counts within a job, without gaps. `state`: the job's, after it."""
 
     seq: int

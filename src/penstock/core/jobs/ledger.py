@@ -15,7 +15,9 @@ Virtual start times (SFQ) were weighed against it, on paper: with bands, one add
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, Moment, Span
@@ -25,8 +27,7 @@ __all__ = ["EVERYTHING", "Account", "FairShare", "Ledger", "keys_of"]
 EVERYTHING = AddonId("*")
 
 
-@dataclass(slots=True)
-class Ledger:
+class Ledger(Struct):
     units: int = 0  # reserved, leased and ending, on this host
     running: int = 0
     counts: dict[tuple[str, str], int] = field(default_factory=dict)  # in flight, on all hosts
@@ -82,15 +83,13 @@ def keys_of(admission_class: AdmissionClass) -> list[tuple[str, str]]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class FairShare:
+class FairShare(Struct, frozen=True):
     half_life: Span = 5 * MINUTE
     #: Accounts compare as they will stand this far ahead: two starts within one tick must already count.
     ahead: Span = 10 * SECOND
 
 
-@dataclass(slots=True)
-class Account:
+class Account(Struct):
     """`units` is the sum over live dispatches; only `average` has a past."""
 
     weight: int = 100

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+from msgspec import Struct, field
 
 from penstock.core.jobs.types import SECOND, HostId, Moment, Span
 
@@ -52,7 +53,7 @@ class QuietState(StrEnum):
     PANIC = "PANIC"
 
 
-class Reading(NamedTuple):
+class Reading(Struct, frozen=True):
     """
     `source`: the application that told it, none for the host itself. `ttl`: for how long it counts, if it said so. `bound`: the addon reported
     it with a token of its own, so it speaks for itself and not for the host.
@@ -66,7 +67,7 @@ class Reading(NamedTuple):
     bound: bool = False
 
 
-class Busy(NamedTuple):
+class Busy(Struct, frozen=True):
     """`by` names the signal that decided, for explain and the page."""
 
     score: float
@@ -89,8 +90,7 @@ SCALES: Final[dict[str, Points]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Senses:
+class Senses(Struct, frozen=True):
     """`needed`: signals without which we are blind. An application that stops reporting is merely forgotten."""
 
     scales: Mapping[str, Points] = field(default_factory=lambda: SCALES)
@@ -118,8 +118,7 @@ def is_fresh(reading: Reading, now: Moment, senses: Senses) -> bool:
     return 0 <= now - reading.at <= (senses.fresh_for if reading.ttl is None else reading.ttl)
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(Struct, frozen=True):
     quiet: float = 2.0
     normal: float = 5.0
     busy: float = 7.0
@@ -138,8 +137,7 @@ class Thresholds:
 _BY_SEVERITY: Final = (QuietState.QUIET, QuietState.NORMAL, QuietState.BUSY, QuietState.PANIC)
 
 
-@dataclass(frozen=True, slots=True)
-class Quiet:
+class Quiet(Struct, frozen=True):
     state: QuietState
     since: Moment
     busy: Busy
@@ -160,8 +158,7 @@ def observe(before: Quiet | None, score: Busy, now: Moment, thresholds: Threshol
     return Quiet(state, since, score)
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(Struct, frozen=True):
     """The units that may be in use at a busy score. `fixed`, for containers and tests, asks nobody."""
 
     total: int = 100
@@ -191,8 +188,7 @@ def _along(points: Points, x: float) -> float:
     return points[-1][1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Struct, frozen=True, kw_only=True):
     host: HostId
     #: Who bears the name. The same after a restart in the same place, so that it need not wait for itself to be lost.
     instance: str

@@ -13,11 +13,12 @@ Whoever asks is not in line, so everybody in line who could start now and counts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from penstock.core.jobs.admission import (
     AdmissionLimits,
@@ -32,7 +33,6 @@ from penstock.core.jobs.admission import (
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ledger import FairShare, Ledger
 from penstock.core.jobs.load import QuietState
-from penstock.core.jobs.quick import quick_tuple
 from penstock.core.jobs.reasons import (
     BudgetSpent,
     CapReached,
@@ -73,15 +73,13 @@ MOST_PICKS: Final = 1_000
 TOP_BAND: Final = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Aging:
+class Aging(Struct, frozen=True):
     """+10 for every 10 minutes of being ready and not started."""
 
     per_point: Span = 1 * MINUTE
 
 
-@dataclass(frozen=True, slots=True)
-class Ordering:
+class Ordering(Struct, frozen=True):
     aging: Aging = Aging()
     #: A job passed over for so long gets room kept for it.
     patience: Span = 30 * SECOND
@@ -116,7 +114,7 @@ def urgent_from(
     return deadline_at - int((expected_sec or 0) * SECOND) - ordering.slack
 
 
-class QueuedJob(NamedTuple):
+class QueuedJob(Struct, frozen=True, gc=False):
     """A job in line: what weighing needs and no more, for most of the time nobody looks at the rest."""
 
     no: int
@@ -129,13 +127,13 @@ class QueuedJob(NamedTuple):
     denied: str = ""  # the code of its last recorded denial
 
 
-class ReadyQueue(NamedTuple):
+class ReadyQueue(Struct, frozen=True):
     admission_class: AdmissionClass
     urgent: bool
     jobs: Iterator[QueuedJob]  # by turn, then number; pulled one by one
 
 
-class RunningJob(NamedTuple):
+class RunningJob(Struct, frozen=True, gc=False):
     cost: int
     started_at: Moment
     ends_at: Moment | None
@@ -165,19 +163,14 @@ class Placement(Enum):
     NOBODY = "nobody"  # such jobs are fetched, and nobody is here to fetch one now
 
 
-class Pick(NamedTuple):
+class Pick(Struct, frozen=True):
     waiting: QueuedJob
     admission_class: AdmissionClass
     offer: Placement
     ends_at: Moment | None
 
 
-#: They are made by the hundred.
-_pick: Final = quick_tuple(Pick)
-
-
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(Struct, frozen=True):
     """`after`: how often it had been refused for the reason before this one."""
 
     waiting: QueuedJob
@@ -188,8 +181,7 @@ class Denial:
         return as_json(self.reason) | ({"after": self.after} if self.after else {})
 
 
-@dataclass(slots=True)
-class RoundResult:
+class RoundResult(Struct):
     picks: list[Pick] = field(default_factory=list)
     #: Only those whose reason is not the one already recorded.
     denials: list[Denial] = field(default_factory=list)
@@ -359,13 +351,11 @@ class _Round:
             return 0
         admission_class, offer = lane.line.admission_class, lane.offer
         picks = [
-            _pick(
-                (
-                    w,
-                    admission_class,
-                    offer,
-                    None if w.expected_sec is None else now + int(w.expected_sec * SECOND),
-                )
+            Pick(
+                w,
+                admission_class,
+                offer,
+                None if w.expected_sec is None else now + int(w.expected_sec * SECOND),
             )
             for w in (head.waiting, *islice(lane.line.jobs, n - 1))
         ]

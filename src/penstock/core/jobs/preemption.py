@@ -9,9 +9,10 @@ asked, asked again, and then made to; a cycle that is under way is finished befo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Admitted, Denied, decide
 from penstock.core.jobs.explain import View
@@ -23,15 +24,14 @@ from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
 __all__ = ["Act", "Cycle", "InFlight", "Preemption", "Want", "advance", "begin", "choose", "wanted"]
 
 
-@dataclass(frozen=True, slots=True)
-class Preemption:
+class Preemption(Struct, frozen=True):
     #: By how much a priority must be higher. None: nothing is ever preempted.
     threshold: int | None = 20
     #: How long a victim that was asked may take, each of the two times.
     patience: Span = 60 * SECOND
 
 
-class InFlight(NamedTuple):
+class InFlight(Struct, frozen=True):
     dispatch_id: DispatchId
     job_id: JobId
     priority: int
@@ -40,7 +40,7 @@ class InFlight(NamedTuple):
     ending: bool  # its room comes back by itself
 
 
-class Want(NamedTuple):
+class Want(Struct, frozen=True):
     """A job in line that is kept from starting. By what does not matter here: only who fits without somebody is worth a victim."""
 
     job_id: JobId
@@ -98,8 +98,7 @@ class Act(Enum):
     FORCE = "force"
 
 
-@dataclass(frozen=True, slots=True)
-class Cycle:
+class Cycle(Struct, frozen=True):
     victim: DispatchId
     wanted_by: JobId
     asked: int

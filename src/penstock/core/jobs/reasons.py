@@ -7,8 +7,10 @@ improved since.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, TypeAlias, assert_never
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.types import MINUTE, JobId, Moment, seconds, spelled
@@ -36,37 +38,32 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Draining:
+class Draining(Struct, frozen=True):
     """The host is stopping, or was told to take nothing more."""
 
     code: ClassVar = "draining"
 
 
-@dataclass(frozen=True, slots=True)
-class LabelMissing:
+class LabelMissing(Struct, frozen=True):
     labels: tuple[str, ...]
     hosts: tuple[str, ...] = ()  # that live and have all that the job asks for
 
     code: ClassVar = "label_missing"
 
 
-@dataclass(frozen=True, slots=True)
-class Paused:
+class Paused(Struct, frozen=True):
     scope: str  # an addon, or "*" for everything
 
     code: ClassVar = "paused"
 
 
-@dataclass(frozen=True, slots=True)
-class NotReady:
+class NotReady(Struct, frozen=True):
     until: Moment
 
     code: ClassVar = "not_ready"
 
 
-@dataclass(frozen=True, slots=True)
-class NotQuiet:
+class NotQuiet(Struct, frozen=True):
     state: QuietState
     wants: QuietState
     busy: float
@@ -75,16 +72,14 @@ class NotQuiet:
     code: ClassVar = "not_quiet"
 
 
-@dataclass(frozen=True, slots=True)
-class NotQuietLongEnough:
+class NotQuietLongEnough(Struct, frozen=True):
     streak_sec: float
     wants_sec: int
 
     code: ClassVar = "not_quiet_long_enough"
 
 
-@dataclass(frozen=True, slots=True)
-class CapReached:
+class CapReached(Struct, frozen=True):
     scope: str  # concurrent, addon, type, constraint
     name: str
     limit: int
@@ -92,8 +87,7 @@ class CapReached:
     code: ClassVar = "cap_reached"
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetSpent:
+class BudgetSpent(Struct, frozen=True):
     window: str  # day or month
     spent: int
     limit: int
@@ -102,8 +96,7 @@ class BudgetSpent:
     code: ClassVar = "budget_spent"
 
 
-@dataclass(frozen=True, slots=True)
-class NotEnoughUnits:
+class NotEnoughUnits(Struct, frozen=True):
     needs: int
     free: int
     capacity: int
@@ -112,8 +105,7 @@ class NotEnoughUnits:
     code: ClassVar = "no_room"
 
 
-@dataclass(frozen=True, slots=True)
-class UnitsKept:
+class UnitsKept(Struct, frozen=True):
     kept_for: JobId | None  # None: a job that the reader may not know
     needs: int
     until: Moment | None = None
@@ -121,8 +113,7 @@ class UnitsKept:
     code: ClassVar = "room_kept"
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedAhead:
+class QueuedAhead(Struct, frozen=True):
     """Somebody stands in line for the same room, and goes first."""
 
     job_id: JobId | None  # None: a job that the reader may not know
@@ -131,8 +122,7 @@ class QueuedAhead:
     code: ClassVar = "queued_ahead"
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitsWorker:
+class AwaitsWorker(Struct, frozen=True):
     """It could start, and jobs of its kind are fetched by workers that come by themselves."""
 
     last_came_at: Moment
@@ -242,13 +232,13 @@ def named(job_id: JobId | None) -> str:
 
 
 def as_json(reason: Reason) -> dict[str, Any]:
-    return {f.name: getattr(reason, f.name) for f in fields(reason)}
+    return asdict(reason)
 
 
 def from_json(code: str, data: dict[str, Any]) -> Reason:
     """Unknown fields are dropped: an older program must be able to read a newer one's trail."""
     kind = REASONS[code]
-    known = {f.name: data[f.name] for f in fields(kind) if f.name in data}
+    known = {name: data[name] for name in kind.__struct_fields__ if name in data}
     known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
     for name in ("state", "wants"):
         if kind is NotQuiet and name in known:

@@ -8,9 +8,11 @@ a graceful stop counts nowhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.core.jobs.types import MINUTE, SECOND, Span
 
@@ -24,8 +26,7 @@ class Category(StrEnum):
     START = "start"  # nobody came for it in time
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(Struct, frozen=True, gc=False):
     crash: int = 0
     unavailable: int = 0
     error: int = 0
@@ -35,8 +36,7 @@ class Counters:
 NONE_YET = Counters()
 
 
-@dataclass(frozen=True, slots=True)
-class Schedules:
+class Schedules(Struct, frozen=True):
     crash: tuple[Span, ...] = (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 30 * MINUTE)
     unavailable: tuple[Span, ...] = (2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 15 * MINUTE)
     #: The last one is repeated for ever: a job does not fail because its worker is away. But without a pause it would

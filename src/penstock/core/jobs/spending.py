@@ -7,11 +7,12 @@ Spending is told after the fact, so a limit can be overshot; it is then recorded
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, JobId, Moment, Money
@@ -57,7 +58,7 @@ def over(spent: Money, limit: Money | None) -> bool:
     return limit is not None and spent >= limit
 
 
-class Window(NamedTuple):
+class Window(Struct, frozen=True):
     kind: str  # day or month
     name: str  # 2026-11-16, 2026-11
     ends_at: Moment
@@ -78,8 +79,7 @@ def _windows_of_day(day: int) -> tuple[Window, Window]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     day: Money | None = None
     month: Money | None = None
 
@@ -95,7 +95,7 @@ class Budget:
                 yield window.kind, limit, window.ends_at
 
 
-class Use(NamedTuple):
+class Use(Struct, frozen=True):
     """How a window stands now: for those who look, not for those who decide."""
 
     window: Window

@@ -12,9 +12,10 @@ moments of the steps that are still to come, so hurrying (a shutdown, `cancel --
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from penstock.core.jobs.end_rules import EndReason, replaces
 from penstock.core.jobs.types import SECOND, DispatchId, Moment, Span
@@ -40,8 +41,7 @@ class Effect(NamedTuple):
     reason: EndReason | None
 
 
-@dataclass(frozen=True, slots=True)
-class Graces:
+class Graces(Struct, frozen=True):
     """How long each step may take to work before the next one."""
 
     cancel: Span = 10 * SECOND
@@ -70,8 +70,7 @@ def _plan_until(now: Moment, timeout: Span, *, listens: bool) -> dict[Step, Mome
     }
 
 
-@dataclass(slots=True)
-class _Flight:
+class _Flight(Struct):
     listens: bool
     reason: EndReason | None = None
     asked: bool = False

@@ -8,8 +8,10 @@ thought about is not shown. `core/jobs/reasons.py` is closed, and the match belo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.core.jobs.job import Event, EventKind
 from penstock.core.jobs.reasons import (
@@ -44,8 +46,7 @@ _OWN: Final = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Viewer:
+class Viewer(Struct, frozen=True):
     """`owns`: whether a job is of this addon."""
 
     addon_id: AddonId

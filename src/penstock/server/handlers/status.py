@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 from msgspec import UnsetType
+from msgspec.structs import replace
 
 from penstock import wire
 from penstock.core.errors import BadIntent, NotFound

@@ -5,8 +5,6 @@ New ids. UUIDv7: they sort by time, so an index of a million of them grows at it
 
 from __future__ import annotations
 
-from typing import Final
-
 import uuid_utils
 
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
@@ -15,7 +13,6 @@ from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import Placement, QueuedJob
 from penstock.core.jobs.types import DispatchId, HostId, Moment
 from penstock.stores.api import Terms
-from penstock.stores.common.rows import make_dispatch
 
 __all__ = ["new_dispatch", "uuid7"]
 
@@ -34,7 +31,8 @@ def new_dispatch(
 ) -> Dispatch:
     """`waiting`: None for a lease without a job."""
     leased = offer is Placement.LEASE
-    return make_dispatch(
+    stop_at, stop_for = limits if leased else (None, None)
+    return Dispatch(
         dispatch_id,
         None if waiting is None else waiting.job_id,
         admission_class.addon_id,
@@ -46,15 +44,10 @@ def new_dispatch(
         now + (terms.lease_for if leased else terms.reserve_for),
         now if leased else None,
         ends_at,
-        *(limits if leased else (None, None)),
-        None,
-        terms.worker if leased else "",
-        *_NOTHING_YET,
+        stop_at,
+        stop_for,
+        worker=terms.worker if leased else "",
     )
-
-
-#: Spent, progress, how it ended, and the pid.
-_NOTHING_YET: Final = (0, None, None, None, None, None, None)
 
 
 def uuid7() -> str:

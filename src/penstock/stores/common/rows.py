@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
 
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
-from penstock.core.jobs.intent import AdmissionClass, Intent, make_intent
+from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, Job, Place, dispatch_id_of
 from penstock.core.jobs.load import Host, QuietState
-from penstock.core.jobs.quick import quick
 from penstock.core.jobs.retry import NONE_YET, Counters
 from penstock.core.jobs.states import IN_FLIGHT, JobState
 from penstock.core.jobs.types import AddonId, Constraint, HostId, JobId, Moment, RunWhen
@@ -34,12 +32,9 @@ __all__ = [
     "job_from",
     "job_row",
     "listed",
-    "make_dispatch",
-    "make_job",
     "parts_of",
 ]
 
-make_job, make_dispatch = quick(Job), quick(Dispatch)
 _STATES: Final = {str(state): state for state in JobState}
 _IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
 _PHASES: Final = {str(phase): phase for phase in DispatchPhase}
@@ -71,7 +66,9 @@ def parts_of(dispatch_id: str) -> tuple[str, int]:
 
 def body_hash(intent: Intent) -> bytes:
     # Without labels as before there were any: the keys of those days are still in use.
-    said = tuple(getattr(intent, f.name) for f in fields(Intent) if f.name != "labels" or intent.labels)
+    said = tuple(
+        getattr(intent, name) for name in Intent.__struct_fields__ if name != "labels" or intent.labels
+    )
     return blake2b(repr(said).encode(), digest_size=16).digest()
 
 
@@ -149,7 +146,7 @@ def job_from(row: Sequence[Any], said: Sequence[Any], admission_class: Admission
     """`said`: as `intent_from` takes it, and the pid of the process that runs the job."""
     (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
     (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
-    return make_job(
+    return Job(
         no,
         job_id,
         intent_from(admission_class, row[20:ADMISSION_CLASS], said[:-1]),
@@ -177,7 +174,7 @@ def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], said: Se
     """`edited`: what a job's own row has of it, because some of that can be changed. `said`: what nobody changes."""
     (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
     (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = said
-    return make_intent(
+    return Intent(
         admission_class.addon_id,
         admission_class.job_type,
         admission_class.cost_units,
@@ -206,7 +203,7 @@ def dispatch_from(row: Sequence[Any], admission_class: AdmissionClass) -> Dispat
         :10
     ]
     (stop_at, stop_for, reason, worker, spent, progress, ended_at, how, result, failure, pid, _) = row[10:]
-    return make_dispatch(
+    return Dispatch(
         dispatch_id,
         job_id,
         addon_id,

@@ -6,7 +6,8 @@ of it leaves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs.changes import Note, addon_note

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, Job, Place, shift_place

@@ -12,8 +12,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.changes import (
     Change,

@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from msgspec import Struct
 
 from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.ordering import QueuedJob, ReadyQueue, RoundResult, RunningJob
-from penstock.core.jobs.quick import quick_tuple
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.types import AddonId, HostId, Moment
 from penstock.stores.postgres.database import DatabaseSession
@@ -105,7 +106,7 @@ class ScanHint:
         self._rows, self._lines = min(PIECE, max(8, rows + 1, self._rows * 7 // 8)), max(1, lines)
 
 
-class Standby(NamedTuple):
+class Standby(Struct, frozen=True, gc=False):
     """What the store itself must know of a job in line when it is picked."""
 
     events: int
@@ -118,9 +119,6 @@ class Standby(NamedTuple):
 _NO: Final = 2
 _TURN: Final = 5
 _STANDBY: Final = 10
-#: From a whole row, in half the time.
-_waiting: Final = quick_tuple(QueuedJob)
-_standby: Final = quick_tuple(Standby)
 
 
 class Heads:
@@ -172,8 +170,8 @@ class PostgresAdmissionView:
                 self._pulled[key] = pulled
                 no = row[_NO]
                 if no not in without:
-                    standby[no] = _standby(row[_STANDBY:])
-                    yield _waiting(row[_NO:_STANDBY])
+                    standby[no] = Standby(*row[_STANDBY:])
+                    yield QueuedJob(*row[_NO:_STANDBY])
             if len(rows) < most:
                 return
             most = min(PIECE, most * 4)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.core.jobs.changes import Note, Renewal
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.job import EventKind
@@ -157,7 +159,7 @@ class _Beating:
             for window in windows(self._now):
                 self._before[standing.addon_id, window.name] += more
                 spent[window.kind] = self._before[standing.addon_id, window.name]
-            standing = standing._replace(addon_spent=spent)
+            standing = replace(standing, addon_spent=spent)
         run = self._runs[beat.dispatch_id]
         for note in tell(standing):
             whose: Told = NO_JOB

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Change, Note, Renewal, addon_note
 from penstock.core.jobs.intent import Intent

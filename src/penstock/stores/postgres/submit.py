@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of, all_but_payload
 from penstock.core.jobs.job import EventKind, Place, place
@@ -226,7 +228,7 @@ class _Batch:
             return found
         receipt = self._make(intent, new_id)
         if key := _key(intent):
-            self._used[key] = _Used(receipt._replace(created=False), body_hash(intent).hex())
+            self._used[key] = _Used(replace(receipt, created=False), body_hash(intent).hex())
         return receipt
 
     def _make(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:

@@ -7,16 +7,16 @@ the database never reads a row that was not weighed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from itertools import starmap
+from typing import Final, NamedTuple, TypeAlias
 
 import apsw
 
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.ordering import QueuedJob, ReadyQueue, RunningJob
-from penstock.core.jobs.quick import quick_tuple
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.types import AddonId, HostId, JobId, Moment
 from penstock.stores.common.rows import class_from, class_row
@@ -65,30 +65,13 @@ class SqliteAdmissionClasses:
         self._demands.clear()
 
 
-class Queued(NamedTuple):
-    """What a round sees of a job in line (`QueuedJob`, and its fields come first), and what the store itself must know of one that starts."""
+class Queued(QueuedJob, frozen=True, gc=False):
+    """A queued job with what the store itself must know of one that starts."""
 
-    no: int
-    job_id: JobId
-    priority: int
-    turn: Moment
-    fence: int
-    expected_sec: float | None
-    passed_at: Moment | None
-    denied: str
-    events: int
-    max_runtime_sec: int | None
-    max_active_sec: int | None
-    active: int
-
-
-def _as_waiting(make: Callable[[Iterable[Any]], Queued]) -> Callable[[Iterable[Any]], QueuedJob]:
-    """A round asks for what `QueuedJob` has, by name, and never for more."""
-    return cast("Callable[[Iterable[Any]], QueuedJob]", make)
-
-
-#: They are made by the hundred.
-_waiting: Final = _as_waiting(quick_tuple(Queued))
+    events: int = 0
+    max_runtime_sec: int | None = None
+    max_active_sec: int | None = None
+    active: int = 0
 
 
 class NewQueued(NamedTuple):
@@ -179,7 +162,7 @@ class SqliteAdmissionView:
                 yield self._line(first, self._new(fresh.pop(first)))
             cursor = self._con.execute(statements()["in_line"], {"demand": key[0], "line": key[1]})
             self._open.append(cursor)
-            jobs: Iterator[QueuedJob] = map(_waiting, cursor)
+            jobs: Iterator[QueuedJob] = starmap(Queued, cursor)
             if key in fresh:
                 jobs = merge(jobs, self._new(fresh.pop(key)), key=_by_turn)
             yield self._line(key, jobs)
@@ -200,8 +183,8 @@ class SqliteAdmissionView:
     def _new(self, jobs: Iterable[NewQueued]) -> Iterator[QueuedJob]:
         for job in jobs:
             limits = (job.max_runtime_sec, job.max_active_sec)
-            yield _waiting(
-                (job.no, job.job_id, job.priority, job.turn, 0, job.expected_sec, None, "", 1, *limits, 0)
+            yield Queued(
+                job.no, job.job_id, job.priority, job.turn, 0, job.expected_sec, None, "", 1, *limits, 0
             )
 
     def running(self) -> Sequence[RunningJob]:

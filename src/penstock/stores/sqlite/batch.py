@@ -22,7 +22,6 @@ from penstock.core.jobs.ordering import Ordering, Pick, Placement
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import DispatchId, HostId, Moment
 from penstock.stores.api import CompletedDispatch, Terms
-from penstock.stores.common.rows import make_dispatch
 from penstock.stores.sqlite.admission_view import Queued
 from penstock.stores.sqlite.write_batch import SqliteWriteBatch, Started
 
@@ -55,9 +54,11 @@ def take(
     """What a round has picked becomes dispatches, in its order."""
     made: list[Dispatch] = []
     fresh = pages.fresh
-    said = pages.said([w.no for w, _, offer, _ in picks if offer is Placement.LEASE and w.no not in fresh])
+    said = pages.said(
+        [p.waiting.no for p in picks if p.offer is Placement.LEASE and p.waiting.no not in fresh]
+    )
     for (admission_class, offer), its in groupby(picks, _KIND):
-        alike = [(cast("Queued", waiting), ends_at) for waiting, _, _, ends_at in its]
+        alike = [(cast("Queued", pick.waiting), pick.ends_at) for pick in its]
         if offer is Placement.LEASE:
             started = Started(admission_class, fresh, said, ordering.aging.per_point)
             made += _lease(pages, alike, terms, started, admission_class=admission_class, host=host, now=now)
@@ -93,11 +94,10 @@ def _reserve(
         pages.tell((now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", str(fence), None))
         rows.append((no, None, class_no, host, fence, phase, n, pages.batch, now, None, until, ends_at, None, None, ""))  # fmt: skip
         made.append(
-            make_dispatch(
-                dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, None, ends_at,
-                None, None, None, "", 0, None, None, None, None, None, None
+            Dispatch(
+                dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, None, ends_at
             )
-        )  # fmt: skip
+        )
     pages.add_live(rows)
     return made
 
@@ -124,15 +124,14 @@ def _lease(
     made, plain, rows, events = [], list[int](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
     fresh, leases, drafts, few = pages.fresh, pages.leased, pages.started, len(picks) < FEW
     for queued, ends_at in picks:
-        no, job_id, priority, turn, fence, _, _, _, n, max_runtime, max_active, active = queued
-        fence, attempt, stop_at, stop_for = fence + 1, _FIRST, None, None
+        no, job_id, fence, n = queued.no, queued.job_id, queued.fence + 1, queued.events
+        attempt, stop_at, stop_for = _FIRST, None, None
         if fence > 1:
             attempt = str(fence)
-        if max_runtime is not None or max_active is not None:
-            stop_at, stop_for = stop_moment(max_runtime, max_active, active, now)
-        if waited != now - turn - priority * per_point:
-            waited = now - turn - priority * per_point
-            told = running_data(worker, waited)
+        if queued.max_runtime_sec is not None or queued.max_active_sec is not None:
+            stop_at, stop_for = stop_moment(queued.max_runtime_sec, queued.max_active_sec, queued.active, now)
+        if waited != (waits := now - queued.turn - queued.priority * per_point):
+            waited, told = waits, running_data(worker, waits)
         dispatch_id: DispatchId = f"{job_id}.{attempt}"  # type: ignore[assignment]  # as `dispatch_id_of` makes it
         events += (
             (now, _DISPATCHING, job_id, n + 1, _DISPATCHED, "admitted", attempt, None),
@@ -145,9 +144,9 @@ def _lease(
         else:
             plain.append(no)
         made.append(
-            make_dispatch(
+            Dispatch(
                 dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, now, ends_at,
-                stop_at, stop_for, None, worker, 0, None, None, None, None, None, None
+                stop_at, stop_for, None, worker
             )
         )  # fmt: skip
         leases[dispatch_id] = (no, n + 2, kind)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 import apsw
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Note, addon_note
 from penstock.core.jobs.job import EventKind

@@ -20,15 +20,15 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from operator import attrgetter
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread, current_thread
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from penstock.core.jobs.intent import Intent, alike, make_intent
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import Constraint, JobId, RunWhen
 from penstock.stores.api import Depth, Receipt, Rest
@@ -63,7 +63,7 @@ _Row: TypeAlias = tuple[
     str, str, int, int, int, str, int, float | int | None, str, tuple[str, ...], bool, int | None, int | None,
     int | None, int | None, int | None, str, str | None, tuple[int, ...], tuple[str, ...],
 ]  # fmt: skip
-_said: Final = attrgetter(*(field.name for field in fields(Intent)))
+_said: Final = attrgetter(*Intent.__struct_fields__)
 _STATES: Final = {str(state): state for state in JobState}
 _encode: Final = msgspec.msgpack.encode
 _letters: Final = msgspec.msgpack.Decoder(tuple[list[str], list[_Row], tuple[int | None, int | None]])
@@ -80,7 +80,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self._like: tuple[Any, ...] = ()
-        self._make: Callable[[str], Intent] | None = None
+        self._last: Intent | None = None
 
     def read(self, text: bytes) -> SubmitRequest:
         names, rows, depth = _letters.decode(text)
@@ -90,10 +90,11 @@ class _Reader:
 
     def _intent(self, row: _Row) -> Intent:
         like = (*row[:8], *row[9:])  # all but the payload
-        if self._make is None or like != self._like:
-            first = make_intent(*row[:4], Constraint(row[4]), RunWhen(row[5]), *row[6:])
-            self._like, self._make = like, alike(first)
-        return self._make(row[8])
+        if self._last is None or like != self._like:
+            values: list[Any] = [*row]
+            values[4], values[5] = Constraint(row[4]), RunWhen(row[5])
+            self._like, self._last = like, Intent(*values)
+        return replace(self._last, payload=row[8])
 
 
 # the end that commits
@@ -242,7 +243,7 @@ class SubmitRelayServer:
         return True
 
     def _answer(self, guest: socket.socket, receipts: list[Receipt] | None) -> None:
-        text = _encode(None if receipts is None else [receipt[:3] for receipt in receipts])
+        text = _encode(None if receipts is None else [(r.job_id, r.state, r.created) for r in receipts])
         with self._lock:
             try:
                 if self._closed:

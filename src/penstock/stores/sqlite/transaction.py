@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, cast
 
 import apsw
+from msgspec.structs import replace
 
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.changes import Change, DispatchStep, JobStep, Note, Renewal
@@ -16,7 +17,6 @@ from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent, all_but_payload
 from penstock.core.jobs.job import Dispatch, EventKind, place
 from penstock.core.jobs.ordering import AdmissionView, Ordering, Placement, RoundResult
-from penstock.core.jobs.quick import quick_tuple
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Clock, CompletedDispatch, Depth, Receipt, Standing, Tell, Terms
@@ -42,7 +42,6 @@ DISPATCHES: Final = "dispatches_for_steps"
 STEPS: Final = 5_000
 #: In the place of what `jobs_for_steps` says of a job, where there is none.
 _NO_ROW: Final = (0, "", 0, 0, AddonId(""), "")
-_new_queued: Final = quick_tuple(NewQueued)
 
 
 class CommitCallbacks(NamedTuple):
@@ -187,7 +186,7 @@ class Transaction(Upkeep):
             if receipt is None:
                 receipt = self._insert(intent, names[i] if names else JobId(self._new_id()))
                 if intent.idempotency_key is not None:
-                    made[key] = (receipt._replace(created=False), body_hash(intent))
+                    made[key] = (replace(receipt, created=False), body_hash(intent))
             receipts.append(receipt)
         return receipts
 
@@ -225,7 +224,7 @@ class Transaction(Upkeep):
                 self._move_rows_to(now)
         of_job, of_queue, of_intent = self._rest
         job = (no, job_id, self._pages.batch, *of_job)
-        self._pages.add_job(job, _new_queued((no, job_id, *of_queue)), (no, intent.payload, *of_intent))
+        self._pages.add_job(job, NewQueued(no, job_id, *of_queue), (no, intent.payload, *of_intent))
         self._pages.fresh[no] = intent
         self._pages.tally[intent.addon_id, JobState.QUEUED] += 1
         self._pages.tell((now, _SUBMITTED, job_id, 1, _QUEUED, "", None, None))

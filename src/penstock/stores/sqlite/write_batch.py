@@ -9,21 +9,22 @@ once per key, however many jobs were moved.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import apsw
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.end_rules import DispatchPhase
-from penstock.core.jobs.intent import AdmissionClass, Intent, alike
+from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.ledger import Account, FairShare, keys_of
 from penstock.core.jobs.retry import NONE_YET, Counters
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
-from penstock.stores.common.rows import by_name, intent_from, listed, make_job
+from penstock.stores.common.rows import by_name, intent_from, listed
 from penstock.stores.common.trail import pack
 from penstock.stores.sqlite.admission_view import (
     NewQueued,
@@ -61,28 +62,26 @@ class Started:
             per_point,
         )
         self._like: Any = None
-        self._make: Callable[[str], Intent] | None = None
+        self._intent: Intent | None = None
         self._life: tuple[Moment | None, Counters, Span, Money, Money, float | None] = _UNTRIED
 
     def job(self, queued: Queued, dispatch_id: DispatchId) -> Job:
-        no, job_id, priority, turn, fence, expected, _, _, _, max_runtime, max_active, _ = queued
-        fence += 1
+        no, job_id, priority, fence = queued.no, queued.job_id, queued.priority, queued.fence + 1
         intent = self._fresh.get(no)
         if intent is not None:  # submitted at this moment too
-            since = turn + priority * self.per_point
-            return make_job(
-                no, job_id, intent, JobState.RUNNING, since, since, None, fence, dispatch_id, NONE_YET, 0, 0, 0, None, "", "{}",
-                None, None, None, None
-            )  # fmt: skip
+            since = queued.turn + priority * self.per_point
+            return Job(no, job_id, intent, JobState.RUNNING, since, since, None, fence, dispatch_id)
         _, payload, unit, created_at, ready_at, rest = self._said[no]
-        like = (priority, expected, max_runtime, max_active, unit, rest)
-        if self._make is None or like != self._like:
+        like = (
+            priority, queued.expected_sec, queued.max_runtime_sec, queued.max_active_sec, unit, rest
+        )  # fmt: skip
+        if like != self._like:
             self._read(like)
-        assert self._make is not None
+        assert self._intent is not None
         not_before, failed, active, spent, spent_before, progress = self._life
-        return make_job(
-            no, job_id, self._make(payload), JobState.RUNNING, created_at, ready_at, not_before, fence, dispatch_id, failed,
-            active, spent, spent_before, progress, "", "{}", None, None, None, None
+        return Job(
+            no, job_id, replace(self._intent, payload=payload), JobState.RUNNING, created_at, ready_at, not_before, fence, dispatch_id, failed,
+            active, spent, spent_before, progress
         )  # fmt: skip
 
     def _read(self, like: tuple[Any, ...]) -> None:
@@ -91,7 +90,7 @@ class Started:
          not_before, crash, unavailable, error, active, spent, spent_before, progress) = _NOTHING if rest is None else _decode(rest)  # fmt: skip
         edited = (priority, earliest, deadline, expected, max_runtime, max_active, key)
         said = ("", tags, unit, cost_limit, time_sensitive, retry_delays)
-        self._make = alike(intent_from(self._admission_class, edited, said))
+        self._intent = intent_from(self._admission_class, edited, said)
         failed = Counters(crash, unavailable, error, 0) if crash or unavailable or error else NONE_YET
         self._life = (not_before, failed, active, spent, spent_before, progress)
 
