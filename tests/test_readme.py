@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "bench" / "README.md"]
 
 
@@ -60,12 +61,33 @@ def test_every_command_that_the_readme_promises_is_a_target():
     )
 
 
-def test_every_file_that_the_readme_and_the_architecture_name_exists():
-    for page in ("README.md", "ARCHITECTURE.md"):
-        text = (ROOT / page).read_text()
-        for name in re.findall(r"`([a-z]+/[\w./]+\.(?:py|md))`", text):
-            path = ROOT / name if name.startswith(("tests", "docs")) else ROOT / "src" / "penstock" / name
-            assert path.exists(), f"{page} names {name}"
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "ARCHITECTURE.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_every_file_that_a_page_names_exists(page):
+    for name in re.findall(r"`([a-z]+/[\w./]+\.(?:py|md|sh))`", page.read_text("utf-8")):
+        assert (ROOT / name).exists() or (ROOT / "src" / "penstock" / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_setting_that_a_page_names_exists(page):
+    settings = set(
+        re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE)
+    )
+    sections = {name.partition(".")[0] for name in settings if "." in name}
+    names = re.findall(r"`(?:--set )?([a-z_]+\.[a-z_]+)(?: ?=[^`]*)?`", page.read_text("utf-8"))
+
+    assert {name for name in names if name.partition(".")[0] in sections} <= settings
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_verb_of_the_command_that_a_page_names_exists(page):
+    pytest.importorskip("click")
+    from penstock.cli.main import VERBS
+
+    verbs = re.findall(r"(?:`|^\$ |^)penstock ([a-z]+)(?= |`|$)", page.read_text("utf-8"), re.MULTILINE)
+
+    assert set(verbs) <= set(VERBS)
 
 
 def test_every_link_in_the_documents_leads_somewhere():
