@@ -7,7 +7,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "http: any Host will do",
-        "penstock/server/guard.py",
+        "penstock/server/accepting.py",
         "check_request",
         "    if host not in exposure.hosts:\n",
         "    if False:\n",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: any Origin will do",
-        "penstock/server/guard.py",
+        "penstock/server/accepting.py",
         "check_request",
         "    if origin is not None and not _own",
         "    if False and not _own",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: any site will do",
-        "penstock/server/guard.py",
+        "penstock/server/accepting.py",
         "check_request",
         '    if headers.get(b"sec-fetch-site", b"none") not in _SAME:\n',
         "    if False:\n",
@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: a name that begins like ours is ours",
-        "penstock/server/guard.py",
+        "penstock/server/accepting.py",
         "check_request",
         "    if host not in exposure.hosts:\n",
         "    if not host.startswith(tuple(exposure.hosts)) and not host.endswith('example'):\n",
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: another's events are told",
-        "penstock/server/handlers/stream.py",
+        "penstock/server/handlers/live.py",
         "_Cursor.read",
         "            if self._addon_id is not None:\n",
         "            if False:\n",
@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: events are told as they are",
-        "penstock/server/handlers/stream.py",
+        "penstock/server/handlers/live.py",
         "_Cursor._seen",
         "        if viewer is None or not events:\n",
         "        if True:\n",
@@ -153,7 +153,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: a cookie is enough",
-        "penstock/server/sessions.py",
+        "penstock/server/page.py",
         "Sessions._proof",
         'return f"session {self.cookie} {cookie} {half}"',
         'return f"session {self.cookie} {cookie}"',
@@ -161,7 +161,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: the other half is computed from the cookie",
-        "penstock/server/sessions.py",
+        "penstock/server/page.py",
         "Sessions.open",
         "        self._tokens.add(token_id",
         '        half = _digest(cookie.partition("=")[2] or cookie)\n        self._tokens.add(token_id',
@@ -169,7 +169,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: a cookie is a bearer token",
-        "penstock/server/sessions.py",
+        "penstock/server/page.py",
         "Sessions.open",
         'cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)\n        self._tokens.add(token_id, self._proof(cookie, half), asked, who)',
         'half = secrets.token_urlsafe(32)\n        cookie = f"{token_id}.{half}"\n        self._tokens.add(token_id, self._proof(cookie, half), asked, who)',
@@ -177,7 +177,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: all instances share a cookie",
-        "penstock/server/sessions.py",
+        "penstock/server/page.py",
         "Sessions.__init__",
         "-{_digest(str(tokens.path.resolve()))[:10]}",
         "",
@@ -201,7 +201,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: a stream outlives its token",
-        "penstock/server/token_watch.py",
+        "penstock/server/tokens.py",
         "TokenWatch._look",
         "if not self._tokens.alive(principal):",
         "if False:",
@@ -241,7 +241,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: one addon may have all threads",
-        "penstock/server/worker_threads.py",
+        "penstock/server/app_state.py",
         "FairPool._next",
         " or self._running[o] < self._per_owner), None)",
         " or True), None)",
@@ -249,7 +249,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: calls are made first come first served",
-        "penstock/server/worker_threads.py",
+        "penstock/server/app_state.py",
         "FairPool._start",
         "                self._queues.move_to_end(owner)\n",
         "                pass\n",

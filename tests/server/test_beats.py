@@ -11,7 +11,7 @@ from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
-from penstock.server.stats_stream import StatsStream
+from penstock.server.event_hub import StatsStream
 from penstock.stores.memory.store import MemoryStore
 
 SUBMIT = [Intent(addon_id="a", job_type="t")]

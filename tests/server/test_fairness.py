@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.waiting import LONG, until
 
-from penstock.server.worker_threads import OURS, FairPool
+from penstock.server.app_state import OURS, FairPool
 
 
 class Gate:

@@ -11,8 +11,7 @@ import pytest
 from fuzz import fuzz
 
 from penstock import wire
-from penstock.server.openapi import describe
-from penstock.server.routes import ROUTES, OpenRoute
+from penstock.server.routes import ROUTES, OpenRoute, describe
 from penstock.wire import PREFIX, Scope
 from penstock.wire.common import WireAnswer, WireRequest
 

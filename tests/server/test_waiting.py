@@ -269,7 +269,7 @@ def test_a_last_event_id_that_is_none_is_refused(place, given):
 
 
 def test_an_idle_stream_sends_a_sign_of_life(place, monkeypatch):
-    monkeypatch.setattr("penstock.server.handlers.stream.HEARTBEAT_SEC", 0.05)
+    monkeypatch.setattr("penstock.server.handlers.live.HEARTBEAT_SEC", 0.05)
     with Stream(place.client) as stream:
         assert stream.response.readline() == b": still here\n"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from http_kit import Place
 
-from penstock.server import stats_stream
+from penstock.server import event_hub
 from penstock.wire import PREFIX
 from tests import SOURCES
 from tests.web.drive import backlog
@@ -91,9 +91,9 @@ def crowded():
 
 
 def test_ten_pages_get_the_same_beat_and_it_is_made_once(tmp_path, monkeypatch):
-    made, view = [], stats_stream._view
+    made, view = [], event_hub.frame_view
     monkeypatch.setattr(
-        stats_stream, "_view", lambda service, frame: made.append(frame.number) or view(service, frame)
+        event_hub, "frame_view", lambda service, frame: made.append(frame.number) or view(service, frame)
     )
     home = tmp_path / "home"
     home.mkdir(mode=0o700)

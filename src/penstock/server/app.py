@@ -20,12 +20,11 @@ import msgspec
 
 from penstock import wire
 from penstock.core.errors import StaleDispatch
+from penstock.server.accepting import Exposure, check_request
 from penstock.server.app_state import AppState, Request
 from penstock.server.body import MAX_BODY, Decoder, Receive, read_body, read_query
-from penstock.server.guard import Exposure, check_request
 from penstock.server.handlers.status import problems_of
 from penstock.server.metrics import CONTENT_TYPE, metrics
-from penstock.server.openapi import describe
 from penstock.server.page import WebPage
 from penstock.server.problems import (
     BadToken,
@@ -37,9 +36,8 @@ from penstock.server.problems import (
     WrongVerb,
     problem_of,
 )
-from penstock.server.routes import OPEN, ROUTES, OpenRoute, Route, Router
-from penstock.server.token_watch import TokenWatch
-from penstock.server.tokens import LOCAL, Principal
+from penstock.server.routes import OPEN, ROUTES, OpenRoute, Route, Router, describe
+from penstock.server.tokens import LOCAL, Principal, TokenWatch
 from penstock.wire import PREFIX, Scope
 
 __all__ = ["Api", "RequestLimits"]

@@ -1,21 +1,21 @@
-"""Programs that show their pools and graphs here: each tells its snapshot about once a second, and is forgotten soon after it stops.
+"""
+What every handler has at hand: the scheduler, the tokens, the trail, threads for calls that block, and the request itself.
 
-Only the latest is kept, in memory: these are gauges to look at. Nothing is decided by them, so nothing is lost with them.
-
-What every handler has at hand: the house, the tokens, the trail, a way to block without blocking, and who is asking.
-
-A handler that is a plain function runs in the pool, because the store blocks; one that waits for something to happen is a
-coroutine, and hands only its single steps to the pool.
+A handler that is a plain function runs in a thread, because the store blocks. A handler that waits for something to happen is a
+coroutine, and hands only its single steps to the threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock import wire
 from penstock.core.errors import NotFound
@@ -26,23 +26,102 @@ from penstock.core.jobs.viewer import Viewer
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.scheduler.service import SchedulerService
-from penstock.server.event_hub import ClaimQueue, EventHub
+from penstock.server.event_hub import ClaimQueue, EventHub, StatsStream
+from penstock.server.page import CODE_LASTS, Opened, Sessions
 from penstock.server.problems import OverLimit, TooMany
-from penstock.server.sessions import CODE_LASTS, Opened, Sessions
-from penstock.server.stats_stream import StatsStream
 from penstock.server.tokens import Principal, TokenFile
 from penstock.server.views import when
-from penstock.server.worker_threads import OURS, FairPool
 from penstock.stores.api import Store
 from penstock.wire import Scope
 
-__all__ = ["AppState", "Owners", "Programs", "Request", "Runs", "bearer"]
+__all__ = ["OURS", "AppState", "FairPool", "Owners", "Programs", "Request", "Runs", "bearer"]
+
+T = TypeVar("T")
+
+#: The server's own calls, on behalf of all: they take turns too, but have no limit.
+OURS: Final = ""
+
+
+class _Waiting(NamedTuple):
+    answer: asyncio.Future[Any]
+    function: Callable[[], Any]
+
+
+class FairPool:
+    """
+    A few threads for calls that block, shared fairly: each owner (an addon, or a token that is bound to none) has its own queue, and
+    the owners take turns.
+
+    First come, first served would let one owner with hundreds of slow reads delay the heartbeats of all others until their leases are over.
+    `per_owner`: threads at once, so that other owners find one free. Lives on one event loop: everything but the calls themselves happens
+    there, so there is no lock.
+    """
+
+    def __init__(self, threads: int, per_owner: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._free, self._per_owner = loop, threads, per_owner
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="penstock-http")
+        self._running: Counter[str] = Counter()
+        #: The owner whose turn is next comes first.
+        self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+
+    def run(self, owner: str, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._queues.setdefault(owner, deque()).append(_Waiting(answer, partial(function, *args)))
+        self._start()
+        return answer
+
+    def _start(self) -> None:
+        while self._free and (owner := self._next()) is not None:
+            queue = self._queues[owner]
+            waiting = queue.popleft()
+            if queue:
+                self._queues.move_to_end(owner)
+            else:
+                del self._queues[owner]
+            if not waiting.answer.done():  # else its client has gone away
+                self._free -= 1
+                self._running[owner] += 1
+                self._threads.submit(self._call, owner, waiting)
+
+    def _next(self) -> str | None:
+        return next((o for o in self._queues if o == OURS or self._running[o] < self._per_owner), None)
+
+    def _call(self, owner: str, waiting: _Waiting) -> None:
+        """In a thread."""
+        result, error = None, None
+        try:
+            result = waiting.function()
+        except BaseException as raised:  # noqa: BLE001 - it belongs to the caller
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: the server has stopped
+            self._loop.call_soon_threadsafe(self._ended, owner, waiting.answer, result, error)
+
+    def _ended(
+        self, owner: str, answer: asyncio.Future[Any], result: Any, error: BaseException | None
+    ) -> None:
+        self._free += 1
+        self._running[owner] -= 1
+        if not self._running[owner]:
+            del self._running[owner]
+        if not answer.done():
+            answer.set_result(result) if error is None else answer.set_exception(error)
+        self._start()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
 
 _FORGOTTEN_AFTER: Final = 30 * SECOND
 _MOST: Final = 64
 
 
 class Programs:
+    """
+    Programs that show their pools and graphs on the page. Each sends a snapshot about once a second, and is forgotten soon after it stops.
+
+    Only the latest is kept, in memory: nothing is decided by it, so nothing is lost with it.
+    """
+
     def __init__(self) -> None:
         self._told: dict[tuple[str | None, str], tuple[Moment, wire.Attach]] = {}
         self._lock = Lock()
@@ -73,7 +152,6 @@ class Programs:
         ]
 
 
-T = TypeVar("T")
 Q = TypeVar("Q")
 B = TypeVar("B")
 

@@ -28,14 +28,12 @@ from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.scheduler.private_files import Unsafe, private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
-from penstock.server.accepting import Peers, SocketListener, rooms
+from penstock.server.accepting import LOOPBACK, Exposure, Peers, SocketListener, check_exposure, rooms
 from penstock.server.app import Api, RequestLimits
 from penstock.server.app_state import AppState, Runs
 from penstock.server.connection import ConnectionLimits, HttpConnection
-from penstock.server.guard import LOOPBACK, Exposure, check_exposure
 from penstock.server.metrics import families
-from penstock.server.page import WebPage
-from penstock.server.sessions import Sessions
+from penstock.server.page import Sessions, WebPage
 from penstock.server.tokens import FIRST_FILE, LOCAL, TokenFile
 
 __all__ = ["Config", "Server", "serve"]

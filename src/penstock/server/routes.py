@@ -1,7 +1,7 @@
 """
-The API as one table. Routing, rights, validation, OpenAPI and the list in `docs/http.md` are all made from it.
+The API as one table, and its OpenAPI 3.1 description. Routing, rights, validation and the list in `docs/http.md` are made from the table.
 
-A route cannot be made without saying who may use it: the scope is a field without a default. What needs no token is OPEN, and a
+A route cannot be made without saying who may use it: the scope is a field without a default. A route that needs no token is OPEN, and a
 test holds the list of those.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -18,12 +18,13 @@ from typing import Any, Final
 import msgspec
 
 from penstock import wire
-from penstock.server.body import Decoder
-from penstock.server.handlers import admin, jobs, live, runs, status, stream, workers
+from penstock.scheduler.version import VERSION
+from penstock.server.body import Decoder, fields_of
+from penstock.server.handlers import admin, jobs, live, status, workers
 from penstock.server.problems import NoRoute, WrongVerb
-from penstock.wire import PREFIX, Scope
+from penstock.wire import PREFIX, ProblemDetails, Scope
 
-__all__ = ["OPEN", "ROUTES", "OpenRoute", "Route", "Router"]
+__all__ = ["OPEN", "ROUTES", "OpenRoute", "Route", "Router", "describe"]
 
 
 class OpenRoute(Enum):
@@ -92,7 +93,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("queue/find", _READ, jobs.find, wire.Found, "Find jobs by a part of their id", query=wire.FindQuery),
     _get("queue/jobs/{job_id}", _READ, jobs.get, wire.JobInfo, "Get a job, at once or when it is settled", query=wire.WaitQuery),
     _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, wire.Explained, "Explain why the job is in its state"),
-    _get("queue/jobs/{job_id}/logs", _READ, runs.logs, wire.Logs, "Read the output of a command or function", query=wire.LogsQuery),
+    _get("queue/jobs/{job_id}/logs", _READ, jobs.logs, wire.Logs, "Read the output of a command or function", query=wire.LogsQuery),
     _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.JobInfo, "Cancel a job; a running job is asked to stop", body=wire.Cancel, body_optional=True),
     _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, wire.JobInfo, "Queue a FAILED or BLOCKED job again"),
     _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, wire.JobInfo, "Change priority or times of a QUEUED job", body=wire.Edit),
@@ -107,10 +108,10 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("lease/heartbeat", _LEASE, workers.heartbeat, wire.HeartbeatAnswer, "Renew a lease; the answer says whether to stop", body=wire.Heartbeat),
     _post("lease/report", _LEASE, workers.report, wire.LoadReported, "Report progress, spending and perhaps the outcome, in one call", body=wire.LoadReport),
     _post("lease/release", _LEASE, workers.release, wire.Completed, "Release a lease; its job returns to the queue", body=wire.Release),
-    _post("run/say", Scope.RUN_SELF, runs.say, wire.Said, "Report or ask something as a running job, with that attempt's own token", body=wire.Say),
+    _post("run/say", Scope.RUN_SELF, jobs.say, wire.Said, "Report or ask something as a running job, with that attempt's own token", body=wire.Say),
     # looking
-    _get("events", _READ, stream.events, wire.Events, "Read the trail, page by page", query=wire.EventsQuery),
-    _get("events/stream", _READ, stream.stream, wire.EventInfo, "Follow the trail as server-sent events", query=wire.StreamQuery, streams=True, waits=True),
+    _get("events", _READ, live.events, wire.Events, "Read the trail, page by page", query=wire.EventsQuery),
+    _get("events/stream", _READ, live.stream, wire.EventInfo, "Follow the trail as server-sent events", query=wire.StreamQuery, streams=True, waits=True),
     _get("stats", _READ, status.stats, wire.Stats, "Count jobs by state and addon"),
     _get("leases", _READ, status.leases, wire.LeaseList, "List the leases that hold units now", query=wire.LeasesQuery),
     _get("capacity", _READ, status.capacity, wire.CapacityInfo, "Show the usable units, and what limits them"),
@@ -178,3 +179,103 @@ class Router:
 
 
 _IDENT: Final = re.compile(r"[0-9A-Za-z._-]{1,100}")
+
+
+_REF: Final = "#/components/schemas/{name}"
+_REFUSALS: Final = {
+    401: "no token, or none that is valid",
+    403: "the token's scope or limits, or a foreign Host, Origin or site",
+    404: "nothing by that name, or not yours",
+    405: "another verb",
+    408: "the request took too long to arrive",
+    409: "the job or lease is not in a state for this; nothing was changed",
+    413: "too large",
+    415: "not JSON",
+    422: "fields are wrong; `problems` names each",
+    429: "the queue is full, or too many requests are open; see Retry-After",
+    503: "the database or the scheduler is not available",
+}
+
+
+def describe(routes: Sequence[Route]) -> dict[str, Any]:
+    kinds = {kind for route in routes for kind in (route.body, route.answer) if kind is not None} | {
+        ProblemDetails
+    }
+    ordered = sorted(kinds, key=lambda kind: kind.__name__)
+    refs, schemas = msgspec.json.schema_components(ordered, ref_template=_REF)
+    ref = dict(zip(ordered, refs, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.verb.lower()] = _operation(route, ref)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": VERSION,
+            "description": "Admits, queues and dispatches work. Moments are RFC 3339, spans are seconds.",
+        },
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    scope = "open to everybody" if isinstance(route.scope, OpenRoute) else f"needs the scope `{route.scope}`"
+    media, shown = _shown(route, ref)
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__.strip("_"),
+        "summary": route.summary,
+        "description": scope,
+        "parameters": [*_path_parameter(route), *_query_parameters(route)],
+        "responses": {
+            "200": {"description": "done", "content": {media: {"schema": shown}}},
+            **{str(status): _refusal(words, ref) for status, words in _REFUSALS.items()},
+        },
+        "security": [] if isinstance(route.scope, OpenRoute) else [{"token": []}],
+    }
+    if isinstance(route.scope, OpenRoute):
+        operation["responses"]["503"] = {
+            "description": "degraded",
+            "content": {"application/json": {"schema": shown}, "application/problem+json": _problem(ref)},
+        }
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": not route.body_optional,
+            "content": {"application/json": {"schema": ref[route.body]}},
+        }
+    return operation
+
+
+def _shown(route: Route, ref: dict[type, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    if route.streams:
+        return "text/event-stream", {"type": "string"}
+    if route.plain:
+        return route.plain.decode().partition(";")[0], {"type": "string"}
+    return "application/json", ref[route.answer]
+
+
+def _refusal(words: str, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    return {"description": words, "content": {"application/problem+json": _problem(ref)}}
+
+
+def _problem(ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    return {"schema": ref[ProblemDetails]}
+
+
+def _path_parameter(route: Route) -> Iterable[dict[str, Any]]:
+    if route.parameter is not None:
+        schema = {"type": "string", "pattern": "^[0-9A-Za-z_-][0-9A-Za-z._-]{0,99}$"}
+        yield {"name": route.parameter, "in": "path", "required": True, "schema": schema}
+
+
+def _query_parameters(route: Route) -> Iterable[dict[str, Any]]:
+    if route.query is None:
+        return
+    (_,), schemas = msgspec.json.schema_components([route.query], ref_template=_REF)
+    properties = schemas[route.query.__name__]["properties"]
+    for one in fields_of(route.query):
+        name = one.encode_name
+        yield {"name": name, "in": "query", "required": one.required, "schema": properties[name]}

@@ -1,19 +1,22 @@
 """
-Who may do what: bearer tokens.
+Bearer tokens: who may do what, and the end of requests that wait with a token that has ended.
 
-A token is 256 random bits, so its plain SHA-256 is all that is kept. They live in a file of their own beside the database, not in a table: then the
-stores stay the same three, a backup of the jobs carries no secrets' hashes, and an operator who is locked out can mend a text file. It is replaced as a
-whole, so a reader sees the old or the new; a change by anybody is noticed within half a second.
+A token is 256 random bits, so only its plain SHA-256 is kept. Tokens live in a file beside the database, not in a table: the stores
+need no table for them, a backup of the jobs carries no hashes of secrets, and an operator who is locked out can mend a text file. The
+file is replaced as a whole, so a reader sees the old one or the new one; every process notices a change within half a second.
 
-A token made with another token is that token's child: it expires no later, and it ends when its parent is revoked, expires or is taken out of the file.
+A token made with another token is that token's child: it expires no later, and it ends when its parent is revoked, expires or is
+taken out of the file.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +31,16 @@ from penstock.scheduler.private_files import Unsafe, private_directory, private_
 from penstock.server.problems import BadToken
 from penstock.wire import NewToken, Scope, Token
 
-__all__ = ["FIRST_FILE", "LOCAL", "TOKENS_FILE", "Principal", "TokenFile", "new_token_id", "read_secret"]
+__all__ = [
+    "FIRST_FILE",
+    "LOCAL",
+    "TOKENS_FILE",
+    "Principal",
+    "TokenFile",
+    "TokenWatch",
+    "new_token_id",
+    "read_secret",
+]
 
 TOKENS_FILE: Final = "tokens.json"
 #: The first token, in full, for the command line of whoever started the daemon.
@@ -238,3 +250,48 @@ def _lineage(token: Token, tokens: dict[str, Token]) -> Iterable[Token]:
 def read_secret(file: Path) -> str:
     """The token made at first start. Refused when others can read it, for then it is no secret."""
     return private_file(file).read_text("ascii").strip()
+
+
+#: With the half second after which the file of tokens is read again it is less than one.
+_WATCH_EVERY: Final = 0.3
+
+
+class TokenWatch:
+    """
+    Ends the streams and long polls of a token that has ended.
+
+    A token is checked when a request comes in, and some requests stay for hours. While there are any, this checks their tokens several times a
+    second; while there are none, it does nothing. Lives on one event loop.
+    """
+
+    def __init__(self, tokens: TokenFile, loop: asyncio.AbstractEventLoop) -> None:
+        self._tokens, self._loop = tokens, loop
+        self._waiting: dict[object, tuple[Principal, Callable[[], object]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def watching(self, principal: Principal, end: Callable[[], object]) -> Iterator[None]:
+        """Calls `end` once, if the principal's token ends before the block does."""
+        if principal.token_id is None:
+            yield
+            return
+        key = object()
+        self._waiting[key] = (principal, end)
+        self._look_later()
+        try:
+            yield
+        finally:
+            self._waiting.pop(key, None)
+
+    def _look_later(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(_WATCH_EVERY, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for key, (principal, end) in list(self._waiting.items()):
+            if not self._tokens.alive(principal):
+                del self._waiting[key]
+                end()
+        if self._waiting:
+            self._look_later()

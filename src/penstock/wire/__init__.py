@@ -8,8 +8,22 @@ JSON: they pass through unread. Requests refuse fields they do not know, by name
 
 from __future__ import annotations
 
-from penstock.wire.access import FieldProblem, NewToken, ProblemDetails, Scope, Token, TokenMade, Tokens
-from penstock.wire.common import MAX_BULK, MAX_NUMBER, MAX_PAGE, MAX_WAIT_SEC, PREFIX, Description, Nothing
+from penstock.wire.common import (
+    MAX_BULK,
+    MAX_NUMBER,
+    MAX_PAGE,
+    MAX_WAIT_SEC,
+    PREFIX,
+    Description,
+    FieldProblem,
+    NewToken,
+    Nothing,
+    ProblemDetails,
+    Scope,
+    Token,
+    TokenMade,
+    Tokens,
+)
 from penstock.wire.jobs import (
     AheadInfo,
     BulkSubmitted,
@@ -34,11 +48,11 @@ from penstock.wire.jobs import (
     WaitQuery,
     constraint_names,
 )
-from penstock.wire.programs import Attach, LaneBar, LanesInfo, Program, ProgramList, TaskInfo
 from penstock.wire.status import (
     AddonEdit,
     AddonInfo,
     Addons,
+    Attach,
     BudgetUse,
     CapacityInfo,
     EventInfo,
@@ -51,6 +65,8 @@ from penstock.wire.status import (
     HostNamed,
     Hosts,
     KnownHost,
+    LaneBar,
+    LanesInfo,
     Lease,
     LeaseList,
     LeasesQuery,
@@ -58,11 +74,14 @@ from penstock.wire.status import (
     LoadSignals,
     Login,
     Ok,
+    Program,
+    ProgramList,
     Scoped,
     Stats,
     StatsFrame,
     StatsSecond,
     StreamQuery,
+    TaskInfo,
 )
 from penstock.wire.work import (
     Ack,

@@ -12,7 +12,6 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import RunWhen
-from penstock.wire.access import ProblemDetails
 from penstock.wire.common import (
     MAX_BULK,
     MAX_PAGE,
@@ -25,6 +24,7 @@ from penstock.wire.common import (
     PageSize,
     Pid,
     PriorityWord,
+    ProblemDetails,
     Spent,
     TypeName,
     Units,
