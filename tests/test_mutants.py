@@ -32,6 +32,13 @@ def test_a_planted_bug_still_has_its_place(mutant):
         ast.parse(changed)  # what cannot be imported is found by anything
 
 
+@pytest.mark.parametrize("mutant", list(planted()))
+def test_the_tests_that_shall_find_a_planted_bug_exist(mutant):
+    for path, _, name in (test.partition("::") for test in mutant.tests if test.startswith("tests/")):
+        assert (HERE.parent / path).exists()
+        assert not name or f"def {name.partition('[')[0]}(" in (HERE.parent / path).read_text("utf-8")
+
+
 CODE = """
 class Queue:
     def take(self, limit):

@@ -32,8 +32,8 @@ AGING = Aging()
 ORDERING = Ordering()
 
 
-class Room:
-    """A floor with plain lists for lines. Counts how many jobs a round has looked at."""
+class ListView:
+    """An admission view on plain lists. `pulled` counts the jobs that rounds have read."""
 
     def __init__(self, ledger=None, now=NOW):
         self.now, self.ledger = now, ledger or Ledger()
@@ -100,17 +100,17 @@ A, B, C = (AdmissionClass(AddonId(name), "t", 10) for name in "abc")
 
 
 def test_ten_points_for_every_ten_minutes():
-    its_turn = order_key(20, NOW, AGING)
+    key = order_key(20, NOW, AGING)
 
-    assert effective(its_turn, NOW, AGING) == 20
-    assert effective(its_turn, NOW + 10 * MINUTE, AGING) == 30
+    assert effective(key, NOW, AGING) == 20
+    assert effective(key, NOW + 10 * MINUTE, AGING) == 30
 
 
 def test_the_lowest_job_is_in_the_top_band_after_ninety_minutes_at_most():
-    its_turn = order_key(1, NOW, AGING)
+    key = order_key(1, NOW, AGING)
 
-    assert band(its_turn, NOW + 88 * MINUTE, AGING) == 8
-    assert band(its_turn, NOW + 90 * MINUTE, AGING) == band(order_key(100, NOW, AGING), NOW, AGING) == 9
+    assert band(key, NOW + 88 * MINUTE, AGING) == 8
+    assert band(key, NOW + 90 * MINUTE, AGING) == band(order_key(100, NOW, AGING), NOW, AGING) == 9
 
 
 @settings(deadline=None)
@@ -131,73 +131,73 @@ def test_the_order_within_an_addon_never_changes_as_time_passes(jobs, later):
 
 
 def test_a_higher_band_goes_first_whatever_the_shares():
-    room = Room(Ledger(accounts={"b": Account(average=80.0, at=NOW)}))
-    low, high = room.queue(A, priority=39), room.queue(B, priority=40)
+    view = ListView(Ledger(accounts={"b": Account(average=80.0, at=NOW)}))
+    low, high = view.queue(A, priority=39), view.queue(B, priority=40)
 
-    assert ids(room.round()) == [high, low]
+    assert ids(view.round()) == [high, low]
 
 
 def test_within_a_band_the_addon_furthest_below_its_share_goes_first():
-    room = Room(
+    view = ListView(
         Ledger(accounts={"a": Account(average=8.0, at=NOW), "b": Account(average=9.0, weight=200, at=NOW)})
     )
-    first, second = room.queue(A, priority=45), room.queue(B, priority=41)
+    first, second = view.queue(A, priority=45), view.queue(B, priority=41)
 
-    assert ids(room.round()) == [second, first]
+    assert ids(view.round()) == [second, first]
 
 
 def test_within_an_addon_higher_priority_then_first_in_first_out():
-    room = Room()
-    one, two, three = room.queue(A, 41), room.queue(A, 45), room.queue(A, 41)
+    view = ListView()
+    one, two, three = view.queue(A, 41), view.queue(A, 45), view.queue(A, 41)
 
-    assert ids(room.round()) == [two, one, three]
+    assert ids(view.round()) == [two, one, three]
 
 
 def test_lines_of_one_addon_mix_by_turn():
-    room, other = Room(), replace(A, job_type="other")
-    one, two, three = room.queue(A), room.queue(other), room.queue(A)
+    view, other = ListView(), replace(A, job_type="other")
+    one, two, three = view.queue(A), view.queue(other), view.queue(A)
 
-    assert ids(room.round()) == [one, two, three]
+    assert ids(view.round()) == [one, two, three]
 
 
 def test_a_start_counts_against_every_line_of_its_addon():
-    room = Room()
-    one = room.queue(A, since=NOW - 3)
-    room.queue(replace(A, job_type="other"), since=NOW - 2)
-    two = room.queue(B, since=NOW - 1)
+    view = ListView()
+    one = view.queue(A, since=NOW - 3)
+    view.queue(replace(A, job_type="other"), since=NOW - 2)
+    two = view.queue(B, since=NOW - 1)
 
-    assert ids(room.round())[:2] == [one, two]
+    assert ids(view.round())[:2] == [one, two]
 
 
 def test_ten_thousand_jobs_of_one_addon_do_not_keep_another_waiting():
-    room = Room()
-    room.queue(A, since=NOW - MINUTE, n=10_000)
-    lonely = room.queue(B)
+    view = ListView()
+    view.queue(A, since=NOW - MINUTE, n=10_000)
+    lonely = view.queue(B)
 
-    assert lonely in ids(room.round())[:2]
+    assert lonely in ids(view.round())[:2]
 
 
 def test_addons_with_equal_weight_get_equal_room_within_one_round():
-    room = Room()
+    view = ListView()
     for admission_class in (A, B, C):
-        room.queue(admission_class, n=100)
+        view.queue(admission_class, n=100)
 
-    assert Counter(pick.admission_class.addon_id for pick in room.round().picks) == {"a": 3, "b": 3, "c": 3}
+    assert Counter(pick.admission_class.addon_id for pick in view.round().picks) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_weights_divide_the_room():
-    room = Room(Ledger(accounts={"a": Account(weight=200), "b": Account(weight=100)}))
-    room.queue(A, n=100)
-    room.queue(B, n=100)
+    view = ListView(Ledger(accounts={"a": Account(weight=200), "b": Account(weight=100)}))
+    view.queue(A, n=100)
+    view.queue(B, n=100)
 
-    assert Counter(pick.admission_class.addon_id for pick in room.round().picks) == {"a": 6, "b": 3}
+    assert Counter(pick.admission_class.addon_id for pick in view.round().picks) == {"a": 6, "b": 3}
 
 
 def test_a_job_that_does_not_fit_does_not_stop_the_ones_behind_it():
-    room = Room()
-    big = room.queue(replace(A, cost_units=60), since=NOW - MINUTE)
-    small = room.queue(A)
-    round_result = room.round(capacity=50)
+    view = ListView()
+    big = view.queue(replace(A, cost_units=60), since=NOW - MINUTE)
+    small = view.queue(A)
+    round_result = view.round(capacity=50)
 
     assert ids(round_result) == [small]
     assert [w.job_id for w in round_result.passed] == [big]
@@ -205,34 +205,34 @@ def test_a_job_that_does_not_fit_does_not_stop_the_ones_behind_it():
 
 
 def test_a_job_behind_which_nothing_started_was_not_passed_over():
-    room = Room()
-    room.queue(replace(A, cost_units=60))
+    view = ListView()
+    view.queue(replace(A, cost_units=60))
 
-    assert room.round(capacity=50).passed == []
+    assert view.round(capacity=50).passed == []
 
 
 def test_a_denial_is_told_when_its_reason_changes_and_not_again():
-    room = Room()
-    room.queue(replace(A, cost_units=60), denied="no_room")
-    room.queue(replace(B, cost_units=60), denied="not_quiet")
-    round_result = room.round(capacity=50)
+    view = ListView()
+    view.queue(replace(A, cost_units=60), denied="no_room")
+    view.queue(replace(B, cost_units=60), denied="not_quiet")
+    round_result = view.round(capacity=50)
 
     assert [d.reason.code for d in round_result.denials] == ["no_room"]
     assert round_result.weighed == 2
 
 
-def waiting_long(room, cost=90):
+def waiting_long(view, cost=90):
     passed = NOW - ORDERING.patience
-    return room.queue(AdmissionClass("big", "t", cost), since=NOW - MINUTE, passed=passed, denied="no_room")
+    return view.queue(AdmissionClass("big", "t", cost), since=NOW - MINUTE, passed=passed, denied="no_room")
 
 
 def test_room_is_kept_for_a_job_that_was_passed_over_for_thirty_seconds():
-    room = Room(Ledger(units=40, running=1))
-    room.runs = [RunningJob(40, NOW - MINUTE, NOW + 20 * SECOND)]
-    big = waiting_long(room)
-    room.queue(A, expected=21)
-    short = room.queue(B, expected=20)
-    round_result = room.round()
+    view = ListView(Ledger(units=40, running=1))
+    view.runs = [RunningJob(40, NOW - MINUTE, NOW + 20 * SECOND)]
+    big = waiting_long(view)
+    view.queue(A, expected=21)
+    short = view.queue(B, expected=20)
+    round_result = view.round()
 
     assert ids(round_result) == [short]
     assert (round_result.kept.job_id, round_result.kept.starts_at) == (big, NOW + 20 * SECOND)
@@ -240,59 +240,59 @@ def test_room_is_kept_for_a_job_that_was_passed_over_for_thirty_seconds():
 
 
 def test_before_thirty_seconds_no_room_is_kept():
-    room = Room(Ledger(units=40, running=1))
-    room.queue(AdmissionClass("big", "t", 90), since=NOW - MINUTE, passed=NOW - ORDERING.patience + 1)
-    later = room.queue(A)
+    view = ListView(Ledger(units=40, running=1))
+    view.queue(AdmissionClass("big", "t", 90), since=NOW - MINUTE, passed=NOW - ORDERING.patience + 1)
+    later = view.queue(A)
 
-    assert ids(room.round()) == [later]
+    assert ids(view.round()) == [later]
 
 
 def test_what_fits_beside_the_kept_job_may_start_but_only_as_much_as_that():
-    room = Room(Ledger(units=40, running=1))
-    room.runs = [RunningJob(40, NOW - MINUTE, None)]
-    waiting_long(room, cost=70)
-    room.queue(A, n=3)
+    view = ListView(Ledger(units=40, running=1))
+    view.runs = [RunningJob(40, NOW - MINUTE, None)]
+    waiting_long(view, cost=70)
+    view.queue(A, n=3)
 
-    assert len(room.round().picks) == 2
+    assert len(view.round().picks) == 2
 
 
 def test_only_enough_of_what_runs_is_waited_for():
-    room = Room(Ledger(units=90, running=3))
-    room.runs = [
+    view = ListView(Ledger(units=90, running=3))
+    view.runs = [
         RunningJob(30, NOW - 3, NOW + 50 * SECOND),
         RunningJob(30, NOW - 2, None),
         RunningJob(30, NOW - 1, NOW + 10 * SECOND),
     ]
-    waiting_long(room, cost=60)
-    round_result = room.round()
+    waiting_long(view, cost=60)
+    round_result = view.round()
 
     assert round_result.kept.starts_at == NOW + 50 * SECOND
 
 
 def test_a_job_that_the_present_capacity_could_not_hold_keeps_no_room():
-    room = Room()
-    waiting_long(room, cost=90)
-    small = room.queue(A)
+    view = ListView()
+    waiting_long(view, cost=90)
+    small = view.queue(A)
 
-    assert ids(room.round(capacity=58)) == [small]
+    assert ids(view.round(capacity=58)) == [small]
 
 
 def test_what_is_ahead_of_the_kept_job_is_not_held_back_by_it():
-    room = Room(Ledger(units=40, running=1))
-    room.runs = [RunningJob(40, NOW, None)]
-    waiting_long(room)
-    higher = room.queue(A, priority=95)
+    view = ListView(Ledger(units=40, running=1))
+    view.runs = [RunningJob(40, NOW, None)]
+    waiting_long(view)
+    higher = view.queue(A, priority=95)
 
-    assert ids(room.round()) == [higher]
+    assert ids(view.round()) == [higher]
 
 
 def test_an_urgent_job_goes_ahead_of_its_band_and_not_of_the_next():
-    room = Room()
-    same = room.queue(A, priority=55, since=NOW - MINUTE)
-    urgent = room.queue(B, priority=50, urgent=True)
-    higher = room.queue(C, priority=60)
+    view = ListView()
+    same = view.queue(A, priority=55, since=NOW - MINUTE)
+    urgent = view.queue(B, priority=50, urgent=True)
+    higher = view.queue(C, priority=60)
 
-    assert ids(room.round()) == [higher, urgent, same]
+    assert ids(view.round()) == [higher, urgent, same]
 
 
 def test_urgent_begins_early_enough_for_the_expected_duration():
@@ -305,10 +305,10 @@ def test_urgent_begins_early_enough_for_the_expected_duration():
 
 
 def test_what_nobody_is_here_to_fetch_is_left_in_line_untouched():
-    room = Room()
-    room.queue(A)
-    taken = room.queue(B)
-    round_result = room.round(
+    view = ListView()
+    view.queue(A)
+    taken = view.queue(B)
+    round_result = view.round(
         offer=lambda admission_class: Placement.LEASE if admission_class == B else Placement.NOBODY
     )
 
@@ -317,10 +317,10 @@ def test_what_nobody_is_here_to_fetch_is_left_in_line_untouched():
 
 
 def test_a_worker_gets_no_more_than_it_asked_for():
-    room = Room()
-    room.queue(A, n=9)
-    room.queue(B, n=9)
-    round_result = room.round(offer=lambda d: Placement.LEASE if d == A else Placement.RESERVE, most_leases=2)
+    view = ListView()
+    view.queue(A, n=9)
+    view.queue(B, n=9)
+    round_result = view.round(offer=lambda d: Placement.LEASE if d == A else Placement.RESERVE, most_leases=2)
 
     assert [p.offer for p in round_result.picks].count(Placement.LEASE) == 2
 
@@ -334,43 +334,43 @@ def test_a_worker_gets_no_more_than_it_asked_for():
     ],
 )
 def test_when_nothing_can_start_one_head_is_weighed_and_no_more(shut):
-    room = Room()
+    view = ListView()
     for i in range(50):
-        room.queue(replace(A, job_type=f"t{i}"), n=3)
-    round_result = room.round(**shut)
+        view.queue(replace(A, job_type=f"t{i}"), n=3)
+    round_result = view.round(**shut)
 
     assert round_result.picks == []
     assert round_result.weighed == 1
 
 
 def test_a_paused_addon_is_weighed_once_however_many_lines_it_has():
-    room = Room(Ledger(accounts={"a": Account(paused=True)}))
+    view = ListView(Ledger(accounts={"a": Account(paused=True)}))
     for i in range(50):
-        room.queue(replace(A, job_type=f"t{i}"))
-    other = room.queue(B)
-    round_result = room.round()
+        view.queue(replace(A, job_type=f"t{i}"))
+    other = view.queue(B)
+    round_result = view.round()
 
     assert ids(round_result) == [other]
     assert round_result.weighed == 2
 
 
 def test_everything_paused():
-    room = Room(Ledger(accounts={EVERYTHING: Account(paused=True)}))
-    room.queue(A)
-    room.queue(B)
+    view = ListView(Ledger(accounts={EVERYTHING: Account(paused=True)}))
+    view.queue(A)
+    view.queue(B)
 
-    assert room.round().weighed == 1
+    assert view.round().weighed == 1
 
 
 @pytest.mark.parametrize("depth", [10, 10_000])
 def test_a_round_looks_at_heads_and_starts_and_never_at_the_depth(depth):
-    room = Room()
-    room.queue(A, n=depth)
-    room.queue(replace(B, run_when=RunWhen.QUIET), n=depth)
-    round_result = room.round(capacity=30, quiet=QuietState.NORMAL)
+    view = ListView()
+    view.queue(A, n=depth)
+    view.queue(replace(B, run_when=RunWhen.QUIET), n=depth)
+    round_result = view.round(capacity=30, quiet=QuietState.NORMAL)
 
     assert len(round_result.picks) == 3
-    assert room.pulled == 2 + 3
+    assert view.pulled == 2 + 3
 
 
 JOBS = st.lists(
@@ -391,14 +391,14 @@ JOBS = st.lists(
 @given(JOBS, st.integers(0, 90), st.integers(0, 90))
 def test_the_verdict_is_that_of_weighing_every_job_one_by_one(jobs, capacity, used):
     """The slow and obvious way: look at all jobs, take the best that may start, begin again."""
-    room = Room(Ledger(units=used))
+    view = ListView(Ledger(units=used))
     for addon, cost, priority, age, urgent, expected in jobs:
         admission_class = AdmissionClass(
             addon, "t", cost, duration_class=0 if expected is None else expected.bit_length()
         )
-        room.queue(admission_class, priority, NOW - age * SECOND, urgent=urgent, expected=expected)
-    everyone = [(d, u, job) for (d, u), waiting in room.waiting.items() for job in waiting]
-    round_result = room.round(capacity)
+        view.queue(admission_class, priority, NOW - age * SECOND, urgent=urgent, expected=expected)
+    everyone = [(d, u, job) for (d, u), waiting in view.waiting.items() for job in waiting]
+    round_result = view.round(capacity)
 
     ledger, expected_ids = Ledger(units=used), []
     while True:
@@ -420,4 +420,4 @@ def test_the_verdict_is_that_of_weighing_every_job_one_by_one(jobs, capacity, us
         expected_ids.append(best[2].job_id)
 
     assert ids(round_result) == expected_ids
-    assert room.ledger.units <= max(capacity, used)
+    assert view.ledger.units <= max(capacity, used)

@@ -1,7 +1,7 @@
 """
 Random schedules on the dispatch queue, beside a model of it that is written with plain lists and no thought of speed.
 
-A schedule is a list of steps (what, a number, a number). `Play` carries each out on both and compares all that can be
+A schedule is a list of steps (what, a number, a number). `Comparison` carries each out on both and compares all that can be
 seen. Hypothesis makes short schedules and shrinks them; seeded walks of a thousand steps go where short ones do not.
 """
 
@@ -46,12 +46,12 @@ LIMITS = st.builds(
 @settings(max_examples=int(1000 * SOAK), deadline=None)
 @given(LIMITS, st.booleans(), SCHEDULE)
 def test_the_queue_does_what_the_model_does_and_everything_ends_once(limits, pumped, schedule):
-    play = Play(limits, pumped=pumped)
+    comparison = Comparison(limits, pumped=pumped)
 
     for what, one, two in schedule:
-        play.step(what, one, two)
+        comparison.step(what, one, two)
 
-    play.finish()
+    comparison.finish()
 
 
 @pytest.mark.soak
@@ -66,21 +66,21 @@ def test_it_does_so_for_as_long_as_one_likes(seed):
         max_attempts=dice.choice([1, 2, 3]),
         requeue_to_front=dice.random() < 0.7,
     )
-    play = Play(limits, pumped=dice.random() < 0.5)
+    comparison = Comparison(limits, pumped=dice.random() < 0.5)
 
     for spell in range(10):
         weights = {**STEPS, "dispose": 0.05 if spell == 9 else 0}
         weights[dice.choice(["enter", "reserve", "fill", "take", "settle", "cancel live", "lose"])] *= 6
         for what in dice.choices(list(weights), list(weights.values()), k=100):
-            play.step(what, dice.randrange(256), dice.randrange(256))
+            comparison.step(what, dice.randrange(256), dice.randrange(256))
 
-    play.finish()
+    comparison.finish()
 
 
-class Play:
+class Comparison:
     """
-    `pumped`: as the shells do it, whatever can be handed out is handed out after every step. Without it the machine
-    must be right all the same, and passes through states in which slots stand free while calls are pending.
+    `pumped`: hand out all calls that can be handed out after every step, as the shells do. Without it the machine passes
+    through states with free slots and pending calls, and must be right there too.
     """
 
     def __init__(self, limits, *, pumped):
@@ -134,7 +134,7 @@ class Play:
 
     def make(self, *, built, in_turn=False):
         call = Call()
-        call.eager, call.in_turn, call.twin = built, in_turn, Twin(self.now)
+        call.eager, call.in_turn, call.expected = built, in_turn, ExpectedCall(self.now)
         return call
 
     def come(self, how, *, built, in_turn=False):
@@ -152,7 +152,7 @@ class Play:
     def fill(self, one, two):
         call = pick(self.model.reserved, one) or pick(self.calls, two)
         if call is not None:
-            gone = call.twin.stage is Stage.RESERVED and self.model.disposed
+            gone = call.expected.stage is Stage.RESERVED and self.model.disposed
             assert self.model.fill(call, self.now) is self.queue.fill(call, self.now)
             if gone:
                 self.end(call)
@@ -169,7 +169,7 @@ class Play:
         """One that is in flight, or whose caller was released while it was."""
         call = pick(self.model.in_flight(), one)
         if call is not None:
-            self.settle_as(call, call.twin.dispatch)
+            self.settle_as(call, call.expected.dispatch)
 
     def settle_stale(self, one, two):
         """The completion of an attempt that was lost, or of one that ended before; or a number of somebody else's."""
@@ -177,7 +177,10 @@ class Play:
         if call is not None:
             mine = [dispatch for dispatch, other in self.dispatches.items() if other is call]
             dispatch = pick(mine, two // 2) if two % 2 else two
-            if dispatch is not None and (dispatch, call.twin.stage) != (call.twin.dispatch, Stage.IN_FLIGHT):
+            if dispatch is not None and (dispatch, call.expected.stage) != (
+                call.expected.dispatch,
+                Stage.IN_FLIGHT,
+            ):
                 self.settle_as(call, dispatch)
 
     def settle_as(self, call, dispatch):
@@ -284,19 +287,23 @@ class Play:
     def forget(self):
         """So that a long walk stays fast. A few that have ended stay, for late completions and cancels."""
         if len(self.calls) > 60:
-            gone = {call for call in self.calls[:-10] if call.twin.stage in {Stage.SETTLED, Stage.NEW}}
+            gone = {call for call in self.calls[:-10] if call.expected.stage in {Stage.SETTLED, Stage.NEW}}
             assert gone <= self.ended
             self.calls = [call for call in self.calls if call not in gone]
 
 
 def compare_call(call):
-    twin = call.twin
-    assert twin.stage is call.stage
-    assert (twin.dispatch, twin.attempt, twin.crashes) == (call.dispatch, call.attempt, call.crashes)
-    if twin.waits:
-        assert twin.waits[-1] == call.last_wait
-        assert sum(twin.waits) == call.waited == call.waiting_for + call.pending_for
-        assert twin.waiting_for == call.waiting_for
+    expected = call.expected
+    assert expected.stage is call.stage
+    assert (expected.dispatch, expected.attempt, expected.crashes) == (
+        call.dispatch,
+        call.attempt,
+        call.crashes,
+    )
+    if expected.waits:
+        assert expected.waits[-1] == call.last_wait
+        assert sum(expected.waits) == call.waited == call.waiting_for + call.pending_for
+        assert expected.waiting_for == call.waiting_for
 
 
 def pick(some, number):
@@ -328,7 +335,7 @@ class Model:
 
     def building(self):
         """Whether a call has its place after waiting for it, and those behind it wait for its payload."""
-        return self.turn is not None and self.turn.twin.stage is Stage.RESERVED
+        return self.turn is not None and self.turn.expected.stage is Stage.RESERVED
 
     def put(self, call, stage):
         """Out of the list where it is, to the end of the one where it belongs."""
@@ -339,11 +346,11 @@ class Model:
             Stage.IN_FLIGHT: self.running,
             Stage.ENDING: self.ending,
         }
-        if call.twin.stage in lists:
-            lists[call.twin.stage].remove(call)
+        if call.expected.stage in lists:
+            lists[call.expected.stage].remove(call)
         if stage in lists:
             lists[stage].append(call)
-        call.twin.stage = stage
+        call.expected.stage = stage
 
     def come(self, call, now, *, built):
         if self.disposed:
@@ -367,14 +374,14 @@ class Model:
     def accept(self, call, now):
         self.put(call, Stage.PENDING)
         self.accepted += 1
-        call.twin.accepted, call.twin.since, call.twin.waiting_for = (
+        call.expected.accepted, call.expected.since, call.expected.waiting_for = (
             self.accepted,
             now,
-            now - call.twin.called_at,
+            now - call.expected.called_at,
         )
 
     def fill(self, call, now):
-        if call.twin.stage is not Stage.RESERVED:
+        if call.expected.stage is not Stage.RESERVED:
             return False
         if self.disposed:
             self.put(call, Stage.SETTLED)
@@ -386,24 +393,24 @@ class Model:
     def take(self, now):
         if not self.pending or len(self.in_flight()) >= self.limit():
             return None
-        call, twin = self.pending[0], self.pending[0].twin
+        call, expected = self.pending[0], self.pending[0].expected
         self.put(call, Stage.IN_FLIGHT)
         self.dispatched += 1
-        twin.dispatch = self.dispatched
-        twin.attempt += 1
-        twin.waits.append(now - (twin.since if twin.attempt > 1 else twin.called_at))
+        expected.dispatch = self.dispatched
+        expected.attempt += 1
+        expected.waits.append(now - (expected.since if expected.attempt > 1 else expected.called_at))
         return call
 
     def settle(self, call, dispatch, now):
-        stage = call.twin.stage
-        if call.twin.dispatch != dispatch or stage not in {Stage.IN_FLIGHT, Stage.ENDING}:
+        stage = call.expected.stage
+        if call.expected.dispatch != dispatch or stage not in {Stage.IN_FLIGHT, Stage.ENDING}:
             return False
         self.put(call, Stage.SETTLED)
         self.grant(now)
         return stage is Stage.IN_FLIGHT
 
     def cancel(self, call, now):
-        stage = call.twin.stage
+        stage = call.expected.stage
         if stage in {Stage.NEW, Stage.ENDING, Stage.SETTLED}:
             return None
         self.put(call, Stage.ENDING if stage is Stage.IN_FLIGHT else Stage.SETTLED)
@@ -413,25 +420,25 @@ class Model:
 
     def lose(self, calls, now, blame):
         for call in blame:
-            call.twin.crashes += 1
+            call.expected.crashes += 1
         failed: list[Call] = []
         back: list[Call] = []
         for call in calls:
-            if call.twin.stage is Stage.ENDING:
+            if call.expected.stage is Stage.ENDING:
                 self.put(call, Stage.SETTLED)
-            elif call.twin.stage is Stage.IN_FLIGHT:
-                hopeless = self.disposed or call.twin.crashes >= self.limits.max_attempts
+            elif call.expected.stage is Stage.IN_FLIGHT:
+                hopeless = self.disposed or call.expected.crashes >= self.limits.max_attempts
                 (failed if hopeless else back).append(call)
         for call in failed:
             self.put(call, Stage.SETTLED)
-        for call in sorted(back, key=lambda call: call.twin.accepted):
+        for call in sorted(back, key=lambda call: call.expected.accepted):
             self.put(call, Stage.PENDING)
-            call.twin.since = now
+            call.expected.since = now
             if not self.limits.requeue_to_front:
                 self.accepted += 1
-                call.twin.accepted = self.accepted
+                call.expected.accepted = self.accepted
         # Who was handed out had come before all who were not: with them back, it is as if they had never left.
-        self.pending.sort(key=lambda call: call.twin.accepted)
+        self.pending.sort(key=lambda call: call.expected.accepted)
         self.grant(now)
         return failed
 
@@ -452,8 +459,8 @@ class Model:
             self.granted.append(call)
 
 
-class Twin:
-    """What the model knows of one call."""
+class ExpectedCall:
+    """The state of one call in the model."""
 
     def __init__(self, called_at):
         self.called_at = called_at
@@ -464,4 +471,4 @@ class Twin:
 
 
 class Call(Ticket):
-    twin: Twin
+    expected: ExpectedCall

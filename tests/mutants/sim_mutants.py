@@ -11,7 +11,7 @@ MUTANTS = [
         "MemoryStore._job_matches",
         "job.state is step.source and job.fence == step.fence",
         "job.state is step.source",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: fence check dropped (sqlite)",
@@ -19,7 +19,7 @@ MUTANTS = [
         "Transaction._job_matches",
         " and row[2] == step.fence",
         "",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: a stale dispatch may settle",
@@ -27,7 +27,7 @@ MUTANTS = [
         "MemoryStore._dispatch_matches",
         "dispatch is None or dispatch.phase is not step.source",
         "dispatch is None",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: units credited at cancel",
@@ -51,7 +51,7 @@ MUTANTS = [
         "SqliteWriteBatch.give_back",
         "        self.hold(host, class_no, -n)\n",
         "        self.hold(host, class_no, -2 * n)\n",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: reservation not returned on start timeout",
@@ -75,7 +75,7 @@ MUTANTS = [
         "MemoryStore._renew",
         "dispatch.phase is DispatchPhase.RESERVED or dispatch.expires_at <= now",
         "dispatch.phase is DispatchPhase.RESERVED",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: stale heartbeat renews (sqlite)",
@@ -83,7 +83,7 @@ MUTANTS = [
         "renew",
         " or expires_at <= now:",
         ":",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: commit after the answer",
@@ -91,7 +91,7 @@ MUTANTS = [
         "Writer._run",
         "                brought = [passage.run(transaction) for passage in riders]\n",
         "                brought = [passage.run(transaction) for passage in riders]\n                for op, result in zip(batch, results, strict=True):\n                    op.told(result, None)\n                batch, results = [], []\n",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: event outside the transaction",
@@ -99,7 +99,7 @@ MUTANTS = [
         "Transaction._end",
         "                self._pages.flush()\n                self._ties.written(",
         '                self._pages.flush_rows()\n                self._con.execute("COMMIT; BEGIN IMMEDIATE")\n                self._pages.flush()\n                self._ties.written(',
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: deferred BEGIN",
@@ -107,7 +107,7 @@ MUTANTS = [
         "Transaction._begin",
         '"BEGIN IMMEDIATE"',
         '"BEGIN DEFERRED"',
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: not synced",
@@ -115,7 +115,7 @@ MUTANTS = [
         "connect",
         '"synchronous", "FULL"',
         '"synchronous", "NORMAL"',
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: requeue counted against depth",
@@ -123,7 +123,7 @@ MUTANTS = [
         "_to_queue",
         "    fresh, ran = step.fresh, step.source is JobState.RUNNING\n",
         '    fresh, ran = step.fresh, step.source is JobState.RUNNING\n    from penstock.stores.submitting import refuse_beyond\n    refuse_beyond(0, pages.queued_in_all(), 1, "in all")\n',
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: aging ignored",
@@ -131,7 +131,7 @@ MUTANTS = [
         "effective",
         "return (now - its_turn) // aging.per_point",
         "return 50",
-        ("tests/core/test_order.py", "tests/contract", "tests/engine"),
+        ("tests/core/test_order.py", "tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: cap checked outside the lock",
@@ -139,7 +139,7 @@ MUTANTS = [
         "MemoryStore.admit",
         "        with self._lock:\n            now = self._clock()\n            self._lines.advance(now)\n            before = self._seq\n            round_result = run_round(self._admission_view(host, now))\n",
         "        now = self._clock()\n        self._lines.advance(now)\n        before = self._seq\n        round_result = run_round(self._admission_view(host, now))\n        with self._lock:\n",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: the last reason wins",
@@ -147,7 +147,7 @@ MUTANTS = [
         "resolve_end",
         "if phase is DispatchPhase.ENDING and first_reason is not None:",
         "if False:",
-        ("tests/core/test_landing.py", "tests/contract", "tests/engine"),
+        ("tests/core/test_end_rules.py", "tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: a start timeout is tried again at once",
@@ -155,7 +155,7 @@ MUTANTS = [
         "",
         "_LATER: Final = EndRule(Move.REQUEUE, retry=Category.START)",
         "_LATER: Final = EndRule(Move.REQUEUE)",
-        ("tests/core/test_landing.py", "tests/contract", "tests/engine"),
+        ("tests/core/test_end_rules.py", "tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: an addon's run is put back at the start",
@@ -339,7 +339,7 @@ MUTANTS = [
         "SqliteWriteBatch.start",
         "        self._leaving += nos\n",
         "        pass\n",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: what is done is found by nobody who forgets",
@@ -347,7 +347,7 @@ MUTANTS = [
         "SqliteWriteBatch.done",
         "        self._done += nos\n",
         "        pass\n",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: who waited when the clock was set back waits as long as that",
@@ -379,7 +379,7 @@ MUTANTS = [
         "",
         "(SELECT ?, ?, ?, q.denied, q.denied_data,",
         "(SELECT ?, ?, ?, '', q.denied_data,",
-        ("tests/contract", "tests/engine"),
+        ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
         "sim: forgetting some that were done together forgets all of them",
