@@ -13,7 +13,7 @@ from penstock.server.app_state import OURS, FairPool
 
 
 class Gate:
-    """Calls wait here until the test lets them go on. What has begun is in `begun`."""
+    """A function whose calls wait until the test opens it. `begun` lists the calls that have begun."""
 
     def __init__(self):
         self.open, self.begun = threading.Event(), []

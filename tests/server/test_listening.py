@@ -356,7 +356,7 @@ def test_a_job_runs_however_many_connections_are_open(tmp_path):
 # the budget alone
 
 
-class Holder:
+class FakeConnection:
     def __init__(self, peer, *, idle=True):
         self.peer, self.idle, self.gone = peer, idle, False
 
@@ -365,9 +365,9 @@ class Holder:
 
 
 def entered(budget, peer, count=1, **more):
-    holders = [Holder(peer, **more) for _ in range(count)]
-    assert all(map(budget.enter, holders))
-    return holders
+    connections = [FakeConnection(peer, **more) for _ in range(count)]
+    assert all(map(budget.enter, connections))
+    return connections
 
 
 def test_the_peer_with_the_most_places_gives_one_up():
@@ -384,7 +384,7 @@ def test_a_peer_that_is_busy_all_over_is_refused_and_takes_no_other_peers_place(
     entered(budget, "busy", 3, idle=False)
     [other] = entered(budget, "other")
 
-    assert not budget.enter(Holder("busy"))
+    assert not budget.enter(FakeConnection("busy"))
     assert not other.gone
 
 
@@ -392,7 +392,7 @@ def test_a_declared_proxy_stands_for_many():
     budget = ConnectionBudget(most=5, per_peer=1, unlimited=frozenset({"proxy"}))
     entered(budget, "proxy", 5, idle=False)
 
-    assert not budget.enter(Holder("proxy"))
+    assert not budget.enter(FakeConnection("proxy"))
 
 
 def test_a_place_is_given_up_once():
@@ -404,4 +404,4 @@ def test_a_place_is_given_up_once():
 
     assert len(budget) == 0
     entered(budget, "a", 2, idle=False)
-    assert not budget.enter(Holder("a"))
+    assert not budget.enter(FakeConnection("a"))

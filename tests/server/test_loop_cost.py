@@ -89,8 +89,8 @@ HOSTILE_PATHS = {
 }
 
 
-class Loop:
-    """The event loop of a server, asked what a request costs it."""
+class LoopCost:
+    """Measures the CPU time that a request costs the event loop of a server."""
 
     def __init__(self, place):
         self.place = place
@@ -126,7 +126,7 @@ class Loop:
 
 @pytest.fixture
 def loop(place):
-    return Loop(place)
+    return LoopCost(place)
 
 
 def assert_linear(loop, sizes, request):

@@ -24,15 +24,15 @@ from penstock.daemon.telemetry import OtlpExport
 LONG = 30
 
 
-class Kept(MetricExporter):
-    """In memory, as the SDK hands it over."""
+class MemoryExporter(MetricExporter):
+    """Keeps the metrics that the SDK hands over, in memory."""
 
     def __init__(self, *results):
         super().__init__()
-        self.results, self.got, self.closed = list(results), [], False
+        self.results, self.exported, self.closed = list(results), [], False
 
     def export(self, metrics_data, timeout_millis=10_000, **_):
-        self.got.append(metrics_data)
+        self.exported.append(metrics_data)
         return self.results.pop(0) if self.results else MetricExportResult.SUCCESS
 
     def force_flush(self, timeout_millis=10_000):
@@ -70,13 +70,13 @@ def sent(place, exporter):
     OtlpExport(
         place.server.families, exporter, every=3_600, attributes={"service.instance.id": "here"}
     ).start().stop()
-    [resource] = exporter.got[-1].resource_metrics
+    [resource] = exporter.exported[-1].resource_metrics
     return resource.resource.attributes, {metric.name: metric for metric in resource.scope_metrics[0].metrics}
 
 
 def test_it_tells_what_metrics_tell(place):
     worked(place)
-    exporter = Kept()
+    exporter = MemoryExporter()
     attributes, metrics = sent(place, exporter)
     shown = re.findall(
         r"^(penstock_\w+?)(?:_total|_bucket|_count|_sum)?(\{.*\})? (\S+)$", exposed(place), re.MULTILINE
@@ -96,7 +96,7 @@ def test_it_tells_what_metrics_tell(place):
 
 def test_a_histogram_says_how_many_lay_between_two_bounds(place):
     worked(place)
-    _, metrics = sent(place, Kept())
+    _, metrics = sent(place, MemoryExporter())
     [point] = metrics["penstock.run"].data.data_points
 
     assert isinstance(metrics["penstock.run"].data, Histogram)
@@ -108,10 +108,10 @@ def test_a_histogram_says_how_many_lay_between_two_bounds(place):
 
 def test_a_collector_that_is_away_is_told_of_once_and_so_is_its_return(place, caplog):
     failed = MetricExportResult.FAILURE
-    exporter = Kept(failed, failed, failed)
+    exporter = MemoryExporter(failed, failed, failed)
     with caplog.at_level(logging.INFO, "penstock.telemetry"):
         telemetry = OtlpExport(place.server.families, exporter, every=0.01, attributes={}).start()
-        until(lambda: len(exporter.got) >= 6)
+        until(lambda: len(exporter.exported) >= 6)
         telemetry.stop()
 
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
@@ -123,7 +123,7 @@ class Sink(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         unpacked = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-        self.server.got.append((self.path, unpacked))
+        self.server.exported.append((self.path, unpacked))
         self.send_response(200)
         self.end_headers()
 
@@ -135,7 +135,7 @@ def test_the_daemon_sends_to_a_collector_as_its_setting_says(tmp_path):
     proto = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     sink = HTTPServer(("127.0.0.1", 0), Sink)
-    sink.got = []
+    sink.exported = []
     collector = threading.Thread(target=sink.serve_forever)
     collector.start()
     tmp_path.chmod(0o700)
@@ -155,14 +155,14 @@ def test_the_daemon_sends_to_a_collector_as_its_setting_says(tmp_path):
         env={**os.environ, "OTEL_SERVICE_NAME": "ours"},
     )
     try:
-        until(lambda: sink.got)
+        until(lambda: sink.exported)
     finally:
         daemon.send_signal(signal.SIGTERM)
         code = daemon.wait(LONG)
         sink.shutdown()
         collector.join()
         sink.server_close()
-    path, body = sink.got[0]
+    path, body = sink.exported[0]
     [told] = proto.ExportMetricsServiceRequest.FromString(body).resource_metrics
     names = {metric.name for metric in told.scope_metrics[0].metrics}
 

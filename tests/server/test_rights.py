@@ -17,7 +17,7 @@ VERBS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     made = Place(tmp_path_factory.mktemp("rights"), start=False)
-    # The lease first: it would be denied while somebody stands in line.
+    # The lease first: the scheduler denies it while a job waits.
     made.lease_id = made.client.post("/lease/request", {"addon_id": "theirs", "job_type": "t"}).json[
         "lease_id"
     ]
@@ -26,8 +26,8 @@ def place(tmp_path_factory):
     made.close()
 
 
-class Line:
-    """One connection for many requests: a matrix is thousands of them."""
+class KeepAlive:
+    """Sends many requests over one connection: a matrix has thousands of them."""
 
     def __init__(self, place):
         self.place, self.connection = place, None
@@ -56,8 +56,8 @@ class Line:
 
 
 @pytest.fixture
-def line(place):
-    with Line(place) as made:
+def keep_alive(place):
+    with KeepAlive(place) as made:
         yield made
 
 
@@ -99,7 +99,7 @@ def refusals(place):
     yield "same-site", bearer(good) | {"Sec-Fetch-Site": "same-site"}, 403
 
 
-def test_nobody_comes_past_the_door_whatever_the_route_and_the_verb(place, line):
+def test_no_route_and_no_verb_works_without_a_token(place, keep_alive):
     rows = list(refusals(place))
     before = world(place)
     for name, headers, expected in rows:
@@ -107,19 +107,19 @@ def test_nobody_comes_past_the_door_whatever_the_route_and_the_verb(place, line)
             for verb in VERBS:
                 body = b"{}" if verb in {"POST", "PUT", "PATCH"} else None
                 sent = headers | ({"Content-Type": "application/json"} if body else {})
-                status, content = line.send(verb, concrete(place, route), sent, body)
+                status, content = keep_alive.send(verb, concrete(place, route), sent, body)
                 assert status == expected, (name, verb, route.path, content)
     assert world(place) == before
 
 
-def test_each_route_wants_its_own_scope_and_no_other_will_do(place, line):
+def test_each_route_wants_its_own_scope_and_no_other_will_do(place, keep_alive):
     tokens = {
         scope: place.client.mint(scopes=[str(s) for s in Scope if s is not scope]).token for scope in Scope
     }
     before = world(place)
     for route in all_routes():
         sent = {"Authorization": f"Bearer {tokens[route.scope]}", "Content-Type": "application/json"}
-        status, content = line.send(
+        status, content = keep_alive.send(
             route.verb, concrete(place, route), sent, b"{}" if route.verb == "POST" else None
         )
         assert status == 403, (route.path, content)
@@ -127,7 +127,7 @@ def test_each_route_wants_its_own_scope_and_no_other_will_do(place, line):
     assert world(place) == before
 
 
-def test_a_route_knows_its_own_verbs_and_refuses_the_rest(place, line):
+def test_a_route_knows_its_own_verbs_and_refuses_the_rest(place, keep_alive):
     knows = {}
     for route in all_routes():
         knows.setdefault(route.path, set()).add(route.verb)
@@ -135,7 +135,7 @@ def test_a_route_knows_its_own_verbs_and_refuses_the_rest(place, line):
     sent = {"Authorization": f"Bearer {place.client.token}", "Content-Type": "application/json"}
     for route in all_routes():
         for verb in set(VERBS) - knows[route.path]:
-            status, _ = line.send(verb, concrete(place, route), sent, None)
+            status, _ = keep_alive.send(verb, concrete(place, route), sent, None)
             assert status == 405, (verb, route.path)
     assert world(place) == before
 
@@ -143,12 +143,12 @@ def test_a_route_knows_its_own_verbs_and_refuses_the_rest(place, line):
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
 )
-def test_only_json_is_understood(place, line, kind):
+def test_only_json_is_understood(place, keep_alive, kind):
     before = world(place)
     sent = {"Authorization": f"Bearer {place.client.token}"} | ({"Content-Type": kind} if kind else {})
     for route in ROUTES:
         if route.verb == "POST":
-            status, _ = line.send("POST", concrete(place, route), sent, b"{}")
+            status, _ = keep_alive.send("POST", concrete(place, route), sent, b"{}")
             assert status == 415, route.path
     assert world(place) == before
 

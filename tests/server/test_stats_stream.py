@@ -25,61 +25,61 @@ class StatsHarness:
         self.service = SchedulerService(
             MemoryStore(lambda: self.now), SchedulerRules(capacity=Capacity(fixed=90))
         )
-        self.beats = StatsStream(self.service, self.run, asyncio.new_event_loop())
-        self.beat()
+        self.stream = StatsStream(self.service, self.run, asyncio.new_event_loop())
+        self.advance()
 
     async def run(self, work, *arguments):
         self.read.append(work.__name__)
         return work(*arguments)
 
-    def beat(self, times=1):
+    def advance(self, times=1):
         del self.read[:]
         for _ in range(times):
             self.now += SECOND
-            self.beats._loop.run_until_complete(self.beats._beat_once())
+            self.stream._loop.run_until_complete(self.stream._beat_once())
 
 
 @pytest.fixture
 def harness():
     harness = StatsHarness()
     yield harness
-    harness.beats._loop.close()
+    harness.stream._loop.close()
 
 
 def test_while_nothing_is_committed_and_nobody_watches_the_store_is_left_alone(harness):
-    harness.beat(5)
+    harness.advance(5)
 
     assert harness.read == []
-    assert len(harness.beats.pulse.history()) == 6
+    assert len(harness.stream.pulse.history()) == 6
 
 
 def test_what_was_committed_is_counted_in_the_next_beat(harness):
-    harness.beat(5)
+    harness.advance(5)
     harness.service.job_service.submit(SUBMIT)
-    harness.beat()
+    harness.advance()
 
     assert harness.read == ["_count"]
-    assert harness.beats.pulse.history()[-1].counts == {"submitted": 1}
+    assert harness.stream.pulse.history()[-1].counts == {"submitted": 1}
 
 
 def test_a_commit_that_nobody_told_of_is_counted_before_long(harness):
     harness.service.job_service.submit(SUBMIT)
-    harness.beats._news = False
-    harness.beat(11)
+    harness.stream._news = False
+    harness.advance(11)
 
-    assert harness.beats.pulse.history()[-1].queued == 1
+    assert harness.stream.pulse.history()[-1].queued == 1
 
 
 def test_who_watches_gets_every_second_from_the_store(harness):
-    harness.beats._watchers = 1
-    harness.beat(3)
+    harness.stream._watchers = 1
+    harness.advance(3)
 
     assert harness.read == ["_step"] * 3
-    assert b'"queued":0' in harness.beats.line
+    assert b'"queued":0' in harness.stream.line
 
 
 def test_a_clock_that_may_have_to_be_asked_for_is_not_asked_on_the_loop(harness):
     harness.service.store.shared = True
-    harness.beat(3)
+    harness.advance(3)
 
     assert harness.read == ["_rest"] * 3
