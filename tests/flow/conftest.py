@@ -13,15 +13,15 @@ import pytest
 def nothing_is_left_behind():
     """No thread outlives its flow, and asyncio has nothing to complain of (a lost task, an error nobody fetched)."""
     before = set(threading.enumerate())
-    complaints = Complaints(logging.WARNING)
-    logging.getLogger("asyncio").addHandler(complaints)
+    warnings = LoggedWarnings(logging.WARNING)
+    logging.getLogger("asyncio").addHandler(warnings)
 
     yield
 
     gc.collect()
-    logging.getLogger("asyncio").removeHandler(complaints)
+    logging.getLogger("asyncio").removeHandler(warnings)
     assert not set(threading.enumerate()) - before
-    assert not complaints.heard
+    assert not warnings.messages
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ async def no_task_is_left():
 
 
 @pytest.fixture
-def stage():
-    return Stage()
+def calls():
+    return ControlledCalls()
 
 
 @pytest.fixture
@@ -45,17 +45,17 @@ def alive():
     return Alive()
 
 
-class Complaints(logging.Handler):
+class LoggedWarnings(logging.Handler):
     def __init__(self, level):
         super().__init__(level)
-        self.heard = []
+        self.messages = []
 
     def emit(self, record):
-        self.heard.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
-class Stage:
-    """Calls that end when the test says so, and a record of what they went through."""
+class ControlledCalls:
+    """Calls that the test ends, with a record of their starts, cancels and most at once."""
 
     def __init__(self):
         self.gates = {}
@@ -85,7 +85,7 @@ class Stage:
         self.gates[item].set_exception(error)
 
     async def settle(self):
-        """Every task gets as far as it can."""
+        """Let every task run until it waits."""
         await turns()
 
     def pulled_from(self, items):

@@ -57,29 +57,29 @@ async def test_every_item_gives_one_result():
     assert [2 * x for x in range(100)] == sorted(results)
 
 
-async def test_results_come_in_the_order_in_which_the_calls_end(stage):
-    flow = parallel_limit(range(3), 3, stage.call)
+async def test_results_come_in_the_order_in_which_the_calls_end(calls):
+    flow = parallel_limit(range(3), 3, calls.call)
     taking = asyncio.ensure_future(collect(flow))
-    await stage.settle()
-    stage.end(2, 0, 1)
+    await calls.settle()
+    calls.end(2, 0, 1)
 
     assert await taking == [2, 0, 1]
 
 
-async def test_ordered_results_come_in_the_order_of_the_items(stage):
-    flow = parallel_limit(range(3), 3, stage.call, ordered=True)
+async def test_ordered_results_come_in_the_order_of_the_items(calls):
+    flow = parallel_limit(range(3), 3, calls.call, ordered=True)
     taking = asyncio.ensure_future(collect(flow))
-    await stage.settle()
-    stage.end(2, 0, 1)
+    await calls.settle()
+    calls.end(2, 0, 1)
 
     assert await taking == [0, 1, 2]
 
 
-async def test_an_ordered_result_comes_out_as_soon_as_those_before_it_have(stage):
-    flow = parallel_limit(range(4), 4, stage.call, ordered=True)
+async def test_an_ordered_result_comes_out_as_soon_as_those_before_it_have(calls):
+    flow = parallel_limit(range(4), 4, calls.call, ordered=True)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
-    stage.end(1, 0)
+    await calls.settle()
+    calls.end(1, 0)
 
     assert [await taking, await anext(flow)] == [0, 1]
     await flow.aclose()
@@ -90,14 +90,14 @@ async def test_no_items_give_no_results(items):
     assert await collect(parallel_limit(items, 3, double)) == []
 
 
-async def test_an_async_source_is_pulled_by_one_call_at_a_time(stage):
-    results = await collect(parallel_limit(stage.apulled_from(range(50)), 5, double))
+async def test_an_async_source_is_pulled_by_one_call_at_a_time(calls):
+    results = await collect(parallel_limit(calls.apulled_from(range(50)), 5, double))
 
     assert [2 * x for x in range(50)] == sorted(results)
 
 
 async def test_a_call_that_let_others_go_first_does_not_go_to_a_source_that_is_being_asked(
-    stage, monkeypatch
+    calls, monkeypatch
 ):
     monkeypatch.setattr(pullers, "_TIME_SLICE", 0)
     more = asyncio.Event()
@@ -108,45 +108,45 @@ async def test_a_call_that_let_others_go_first_does_not_go_to_a_source_that_is_b
         await more.wait()
 
     async def call(item):
-        return await stage.call(item) if item >= 3 else item
+        return await calls.call(item) if item >= 3 else item
 
     flow = parallel_limit(source(), 10, call)
     assert await anext(flow) == 0
-    await stage.settle()
-    stage.end(3)
-    await stage.settle()
-    stage.end(4)
+    await calls.settle()
+    calls.end(3)
+    await calls.settle()
+    calls.end(4)
     more.set()
 
     assert await collect(flow) == [1, 2, 3, 4]
 
 
-async def test_an_async_source_that_never_waits_is_used_by_all_pullers(stage):
+async def test_an_async_source_that_never_waits_is_used_by_all_pullers(calls):
     async def at_once():
         for item in range(20):
             yield item
 
-    flow = parallel_limit(at_once(), 5, stage.call)
+    flow = parallel_limit(at_once(), 5, calls.call)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
+    await calls.settle()
 
-    assert stage.running == [0, 1, 2, 3, 4]
-    stage.end(0)
+    assert calls.running == [0, 1, 2, 3, 4]
+    calls.end(0)
     await taking
     await flow.aclose()
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_an_async_source_that_waits_still_keeps_n_calls_in_progress(stage, ordered):
-    flow = parallel_limit(stage.apulled_from(range(20)), 4, stage.call, ordered=ordered)
+async def test_an_async_source_that_waits_still_keeps_n_calls_in_progress(calls, ordered):
+    flow = parallel_limit(calls.apulled_from(range(20)), 4, calls.call, ordered=ordered)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
+    await calls.settle()
 
-    assert stage.running == [0, 1, 2, 3]
-    stage.end(0)
+    assert calls.running == [0, 1, 2, 3]
+    calls.end(0)
     assert await taking == 0
-    await stage.settle()
-    assert stage.running == [1, 2, 3, 4]
+    await calls.settle()
+    assert calls.running == [1, 2, 3, 4]
     await flow.aclose()
 
 
@@ -208,13 +208,13 @@ async def test_a_call_sees_the_callers_context_and_not_that_of_another_call():
     assert name.get() == "caller"
 
 
-async def test_what_the_loop_sets_later_does_not_reach_its_calls(stage):
+async def test_what_the_loop_sets_later_does_not_reach_its_calls(calls):
     name = contextvars.ContextVar("name", default="nobody")
     name.set("caller")
 
     async for seen in parallel_limit(range(20), 2, lambda _: name.get()):
         name.set("loop")
-        await stage.settle()
+        await calls.settle()
 
         assert seen == "caller"
 
@@ -240,28 +240,28 @@ async def test_context_values_that_cannot_be_compared_do_no_harm():
 # What n bounds
 
 
-async def test_nothing_is_pulled_before_the_first_result_is_asked_for(stage):
-    flow = parallel_limit(stage.pulled_from(range(10)), 3, stage.call)
-    await stage.settle()
+async def test_nothing_is_pulled_before_the_first_result_is_asked_for(calls):
+    flow = parallel_limit(calls.pulled_from(range(10)), 3, calls.call)
+    await calls.settle()
 
-    assert not hasattr(stage, "pulled")
+    assert not hasattr(calls, "pulled")
     await flow.aclose()
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 7, 100, 1000])
-async def test_never_more_than_n_calls_are_in_progress_and_n_are_if_there_are_items(stage, n, ordered):
-    flow = parallel_limit(range(3 * n), n, stage.call, ordered=ordered)
+async def test_never_more_than_n_calls_are_in_progress_and_n_are_if_there_are_items(calls, n, ordered):
+    flow = parallel_limit(range(3 * n), n, calls.call, ordered=ordered)
     taking = asyncio.ensure_future(collect(flow))
-    await stage.settle()
+    await calls.settle()
 
-    assert n == len(stage.running)
+    assert n == len(calls.running)
     for item in range(3 * n):
-        stage.end(item)
+        calls.end(item)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert 3 * n == len(await taking)
-    assert n == stage.most
+    assert n == calls.most
 
 
 async def test_a_short_source_does_not_cost_n_tasks(tasks_made):
@@ -269,10 +269,10 @@ async def test_a_short_source_does_not_cost_n_tasks(tasks_made):
     assert len(tasks_made) < 30
 
 
-async def test_a_slow_async_source_does_not_cost_n_tasks_an_item(stage, tasks_made):
+async def test_a_slow_async_source_does_not_cost_n_tasks_an_item(calls, tasks_made):
     async def source():
         for item in range(100):
-            await stage.settle()
+            await calls.settle()
             yield item
 
     assert len(await collect(parallel_limit(source(), 50, double))) == 100
@@ -280,83 +280,83 @@ async def test_a_slow_async_source_does_not_cost_n_tasks_an_item(stage, tasks_ma
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_loop_that_takes_nothing_holds_back_the_source(stage, ordered):
-    flow = parallel_limit(stage.pulled_from(range(100)), 4, double, ordered=ordered)
+async def test_a_loop_that_takes_nothing_holds_back_the_source(calls, ordered):
+    flow = parallel_limit(calls.pulled_from(range(100)), 4, double, ordered=ordered)
     first = await anext(flow)
-    await stage.settle()
+    await calls.settle()
 
     assert first == 0
-    assert len(stage.pulled) <= 2 * 4 + 1
+    assert len(calls.pulled) <= 2 * 4 + 1
     await flow.aclose()
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_calls_that_end_one_by_one_and_results_not_taken_are_n_together(stage, ordered):
-    flow = parallel_limit(stage.pulled_from(range(100)), 4, stage.call, ordered=ordered)
+async def test_calls_that_end_one_by_one_and_results_not_taken_are_n_together(calls, ordered):
+    flow = parallel_limit(calls.pulled_from(range(100)), 4, calls.call, ordered=ordered)
     taking = asyncio.ensure_future(anext(flow))
     for item in range(5):
-        await stage.settle()
-        stage.end(item)
-    await stage.settle()
+        await calls.settle()
+        calls.end(item)
+    await calls.settle()
 
     assert await taking == 0
-    assert stage.pulled == [0, 1, 2, 3, 4]
+    assert calls.pulled == [0, 1, 2, 3, 4]
     assert await anext(flow) == 1
-    await stage.settle()
-    assert stage.pulled == [0, 1, 2, 3, 4, 5]
+    await calls.settle()
+    assert calls.pulled == [0, 1, 2, 3, 4, 5]
     await flow.aclose()
 
 
-async def test_a_slow_head_lets_no_more_than_n_results_gather_behind_it(stage):
-    flow = parallel_limit(stage.pulled_from(range(100)), 4, stage.call, ordered=True)
+async def test_a_slow_head_lets_no_more_than_n_results_gather_behind_it(calls):
+    flow = parallel_limit(calls.pulled_from(range(100)), 4, calls.call, ordered=True)
     taking = asyncio.ensure_future(anext(flow))
     for item in range(1, 4):
-        await stage.settle()
-        stage.end(item)
-    await stage.settle()
+        await calls.settle()
+        calls.end(item)
+    await calls.settle()
 
-    assert stage.pulled == [0, 1, 2, 3]
-    stage.end(0)
+    assert calls.pulled == [0, 1, 2, 3]
+    calls.end(0)
     assert [await taking, await anext(flow), await anext(flow), await anext(flow)] == [0, 1, 2, 3]
     await flow.aclose()
 
 
-async def test_calls_that_never_suspend_do_not_run_ahead_of_the_loop(stage):
+async def test_calls_that_never_suspend_do_not_run_ahead_of_the_loop(calls):
     taken = 0
-    async for _ in parallel_limit(stage.pulled_from(range(1000)), 3, lambda x: x):
+    async for _ in parallel_limit(calls.pulled_from(range(1000)), 3, lambda x: x):
         taken += 1
 
-        assert len(stage.pulled) - taken <= 3
+        assert len(calls.pulled) - taken <= 3
 
 
-async def test_calls_that_never_suspend_do_not_gather_behind_a_slow_head(stage, monkeypatch):
+async def test_calls_that_never_suspend_do_not_gather_behind_a_slow_head(calls, monkeypatch):
     monkeypatch.setattr(pullers, "_TIME_SLICE", 60)  # no turn for others hides what is tested
 
     async def call(item):
-        return await stage.call(item) if item < 3 else item
+        return await calls.call(item) if item < 3 else item
 
-    flow = parallel_limit(stage.pulled_from(range(1000)), 3, call, ordered=True)
+    flow = parallel_limit(calls.pulled_from(range(1000)), 3, call, ordered=True)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
-    stage.end(0)
-    await stage.settle()
+    await calls.settle()
+    calls.end(0)
+    await calls.settle()
 
     assert await taking == 0
-    assert stage.pulled == [0, 1, 2, 3]
+    assert calls.pulled == [0, 1, 2, 3]
     await flow.aclose()
 
 
-async def test_many_calls_that_end_at_once_start_no_more_than_n_behind_a_slow_one(stage):
-    flow = parallel_limit(stage.pulled_from(range(100)), 5, stage.call, ordered=True)
+async def test_many_calls_that_end_at_once_start_no_more_than_n_behind_a_slow_one(calls):
+    flow = parallel_limit(calls.pulled_from(range(100)), 5, calls.call, ordered=True)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
-    stage.end(3, 4)
-    await stage.settle()
-    stage.end(0, 1)
-    await stage.settle()
+    await calls.settle()
+    calls.end(3, 4)
+    await calls.settle()
+    calls.end(0, 1)
+    await calls.settle()
 
     assert await taking == 0
-    assert stage.pulled == [0, 1, 2, 3, 4, 5]
+    assert calls.pulled == [0, 1, 2, 3, 4, 5]
     await flow.aclose()
 
 
@@ -492,14 +492,14 @@ async def test_long_calls_that_never_suspend_let_others_have_a_turn_in_between(e
     assert most_in_a_row <= 3
 
 
-async def test_two_tasks_cannot_take_from_one_flow(stage):
-    flow = parallel_limit(range(3), 2, stage.call)
+async def test_two_tasks_cannot_take_from_one_flow(calls):
+    flow = parallel_limit(range(3), 2, calls.call)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
+    await calls.settle()
 
     with pytest.raises(RuntimeError, match="another task waits"):
         await anext(flow)
-    stage.end(0)
+    calls.end(0)
     assert await taking == 0
     await flow.aclose()
 

@@ -45,61 +45,61 @@ async def an_async_source_that_fails_after(count):
 # raise
 
 
-async def test_the_first_error_is_raised_as_itself(stage):
-    taking = asyncio.ensure_future(take_until_error(parallel_limit(range(9), 3, stage.call)))
-    await stage.settle()
+async def test_the_first_error_is_raised_as_itself(calls):
+    taking = asyncio.ensure_future(take_until_error(parallel_limit(range(9), 3, calls.call)))
+    await calls.settle()
     error = ValueError("first")
-    stage.fail(1, error)
+    calls.fail(1, error)
 
     assert ([], error) == await taking
 
 
-async def test_the_rest_has_been_cancelled_and_has_ended_when_the_error_is_raised(stage):
+async def test_the_rest_has_been_cancelled_and_has_ended_when_the_error_is_raised(calls):
     cleaned_up = []
 
     async def call(item):
         try:
-            return await stage.call(item)
+            return await calls.call(item)
         except asyncio.CancelledError:
-            await stage.settle()
+            await calls.settle()
             cleaned_up.append(item)
             raise
 
     taking = asyncio.ensure_future(take_until_error(parallel_limit(range(9), 3, call)))
-    await stage.settle()
-    stage.fail(1, ValueError())
+    await calls.settle()
+    calls.fail(1, ValueError())
     await taking
 
-    assert stage.canceled == [0, 2]
+    assert calls.canceled == [0, 2]
     assert cleaned_up == [0, 2]
-    assert stage.started == [0, 1, 2]
+    assert calls.started == [0, 1, 2]
 
 
-async def test_the_rest_is_cancelled_at_once_even_if_the_loop_is_busy_elsewhere(stage):
-    flow = parallel_limit(range(9), 3, stage.call)
+async def test_the_rest_is_cancelled_at_once_even_if_the_loop_is_busy_elsewhere(calls):
+    flow = parallel_limit(range(9), 3, calls.call)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
-    stage.end(0)
+    await calls.settle()
+    calls.end(0)
     await taking
-    await stage.settle()
-    stage.fail(1, ValueError())
-    await stage.settle()
+    await calls.settle()
+    calls.fail(1, ValueError())
+    await calls.settle()
 
-    assert stage.running == []
+    assert calls.running == []
     with pytest.raises(ValueError):
         await anext(flow)
 
 
-async def test_results_that_were_ready_before_the_error_come_out_before_it(stage):
-    flow = parallel_limit(range(9), 3, stage.call)
+async def test_results_that_were_ready_before_the_error_come_out_before_it(calls):
+    flow = parallel_limit(range(9), 3, calls.call)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
-    stage.end(0)
+    await calls.settle()
+    calls.end(0)
     await taking
-    await stage.settle()
-    stage.end(2)
-    stage.fail(1, ValueError())
-    await stage.settle()
+    await calls.settle()
+    calls.end(2)
+    calls.fail(1, ValueError())
+    await calls.settle()
 
     assert await anext(flow) == 2
     with pytest.raises(ValueError):
@@ -123,29 +123,29 @@ async def test_an_error_that_was_dealt_with_goes_without_the_garbage_collector(a
         gc.enable()
 
 
-async def test_a_flow_is_over_once_it_has_raised(stage):
+async def test_a_flow_is_over_once_it_has_raised(calls):
     flow = parallel_limit(range(9), 3, odd_ones_fail)
     await take_until_error(flow)
 
     assert [result async for result in flow] == []
 
 
-async def test_cancellation_breaks_only_once_into_a_call_that_cleans_up(stage):
+async def test_cancellation_breaks_only_once_into_a_call_that_cleans_up(calls):
     cleaned_up = []
 
     async def call(item):
         try:
-            return await stage.call(item)
+            return await calls.call(item)
         finally:
             if item:
-                await stage.settle()
+                await calls.settle()
                 cleaned_up.append(item)
 
     flow = parallel_limit(range(3), 3, call)
     taking = asyncio.ensure_future(take_until_error(flow))
-    await stage.settle()
-    stage.fail(0, ValueError())
-    while not stage.canceled:
+    await calls.settle()
+    calls.fail(0, ValueError())
+    while not calls.canceled:
         await asyncio.sleep(0)
     await flow.aclose()
     await taking
@@ -153,21 +153,21 @@ async def test_cancellation_breaks_only_once_into_a_call_that_cleans_up(stage):
     assert cleaned_up == [1, 2]
 
 
-async def test_a_call_that_swallows_its_cancellation_changes_nothing(stage):
+async def test_a_call_that_swallows_its_cancellation_changes_nothing(calls):
     async def stubborn(item):
         try:
-            return await stage.call(item)
+            return await calls.call(item)
         except asyncio.CancelledError:
             return "late"
 
     taking = asyncio.ensure_future(take_until_error(parallel_limit(range(9), 3, stubborn)))
-    await stage.settle()
-    stage.fail(1, ValueError())
+    await calls.settle()
+    calls.fail(1, ValueError())
     taken, error = await taking
 
     assert taken == []
     assert isinstance(error, ValueError)
-    assert stage.started == [0, 1, 2]
+    assert calls.started == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
@@ -187,15 +187,15 @@ async def test_a_plain_function_that_fails_is_treated_alike():
     assert isinstance(error, ZeroDivisionError)
 
 
-async def test_a_call_that_was_cancelled_by_somebody_else_cancels_the_loop(stage):
-    flow = parallel_limit(range(9), 3, stage.call)
+async def test_a_call_that_was_cancelled_by_somebody_else_cancels_the_loop(calls):
+    flow = parallel_limit(range(9), 3, calls.call)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
-    stage.gates[1].cancel()
+    await calls.settle()
+    calls.gates[1].cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await taking
-    assert stage.running == []
+    assert calls.running == []
 
 
 def test_what_ends_the_program_is_not_held_up():
@@ -253,15 +253,15 @@ async def test_skipped_failures_are_logged_with_their_item(caplog):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_skipped_failure_gives_its_place_to_the_next_item(stage, ordered):
-    flow = parallel_limit(range(9), 2, stage.call, errors="skip", ordered=ordered)
+async def test_a_skipped_failure_gives_its_place_to_the_next_item(calls, ordered):
+    flow = parallel_limit(range(9), 2, calls.call, errors="skip", ordered=ordered)
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
-    stage.fail(0, ValueError())
-    await stage.settle()
+    await calls.settle()
+    calls.fail(0, ValueError())
+    await calls.settle()
 
-    assert stage.running == [1, 2]
-    stage.end(1)
+    assert calls.running == [1, 2]
+    calls.end(1)
     assert await taking == 1
     await flow.aclose()
 
@@ -336,37 +336,37 @@ async def test_an_error_of_the_source_is_raised_whatever_becomes_of_calls(source
 
 
 @pytest.mark.parametrize("source", [a_source_that_fails_after, an_async_source_that_fails_after])
-async def test_an_error_of_the_source_cancels_what_runs(stage, source):
-    taking = asyncio.ensure_future(take_until_error(parallel_limit(source(2), 5, stage.call)))
+async def test_an_error_of_the_source_cancels_what_runs(calls, source):
+    taking = asyncio.ensure_future(take_until_error(parallel_limit(source(2), 5, calls.call)))
 
     assert isinstance((await taking)[1], LookupError)
-    assert stage.canceled == [0, 1]
+    assert calls.canceled == [0, 1]
 
 
 @pytest.mark.parametrize("errors", ["skip", "settled"])
 @pytest.mark.parametrize("source", [a_source_that_fails_after, an_async_source_that_fails_after])
-async def test_where_errors_are_borne_what_runs_comes_out_before_that_of_the_source(stage, source, errors):
-    taking = asyncio.ensure_future(take_until_error(parallel_limit(source(2), 5, stage.call, errors=errors)))
-    await stage.settle()
-    stage.end(0, 1)
+async def test_where_errors_are_borne_what_runs_comes_out_before_that_of_the_source(calls, source, errors):
+    taking = asyncio.ensure_future(take_until_error(parallel_limit(source(2), 5, calls.call, errors=errors)))
+    await calls.settle()
+    calls.end(0, 1)
     taken, error = await taking
 
     assert len(taken) == 2
     assert isinstance(error, LookupError)
 
 
-async def test_a_source_cancelled_by_somebody_else_cancels_the_loop(stage):
+async def test_a_source_cancelled_by_somebody_else_cancels_the_loop(calls):
     gate = asyncio.get_running_loop().create_future()
 
     async def source():
         yield 0
         await gate
 
-    flow = parallel_limit(source(), 3, stage.call, errors="skip")
+    flow = parallel_limit(source(), 3, calls.call, errors="skip")
     taking = asyncio.ensure_future(anext(flow))
-    await stage.settle()
+    await calls.settle()
     gate.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await taking
-    assert stage.canceled == [0]
+    assert calls.canceled == [0]

@@ -84,8 +84,8 @@ class Model:
             self.over = True
 
 
-class Play:
-    """The real thing, moved by the same events."""
+class DrivenFlow:
+    """A real flow, driven by the same events as the model."""
 
     def __init__(self, total, n, ordered, errors, asynchronous=False):
         self.gates = {}
@@ -170,23 +170,23 @@ def flows():
 )
 def test_events_that_come_one_by_one_do_exactly_what_the_model_says(flow, events, leaving):
     async def main():
-        model, play = Model(*flow), Play(*flow)
+        model, driven = Model(*flow), DrivenFlow(*flow)
         for event in events:
             match event:
                 case ("take",) if not model.over:
                     model.want()
-                    play.permits.release()
+                    driven.permits.release()
                 case ("end", which, failed) if model.running:
                     item = model.running[which % len(model.running)]
                     model.end(item, failed)
-                    play.end(item, failed)
+                    driven.end(item, failed)
             await rest()
 
-            assert sorted(model.running) == sorted(play.gates)
-            assert model.taken == play.taken
-        await play.leave(leaving)
+            assert sorted(model.running) == sorted(driven.gates)
+            assert model.taken == driven.taken
+        await driven.leave(leaving)
         await rest()
-        assert play.gates == {}
+        assert driven.gates == {}
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert set() == asyncio.run(main())
@@ -210,52 +210,52 @@ def test_events_in_one_turn_keep_the_bounds_and_lose_nothing(flow, asynchronous,
     total, n, ordered, errors = flow
 
     async def main():
-        play = Play(total, n, ordered, errors, asynchronous)
+        driven = DrivenFlow(total, n, ordered, errors, asynchronous)
         ended = []
         for kind, which, failed in events:
             if kind == "take":
-                play.permits.release()
+                driven.permits.release()
             elif kind == "end":
-                waiting = [item for item, gate in play.gates.items() if not gate.done()]
+                waiting = [item for item, gate in driven.gates.items() if not gate.done()]
                 if waiting:
                     item = waiting[which % len(waiting)]
-                    play.end(item, failed)
+                    driven.end(item, failed)
                     ended.append(("failed" if failed else "ok", item))
             else:
                 await rest(which % 4)
-            assert len(play.gates) <= n
-            assert play.pulled - len(play.taken) - play.flow.skipped <= 2 * n + 1
+            assert len(driven.gates) <= n
+            assert driven.pulled - len(driven.taken) - driven.flow.skipped <= 2 * n + 1
         if leaving == "finish":
-            await finish(play, ended)
-            check_everything_came_out(play, total, ordered, errors, ended)
+            await finish(driven, ended)
+            check_everything_came_out(driven, total, ordered, errors, ended)
         else:
-            await play.leave(leaving)
+            await driven.leave(leaving)
             await rest()
-        assert play.gates == {}
-        assert play.most <= n
+        assert driven.gates == {}
+        assert driven.most <= n
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert set() == asyncio.run(main())
 
 
-async def finish(play, ended):
-    while not play.task.done():
-        play.permits.release()
-        for item, gate in list(play.gates.items()):
+async def finish(driven, ended):
+    while not driven.task.done():
+        driven.permits.release()
+        for item, gate in list(driven.gates.items()):
             if not gate.done():
-                play.end(item, False)
+                driven.end(item, False)
                 ended.append(("ok", item))
         await rest(1)
 
 
-def check_everything_came_out(play, total, ordered, errors, ended):
+def check_everything_came_out(driven, total, ordered, errors, ended):
     failed = [item for outcome, item in ended if outcome == "failed"]
     if errors == "raise" and failed:
-        *results, last = play.taken
+        *results, last = driven.taken
         assert last[0] == "failed"
         assert last[1] in failed
     else:
-        *results, last = play.taken
+        *results, last = driven.taken
         assert last == "end"
         kept = ended if errors == "settled" else [e for e in ended if e[0] == "ok"]
         assert sorted(kept) == sorted(results)
@@ -272,18 +272,18 @@ def test_a_long_flow_of_bursts_never_stalls(ordered, asynchronous):
     """Twenty calls end in one turn, again and again, while the loop takes three results between two rests."""
 
     async def main():
-        play = Play(2000, 20, ordered, "raise", asynchronous)
+        driven = DrivenFlow(2000, 20, ordered, "raise", asynchronous)
         ended = []
-        while not play.task.done():
+        while not driven.task.done():
             for _ in range(3):
-                play.permits.release()
-            for item, gate in list(play.gates.items()):
+                driven.permits.release()
+            for item, gate in list(driven.gates.items()):
                 if not gate.done():
-                    play.end(item, False)
+                    driven.end(item, False)
                     ended.append(item)
             await asyncio.sleep(0)
-            assert play.pulled - len(play.taken) <= 2 * 20 + 1
-        return play.taken
+            assert driven.pulled - len(driven.taken) <= 2 * 20 + 1
+        return driven.taken
 
     taken = asyncio.run(main())
 
