@@ -25,7 +25,7 @@ class Done(NamedTuple):
 
 
 class Shell:
-    """Somebody at a prompt, with a scheduler of their own."""
+    """Runs `penstock` commands against a scheduler of its own."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -60,7 +60,7 @@ class Shell:
             self.daemon.stdout.close()
 
     def __call__(self, *words):
-        """In this process, because starting an interpreter costs more than most verbs do; the scheduler is another one."""
+        """Run a verb in this process: starting an interpreter costs more than most verbs. The scheduler is another process."""
         out, err = io.StringIO(), io.StringIO()
         with (
             mock.patch.dict(os.environ, self.env, clear=True),
@@ -73,11 +73,12 @@ class Shell:
             ):
                 try:
                     main()
-                except SystemExit as left:
-                    code = left.code
+                except SystemExit as ended:
+                    code = ended.code
         return Done(code, out.getvalue(), err.getvalue())
 
-    def told(self, *words):
+    def answer(self, *words):
+        """The JSON that a verb prints."""
         done = self(*words, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -88,7 +89,7 @@ class Shell:
         return done.stdout.strip()
 
     def state(self, job_id):
-        return self.told("show", job_id)["state"]
+        return self.answer("show", job_id)["state"]
 
     def until(self, state, job_id):
         until(lambda: self.state(job_id) == state, what=f"{state} of {job_id}")

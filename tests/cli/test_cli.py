@@ -40,7 +40,7 @@ def test_a_command_that_a_signal_ended_is_told_as_a_shell_tells_it_when_no_try_i
     alone.up("--set", "retry.crash=0s")
 
     assert alone("run", "--shell", "--", "kill -USR1 $$").returncode == 128 + signal.SIGUSR1
-    assert alone.told("show", "last")["attempts"] == 2
+    assert alone.answer("show", "last")["attempts"] == 2
 
 
 def test_every_exit_code_that_help_names_is_in_the_documents():
@@ -67,8 +67,8 @@ def test_submit_prints_the_id_alone(shell):
 def test_a_job_is_named_by_any_part_of_its_id_and_by_last(shell):
     job_id = shell.submit("true")
 
-    assert shell.told("show", job_id[-8:])["job_id"] == job_id
-    assert shell.told("show", "last")["job_id"] == job_id
+    assert shell.answer("show", job_id[-8:])["job_id"] == job_id
+    assert shell.answer("show", "last")["job_id"] == job_id
 
 
 def test_a_part_that_fits_several_jobs_is_asked_for_more_of(shell):
@@ -96,13 +96,13 @@ def test_a_canceled_job_can_be_canceled_again(shell):
     again = shell("cancel", job_id)
 
     assert (again.returncode, again.stderr) == (DONE, "")
-    assert shell.told("show", job_id)["end"] == "canceled"
+    assert shell.answer("show", job_id)["end"] == "canceled"
 
 
 def test_show_names_the_process_that_runs_a_job(shell):
     job_id = shell.submit("sh", "-c", "echo $$; exec sleep 60")
-    until(lambda: shell.told("show", job_id)["pid"] is not None)
-    pid, shown = shell.told("show", job_id)["pid"], shell("show", job_id).stdout
+    until(lambda: shell.answer("show", job_id)["pid"] is not None)
+    pid, shown = shell.answer("show", job_id)["pid"], shell("show", job_id).stdout
     printed = shell("logs", job_id).stdout.strip()
     shell("cancel", job_id)
 
@@ -136,11 +136,11 @@ def test_a_failed_job_can_be_retried_and_an_illegal_move_changes_nothing(shell):
 def test_an_edit_and_an_explanation_of_a_job_that_waits(shell):
     job_id = shell("submit", "--not-before", "+1h", "--priority", "low", "--", "true").stdout.strip()
     shell("edit", job_id, "--priority", "high")
-    told = shell("explain", job_id).stdout
+    answer = shell("explain", job_id).stdout
     shell("cancel", job_id)
 
-    assert shell.told("show", job_id)["priority"] == 75
-    assert told.strip()
+    assert shell.answer("show", job_id)["priority"] == 75
+    assert answer.strip()
 
 
 def test_logs_show_what_was_printed_and_follow_what_is_still_to_come(shell):
@@ -165,10 +165,14 @@ def test_cancel_now_does_not_wait_for_a_command_that_will_not_stop(shell):
 
 def test_a_job_for_an_addon_waits_for_its_worker(shell):
     done = shell("submit", "--type", "index", "--addon", "photos", "--payload", '{"path": "/data"}')
-    told = shell.told("show", done.stdout.strip())
+    answer = shell.answer("show", done.stdout.strip())
     shell("cancel", done.stdout.strip())
 
-    assert (told["job_type"], told["addon_id"], told["payload"]) == ("index", "photos", {"path": "/data"})
+    assert (answer["job_type"], answer["addon_id"], answer["payload"]) == (
+        "index",
+        "photos",
+        {"path": "/data"},
+    )
 
 
 def test_a_job_asks_for_a_label_that_no_host_has_and_is_told_so(shell):
@@ -182,10 +186,10 @@ def test_at_its_cost_limit_a_command_is_stopped_and_a_retry_grants_as_much_again
     script = (
         f"[ -e again ] && exit; touch again; '{sys.executable}' -m penstock.runner.job spend 2.5; sleep 60"
     )
-    told = shell("submit", "--cost-limit", "2", "--max-active", "1h", "--shell", "--", script)
-    job_id = told.stdout.strip()
+    answer = shell("submit", "--cost-limit", "2", "--max-active", "1h", "--shell", "--", script)
+    job_id = answer.stdout.strip()
     waited = shell("wait", job_id)
-    shown = shell.told("show", job_id)
+    shown = shell.answer("show", job_id)
     retried = shell("retry", job_id)
 
     shell.until("DONE", job_id)
@@ -237,52 +241,52 @@ def test_a_table_in_a_pipe_has_its_numbers_below_each_other_and_no_blanks_at_the
 def test_output_as_json_is_one_document_and_a_line_for_each_piece_while_it_is_followed(shell):
     job_id = shell.submit("sh", "-c", "echo one; echo two >&2")
     followed = shell("logs", "-f", job_id, "--json").stdout.splitlines()
-    told = shell.told("logs", job_id)
+    answer = shell.answer("logs", job_id)
 
-    assert {(p["stream"], p["text"]) for p in told["pieces"]} == {("stdout", "one\n"), ("stderr", "two\n")}
-    assert told["over"]
-    assert [json.loads(line) for line in followed] == told["pieces"]
+    assert {(p["stream"], p["text"]) for p in answer["pieces"]} == {("stdout", "one\n"), ("stderr", "two\n")}
+    assert answer["over"]
+    assert [json.loads(line) for line in followed] == answer["pieces"]
 
 
 def test_a_run_as_json_is_the_job_that_it_became_and_its_output_goes_aside(shell):
     done = shell("--json", "run", "--", "sh", "-c", "echo seen; exit 3")
-    told = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
 
     assert (done.returncode, done.stderr) == (3, "seen\n")
-    assert (told["state"], told["result"]["exit_code"]) == ("FAILED", 3)
+    assert (answer["state"], answer["result"]["exit_code"]) == ("FAILED", 3)
 
 
 def test_what_top_shows_is_to_be_had_as_json(shell):
     job_id = shell("submit", "--not-before", "+3h", "--", "true").stdout.strip()
-    told = shell.told("top")
+    answer = shell.answer("top")
 
-    assert told["stats"]["jobs"]["QUEUED"] >= 1
-    assert job_id in {job["job_id"] for job in told["jobs"]}
+    assert answer["stats"]["jobs"]["QUEUED"] >= 1
+    assert job_id in {job["job_id"] for job in answer["jobs"]}
 
 
 def test_a_fixed_capacity_has_not_been_quiet_since_1970(shell):
     assert shell("capacity").stdout.startswith("QUIET: the capacity is fixed by a setting")
-    assert shell.told("capacity")["quiet_sec"] is None
+    assert shell.answer("capacity")["quiet_sec"] is None
 
 
 def test_what_an_addon_spent_stands_against_its_budget(alone):
     alone.up("--set", "addons.me.budget_day=0.5", "--set", "addons.me.budget_month=20")
     command = [sys.executable, "-m", "penstock.runner.job", "spend", "0.45"]
     alone("wait", alone("submit", "--addon", "me", "--", *command).stdout.strip())
-    told = {use["window"]: use for use in alone.told("addons", "me")["addons"][0]["budgets"]}
+    answer = {use["window"]: use for use in alone.answer("addons", "me")["addons"][0]["budgets"]}
 
-    assert (told["day"]["spent"], told["day"]["limit"], told["day"]["mark"]) == (0.45, 0.5, "warned")
-    assert (told["month"]["spent"], told["month"]["limit"], told["month"]["mark"]) == (0.45, 20, None)
+    assert (answer["day"]["spent"], answer["day"]["limit"], answer["day"]["mark"]) == (0.45, 0.5, "warned")
+    assert (answer["month"]["spent"], answer["month"]["limit"], answer["month"]["mark"]) == (0.45, 20, None)
     assert "0.45 of 0.50" in alone("addons").stdout
 
 
 def test_the_jobs_that_ran_are_played_again_under_other_settings(shell):
     shell("wait", shell.submit("sleep", "0.2"))
-    told = shell.told("simulate", "--set", "capacity.units=1")
+    answer = shell.answer("simulate", "--set", "capacity.units=1")
     text = shell("simulate")
 
-    assert told["as_it_is"]["everything"]["refused"] == 0
-    assert told["tried"]["everything"]["refused"] == told["tried"]["everything"]["jobs"] > 0
+    assert answer["as_it_is"]["everything"]["refused"] == 0
+    assert answer["tried"]["everything"]["refused"] == answer["tried"]["everything"]["jobs"] > 0
     assert "all done after" in text.stdout
     assert "\x1b" not in text.stdout + text.stderr
 
@@ -299,8 +303,8 @@ def test_a_made_up_load_needs_no_scheduler_and_settings_are_checked_first(alone)
 
 def test_bench_measures_this_disk_and_leaves_nothing_on_it(alone, tmp_path_factory):
     disk = tmp_path_factory.mktemp("disk")
-    told = alone.told("bench", "--jobs", "20", "--dir", str(disk))
-    paces = {one["what"]: one["per_sec"] for one in told["measured"]}
+    answer = alone.answer("bench", "--jobs", "20", "--dir", str(disk))
+    paces = {one["what"]: one["per_sec"] for one in answer["measured"]}
 
     assert len(paces) == 5
     assert all(pace > 0 for pace in paces.values())
@@ -309,12 +313,12 @@ def test_bench_measures_this_disk_and_leaves_nothing_on_it(alone, tmp_path_facto
 
 def test_chaos_kills_a_scheduler_and_its_jobs_and_every_promise_holds(alone):
     kills, jobs = 3 * SOAK, 4 * SOAK
-    told = alone.told("chaos", "--kills", str(kills), "--jobs", str(jobs))
+    answer = alone.answer("chaos", "--kills", str(kills), "--jobs", str(jobs))
 
-    assert (told["holds"], told["folder"], told["jobs"]) == (True, None, jobs)
-    assert sum(told["killed"].values()) == kills
-    assert {promise["name"] for promise in told["promises"]} == {"RS-1", "RS-2", "RS-3", "RS-4", "JB-3"}
-    assert [promise for promise in told["promises"] if promise["broken"]] == []
+    assert (answer["holds"], answer["folder"], answer["jobs"]) == (True, None, jobs)
+    assert sum(answer["killed"].values()) == kills
+    assert {promise["name"] for promise in answer["promises"]} == {"RS-1", "RS-2", "RS-3", "RS-4", "JB-3"}
+    assert [promise for promise in answer["promises"] if promise["broken"]] == []
 
 
 def test_tokens_are_made_bound_and_revoked(shell):
@@ -340,12 +344,12 @@ def test_doctor_finds_a_database_that_is_well_and_a_token_that_others_can_read(s
     well = shell("doctor")
     token = shell.folder / "token"
     token.chmod(0o644)
-    found = shell("doctor")
+    report = shell("doctor")
     token.chmod(0o600)
 
     assert well.returncode == DONE, well.stdout
-    assert found.returncode == FAILED
-    assert f"chmod 600 {token}" in found.stdout
+    assert report.returncode == FAILED
+    assert f"chmod 600 {token}" in report.stdout
 
 
 def test_doctor_says_where_the_scheduler_listens_and_not_only_where_the_settings_would_have_it(shell):

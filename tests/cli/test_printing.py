@@ -37,6 +37,6 @@ def test_no_verb_prints_a_stored_control_code(shell):
     )
     shell("wait", job_id)
     for verb in (["show", job_id], ["ls"], ["explain", job_id], ["events", "-j", job_id], ["wait", job_id]):
-        told = shell(*verb)
-        assert obeyed(told.stdout + told.stderr) == [], verb
+        answer = shell(*verb)
+        assert obeyed(answer.stdout + answer.stderr) == [], verb
     assert "\\x1b]0;owned" in shell("show", job_id).stdout

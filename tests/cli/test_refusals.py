@@ -1,4 +1,4 @@
-"""What is said wrongly, refused or not there: the field, the fix, and an exit code; never a traceback."""
+"""Wrong, refused and missing arguments: the command names the field and the fix, and never prints a traceback."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_a_command_that_cannot_be_started_says_why(shell):
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("argument", "why"),
     [("zzzz", "those are made of 0-9, a-f"), ("ab", "four characters"), ("ffffffff", "no job with")],
 )
-def test_what_names_no_job_says_why_not(shell, said, why):
-    done = shell("show", said)
+def test_what_names_no_job_says_why_not(shell, argument, why):
+    done = shell("show", argument)
 
     assert done.returncode == NOT_FOUND
     assert why in done.stderr
@@ -121,12 +121,12 @@ def test_a_port_that_another_has_is_found_by_doctor_and_by_up(alone):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         alone.env["PENSTOCK_SERVER_LISTEN"] = f"127.0.0.1:{port}"
-        found, started = alone("doctor"), alone("up")
+        report, started = alone("doctor"), alone("up")
     free = alone("doctor")
 
-    assert (found.returncode, started.returncode) == (FAILED, IN_THE_WAY)
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in found.stdout
-    assert "penstock up --port 0" in found.stdout
+    assert (report.returncode, started.returncode) == (FAILED, IN_THE_WAY)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in report.stdout
+    assert "penstock up --port 0" in report.stdout
     assert f"127.0.0.1:{port} is free" in free.stdout
 
 

@@ -32,7 +32,7 @@ def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
 
 def in_terminal(shell, columns, *words):
     child = in_window(shell, columns, *words)
-    assert left(child) == 0
+    assert exit_code(child) == 0
     return without_codes(child.before)
 
 
@@ -44,7 +44,7 @@ def in_window(shell, columns, *words):
     )
 
 
-def left(child):
+def exit_code(child):
     """The exit code, when it has ended."""
     child.expect(pexpect.EOF)
     child.close()
@@ -60,8 +60,8 @@ def test_ctrl_c_cancels_what_was_run_and_leaves_nothing_behind(shell):
     child.expect("started")
     child.sendintr()
 
-    assert left(child) == INTERRUPTED
-    job_id = shell.told("ls", "-n", "1")["jobs"][0]["job_id"]
+    assert exit_code(child) == INTERRUPTED
+    job_id = shell.answer("ls", "-n", "1")["jobs"][0]["job_id"]
     shell.until("CANCELED", job_id)
 
 
@@ -76,7 +76,7 @@ def test_top_shows_jobs_live_and_keys_act_on_them(shell):
     shell.until("CANCELED", job_id)
     child.send("q")
 
-    assert left(child) == 0
+    assert exit_code(child) == 0
 
 
 def test_top_explains_retries_and_pauses(alone):
@@ -89,14 +89,14 @@ def test_top_explains_retries_and_pauses(alone):
     child.expect("the command exited with code 1")
     child.send("e")
     child.send("r")
-    until(lambda: alone.told("show", job_id)["attempts"] == 2, what="a second attempt")
+    until(lambda: alone.answer("show", job_id)["attempts"] == 2, what="a second attempt")
     child.send("p")
     child.expect("PAUSED")
     child.send("p")
-    until(lambda: not alone.told("top")["stats"]["paused"], what="the end of the pause")
+    until(lambda: not alone.answer("top")["stats"]["paused"], what="the end of the pause")
     child.send("q")
 
-    assert left(child) == 0
+    assert exit_code(child) == 0
 
 
 class Slow(Client):
@@ -112,8 +112,8 @@ class Slow(Client):
 
 
 def test_keys_of_top_reach_a_scheduler_that_is_slow_to_tell_how_things_are(shell):
-    told = json.loads((shell.folder / "daemon.json").read_text())
-    token = Path(told["token_file"]).read_text().strip()
+    answer = json.loads((shell.folder / "daemon.json").read_text())
+    token = Path(answer["token_file"]).read_text().strip()
 
     async def press_p(client):
         app = Top(client)
@@ -130,7 +130,7 @@ def test_keys_of_top_reach_a_scheduler_that_is_slow_to_tell_how_things_are(shell
             finally:
                 client.go_on.set()
 
-    with Slow(told["url"], token=token) as client:
+    with Slow(answer["url"], token=token) as client:
         asyncio.run(press_p(client))
         client.resume()
 
@@ -141,7 +141,7 @@ def test_who_waits_in_a_terminal_is_told_why_meanwhile(shell):
     child.expect("not in line yet: not before in about")
     child.sendintr()
 
-    assert left(child) == INTERRUPTED
+    assert exit_code(child) == INTERRUPTED
     assert shell.state(job_id) == "QUEUED"
 
 
@@ -152,7 +152,7 @@ def test_top_shows_why_a_job_waits_and_all_its_keys_in_any_window(shell, columns
     shown = all_of(child, "not before in 3.0 h", "explain", "pause", "quit")
     child.send("q")
 
-    assert left(child) == 0
+    assert exit_code(child) == 0
     assert ("prio" in shown) == (columns > 100)
 
 

@@ -50,7 +50,7 @@ def start():
 
 def workers_of(pid):
     """The processes whose command line says that this one is their parent."""
-    found = []
+    pids = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -58,8 +58,8 @@ def workers_of(pid):
             except OSError:
                 continue
             if "penstock.pools.child.main" in line and f" {pid})" in line:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def numbers(pattern, text):
@@ -133,10 +133,10 @@ def test_on_a_terminal_it_draws_and_gives_the_screen_back(start):
     text = read_all(ours)
 
     assert process.wait(60) == 0, text
-    drawn, left, after = text.partition("\x1b[?1049l")
+    drawn, leave_screen, after = text.partition("\x1b[?1049l")
     assert "\x1b[?1049h" in drawn
     assert "PENSTOCK" in drawn
-    assert left
+    assert leave_screen
     check_proof(re.sub(r"\x1b\[[\d;?]*\w|\r", "", after))
 
 
@@ -212,11 +212,11 @@ def test_a_wrong_number_of_seconds_is_refused_by_name(monkeypatch, capsys, secon
 
 def test_books_that_do_not_balance_are_not_hidden(lab):
     lab.photos.taken = 1
-    said = proof(lab, interrupted=False)
+    lines = proof(lab, interrupted=False)
 
     assert not lab.balanced
-    assert said[0] == "1 photos taken ≠ 0 analysed + 0 canceled + 0 shed"
-    assert "do not balance" in said[-1]
+    assert lines[0] == "1 photos taken ≠ 0 analysed + 0 canceled + 0 shed"
+    assert "do not balance" in lines[-1]
 
 
 def test_a_call_that_ends_twice_or_never_is_seen():

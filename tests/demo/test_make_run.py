@@ -24,15 +24,15 @@ def env():
 
 def running_in(folder):
     """Whatever still has our directory in its command line or environment."""
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             about = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
         except OSError:
             continue
         if os.fsencode(folder) in about and int(process.name) != os.getpid():
-            found.append(about)
-    return found
+            processes.append(about)
+    return processes
 
 
 def finished(folder, env):

@@ -32,8 +32,8 @@ def test_the_drop_in_grants_exactly_what_switching_users_needs():
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_the_exposure_of_the_unit_is_below_three():
-    asked = ["systemd-analyze", "security", "--offline=true", str(UNIT)]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-    [score] = re.findall(r"Overall exposure level for penstock.service: ([\d.]+)", told)
+    command = ["systemd-analyze", "security", "--offline=true", str(UNIT)]
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    [score] = re.findall(r"Overall exposure level for penstock.service: ([\d.]+)", output)
 
     assert float(score) < 3.0
