@@ -13,13 +13,12 @@ import sys
 import time
 
 import penstock
-from penstock.client import JobContext
 
 worker = penstock.Worker(addon="photos")
 
 
 @worker.job("thumbnail")
-def thumbnail(job: JobContext, path: str, size: int = 128) -> str:
+def thumbnail(job: penstock.JobContext, path: str, size: int = 128) -> str:
     for step in range(4):
         time.sleep(0.05)
         job.progress((step + 1) / 4)
@@ -28,12 +27,12 @@ def thumbnail(job: JobContext, path: str, size: int = 128) -> str:
 
 
 @worker.job("describe")
-def describe(job: JobContext, pages: int) -> dict[str, int]:
+def describe(job: penstock.JobContext, pages: int) -> dict[str, int]:
     """A long job that reports spending. After an interruption it continues from its checkpoint."""
-    done = job.resumed or 0
+    done = job.checkpoint or 0
     for page in range(done, pages):
         job.spend(0.002)
-        job.checkpoint(page + 1)
+        job.save_checkpoint(page + 1)
         job.check()
     return {"pages": pages, "resumed_at": done}
 

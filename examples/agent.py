@@ -14,10 +14,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from penstock import current_job
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import AddonId
-from penstock.runner import Functions, Leftovers, Runner, RunnerOptions, current_job
+from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
@@ -33,7 +34,7 @@ def research(question: str) -> Generator[dict[str, Any], None, dict[str, Any]]:
     for step in STEPS:
         if step in state["done"]:
             continue
-        job.log(f"{step}: {question}")
+        job.log.info("%s: %s", step, question)
         time.sleep(0.05)  # the model thinks
         state["done"].append(step)
         job.progress(len(state["done"]) / len(STEPS))

@@ -45,7 +45,7 @@ def version_of(path: Path) -> str:
 def pack(ctx: penstock.JobContext, path: Path) -> int:
     """Pack a file and return the packed size. Each chunk is one gzip member, so chunks before a crash stay valid."""
     packed = path.with_suffix(".log.gz.part")
-    done = ctx.load_checkpoint({"read": 0, "written": 0})
+    done = ctx.checkpoint or {"read": 0, "written": 0}
     size = path.stat().st_size
     with path.open("rb") as source, packed.open("r+b" if packed.exists() else "w+b") as target:
         source.seek(done["read"])

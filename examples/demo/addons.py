@@ -9,7 +9,8 @@ import random
 import sys
 import time
 
-from penstock.client import Client, JobContext, Worker
+from penstock import JobContext
+from penstock.client import Client, Worker
 from penstock.client.client import job_of
 
 __all__ = ["submit_samples"]
@@ -26,12 +27,12 @@ def thumbnail(job: JobContext, name: str) -> str:
 @photos.job("album")
 def album(job: JobContext, pictures: int) -> dict[str, int]:
     """A long, expensive job: after a stop it continues with the next picture."""
-    first = job.resumed or 0
+    first = job.checkpoint or 0
     for picture in range(first, pictures):
         time.sleep(0.2)
         job.spend(0.01)
         job.progress((picture + 1) / pictures)
-        job.checkpoint(picture + 1)
+        job.save_checkpoint(picture + 1)
         job.check()
     return {"pictures": pictures, "went_on_at": first}
 
@@ -46,8 +47,8 @@ def send(job: JobContext, to: str) -> str:
 def digest(job: JobContext) -> str:
     """Fails at the first attempt, to show a retry."""
     _take_time(job, 0.3)
-    if job.resumed is None:
-        job.checkpoint("tried")
+    if job.checkpoint is None:
+        job.save_checkpoint("tried")
         raise ConnectionError("the mail server hung up")
     return "sent"
 

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from penstock.graphs.run_context import current_run as current_run
     from penstock.graphs.trace import Trace as Trace
     from penstock.graphs.trace import write_chrome as write_chrome
-    from penstock.library.context import JobContext as JobContext
-    from penstock.library.context import current_job as current_job
     from penstock.library.function import JobFunction as JobFunction
     from penstock.library.handle import JobHandle as JobHandle
     from penstock.library.scheduler import Scheduler as Scheduler
@@ -76,6 +74,8 @@ if TYPE_CHECKING:
     from penstock.telemetry.otel import instrument as instrument
     from penstock.telemetry.registry import snapshot as snapshot
     from penstock.telemetry.registry import subscribe as subscribe
+    from penstock.work.context import JobContext as JobContext
+    from penstock.work.context import current_job as current_job
 
 __version__ = "0.1.0.dev0"
 
@@ -136,7 +136,7 @@ _HOMES = {
         "Trace",
         "write_chrome",
     ),
-    "penstock.library.context": (
+    "penstock.work.context": (
         "JobContext",
         "current_job",
     ),

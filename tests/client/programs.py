@@ -14,7 +14,7 @@ worker = penstock.Worker()
 
 
 def note(job, what):
-    line = f"{time.monotonic():.6f} {what} {job.job_id} {job.fence} {os.getpid()}\n"
+    line = f"{time.monotonic():.6f} {what} {job.id} {job.fence} {os.getpid()}\n"
     with Path(os.environ["JOURNAL"]).open("a") as journal:
         journal.write(line)
 
@@ -45,11 +45,11 @@ def attentive(job, seconds):
 def pages(job, count, seconds):
     """Goes on where it was."""
     note(job, "begin")
-    first = job.resumed or 0
+    first = job.checkpoint or 0
     try:
         for page in range(first, count):
             time.sleep(seconds)
-            job.checkpoint(page + 1)
+            job.save_checkpoint(page + 1)
             job.check()
     finally:
         note(job, "end")

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.client import leases as holds_module
-from penstock.client.context import JobContext, LeaseFacts
 from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer
 from penstock.core.errors import JobStopped, StaleDispatch, Unreachable
 from penstock.core.jobs.end_rules import EndReason
 from penstock.wire import HeartbeatAnswer
+from penstock.work.context import JobContext, JobFacts
 
 TTL = 30.0
 
@@ -57,9 +57,7 @@ def heartbeater(scheduler, leases):
 
 
 def hold_of(heartbeater, leases, scheduler, name="j.1"):
-    facts = LeaseFacts(
-        name.partition(".")[0], name, 1, "photos", "thumb", (), None, b'{"path": "a"}', b"null"
-    )
+    facts = JobFacts(name.partition(".")[0], "thumb", name, 1, payload='{"path": "a"}')
     lease = ActiveLease(facts, LeaseTimer(scheduler.now, TTL), heartbeater.beat_now)
     leases.add(lease)
     return lease
@@ -89,7 +87,7 @@ def test_a_lease_is_renewed_long_before_it_is_at_risk(heartbeater, leases, sched
 
     live_until(heartbeater, scheduler, 1_600.0)
 
-    assert not lease.cancelled
+    assert not lease.canceled
     gaps = [b[0] - a[0] for a, b in zip(scheduler.beats, scheduler.beats[1:], strict=False)]
     assert 60 <= len(scheduler.beats) <= 80
     assert max(gaps) < 0.4 * TTL
@@ -101,7 +99,7 @@ def test_one_lost_beat_is_nothing(heartbeater, leases, scheduler):
 
     live_until(heartbeater, scheduler, 1_100.0)
 
-    assert not lease.cancelled
+    assert not lease.canceled
 
 
 def test_without_a_renewal_the_function_is_told_to_stop_before_the_lease_is_over(
@@ -112,10 +110,10 @@ def test_without_a_renewal_the_function_is_told_to_stop_before_the_lease_is_over
     scheduler.answers = [LOST] * 1_000
 
     live_until(heartbeater, scheduler, 1_000.0 + 0.6 * TTL)
-    before = job.cancelled
+    before = job.canceled
     live_until(heartbeater, scheduler, 1_000.0 + 0.7 * TTL)
 
-    assert (False, True) == (before, job.cancelled)
+    assert (False, True) == (before, job.canceled)
     assert lease.lost
     assert not lease.over
     with pytest.raises(JobStopped):
@@ -127,7 +125,7 @@ def test_it_is_told_even_if_no_thread_of_ours_came_to_run(heartbeater, leases, s
 
     scheduler.now += 0.7 * TTL
 
-    assert JobContext(lease.facts, lease).cancelled
+    assert JobContext(lease.facts, lease).canceled
 
 
 def test_a_stopped_process_that_wakes_after_its_lease_does_not_beat_and_does_not_believe(
@@ -187,7 +185,7 @@ def test_a_cancel_reaches_the_function_and_is_not_our_own_judgement(heartbeater,
 
     live_until(heartbeater, scheduler, 1_010.0)
 
-    assert JobContext(lease.facts, lease).cancelled
+    assert JobContext(lease.facts, lease).canceled
     assert not lease.lost
 
 
@@ -198,7 +196,7 @@ def test_a_yield_is_not_a_cancel(heartbeater, leases, scheduler):
     live_until(heartbeater, scheduler, 1_010.0)
 
     job = JobContext(lease.facts, lease)
-    assert (True, False) == (job.should_yield, job.cancelled)
+    assert (True, False) == (job.should_yield, job.canceled)
 
 
 def test_one_silent_scheduler_is_asked_once_a_round_not_once_a_lease(heartbeater, leases, scheduler):
@@ -232,7 +230,7 @@ def test_progress_and_spending_ride_on_a_beat_within_a_second_and_are_told_again
 def test_a_checkpoint_is_told_at_once(heartbeater, leases, scheduler):
     lease = hold_of(heartbeater, leases, scheduler)
 
-    JobContext(lease.facts, lease).checkpoint({"page": 3})
+    JobContext(lease.facts, lease).save_checkpoint({"page": 3})
 
     assert [(1_000.0, "j.1", None, None, b'{"page":3}')] == scheduler.beats
 

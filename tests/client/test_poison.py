@@ -13,7 +13,7 @@ from tests.poison import NOT_FINITE, POISONS, STATES, STORED, AsyncHandler, Hand
 
 import penstock
 from penstock.client import Client
-from penstock.client.handlers import Failed, Succeeded, call
+from penstock.client.handlers import JobHandler
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.types import SECOND
@@ -21,6 +21,8 @@ from penstock.scheduler.service import SchedulerService
 from penstock.server.listener import Config, serve
 from penstock.stores.postgres.store import PostgresStore
 from penstock.stores.sqlite.store import SqliteStore
+from penstock.work.context import CurrentJob, JobFacts, NoChannel
+from penstock.work.outcome import run
 
 #: Where a server is asked for each of them, a few of each kind are enough.
 SOME = (
@@ -92,10 +94,9 @@ def test_on_postgresql(folder, postgres):
 
 @pytest.mark.parametrize("name", POISONS)
 def test_a_call_comes_to_an_ending_and_never_raises(name):
-    class Job:
-        payload = None
+    outcome = run(JobHandler(Handler(name)).invoke, CurrentJob(JobFacts("1", name), NoChannel()))
 
-    assert isinstance(call(Handler(name), Job()), Succeeded if name in (*STORED, "too_large") else Failed)
+    assert outcome.end == ("completed" if name in STORED else "job_error")
 
 
 @pytest.mark.parametrize("fields", [{"tags": ("caf\udce9",)}, {"idempotency_key": "caf\udce9"}])

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.client import leases as holds_module
 from penstock.client import reporter as reporter_module
-from penstock.client.context import JobContext, LeaseFacts
-from penstock.client.handlers import Failed, Released, Succeeded, call
+from penstock.client.handlers import JobHandler
 from penstock.client.leases import ActiveLease, LeaseTimer
 from penstock.client.reporter import Reporter
 from penstock.client.transport import from_answer
@@ -23,8 +22,12 @@ from penstock.core.errors import (
     Unavailable,
     Unreachable,
 )
+from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.states import JobState
-from penstock.wire import Ended, Failure, ProblemDetails
+from penstock.wire import Ended, ProblemDetails
+from penstock.work.context import CurrentJob, JobContext, JobFacts
+from penstock.work.outcome import DONE, RELEASED, STOPPED, Outcome
+from penstock.work.outcome import run as run_function
 
 TTL = 30.0
 LOST = Unreachable("away", sent=True)
@@ -65,9 +68,13 @@ def scheduler(monkeypatch):
     return scheduler
 
 
-def hold_of(scheduler, lease_id, payload=b"null"):
-    facts = LeaseFacts(lease_id, lease_id, 1, "photos", "thumb", (), None, payload, b"null")
+def hold_of(scheduler, lease_id, payload="null"):
+    facts = JobFacts(lease_id, "thumb", lease_id, 1, payload=payload)
     return ActiveLease(facts, LeaseTimer(scheduler.now, TTL), lambda _: None)
+
+
+def done(result):
+    return Outcome(EndReason.COMPLETED, result)
 
 
 def report(scheduler, *pairs):
@@ -87,7 +94,7 @@ def report(scheduler, *pairs):
 
 
 def test_many_ends_are_one_request(scheduler):
-    pairs = [(hold_of(scheduler, f"j{n}"), Succeeded(b"1")) for n in range(200)]
+    pairs = [(hold_of(scheduler, f"j{n}"), done("1")) for n in range(200)]
 
     told = report(scheduler, *pairs)
 
@@ -96,7 +103,7 @@ def test_many_ends_are_one_request(scheduler):
 
 
 def test_large_results_do_not_share_a_request(scheduler):
-    pairs = [(hold_of(scheduler, f"j{n}"), Succeeded(b"1" * 400_000)) for n in range(4)]
+    pairs = [(hold_of(scheduler, f"j{n}"), done("1" * 400_000)) for n in range(4)]
 
     report(scheduler, *pairs)
 
@@ -106,17 +113,17 @@ def test_large_results_do_not_share_a_request(scheduler):
 def test_an_end_is_told_until_it_is_answered(scheduler):
     scheduler.answers = [LOST, Unavailable("busy"), LOST]
 
-    told = report(scheduler, (hold_of(scheduler, "a"), Succeeded(b"1")))
+    told = report(scheduler, (hold_of(scheduler, "a"), done("1")))
 
     assert 4 == len(scheduler.batches)
-    assert [("a", Succeeded(b"1"))] == told
+    assert [("a", done("1"))] == told
 
 
 def test_an_end_is_given_up_when_the_lease_is_over(scheduler):
     lease = hold_of(scheduler, "a")
     scheduler.now += 1.1 * TTL
 
-    told = report(scheduler, (lease, Succeeded(b"1")))
+    told = report(scheduler, (lease, done("1")))
 
     assert [] == scheduler.batches
     assert [("a", None)] == told
@@ -126,7 +133,7 @@ def test_a_run_that_let_go_of_its_lease_is_not_reported_as_done(scheduler):
     lease = hold_of(scheduler, "a")
     scheduler.now += 0.7 * TTL
 
-    report(scheduler, (lease, Succeeded(b"1")))
+    report(scheduler, (lease, done("1")))
 
     assert [] == scheduler.batches
     assert ["a"] == scheduler.released
@@ -136,23 +143,23 @@ def test_a_run_that_was_canceled_tells_what_it_did_for_the_first_reason_wins_ove
     lease = hold_of(scheduler, "a")
     lease.end("canceled", told=True)
 
-    report(scheduler, (lease, Succeeded(b"1")))
+    report(scheduler, (lease, done("1")))
 
     assert ["a"] == [outcome.lease_id for outcome in scheduler.batches[0]]
 
 
 def test_a_stale_end_takes_nobody_along(scheduler):
     scheduler.answers = [{"a": problem("stale_dispatch", 409)}]
-    pairs = [(hold_of(scheduler, name), Succeeded(b"1")) for name in "ab"]
+    pairs = [(hold_of(scheduler, name), done("1")) for name in "ab"]
 
     told = report(scheduler, *pairs)
 
-    assert [("a", None), ("b", Succeeded(b"1"))] == told
+    assert [("a", None), ("b", done("1"))] == told
 
 
 def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
     scheduler.answers = [Refused("too large"), Refused("too large"), {}, {}]
-    pairs = [(hold_of(scheduler, name), Succeeded(b"1")) for name in "ab"]
+    pairs = [(hold_of(scheduler, name), done("1")) for name in "ab"]
 
     report(scheduler, *pairs)
 
@@ -167,41 +174,41 @@ def test_what_was_spent_last_is_told_before_the_end(scheduler):
     JobContext(lease.facts, lease).spend(0.5)
     scheduler.deaf = 2
 
-    told = report(scheduler, (lease, Succeeded(b"1")))
+    told = report(scheduler, (lease, done("1")))
 
     assert [(0, 0.5)] == scheduler.spent
-    assert [("a", Succeeded(b"1"))] == told
+    assert [("a", done("1"))] == told
 
 
 def test_what_never_began_is_given_back(scheduler):
-    assert [("a", Released())] == report(scheduler, (hold_of(scheduler, "a"), Released()))
+    assert [("a", RELEASED)] == report(scheduler, (hold_of(scheduler, "a"), RELEASED))
     assert ["a"] == scheduler.released
 
 
 # What comes of calling a function
 
 
-def run(scheduler, function, payload=b"null"):
+def run(scheduler, function, payload="null"):
     lease = hold_of(scheduler, "a", payload)
-    return call(function, JobContext(lease.facts, lease))
+    return run_function(JobHandler(function).invoke, CurrentJob(lease.facts, lease))
 
 
 @pytest.mark.parametrize(
     ("payload", "result"),
-    [(b'{"path":"a"}', b'["a",1]'), (b'["a",2]', b'["a",2]'), (b'"a"', b'["a",1]')],
+    [('{"path":"a"}', '["a",1]'), ('["a",2]', '["a",2]'), ('"a"', '["a",1]')],
 )
 def test_a_payload_becomes_the_arguments(scheduler, payload, result):
-    assert Succeeded(result) == run(scheduler, lambda job, path, size=1: [path, size], payload)
+    assert done(result) == run(scheduler, lambda job, path, size=1: [path, size], payload)
 
 
 def test_no_payload_is_no_argument(scheduler):
-    assert Succeeded(b"null") == run(scheduler, lambda job: None)
+    assert DONE == run(scheduler, lambda job: None)
 
 
 def test_a_payload_that_does_not_fit_fails_the_job_with_the_reason(scheduler):
-    ending = run(scheduler, lambda job, path: path, b'{"pth": 1}')
+    ending = run(scheduler, lambda job, path: path, '{"pth": 1}')
 
-    assert isinstance(ending, Failed)
+    assert ending.end == "job_error"
     assert "does not fit" in ending.error
     assert "'pth'" in ending.error
 
@@ -219,7 +226,7 @@ def test_a_coroutine_is_run(scheduler):
     async def later(job):
         return 7
 
-    assert Succeeded(b"7") == run(scheduler, later)
+    assert done("7") == run(scheduler, later)
 
 
 def test_an_exception_is_the_jobs_own_error_with_its_traceback(scheduler):
@@ -228,10 +235,10 @@ def test_an_exception_is_the_jobs_own_error_with_its_traceback(scheduler):
 
     ending = run(scheduler, broken)
 
-    assert Failure.JOB_ERROR == ending.failure
+    assert ending.end == "job_error"
     assert ending.error.startswith("KeyError: 'colour'\n")
     assert "in broken" in ending.error
-    assert "handlers.py" not in ending.error
+    assert "outcome.py" not in ending.error
 
 
 def test_a_long_error_keeps_its_head_and_its_tail(scheduler):
@@ -249,21 +256,35 @@ def test_unavailable_is_its_own_kind_of_failure(scheduler):
     def broken(job):
         raise Unavailable("the database is away")
 
-    assert Failure.UNAVAILABLE == run(scheduler, broken).failure
+    assert run(scheduler, broken).end == "unavailable"
 
 
 def test_leaving_by_check_gives_the_lease_back(scheduler):
     def patient(job):
-        raise JobStopped("as asked")
+        lease.ask_to_yield()
+        job.check()
 
-    assert Released() == run(scheduler, patient)
+    lease = hold_of(scheduler, "a")
+
+    assert STOPPED == run_function(JobHandler(patient).invoke, CurrentJob(lease.facts, lease))
+    assert [("a", STOPPED)] == report(scheduler, (lease, STOPPED))
+    assert ["a"] == scheduler.released
+
+
+def test_leaving_without_being_asked_is_a_failure(scheduler):
+    """A job that goes back to the queue by itself would start again at once, and for ever."""
+
+    def impatient(job):
+        raise JobStopped("enough")
+
+    assert run(scheduler, impatient).end == "job_error"
 
 
 def test_exit_fails_the_job_and_not_the_worker(scheduler):
     def leaves(job):
         raise SystemExit(3)
 
-    assert isinstance(run(scheduler, leaves), Failed)
+    assert run(scheduler, leaves).end == "job_error"
 
 
 def test_a_result_that_json_has_no_form_for_fails_the_job(scheduler):

@@ -80,7 +80,7 @@ def test_a_job_is_run_and_its_result_kept(client, crew):
 
     @one.worker.job("thumbnail")
     def thumbnail(job, path, size=128):
-        seen.append((job.addon_id, job.job_type, job.fence, job.tags, job.resumed))
+        seen.append((job.addon, job.job_type, job.fence, job.tags, job.checkpoint))
         return {"path": path, "size": size}
 
     job_id = submit(client, "thumbnail", {"path": "a.jpg"}, tags=("new",))
@@ -170,7 +170,7 @@ def test_progress_spending_and_checkpoints_are_seen_while_it_runs(client, crew):
         job.progress(0.5)
         job.spend(0.25)
         job.spend(0.25)
-        job.checkpoint({"page": 3})
+        job.save_checkpoint({"page": 3})
         go.wait(LONG)
 
     job_id = submit(client)
@@ -191,7 +191,7 @@ def test_a_cancel_is_seen_by_the_function_and_the_job_is_canceled_whatever_it_re
     @one.worker.job("work")
     def work(job):
         begun.set()
-        until(lambda: job.cancelled)
+        until(lambda: job.canceled)
         return "too late"
 
     job_id = submit(client)
@@ -249,13 +249,14 @@ def test_a_stop_lets_functions_yield_and_the_next_worker_goes_on_from_the_checkp
     begun = threading.Event()
 
     def pages(job):
-        for page in range(job.resumed or 0, 5):
-            job.checkpoint(page + 1)
+        first = job.checkpoint
+        for page in range(first or 0, 5):
+            job.save_checkpoint(page + 1)
             begun.set()
             if job.fence == 1:
                 until(lambda: job.should_yield)
             job.check()
-        return job.resumed
+        return first
 
     for one in (first, second):
         one.worker.job("work")(pages)
@@ -278,12 +279,12 @@ def test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint(
 
     @one.worker.job("work")
     def work(job, name):
-        order.append(f"{name} from {job.resumed}")
-        if name == "low" and job.resumed is None:
-            job.checkpoint(7)
+        order.append(f"{name} from {job.checkpoint}")
+        if name == "low" and job.checkpoint is None:
+            job.save_checkpoint(7)
             begun.set()
             until(lambda: job.should_yield)
-            assert not job.cancelled
+            assert not job.canceled
             job.check()
 
     one.start()
@@ -304,7 +305,7 @@ def test_what_was_fetched_ahead_and_not_begun_is_given_back_on_a_stop(client, cr
 
     @one.worker.job("work")
     def work(job):
-        ran.append(job.job_id)
+        ran.append(job.id)
         begun.set()
         go.wait(LONG)
 
@@ -347,8 +348,8 @@ def test_when_nobody_answers_the_function_is_told_and_its_result_is_not_told(cli
     @one.worker.job("work")
     def work(job):
         if job.fence == 1:
-            until(lambda: job.cancelled)
-            told.append(job.job_id)
+            until(lambda: job.canceled)
+            told.append(job.id)
             return "of the first"
         return "of the second"
 
@@ -434,7 +435,7 @@ def dies(job):
 def who(job):
     job.progress(1.0)
     job.spend(0.5)
-    job.checkpoint("saved")
+    job.save_checkpoint("saved")
     return os.getpid()
 
 
@@ -520,8 +521,8 @@ def test_a_cancel_while_another_stop_is_under_way_is_the_end_of_the_job(client, 
 
     @one.worker.job("work")
     def work(job):
-        runs.append(job.job_id)
-        until(lambda: job.cancelled)
+        runs.append(job.id)
+        until(lambda: job.canceled)
         told.set()
         canceled.wait(LONG)
 

@@ -14,8 +14,8 @@ from penstock.core.jobs.end_rules import EndReason
 from penstock.library import job_runner as crew_file
 from penstock.library.attempt import JobAttempt
 from penstock.library.executors import ThreadExecutor
-from penstock.library.handle import Outcome
 from penstock.library.job_runner import JobRunner
+from penstock.work.outcome import Outcome
 
 DONE = Outcome(EndReason.COMPLETED)
 

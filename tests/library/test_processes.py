@@ -48,7 +48,7 @@ def talk(ctx: penstock.JobContext) -> dict:
     ctx.progress(1.0)
     ctx.spend("0.25")
     ctx.save_checkpoint([1, 2])
-    return {{"id": ctx.id, "pid": os.getpid(), "again": penstock.current_job().load_checkpoint()}}
+    return {{"id": ctx.id, "pid": os.getpid(), "again": penstock.current_job().checkpoint}}
 
 if __name__ == "__main__":
     {main}

@@ -221,9 +221,9 @@ MUTANTS = [
     ),
     Mutant(
         "runner: a phase that was asked to stop goes on",
-        "penstock/runner/worker.py",
-        "_result",
-        "        if context.should_yield:\n            value.close()\n            raise JobYielded\n",
+        "penstock/work/outcome.py",
+        "_run_phases",
+        "        if job.context.should_yield:\n            phases.close()\n            job.context.check()\n",
         "",
         ("tests/runner/test_context.py::test_a_generator_stops_between_phases_and_no_phase_is_done_twice",),
     ),

@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
+from penstock import current_job
 from penstock.core.errors import NotFound
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.types import SECOND
-from penstock.runner import current_job
 from tests import SOURCES
 from tests.waiting import LONG, alive, until
 

@@ -9,8 +9,7 @@ import time
 from os import getcwd  # noqa: F401 - a name that the module imports and does not offer
 from pathlib import Path
 
-from penstock import Unavailable
-from penstock.runner import current_job
+from penstock import Unavailable, current_job
 
 
 def add(a, b):
@@ -73,7 +72,7 @@ def sleep(path, seconds=60):
 def maybe_long(path, seconds=0.0, words="", behind=False, die=False):
     """Mostly short; says in a file of its own that it ran."""
     with Path(path).open("a") as file:
-        file.write(f"{current_job().job_id} {os.getpid()}\n")
+        file.write(f"{current_job().id} {os.getpid()}\n")
     if words:
         os.write(1, words.encode())
     if behind:
@@ -100,7 +99,8 @@ def listen(path):
         n += 1
         Path(path).write_text(str(n))
         if job.should_yield:
-            job.yield_now(checkpoint=n)
+            job.save_checkpoint(n)
+            job.check()
         time.sleep(0.01)
     return n
 
@@ -134,14 +134,14 @@ def spend(amounts, path=None):
 def tell():
     job = current_job()
     job.progress(0.5)
-    job.log("half way")
-    job.save({"at": 3})
-    return [job.job_id, job.checkpoint]
+    job.log.info("half way")
+    job.save_checkpoint({"at": 3})
+    return [job.id, job.checkpoint]
 
 
 def journal(path, beats=8):
     """Says all the time that it runs, to somebody who is not the scheduler."""
-    dispatch = current_job().dispatch_id
+    dispatch = f"{current_job().id}.{current_job().fence}"
     for _ in range(beats):
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         with Path(path).open("a") as file:

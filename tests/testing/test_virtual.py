@@ -121,9 +121,9 @@ def test_a_job_that_takes_long_keeps_its_lease(scheduler, clock):
 def test_a_job_can_be_canceled_while_it_runs(scheduler):
     @scheduler.job
     def suicidal(ctx: penstock.JobContext) -> None:
-        assert not ctx.cancelled
+        assert not ctx.canceled
         scheduler.get(ctx.id).cancel()
-        assert ctx.cancelled
+        assert ctx.canceled
 
     job = suicidal.enqueue()
     scheduler.drain()

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.client.client import Client as Client
-    from penstock.client.context import JobContext as JobContext
     from penstock.client.worker import Worker as Worker
 
 _HOMES = {
     "Client": "client",
-    "JobContext": "context",
     "Worker": "worker",
 }
 

@@ -16,13 +16,13 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
 from penstock import wire
-from penstock.client.context import encoded
 from penstock.client.stream import EventStream
 from penstock.client.transport import Transport, from_answer, local_url, token_of
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.states import JobState
 from penstock.core.json_text import refuse_not_finite
 from penstock.core.text import safe_str
+from penstock.work.json_codec import json_of
 
 __all__ = ["Client"]
 
@@ -206,7 +206,7 @@ class Client:
         )
 
     def complete(self, job_id: str, lease_id: str, result: Any = None) -> wire.Completed:
-        body = wire.Complete(lease_id=lease_id, state="DONE", result=Raw(encoded(result)))
+        body = wire.Complete(lease_id=lease_id, state="DONE", result=Raw(json_of(result).encode()))
         return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
 
     def fail(

@@ -1,91 +1,64 @@
 """
-The functions of a worker by job type, and how one is called: a payload that is an object becomes keyword arguments, a list positional
-ones, null none, anything else the one argument. What comes of it is an `Ending`, never an exception.
+The functions of a worker, and the call of one with the payload of its job.
+
+A payload that is an object becomes keyword arguments, a list positional ones, null none, any other value the one
+argument. The context is the first argument of a function whose first parameter is annotated `JobContext`, or has no
+annotation and is called `job` or `ctx`.
 """
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import CoroutineType
-from typing import Any, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
 
-from penstock.client.context import JobContext, encoded
-from penstock.core.errors import JobStopped, Unavailable
-from penstock.core.text import error_text, is_kind, safe_str
-from penstock.wire import Failure
+from penstock.core.jobs.types import DispatchId, Moment
+from penstock.wire import ClaimedJob
+from penstock.work.context import CurrentJob, JobFacts, takes_context
+from penstock.work.json_codec import plain
+from penstock.work.outcome import call_with
 
-__all__ = ["Ending", "Failed", "Handler", "Released", "Succeeded", "call"]
+__all__ = ["Handler", "JobHandler", "facts_of"]
 
 Handler: TypeAlias = Callable[..., Any]
+_CONTEXT_NAMES: Final = ("job", "ctx")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
-    result: bytes
+def facts_of(job: ClaimedJob) -> JobFacts:
+    deadline = job.deadline_at
+    checkpoint = bytes(job.checkpoint).decode()
+    return JobFacts(
+        job.job_id,
+        job.job_type,
+        DispatchId(job.lease_id),
+        job.fence,
+        job.attempt,
+        job.addon_id,
+        job.tags,
+        None if deadline is None else Moment((deadline - _EPOCH) // timedelta(microseconds=1)),
+        bytes(job.payload).decode() or "null",
+        None if checkpoint in ("", "null") else checkpoint,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    error: str
-    failure: Failure = Failure.JOB_ERROR
+class JobHandler:
+    """It travels to worker processes."""
 
+    def __init__(self, function: Handler) -> None:
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._takes_context = takes_context(function, _CONTEXT_NAMES)
 
-@dataclass(frozen=True, slots=True)
-class Released:
-    """The lease is given back without a result: it stopped as it was asked to, or never began."""
-
-
-Ending: TypeAlias = Succeeded | Failed | Released
-
-
-def call(handler: Handler, job: JobContext) -> Ending:
-    args, kwargs = _arguments(job)
-    try:
-        result = handler(*args, **kwargs)
-        if type(result) is CoroutineType:
-            result, error = asyncio.run(_awaited(result))
-            if error is not None:
-                raise error
-    except JobStopped:
-        return Released()
-    except Unavailable as error:
-        return Failed(error_text(error), Failure.UNAVAILABLE)
-    except BaseException as error:  # noqa: BLE001  # whatever a job raises is the job's own end, KeyboardInterrupt too
-        if is_kind(error, TypeError) and _at_the_door(error):
-            return Failed(f"the payload does not fit {_name(handler)}: {safe_str(error)}")
-        return Failed(error_text(error))
-    try:
-        return Succeeded(encoded(result))
-    except BaseException as error:  # noqa: BLE001  # a foreign type may raise anything
-        return Failed(f"{_name(handler)} returned what JSON has no form for: {safe_str(error)}")
-
-
-async def _awaited(coroutine: CoroutineType[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """What it raises must not pass through the event loop, which looks at its `__class__` and then never ends."""
-    try:
-        return await coroutine, None
-    except BaseException as error:  # noqa: BLE001  # it is raised again outside
-        return None, error
-
-
-def _arguments(job: JobContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    match job.payload:
-        case dict() as named:
-            return (job,), named
-        case list() as listed:
-            return (job, *listed), {}
-        case None:
-            return (job,), {}
-        case value:
-            return (job, value), {}
-
-
-def _at_the_door(error: TypeError) -> bool:
-    """Raised by the call itself, before a line of the function ran. To bind the arguments first would cost every call what few need."""
-    return error.__traceback__ is not None and error.__traceback__.tb_next is None
-
-
-def _name(handler: Handler) -> str:
-    return f"{getattr(handler, '__qualname__', type(handler).__name__)}()"
+    def invoke(self, job: CurrentJob) -> Any:
+        context = (job.context,) if self._takes_context else ()
+        match plain(job.facts.payload):
+            case dict() as named:
+                return call_with(self.function, context, named)
+            case list() as listed:
+                return call_with(self.function, (*context, *listed), {})
+            case None:
+                return call_with(self.function, context, {})
+            case value:
+                return call_with(self.function, (*context, value), {})

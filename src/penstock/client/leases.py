@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
-from penstock.client.context import LeaseFacts
-from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
+from penstock.core.errors import JobStopped, NotFound, Refused, StaleDispatch, Unavailable, Unreachable
+from penstock.core.jobs.types import Money
 from penstock.wire import HeartbeatAnswer
+from penstock.work.context import JobFacts
 
 __all__ = [
     "AT_RISK",
@@ -87,9 +88,12 @@ NO_NEWS = News(None, None, None)
 
 
 class ActiveLease:
-    """The ties of a function that runs in a thread beside us. It looks at the clock itself: no thread of ours has to be in time for it."""
+    """
+    The channel of a function that runs in a thread of the worker. It looks at the clock itself: it does not depend on
+    a heartbeat that comes in time.
+    """
 
-    def __init__(self, facts: LeaseFacts, timer: LeaseTimer, beat: Callable[[ActiveLease], None]) -> None:
+    def __init__(self, facts: JobFacts, timer: LeaseTimer, beat: Callable[[ActiveLease], None]) -> None:
         self.facts, self.timer = facts, timer
         #: Why this run must end, if it must. The first reason stays.
         self.stop: str | None = None
@@ -100,12 +104,12 @@ class ActiveLease:
 
     @property
     def lease_id(self) -> str:
-        return self.facts.lease_id
+        return self.facts.dispatch_id
 
     # what the function sees
 
     @property
-    def cancelled(self) -> bool:
+    def canceled(self) -> bool:
         if self.stop is None and monotonic() >= self.timer.at_risk_at:
             self.end("its lease could not be renewed in time")
         return self.stop is not None
@@ -118,15 +122,21 @@ class ActiveLease:
         with self._lock:
             self._news = self._news._replace(progress=fraction)
 
-    def spend(self, total: float) -> None:
+    def spend(self, total: Money, amount: Money) -> None:  # noqa: ARG002  # of the protocol
         with self._lock:
-            self._news = self._news._replace(spent=total)
+            self._news = self._news._replace(spent=total / 1_000_000)
 
-    def save(self, checkpoint: bytes) -> None:
-        """Told at once. If nobody answers it rides on the next heartbeat, for the run may well go on."""
-        with self._lock:
-            self._news = self._news._replace(checkpoint=checkpoint)
-        self._beat(self)
+    def save_checkpoint(self, text: str) -> None:
+        """Sent at once. If the scheduler does not answer, the next heartbeat carries it, for the attempt may go on."""
+        if not self.canceled:
+            with self._lock:
+                self._news = self._news._replace(checkpoint=text.encode())
+            self._beat(self)
+        if self.lost:
+            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self.facts.job_id)
+
+    def log_handler(self) -> None:
+        return None
 
     # what the worker does
 
@@ -138,7 +148,7 @@ class ActiveLease:
     @property
     def lost(self) -> bool:
         """Ended by our own judgement rather than by the scheduler's word: its result does not count even if it comes."""
-        return self.cancelled and self._lost
+        return self.canceled and self._lost
 
     _lost = False
 
@@ -232,7 +242,7 @@ class Heartbeater:
         held = list(self._leases)
         self._told_at = {lease.lease_id: self._told_at.get(lease.lease_id, 0.0) for lease in held}
         for lease in held:
-            if lease.cancelled and lease.lost:
+            if lease.canceled and lease.lost:
                 continue  # nobody may think that it goes on
             if self._due_at(lease) <= self._clock() and not self._beat_alone(lease):
                 break  # nobody answers: the others would only wait for the same
@@ -242,7 +252,7 @@ class Heartbeater:
 
     def beat_now(self, lease: ActiveLease) -> None:
         """What the function just saved is worth a request of its own."""
-        if not lease.cancelled:
+        if not lease.canceled:
             self._beat(lease)
 
     def confirm(self, lease: ActiveLease) -> bool:

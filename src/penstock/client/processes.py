@@ -12,16 +12,25 @@ import struct
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from penstock.client.client import Client
-from penstock.client.context import JobContext, LeaseFacts
-from penstock.client.handlers import Ending, Failed, Handler, Released, call
+from penstock.client.handlers import JobHandler
 from penstock.client.leases import ActiveLease
-from penstock.core.errors import CallCanceled, NotPicklable, WorkerCrashedError
-from penstock.core.text import error_text, safe_str
+from penstock.core.errors import (
+    CallCanceled,
+    JobStopped,
+    NotFound,
+    NotPicklable,
+    StaleDispatch,
+    WorkerCrashedError,
+)
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import Money
+from penstock.core.text import safe_str
 from penstock.pools.pool import WorkerPool
-from penstock.wire import Failure
+from penstock.work.context import CurrentJob, JobFacts
+from penstock.work.outcome import RELEASED, Outcome, failure, run
 
 __all__ = ["ProcessExecutorThread"]
 
@@ -38,35 +47,37 @@ class ProcessExecutorThread:
         self._pool: WorkerPool | None = None
         self._page = SharedFlags()
 
-    def run(self, handler: Handler, lease: ActiveLease) -> Ending:
+    def run(self, handler: JobHandler, lease: ActiveLease) -> Outcome:
         pool = self._pool_for(lease)
         self._page.clear()
         try:
             running = pool.submit(_in_process, handler, lease.facts, self._page.name, self._url, self._token)
         except NotPicklable as error:
-            return Failed(f"the function cannot be run in a process: {safe_str(error)}")
+            return Outcome(
+                EndReason.JOB_ERROR, error=f"the function cannot be run in a process: {safe_str(error)}"
+            )
         while not running.done():
             lease.pid = running.pid or lease.pid
-            self._page.tell(yielding=lease.yielding, cancelled=lease.cancelled)
+            self._page.tell(yielding=lease.yielding, canceled=lease.canceled)
             self._pass_on(lease)
-            if lease.cancelled:
+            if lease.canceled:
                 running.cancel()
                 self._until_gone(pool)
-                return Released()
+                return RELEASED
             try:
                 running.exception(timeout=LOOK_EVERY)
             except TimeoutError:
                 continue
         self._pass_on(lease)
         try:
-            ending: Ending = running.result()
+            outcome: Outcome = running.result()
         except WorkerCrashedError as error:
-            return Failed(f"its process died: {safe_str(error)}", Failure.WORKER_CRASHED)
+            return Outcome(EndReason.WORKER_CRASHED, error=f"its process died: {safe_str(error)}")
         except CallCanceled:
-            return Released()
+            return RELEASED
         except BaseException as error:  # noqa: BLE001  # what the process could not even turn into an ending
-            return Failed(error_text(error))
-        return ending
+            return failure(error)
+        return outcome
 
     def _pool_for(self, lease: ActiveLease) -> WorkerPool:
         """Made with the first job, for only then is it known how long a lease is."""
@@ -82,7 +93,7 @@ class ProcessExecutorThread:
         if progress is not None:
             lease.progress(progress)
         if spent is not None:
-            lease.spend(spent)
+            lease.spend(round(spent * 1_000_000), 0)
 
     def _until_gone(self, pool: WorkerPool) -> None:
         """The lease may be given back when nothing runs under it any more."""
@@ -115,8 +126,8 @@ class SharedFlags:
         self._map[: self._LAYOUT.size] = bytes(self._LAYOUT.size)
         self._heard = (0, 0)
 
-    def tell(self, *, yielding: bool, cancelled: bool) -> None:
-        self._map[0], self._map[1] = yielding, cancelled
+    def tell(self, *, yielding: bool, canceled: bool) -> None:
+        self._map[0], self._map[1] = yielding, canceled
 
     @property
     def told(self) -> tuple[bool, bool]:
@@ -141,42 +152,51 @@ class SharedFlags:
             Path(self.name).unlink(missing_ok=True)
 
 
-class _FromAfar:
-    """The ties of a function whose lease is held by another process."""
+class _ProcessChannel:
+    """The channel of a function whose lease is held by another process."""
 
-    def __init__(self, page: SharedFlags, facts: LeaseFacts, url: str, token: str) -> None:
+    def __init__(self, page: SharedFlags, facts: JobFacts, url: str, token: str) -> None:
         self._page, self._facts, self._url, self._token = page, facts, url, token
         self._client: Client | None = None
+        self._lost = False
 
     @property
     def yielding(self) -> bool:
         return self._page.told[0]
 
     @property
-    def cancelled(self) -> bool:
-        return self._page.told[1]
+    def canceled(self) -> bool:
+        return self._lost or self._page.told[1]
 
     def progress(self, fraction: float) -> None:
         self._page.say(progress=fraction)
 
-    def spend(self, total: float) -> None:
-        self._page.say(spent=total)
+    def spend(self, total: Money, amount: Money) -> None:  # noqa: ARG002  # of the protocol
+        self._page.say(spent=total / 1_000_000)
 
-    def save(self, checkpoint: bytes) -> None:
+    def log_handler(self) -> None:
+        return None
+
+    def save_checkpoint(self, text: str) -> None:
         if self._client is None:
             self._client = Client(self._url, token=self._token)
-        self._client.heartbeat(self._facts.lease_id, checkpoint=checkpoint)
+        try:
+            self._client.heartbeat(self._facts.dispatch_id, checkpoint=text.encode())
+        except (StaleDispatch, NotFound) as error:
+            self._lost = True
+            words = "the lease is lost: this checkpoint was not saved"
+            raise JobStopped(words, job_id=self._facts.job_id) from error
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
 
 
-def _in_process(handler: Handler, facts: LeaseFacts, page_name: str, url: str, token: str) -> Any:
+def _in_process(handler: JobHandler, facts: JobFacts, page_name: str, url: str, token: str) -> Outcome:
     page = SharedFlags(page_name)
-    ties = _FromAfar(page, facts, url, token)
+    channel = _ProcessChannel(page, facts, url, token)
     try:
-        return call(handler, JobContext(facts, ties))
+        return run(handler.invoke, CurrentJob(facts, channel))
     finally:
-        ties.close()
+        channel.close()
         page.close()

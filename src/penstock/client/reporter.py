@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from threading import Condition
 from typing import Final, NamedTuple, Protocol
 
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
-from penstock.client.handlers import Ending, Failed, Released, Succeeded
 from penstock.client.leases import ActiveLease
 from penstock.client.transport import error_of
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
+from penstock.core.jobs.end_rules import EndReason
 from penstock.core.text import safe_str, storable
-from penstock.wire import Ended, OutcomeReport
+from penstock.wire import Ended, Failure, OutcomeReport
+from penstock.work.outcome import RELEASED, Outcome
 
 __all__ = ["ReportCalls", "Reporter"]
 
@@ -27,6 +28,7 @@ MOST: Final = 500
 #: A batch of results that is larger than this goes in pieces; the scheduler takes a megabyte.
 MOST_BYTES: Final = 500_000
 PAUSE: Final = 0.25
+_REPORTED: Final = {EndReason.COMPLETED, *map(EndReason, Failure)}
 
 
 class ReportCalls(Protocol):
@@ -37,7 +39,12 @@ class ReportCalls(Protocol):
 
 class OutcomeToSend(NamedTuple):
     lease: ActiveLease
-    ending: Ending
+    outcome: Outcome
+
+    @property
+    def released(self) -> bool:
+        """The lease is given back without a result: the function stopped as it was asked to, or never began."""
+        return self.outcome.end not in _REPORTED
 
 
 class Reporter:
@@ -49,7 +56,7 @@ class Reporter:
     def __init__(
         self,
         client: ReportCalls,
-        reported: Callable[[ActiveLease, Ending | None], None],
+        reported: Callable[[ActiveLease, Outcome | None], None],
         tell_news: Callable[[ActiveLease], bool],
         rested: Callable[[], None],
     ) -> None:
@@ -63,9 +70,9 @@ class Reporter:
     def idle(self) -> bool:
         return not self._out and not self._sending
 
-    def put(self, lease: ActiveLease, ending: Ending) -> None:
+    def put(self, lease: ActiveLease, outcome: Outcome) -> None:
         with self._changed:
-            self._out.append(OutcomeToSend(lease, ending))
+            self._out.append(OutcomeToSend(lease, outcome))
             self._changed.notify()
 
     def close(self) -> None:
@@ -95,7 +102,8 @@ class Reporter:
         batch: list[OutcomeToSend] = []
         size = 0
         while self._out and len(batch) < MOST and size < MOST_BYTES:
-            lease, ending = self._out.popleft()
+            report = self._out.popleft()
+            lease, outcome = report
             if lease.over:
                 log.warning(
                     "job %s: its lease was over before its end could be told; it will be run again",
@@ -103,17 +111,17 @@ class Reporter:
                 )
                 self._reported(lease, None)
                 continue
-            if lease.lost and not isinstance(ending, Released):
-                log.warning("job %s: %s, so what it did does not count", lease.facts.job_id, lease.stop)
-                ending = Released()
-            batch.append(OutcomeToSend(lease, ending))
-            size += len(ending.result) if isinstance(ending, Succeeded) else 200
+            if lease.lost and not report.released:
+                log.warning("job %s: %s, so its outcome does not count", lease.facts.job_id, lease.stop)
+                outcome = RELEASED
+            batch.append(OutcomeToSend(lease, outcome))
+            size += len(outcome.result or "") + 200
         return batch
 
     def _send(self, batch: list[OutcomeToSend]) -> list[OutcomeToSend]:
         """What must be told again, because nobody answered."""
-        given = [report for report in batch if isinstance(report.ending, Released)]
-        told = [report for report in batch if not isinstance(report.ending, Released)]
+        given = [report for report in batch if report.released]
+        told = [report for report in batch if not report.released]
         try:
             for lease, _ in batch:
                 # What a run spent belongs to it, and after its end nobody takes it any more.
@@ -156,14 +164,15 @@ class Reporter:
             self._settle([report])
 
     def _refused(self, report: OutcomeToSend, error: Exception) -> None:
-        lease, ending = report
+        lease, outcome = report
         if isinstance(error, (StaleDispatch, NotFound)):
             log.warning("job %s: its end was refused: %s", lease.facts.job_id, error)
             self._reported(lease, None)
         elif isinstance(error, Unavailable) and not _is_internal(error):
-            self.put(lease, ending)
-        elif isinstance(ending, Succeeded):
-            self.put(lease, Failed(storable(f"its result was not accepted: {safe_str(error)}")))
+            self.put(lease, outcome)
+        elif outcome.end is EndReason.COMPLETED:
+            words = storable(f"its result was not accepted: {safe_str(error)}")
+            self.put(lease, Outcome(EndReason.JOB_ERROR, error=words))
         else:
             log.error("job %s: its end was not accepted: %s", lease.facts.job_id, safe_str(error))
             self._reported(lease, None)
@@ -182,13 +191,9 @@ def _is_internal(error: Exception) -> bool:
 
 
 def _outcome(report: OutcomeToSend) -> OutcomeReport:
-    lease, ending = report
-    match ending:
-        case Succeeded(result):
-            return OutcomeReport(lease_id=lease.lease_id, state="DONE", result=Raw(result))
-        case Failed(error, failure):
-            return OutcomeReport(
-                lease_id=lease.lease_id, state="FAILED", result=UNSET, error=error, failure=failure
-            )
-        case _:
-            raise AssertionError(f"{ending} is not an outcome")
+    lease_id, outcome = report.lease.lease_id, report.outcome
+    if outcome.end is EndReason.COMPLETED:
+        return OutcomeReport(lease_id=lease_id, state="DONE", result=Raw((outcome.result or "null").encode()))
+    return OutcomeReport(
+        lease_id=lease_id, state="FAILED", error=outcome.error or "", failure=Failure(outcome.end)
+    )

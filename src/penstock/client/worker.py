@@ -26,14 +26,15 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from penstock.client.client import Client
-from penstock.client.context import JobContext, facts_of
-from penstock.client.handlers import Ending, Failed, Handler, Released, call
+from penstock.client.handlers import Handler, JobHandler, facts_of
 from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer, monotonic
 from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
 from penstock.core.errors import Unavailable
-from penstock.core.text import error_text
+from penstock.core.jobs.end_rules import EndReason
 from penstock.wire import ClaimAnswer, Ended, OutcomeReport
+from penstock.work.context import CurrentJob
+from penstock.work.outcome import RELEASED, Outcome, failure, run
 
 if TYPE_CHECKING:
     from penstock.client.processes import ProcessExecutorThread
@@ -68,18 +69,24 @@ class Worker:
         self.addon = addon or os.environ.get("PENSTOCK_ADDON") or None
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.poll_sec = poll_sec
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, JobHandler] = {}
         self.stopping = threading.Event()
         self._running: _WorkerLoop | None = None
 
     def job(self, job_type: str | None = None) -> Callable[[F], F]:
-        """The function that runs jobs of this type; by default the type is its name. Its first argument is the JobContext."""
+        """
+        Registers the function that runs jobs of this type; by default the type is the function's name. Inside it
+        `penstock.current_job()` gives the context; a first parameter annotated `JobContext` (or one without an
+        annotation that is called `job` or `ctx`) is filled with it too.
+        """
 
         def register(function: F) -> F:
             name = job_type or function.__name__
             if name in self._handlers:
-                raise ValueError(f"job type {name!r} has a function already: {self._handlers[name]!r}")
-            self._handlers[name] = function
+                raise ValueError(
+                    f"job type {name!r} has a function already: {self._handlers[name].function!r}"
+                )
+            self._handlers[name] = JobHandler(function)
             return function
 
         return register
@@ -146,7 +153,7 @@ class _WorkerLoop:
     def __init__(
         self,
         worker: Worker,
-        handlers: dict[str, Handler],
+        handlers: dict[str, JobHandler],
         concurrency: int,
         prefetch: int,
         *,
@@ -267,10 +274,10 @@ class _WorkerLoop:
         executor = self._own_process() if self._processes else None
         try:
             while (lease := self._waiting.get()) is not None:
-                ending = self._run(lease, executor)
+                outcome = self._run(lease, executor)
                 with self._changed:
                     self._busy -= 1
-                self._reporter.put(lease, ending)  # and when that is told, whoever waits for room looks up
+                self._reporter.put(lease, outcome)
         finally:
             if executor is not None:
                 executor.close()
@@ -280,21 +287,23 @@ class _WorkerLoop:
 
         return ProcessExecutorThread(self._client)
 
-    def _run(self, lease: ActiveLease, executor: ProcessExecutorThread | None) -> Ending:
-        if lease.cancelled or lease.yielding:
-            return Released()
+    def _run(self, lease: ActiveLease, executor: ProcessExecutorThread | None) -> Outcome:
+        if lease.canceled or lease.yielding:
+            return RELEASED
         handler = self._handlers.get(lease.facts.job_type)
         if handler is None:
-            return Failed(f"this worker has no function for {lease.facts.job_type!r}")
+            return Outcome(
+                EndReason.JOB_ERROR, error=f"this worker has no function for {lease.facts.job_type!r}"
+            )
         self.ran += 1
         try:
             return (
-                call(handler, JobContext(lease.facts, lease))
+                run(handler.invoke, CurrentJob(lease.facts, lease))
                 if executor is None
                 else executor.run(handler, lease)
             )
         except BaseException as error:  # noqa: BLE001  # this thread runs the next jobs, whatever was wrong with this one
-            return Failed(error_text(error))
+            return failure(error)
 
     # The keepers: heart and reporter
 
@@ -312,7 +321,7 @@ class _WorkerLoop:
             # Looked at often enough that news are told within a second, whatever the lease.
             self._heartbeater_stop.wait(min(0.5, max(0.01, next_at - monotonic())))
 
-    def _reported(self, lease: ActiveLease, _ending: Ending | None) -> None:
+    def _reported(self, lease: ActiveLease, _outcome: Outcome | None) -> None:
         self._leases.remove(lease)
 
     def _look_up(self) -> None:

@@ -9,17 +9,16 @@ So every argument is decoded again at once, and what would come back must equal 
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping
-from types import GenericAlias, SimpleNamespace
+from types import GenericAlias
 from typing import Any, Final
 
 import msgspec
 
 from penstock.core.errors import BadArgument
 from penstock.core.text import safe_repr
-from penstock.library.context import JobContext
-from penstock.library.json_codec import encode, from_text, plain
+from penstock.work.context import annotation, is_context
+from penstock.work.json_codec import encode, from_text, plain
 
 __all__ = ["Arguments"]
 
@@ -33,9 +32,9 @@ class Arguments:
         self._fn, self._name = fn, name
         signature = inspect.signature(fn)
         given = list(signature.parameters.values())
-        self.wants_context = bool(given) and _is_context(fn, given[0])
+        self.wants_context = bool(given) and is_context(fn, given[0])
         for parameter in given[1:]:
-            if _is_context(fn, parameter):
+            if is_context(fn, parameter):
                 raise TypeError(
                     f"{name}: the JobContext must be the first parameter, {parameter.name!r} is not; "
                     "or ask penstock.current_job() inside the function"
@@ -95,7 +94,7 @@ class Arguments:
         if text is None:
             return None
         if self._returns is None:
-            returns = _hint(self._fn, "return")
+            returns = annotation(self._fn, "return")
             self._returns = _decoder(Any if returns is inspect.Signature.empty else returns)
         try:
             return self._returns.decode(text)
@@ -105,7 +104,7 @@ class Arguments:
     def _ready(self) -> msgspec.json.Decoder[Any]:
         fields = []
         for parameter in self._signature.parameters.values():
-            hint = _carried(_hint(self._fn, parameter.name))
+            hint = _carried(annotation(self._fn, parameter.name))
             if parameter.kind is Kinds.VAR_POSITIONAL:
                 hint = GenericAlias(tuple, (hint, ...))
             elif parameter.kind is Kinds.VAR_KEYWORD:
@@ -128,7 +127,7 @@ class Arguments:
 
     def _problem(self, name: str, value: Any) -> str:
         kind = type(value).__qualname__
-        hint = _hint(self._fn, name)
+        hint = annotation(self._fn, name)
         try:
             blob = encode({name: value})
         except Exception:  # noqa: BLE001  # as above
@@ -162,25 +161,6 @@ def _carried(hint: Any) -> Any:
 
 def _annotated(hint: Any) -> bool:
     return hint is not inspect.Parameter.empty and hint is not Any
-
-
-def _hint(fn: Callable[..., Any], name: str) -> Any:
-    """One at a time: a name that exists for the type checker only must not take the others along."""
-    target = inspect.unwrap(fn)
-    annotations = getattr(target, "__annotations__", {})
-    if name not in annotations:
-        return inspect.Parameter.empty
-    try:
-        holder = SimpleNamespace(__annotations__={name: annotations[name]})
-        scope = getattr(target, "__globals__", {})
-        return typing.get_type_hints(holder, scope, include_extras=True)[name]
-    except Exception:  # noqa: BLE001  # an annotation may be any expression
-        return inspect.Parameter.empty
-
-
-def _is_context(fn: Callable[..., Any], parameter: inspect.Parameter) -> bool:
-    hint = _hint(fn, parameter.name)
-    return hint is JobContext or str(parameter.annotation).rpartition(".")[2] == JobContext.__name__
 
 
 def _same(value: Any, back: Any) -> bool:

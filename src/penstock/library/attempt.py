@@ -9,24 +9,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.core.errors import JobStopped, NotFound, StaleDispatch, Unavailable
+from penstock.core.errors import JobStopped, NotFound, StaleDispatch
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.intent import MAX_PAYLOAD
+from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.types import Moment, Money
-from penstock.core.text import is_kind, safe_str, type_name
-from penstock.library.context import JobContext, JobFacts, RunControl, facts_of, here
-from penstock.library.handle import Outcome, failure
-from penstock.library.json_codec import text_of
 from penstock.pools.future import Call
 from penstock.scheduler.job_service import Answer, GrantedJob
+from penstock.work.context import JobFacts
 
 if TYPE_CHECKING:
     from penstock.library.function import JobFunction
 
-__all__ = ["JobAttempt", "perform", "perform_async"]
+__all__ = ["JobAttempt"]
 
 log = logging.getLogger("penstock.library")
 
@@ -46,7 +42,7 @@ class AttemptReports(Protocol):
 
 
 class JobAttempt:
-    """Ties of a function that runs in this process."""
+    """The channel of a function that runs in this process."""
 
     __slots__ = (
         "_job_service",
@@ -91,23 +87,26 @@ class JobAttempt:
         self.pid_told = False  # by a heartbeat
 
     @property
-    def cancelled(self) -> bool:
-        # A lease that could not be renewed ends by the clock alone: with the store away nobody can tell us.
+    def canceled(self) -> bool:
+        # A lease that could not be renewed ends by the clock alone: without the store no heartbeat can tell.
         return self.stop is not None or self.lost or self._now() >= self.expires_at
 
     def progress(self, fraction: float) -> None:
         self.fresh_progress = fraction
 
-    def spend(self, total: Money) -> None:
+    def spend(self, total: Money, amount: Money) -> None:  # noqa: ARG002  # of the protocol
         self.spent = total
         self.beat()
 
-    def save(self, checkpoint: str) -> None:
-        if not self.beat(checkpoint):
+    def log_handler(self) -> None:
+        return None
+
+    def save_checkpoint(self, text: str) -> None:
+        if not self.beat(text):
             raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self.facts.job_id)
 
     def beat(self, checkpoint: str | None = None) -> bool:
-        """Renew the lease, and tell what there is to tell. False: it is not ours any more."""
+        """Renews the lease and reports what is new. False: the lease is lost."""
         progress, self.fresh_progress = self.fresh_progress, None
         try:
             answer = self._job_service.heartbeat(
@@ -131,58 +130,17 @@ class JobAttempt:
         return self.ended_by.pid if isinstance(self.ended_by, Call) else os.getpid()
 
 
-def perform(function: JobFunction[..., Any, Any], facts: JobFacts, ties: RunControl) -> Outcome:
-    token = here.set(context := partial(_context, [], facts, ties))
-    try:
-        args, kwargs = function.arguments.decode(facts.payload)
-        return _returned(function.run(context, args, kwargs))
-    except BaseException as error:  # noqa: BLE001  # whatever a job raises is its outcome, SystemExit too
-        return _raised(error, ties)
-    finally:
-        here.reset(token)
-
-
-async def perform_async(function: JobFunction[..., Any, Any], facts: JobFacts, ties: RunControl) -> Outcome:
-    token = here.set(context := partial(_context, [], facts, ties))
-    try:
-        args, kwargs = function.arguments.decode(facts.payload)
-        return _returned(await function.run(context, args, kwargs))
-    except BaseException as error:  # noqa: BLE001  # as above; its task is ours, so a CancelledError ends here too
-        return _raised(error, ties)
-    finally:
-        here.reset(token)
-
-
-def _context(made: list[JobContext], facts: JobFacts, ties: RunControl) -> JobContext:
-    """Few ask for it. It is one, however often it is asked for."""
-    if not made:
-        made.append(JobContext(facts, ties))
-    return made[0]
-
-
-_DONE: Final = Outcome(EndReason.COMPLETED)
-
-
-def _returned(value: Any) -> Outcome:
-    if value is None:
-        return _DONE
-    try:
-        text = text_of(value)
-    except BaseException as error:  # noqa: BLE001  # a foreign type may raise anything
-        raise TypeError(
-            f"it returned a {type_name(value)}, which JSON cannot carry: {safe_str(error)}"
-        ) from None
-    if len(text) > MAX_PAYLOAD:
-        raise ValueError(
-            f"it returned {len(text)} characters of JSON, the most is {MAX_PAYLOAD}: return where it is kept"
-        )
-    return Outcome(EndReason.COMPLETED, result=text)
-
-
-def _raised(error: BaseException, ties: RunControl) -> Outcome:
-    asked = ties.cancelled or ties.yielding
-    if asked and is_kind(error, JobStopped):
-        return Outcome(EndReason.GRACEFUL_SHUTDOWN)
-    if is_kind(error, Unavailable):
-        return failure(error, EndReason.UNAVAILABLE)
-    return failure(error)
+def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
+    intent = job.intent
+    return JobFacts(
+        job.job_id,
+        intent.job_type,
+        dispatch.dispatch_id,
+        dispatch.fence,
+        job.attempt,
+        intent.addon_id,
+        intent.tags,
+        intent.deadline_at,
+        intent.payload,
+        checkpoint,
+    )

@@ -17,8 +17,9 @@ from threading import Thread
 from typing import Protocol, TypeAlias
 
 from penstock.core.text import error_line
-from penstock.library.attempt import JobAttempt, perform, perform_async
-from penstock.library.handle import Outcome
+from penstock.library.attempt import JobAttempt
+from penstock.work.context import CurrentJob
+from penstock.work.outcome import Outcome, run, run_async
 
 __all__ = ["Began", "Finished", "JobExecutor", "ThreadExecutor"]
 
@@ -153,14 +154,14 @@ class ThreadExecutor:
 
     def _perform(self, attempt: JobAttempt) -> None:
         if self._began(attempt):
-            self._finished(attempt, perform(attempt.function, attempt.facts, attempt))
+            self._finished(attempt, run(attempt.function.invoke, CurrentJob(attempt.facts, attempt)))
 
     # coroutines
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         loop = self._loop = asyncio.new_event_loop()
 
-        def run() -> None:
+        def run_loop() -> None:
             going = True
             while going:
                 try:
@@ -176,7 +177,7 @@ class ThreadExecutor:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
-        thread = Thread(target=run, name="penstock-job-loop", daemon=True)
+        thread = Thread(target=run_loop, name="penstock-job-loop", daemon=True)
         self._threads.append(thread)
         thread.start()
         return loop
@@ -188,5 +189,5 @@ class ThreadExecutor:
         if task is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        outcome = await perform_async(attempt.function, attempt.facts, attempt)
+        outcome = await run_async(attempt.function.invoke, CurrentJob(attempt.facts, attempt))
         self._finished(attempt, outcome)

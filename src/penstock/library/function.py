@@ -1,11 +1,9 @@
-"""Where another process finds a function: by the name under which it lies in its module, behind its decorator.
+"""
+`JobFunction`: a function that is also a job. Call it as before, or enqueue its call; both are typed alike.
 
-A function that is also a job: call it as before, or enqueue its call.
-
-The two are typed alike. Enqueueing makes an intent of the arguments, hands it to the desk, and gives back a handle once it is on disk.
+Enqueueing makes an intent of the arguments, submits it, and returns a handle when the job is on disk.
 """
 
-#: Module, and the path inside it.
 from __future__ import annotations
 
 import functools
@@ -17,16 +15,17 @@ from penstock.core.errors import BadArgument, KeyConflict
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import JobId
 from penstock.library.arguments import Arguments
-from penstock.library.context import JobContext, current_job, detached
 from penstock.library.handle import JobHandle
 from penstock.library.options import JobOptions, Options
 from penstock.stores.api import Receipt
+from penstock.work.context import CurrentJob, JobContext, JobFacts, NoChannel, current_job_or_none
 
 if TYPE_CHECKING:
     from penstock.library.scheduler import Scheduler
 
 __all__ = ["JobFunction", "Place", "Within", "place_of"]
 
+#: Where a worker process finds a function: its module, and the path inside it.
 Place: TypeAlias = tuple[str, str]
 
 
@@ -64,14 +63,18 @@ class JobFunction(Generic[P, C, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
         """Now, here, without the scheduler."""
         if self.arguments.wants_context:
-            return self.fn(current_job() or detached(self.name), *args, **kwargs)
+            return self.fn(current_job_or_none() or self._detached(), *args, **kwargs)
         return self.fn(*args, **kwargs)
 
-    def run(self, context: Callable[[], JobContext], args: Iterable[Any], kwargs: dict[str, Any]) -> C:
-        """For a job. `context` is asked for only if the function wants it: most do not."""
-        return (
-            self.fn(context(), *args, **kwargs) if self.arguments.wants_context else self.fn(*args, **kwargs)
-        )
+    def _detached(self) -> JobContext:
+        return JobContext(JobFacts("", self.name), NoChannel())
+
+    def invoke(self, job: CurrentJob) -> C:
+        """For a job, with the arguments of its payload."""
+        args, kwargs = self.arguments.decode(job.facts.payload)
+        if self.arguments.wants_context:
+            return self.fn(job.context, *args, **kwargs)
+        return self.fn(*args, **kwargs)
 
     def options(self, **given: Unpack[Options]) -> JobFunction[P, C, R]:
         """The same job with other options, for the calls enqueued through what this returns."""

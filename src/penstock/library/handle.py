@@ -8,37 +8,22 @@ A failure crosses processes as text alone: an exception would have to be rebuilt
 from __future__ import annotations
 
 from concurrent.futures import TimeoutError as WaitTimeout
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import JobCanceled, JobFailed, NotFound
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.job import Dispatch, Event, Job, shown
 from penstock.core.jobs.states import SETTLED, JobState
 from penstock.core.jobs.types import JobId
 from penstock.core.outcome import outcome_of
-from penstock.core.text import error_text
 from penstock.library.arguments import Arguments
-from penstock.library.json_codec import plain
 from penstock.library.result_waiter import Ending
+from penstock.work.json_codec import plain
 
 if TYPE_CHECKING:
     from penstock.library.scheduler import Scheduler
 
-__all__ = ["JobHandle", "Outcome", "failure"]
-
-
-class Outcome(NamedTuple):
-    """What a run reports. Where the job lands is decided by the table of the core."""
-
-    end: EndReason
-    result: str | None = None
-    error: str | None = None
-
-
-def failure(error: BaseException, end: EndReason = EndReason.JOB_ERROR) -> Outcome:
-    """The first line says what it was; then the traceback, its middle cut out when it is long."""
-    return Outcome(end, error=error_text(error))
+__all__ = ["JobHandle"]
 
 
 R = TypeVar("R")

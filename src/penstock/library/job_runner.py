@@ -23,9 +23,9 @@ from penstock.core.jobs.types import MILLISECOND, SECOND, DispatchId, Moment, Sp
 from penstock.library.attempt import JobAttempt
 from penstock.library.executors import JobExecutor
 from penstock.library.function import JobFunction
-from penstock.library.handle import Outcome
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob, JobService
+from penstock.work.outcome import STOPPED, Outcome
 
 __all__ = ["JobRunner"]
 
@@ -321,6 +321,8 @@ class JobRunner:
         ran = time.monotonic() - attempt.began
         self._mean_sec += (ran - self._mean_sec) / (1 if self._guessed else 16)
         self._guessed = False
+        if outcome is STOPPED or outcome == STOPPED:
+            outcome = Outcome(EndReason.GRACEFUL_SHUTDOWN)
         self._over.append((attempt, outcome))
         # Where nothing waits behind it, at once; else when the part is full.
         in_one = self._far or self._mean_sec < BRIEF_SEC

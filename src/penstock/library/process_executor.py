@@ -9,7 +9,6 @@ pool shares with it, that it should yield by a file that appears.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import sys
@@ -33,14 +32,14 @@ from penstock.core.errors import (
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.types import Money
 from penstock.core.text import safe_str
-from penstock.library.attempt import JobAttempt, perform, perform_async
-from penstock.library.context import JobFacts
+from penstock.library.attempt import JobAttempt
 from penstock.library.executors import Began, Finished
 from penstock.library.function import place_of
-from penstock.library.handle import Outcome, failure
 from penstock.pools.context import current_call
 from penstock.pools.pool import WorkerPool
 from penstock.scheduler.rules import SchedulerRules
+from penstock.work.context import CurrentJob, JobFacts
+from penstock.work.outcome import Outcome, failure, run
 
 if TYPE_CHECKING:
     from penstock.library.function import JobFunction
@@ -174,14 +173,11 @@ _registered: Final[dict[tuple[str, str], JobFunction[..., Any, Any]]] = {}
 
 def _run(place: tuple[str, str], facts: JobFacts, yield_file: str, home: _Home | None) -> Outcome:
     function = _function_at(place, facts.job_type, home)
-    ties = _FarTies(function, facts, yield_file)
-    if function.is_async:
-        return asyncio.run(perform_async(function, facts, ties))
-    return perform(function, facts, ties)
+    return run(function.invoke, CurrentJob(facts, _ProcessChannel(function, facts, yield_file)))
 
 
-class _FarTies:
-    """From the worker process. The lease itself is renewed by the scheduler, as it is for all."""
+class _ProcessChannel:
+    """From the worker process. The scheduler renews the lease."""
 
     def __init__(self, function: JobFunction[..., Any, Any], facts: JobFacts, yield_file: str) -> None:
         self._function, self._facts, self._yield_file = function, facts, yield_file
@@ -190,7 +186,7 @@ class _FarTies:
         self._spent: Money | None = None
 
     @property
-    def cancelled(self) -> bool:
+    def canceled(self) -> bool:
         call = current_call()
         return self._lost or (call is not None and call.cancelled)
 
@@ -204,12 +200,15 @@ class _FarTies:
             self._told_at = now
             self._beat(progress=fraction)
 
-    def spend(self, total: Money) -> None:
+    def spend(self, total: Money, amount: Money) -> None:  # noqa: ARG002  # of the protocol
         self._spent = total
         self._beat()
 
-    def save(self, checkpoint: str) -> None:
-        self._beat(checkpoint=checkpoint)
+    def log_handler(self) -> None:
+        return None
+
+    def save_checkpoint(self, text: str) -> None:
+        self._beat(checkpoint=text)
         if self._lost:
             raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self._facts.job_id)
 

@@ -35,7 +35,6 @@ from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId
 from penstock.library.arguments import Arguments
-from penstock.library.context import JobContext
 from penstock.library.function import JobFunction, place_of
 from penstock.library.handle import JobHandle
 from penstock.library.location import MEMORY, as_host, location, store_at
@@ -50,6 +49,7 @@ from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Query, Receipt, Store
 from penstock.stores.opening import is_address, shown
 from penstock.stores.sqlite.wakeups import present
+from penstock.work.context import JobContext
 
 __all__ = ["Scheduler"]
 

@@ -10,8 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.runner.context import JobContext as JobContext
-    from penstock.runner.context import current_job as current_job
     from penstock.runner.leftovers import Leftovers as Leftovers
     from penstock.runner.payload import Functions as Functions
     from penstock.runner.payload import RunnerOptions as RunnerOptions
@@ -19,11 +17,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Functions": "payload",
-    "JobContext": "context",
     "Runner": "runner",
     "RunnerOptions": "payload",
     "Leftovers": "leftovers",
-    "current_job": "context",
 }
 
 __all__ = [  # noqa: PLE0604  # of texts, though not written out: the table above is the one list

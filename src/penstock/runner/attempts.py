@@ -7,25 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import AdmissionView, RoundResult
 from penstock.core.jobs.types import DispatchId, Money
 from penstock.runner.links import WardenLink, WorkerLink
 from penstock.runner.payload import Work
 from penstock.scheduler.service import SchedulerService
+from penstock.work.outcome import Outcome
 
-__all__ = ["ActiveDispatch", "ProcessOutcome", "quarantine_units", "write_notes"]
-
-
-class ProcessOutcome(NamedTuple):
-    how: EndReason
-    result: str | None = None
-    error: str | None = None
+__all__ = ["ActiveDispatch", "quarantine_units", "write_notes"]
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +36,7 @@ class ActiveDispatch:
     call: int = 0  # its number among those of its worker
     waits_since: float = 0.0  # for a worker
     #: What it said, while its processes are not all gone or its output not all written.
-    outcome: ProcessOutcome | None = None
+    outcome: Outcome | None = None
     yielded: bool = False
     noted: bool = False  # it logged something, which its warden writes down in its own time
     spent: Money = 0

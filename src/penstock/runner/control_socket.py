@@ -71,14 +71,13 @@ class RunRequests:
                 return self._checkpoint(run, call.get("checkpoint"))
             case "progress":
                 run.progress, run.untold = _fraction(call.get("progress")), True
+                if message := call.get("message"):
+                    self._write_note(run, f"{run.progress * 100:.0f} %: {message}")
             case "spend":
                 run.spent += _amount(call.get("amount"))
                 self._beat(run, spent=run.spent)
             case "log":
-                message = call.get("message")
-                if not isinstance(message, str):
-                    raise _Wrong("message must be a text")
-                self._note(run, storable(message[:_MOST_MESSAGE]))
+                self._write_note(run, call.get("message"))
             case "hears" | "should_yield":
                 return {"yield": self._tracker.should_yield(run.dispatch_id)}
             case "yield":
@@ -86,6 +85,11 @@ class RunRequests:
             case other:
                 raise _Wrong(f"there is nothing called {other!r:.60} to say or ask")
         return {}
+
+    def _write_note(self, run: ActiveDispatch, message: Any) -> None:
+        if not isinstance(message, str):
+            raise _Wrong("message must be a text")
+        self._note(run, storable(message[:_MOST_MESSAGE]))
 
     def _checkpoint(self, run: ActiveDispatch, checkpoint: Any) -> Frame:
         if checkpoint is None:

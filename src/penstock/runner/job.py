@@ -3,7 +3,7 @@ What a running command says about itself: `python -m penstock.runner.job ...`
 
     checkpoint              print what was saved last, as JSON; nothing if nothing was
     checkpoint JSON         save it; the next attempt finds it
-    progress 0.5            how far it has come, 0..1
+    progress 0.5 [WORDS...] how far it has come, 0..1; the words go into the job's output
     spend 0.25              it has cost so much more, in the job's unit
     log WORDS...            into the job's output
     should-yield            exit code 0: stop at the next safe place; 1: go on
@@ -33,8 +33,8 @@ def main(argv: Sequence[str]) -> int:
             call: dict[str, Any] = {"op": "checkpoint"}
         case ["checkpoint", text]:
             call = {"op": "checkpoint", "checkpoint": text}
-        case ["progress", number]:
-            call = {"op": "progress", "progress": _number(number)}
+        case ["progress", number, *words]:
+            call = {"op": "progress", "progress": _number(number), "message": " ".join(words)}
         case ["spend", amount]:
             call = {"op": "spend", "amount": amount}
         case ["log", *words] if words:

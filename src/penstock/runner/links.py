@@ -302,11 +302,20 @@ def _call(run: ActiveDispatch) -> Frame:
     return {
         "op": "call",
         "call": run.call,
-        "job": run.job.job_id,
-        "dispatch": run.dispatch_id,
+        "facts": [
+            run.job.job_id,
+            run.job.intent.job_type,
+            run.dispatch_id,
+            run.dispatch.fence,
+            run.job.attempt,
+            run.job.intent.addon_id,
+            run.job.intent.tags,
+            run.job.intent.deadline_at,
+            "null",  # the arguments travel as they are
+            run.checkpoint,
+        ],
         "function": work.function,
         "by_star": work.by_star,
         "args": work.args,
         "kwargs": work.kwargs,
-        "checkpoint": run.checkpoint,
     }

@@ -24,7 +24,7 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, Moment, seconds
 from penstock.core.text import error_text
-from penstock.runner.attempts import ActiveDispatch, ProcessOutcome, quarantine_units, write_notes
+from penstock.runner.attempts import ActiveDispatch, quarantine_units, write_notes
 from penstock.runner.control_socket import ControlSocket, RunRequests
 from penstock.runner.frames import Frame
 from penstock.runner.io_loop import IoLoop
@@ -37,6 +37,7 @@ from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.isolation import write_apart
 from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
+from penstock.work.outcome import Outcome
 
 __all__ = ["AFTER_STOP", "Runner"]
 
@@ -54,6 +55,13 @@ AFTER_STOP: Final = 0.8
 _SOON: Final = 0.005
 #: Progress is told at least so often, and which process runs a job, if it runs for so long.
 _TOLD_WITHIN: Final = 1.0
+#: With these reasons the job goes back to the queue from its checkpoint: its function yields. With others it is canceled.
+_YIELDING: Final = {
+    None,
+    EndReason.COOPERATIVE_PREEMPTION,
+    EndReason.PREEMPTION_TIMEOUT,
+    EndReason.GRACEFUL_SHUTDOWN,
+}
 
 
 class Runner:
@@ -71,7 +79,7 @@ class Runner:
         self._tracker = Tracker(self._settings.graces)
         self._runs: dict[DispatchId, ActiveDispatch] = {}
         self._tokens: dict[str, ActiveDispatch] = {}
-        self._ended: list[tuple[ActiveDispatch, ProcessOutcome]] = []
+        self._ended: list[tuple[ActiveDispatch, Outcome]] = []
         self._notes: list[tuple[ActiveDispatch, Note]] = []
         #: Trees that survived SIGKILL, and the leases that hold their units.
         self._lost: dict[ActiveDispatch, DispatchId] = {}
@@ -275,7 +283,7 @@ class Runner:
         except Refused as error:
             self._end(
                 ActiveDispatch(job, dispatch, CommandPayload(argv=()), None),
-                ProcessOutcome(EndReason.JOB_ERROR, error=str(error)),
+                Outcome(EndReason.JOB_ERROR, error=str(error)),
             )
             return
         run = ActiveDispatch(job, dispatch, work, checkpoint)
@@ -283,7 +291,7 @@ class Runner:
             one.job.job_id == job.job_id for one in (*self._lost, *self._runs.values())
         ):
             why = "processes of its last attempt survive on this host"
-            self._end(run, ProcessOutcome(EndReason.START_TIMEOUT, error=why))
+            self._end(run, Outcome(EndReason.START_TIMEOUT, error=why))
             return
         self._runs[run.dispatch_id] = run
         run.until = boot_time() + self._unheard
@@ -298,7 +306,7 @@ class Runner:
                 log.warning("%s cannot be started: %s", run.dispatch_id, error)
                 # Out of descriptors it goes back as it was, for this is not its fault; a mistake of its own is its end.
                 how = EndReason.RELEASED if isinstance(error, OSError) else EndReason.JOB_ERROR
-                self._settle(run, ProcessOutcome(how, error=f"it could not be started: {error}"))
+                self._settle(run, Outcome(how, error=f"it could not be started: {error}"))
         else:
             self._tracker.register(run.dispatch_id)
             self._supervisor.functions.add(run)
@@ -386,7 +394,7 @@ class Runner:
                 continue
             match step:
                 case Step.YIELD | Step.CANCEL:
-                    self._supervisor.cancel(run)
+                    self._supervisor.ask_to_stop(run, canceled=reason not in _YIELDING)
                 case Step.TERM:
                     self._supervisor.term(run)
                 case Step.KILL:
@@ -404,22 +412,22 @@ class Runner:
         if self._give_up_at is None:
             log.error("%s survives SIGKILL; its units stay taken until it is gone", run.dispatch_id)
             self._lost[run] = quarantine_units(self._service, run)
-        self._settle(run, ProcessOutcome(EndReason.WORKER_CRASHED, error="its processes survived SIGKILL"))
+        self._settle(run, Outcome(EndReason.WORKER_CRASHED, error="its processes survived SIGKILL"))
 
-    def _run_over(self, run: ActiveDispatch, outcome: ProcessOutcome) -> None:
+    def _run_over(self, run: ActiveDispatch, outcome: Outcome) -> None:
         if held := self._lost.pop(run, None):
             self._service.job_service.release(held)
         else:
             self._settle(run, outcome)
 
-    def _settle(self, run: ActiveDispatch, outcome: ProcessOutcome) -> None:
-        how = self._tracker.settle(run.dispatch_id, outcome.how)
+    def _settle(self, run: ActiveDispatch, outcome: Outcome) -> None:
+        how = self._tracker.settle(run.dispatch_id, outcome.end)
         if how is not None:
             del self._runs[run.dispatch_id]
             self._tokens.pop(run.token, None)
-            self._end(run, outcome._replace(how=how))
+            self._end(run, outcome._replace(end=how))
 
-    def _end(self, run: ActiveDispatch, outcome: ProcessOutcome) -> None:
+    def _end(self, run: ActiveDispatch, outcome: Outcome) -> None:
         """Half a batch at a time: one half runs while the other is written. Where nothing waits behind it, at once, but for those that end like a hail."""
         self._ended.append((run, outcome))
         since = boot_time() if len(self._ended) < self._supervisor.functions.ahead else self._turned_at
@@ -450,9 +458,7 @@ class Runner:
         for run in list(self._runs.values()):
             self._settle(
                 run,
-                ProcessOutcome(
-                    EndReason.WORKER_CRASHED, error="its processes had not ended when the time was over"
-                ),
+                Outcome(EndReason.WORKER_CRASHED, error="its processes had not ended when the time was over"),
             )
         if self._ended:
             self._service.job_service.end_many(

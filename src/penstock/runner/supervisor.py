@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.tracker import end_of_exit
-from penstock.runner.attempts import ActiveDispatch, ProcessOutcome
+from penstock.runner.attempts import ActiveDispatch
 from penstock.runner.frames import Frame
 from penstock.runner.io_loop import IoLoop
 from penstock.runner.leftovers import Leftovers
@@ -27,6 +27,7 @@ from penstock.runner.payload import CommandPayload, RunnerOptions
 from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked, send
 from penstock.runner.warm_workers import WarmWorkers
 from penstock.scheduler.users import SystemUser
+from penstock.work.outcome import RELEASED, Outcome
 
 __all__ = ["ProcessSupervisor"]
 
@@ -50,7 +51,7 @@ class ProcessSupervisor:
         watch: IoLoop,
         *,
         asked: Callable[[ActiveDispatch, Frame], Frame],
-        over: Callable[[ActiveDispatch, ProcessOutcome], None],
+        over: Callable[[ActiveDispatch, Outcome], None],
     ) -> None:
         self._runs, self._mark, self._settings, self._watch = str(runs.path), runs.mark, settings, watch
         self._over = over
@@ -176,12 +177,15 @@ class ProcessSupervisor:
 
     # telling
 
-    def cancel(self, run: ActiveDispatch) -> None:
-        """The cancel signal. A command hears of it when it asks; a function that nobody has begun is over at once."""
+    def ask_to_stop(self, run: ActiveDispatch, *, canceled: bool) -> None:
+        """
+        Lets the run see that it should yield, or (`canceled`) that it counts for nothing any more. A command sees it
+        when it asks; a function that has not begun ends at once.
+        """
         if self.functions.take_back(run):
-            self._over(run, ProcessOutcome(EndReason.RELEASED))
+            self._over(run, RELEASED)
         elif run.worker is not None:
-            run.worker.tell({"op": "stop", "dispatch": run.dispatch_id})
+            run.worker.tell({"op": "stop", "dispatch": run.dispatch_id, "canceled": canceled})
             self._watch.mind(run.worker)
 
     def term(self, run: ActiveDispatch) -> None:
@@ -298,25 +302,25 @@ def _ids(user: SystemUser | None) -> list[Any] | None:
     return None if user is None else [user.uid, user.gid, list(user.groups)]
 
 
-def _judge(run: ActiveDispatch, warden: WardenLink) -> ProcessOutcome:
+def _judge(run: ActiveDispatch, warden: WardenLink) -> Outcome:
     """How a tree ended that is gone, from what is known of it."""
     if warden.refused is not None:
         how = EndReason.WORKER_CRASHED if warden.refused["ours"] else EndReason.JOB_ERROR
-        return ProcessOutcome(how, error=warden.refused["error"])
+        return Outcome(how, error=warden.refused["error"])
     if warden.report is None:
-        return ProcessOutcome(EndReason.WORKER_CRASHED, error="the process that watched over it was killed")
+        return Outcome(EndReason.WORKER_CRASHED, error="the process that watched over it was killed")
     code, killed, stderr = (warden.report[name] for name in ("code", "killed", "stderr"))
     if killed is not None and code in {None, -signal.SIGKILL}:
-        return ProcessOutcome(EndReason.WORKER_CRASHED, error=f"{killed}\n{stderr}".rstrip())
+        return Outcome(EndReason.WORKER_CRASHED, error=f"{killed}\n{stderr}".rstrip())
     if run.worker is not None:
         words = f"the worker {_words(code)} while it ran the function"
-        return ProcessOutcome(EndReason.WORKER_CRASHED, error=f"{words}\n{stderr}".rstrip())
+        return Outcome(EndReason.WORKER_CRASHED, error=f"{words}\n{stderr}".rstrip())
     if run.yielded and code == 0:
-        return ProcessOutcome(EndReason.COOPERATIVE_PREEMPTION)
+        return Outcome(EndReason.COOPERATIVE_PREEMPTION)
     how, result = end_of_exit(code), json.dumps({"exit_code": code})
     if how is EndReason.COMPLETED:
-        return ProcessOutcome(how, result=result)
-    return ProcessOutcome(how, result=result, error=f"the command {_words(code)}\n{stderr}".rstrip())
+        return Outcome(how, result=result)
+    return Outcome(how, result=result, error=f"the command {_words(code)}\n{stderr}".rstrip())
 
 
 def _words(code: int) -> str:

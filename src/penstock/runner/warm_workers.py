@@ -16,15 +16,15 @@ from functools import partial
 from typing import Any, Final
 
 from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.intent import MAX_PAYLOAD
 from penstock.core.json_text import parsed, storable_json
 from penstock.core.text import safe_str
-from penstock.runner.attempts import ActiveDispatch, ProcessOutcome
+from penstock.runner.attempts import ActiveDispatch
 from penstock.runner.frames import Frame
 from penstock.runner.io_loop import IoLoop
 from penstock.runner.links import WardenLink, WorkerLink
 from penstock.runner.payload import FunctionPayload, RunnerOptions
 from penstock.scheduler.users import SystemUser
+from penstock.work.outcome import DONE, MAX_RESULT, RELEASED, STOPPED, Outcome
 
 __all__ = ["WarmWorkers"]
 
@@ -53,7 +53,7 @@ class WarmWorkers:
         *,
         hire: Callable[[Mapping[str, int], SystemUser | None], WorkerLink],
         asked: Callable[[ActiveDispatch, Frame], Frame],
-        over: Callable[[ActiveDispatch, ProcessOutcome], None],
+        over: Callable[[ActiveDispatch, Outcome], None],
     ) -> None:
         self._settings, self._watch = settings, watch
         self._handful_sec = settings.ahead_sec / 2  # a worker is handed so much at once
@@ -176,7 +176,7 @@ class WarmWorkers:
             if now - worker.heard_at >= _STUCK_SEC:
                 self._return(worker)
         while self._waiting and now - self._waiting[0].waits_since >= _STALE_SEC:
-            self._over(self._waiting.popleft(), ProcessOutcome(EndReason.RELEASED))
+            self._over(self._waiting.popleft(), RELEASED)
         self.feed()
         extra = self._extra()
         for worker in extra:
@@ -214,7 +214,7 @@ class WarmWorkers:
             worker.tell({"op": "answer", "error": "this run is over"})
             return
         run = worker.calls[call]
-        outcome = _told(frame)
+        outcome = _outcome(frame)
         if outcome is None:
             worker.tell(self._asked(run, frame) | {"op": "answer"})
             self._watch.mind(worker)
@@ -305,28 +305,31 @@ def _limits(run: ActiveDispatch) -> Mapping[str, int]:
     return run.work.limits
 
 
-def _told(frame: Frame) -> ProcessOutcome | None:
-    """What a function's end is, in the words of its worker; None: it has not ended."""
-    error = safe_str(frame.get("error", ""))
-    match frame.get("op"):
-        case "done":
-            return _checked(frame.get("result"))
-        case "failed":
-            return ProcessOutcome(EndReason.JOB_ERROR, error=error)
-        case "unavailable":
-            return ProcessOutcome(EndReason.UNAVAILABLE, error=error)
-        case "yielded":
-            return ProcessOutcome(EndReason.COOPERATIVE_PREEMPTION)
+def _outcome(frame: Frame) -> Outcome | None:
+    """
+    The outcome that a worker reports; None: its function has not ended. The worker runs foreign code and is not
+    trusted: a result must be JSON of a bounded length, and only a few end reasons are its to report.
+    """
+    if frame.get("op") != "ended":
+        return None
+    match frame.get("end"):
+        case EndReason.COMPLETED:
+            return _completed(frame.get("result"))
+        case EndReason.COOPERATIVE_PREEMPTION:
+            return STOPPED
+        case EndReason.UNAVAILABLE:
+            return Outcome(EndReason.UNAVAILABLE, error=safe_str(frame.get("error", "")))
         case _:
-            return None
+            return Outcome(EndReason.JOB_ERROR, error=safe_str(frame.get("error", "")))
 
 
-def _checked(result: Any) -> ProcessOutcome:
-    """A worker is not believed: what is stored as JSON is JSON, and no longer than it may be."""
+def _completed(result: Any) -> Outcome:
+    if result is None:
+        return DONE
     try:
-        if not isinstance(result, str) or len(result) > MAX_PAYLOAD:
-            raise ValueError(f"at most {MAX_PAYLOAD} characters")
+        if not isinstance(result, str) or len(result) > MAX_RESULT:
+            raise ValueError(f"at most {MAX_RESULT} characters")
         parsed(result)
     except (ValueError, RecursionError) as error:
-        return ProcessOutcome(EndReason.JOB_ERROR, error=f"the result cannot be kept: {error}")
-    return ProcessOutcome(EndReason.COMPLETED, result=storable_json(result))
+        return Outcome(EndReason.JOB_ERROR, error=f"the result cannot be kept: {error}")
+    return Outcome(EndReason.COMPLETED, result=storable_json(result))

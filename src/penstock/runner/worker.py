@@ -10,28 +10,26 @@ the function started, when its job must end.
 from __future__ import annotations
 
 import importlib
-import inspect
-import json
+import logging
 import os
 import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from threading import Lock
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
-from penstock.core.errors import JobStopped, Unavailable
-from penstock.core.json_text import json_text
-from penstock.core.text import error_text, safe_str
-from penstock.runner.context import JobContext, JobRefused, JobYielded, _current
+from penstock.core.errors import Refused
+from penstock.core.jobs.types import Money
+from penstock.core.text import storable
 from penstock.runner.frames import TICKET, BadFrame, Frame, Inbox, pack
 from penstock.runner.links import CallMarker
+from penstock.work.context import CurrentJob, JobFacts, takes_context
+from penstock.work.outcome import call_with, run
 
 __all__ = ["main"]
-
-#: Characters of a result.
-_MOST_RESULT: Final = 1_000_000
 
 
 def main() -> None:
@@ -74,9 +72,9 @@ class FunctionWorker:
         self._calls: deque[Frame] = deque()
         self._answers: deque[Frame] = deque()
         self._lock = Lock()
-        self._stop_for = ""  # the dispatch that should stop
-        self._functions: dict[tuple[str, bool], Any] = {}
-        self._heard = ""  # the dispatch of which we told that it listens
+        self._stop_for, self._canceled = "", False  # the dispatch that should stop
+        self._functions: dict[tuple[str, bool], tuple[Any, bool]] = {}
+        self._listening = ""  # the dispatch that the scheduler knows to look at these
 
     def run(self) -> None:
         while True:
@@ -109,27 +107,20 @@ class FunctionWorker:
         return True
 
     def _call(self, frame: Frame) -> Frame:
-        context = self._context(frame)
-        token = _current.set(context)
-        try:
-            function = self._function(frame["function"], by_star=frame["by_star"])
-            result = _result(function(*frame["args"], **frame["kwargs"]), context)
-            text = json_text(result)
-            if len(text) > _MOST_RESULT:
-                raise ValueError(f"the result is {len(text)} characters of JSON; at most {_MOST_RESULT}")
-        except (JobYielded, JobStopped):
-            return {"op": "yielded"}
-        except Unavailable as error:
-            return {"op": "unavailable", "error": safe_str(error)}
-        except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too: the worker goes on
-            return {"op": "failed", "error": error_text(error)}
-        finally:
-            _current.reset(token)
-        return {"op": "done", "result": text}
+        facts = _facts(frame["facts"])
 
-    def _function(self, path: str, *, by_star: bool) -> Any:
-        function = self._functions.get((path, by_star))
-        if function is None:
+        def invoke(job: CurrentJob) -> Any:
+            function, wants_context = self._function(frame["function"], by_star=frame["by_star"])
+            context = (job.context,) if wants_context else ()
+            return call_with(function, (*context, *frame["args"]), frame["kwargs"])
+
+        outcome = run(invoke, CurrentJob(facts, _FrameChannel(self, frame["call"], facts)))
+        return {"op": "ended", **outcome._asdict()}
+
+    def _function(self, path: str, *, by_star: bool) -> tuple[Any, bool]:
+        """The function at a path, and whether its first parameter is the context."""
+        entry = self._functions.get((path, by_star))
+        if entry is None:
             name = path.partition(":")[2]
             module = importlib.import_module(path.partition(":")[0])
             function = getattr(module, name)
@@ -140,34 +131,30 @@ class FunctionWorker:
                     f"{path} is not defined in its module, only imported there: "
                     "name it in the settings (runner.functions), or in the module's __all__"
                 )
-            self._functions[path, by_star] = function
-        return function
+            entry = self._functions[path, by_star] = (function, takes_context(function))
+        return entry
 
-    # the job's side of the conversation
+    # what the running function asks and reports, by its channel
 
-    def _context(self, frame: Frame) -> JobContext:
-        dispatch, checkpoint, call = frame["dispatch"], frame["checkpoint"], frame["call"]
+    def ask(self, call: int, verb: str, **args: Any) -> Frame:
+        with self._lock:
+            self._sock.sendall(pack({"op": verb, "call": call, **args}))
+            while not self._answers:
+                self._receive(0)
+            answer = self._answers.popleft()
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return answer
 
-        def ask(verb: str, args: dict[str, Any]) -> dict[str, Any]:
-            with self._lock:
-                self._sock.sendall(pack({"op": verb, "call": call, **args}))
-                while not self._answers:
-                    self._receive(0)
-                answer = self._answers.popleft()
-            if "error" in answer:
-                raise JobRefused(answer["error"])
-            return answer
-
-        def should_yield() -> bool:
-            if self._heard != dispatch:
-                self._heard = dispatch
-                ask("hears", {})
-            with self._lock:
-                self._look()
-            return bool(self._stop_for == dispatch)
-
-        saved = None if checkpoint is None else json.loads(checkpoint)
-        return JobContext(frame["job"], dispatch, saved, ask, should_yield)
+    def asked_to_stop(self, call: int, dispatch_id: str) -> tuple[bool, bool]:
+        """Whether this dispatch should stop, and whether it is canceled."""
+        if self._listening != dispatch_id:
+            self._listening = dispatch_id
+            self.ask(call, "hears")
+        with self._lock:
+            self._look()
+        asked = self._stop_for == dispatch_id
+        return asked, asked and self._canceled
 
     def _look(self) -> None:
         try:
@@ -186,7 +173,7 @@ class FunctionWorker:
                 case "answer":
                     self._answers.append(frame)
                 case "stop":
-                    self._stop_for = frame["dispatch"]
+                    self._stop_for, self._canceled = frame["dispatch"], frame["canceled"]
 
 
 def _exposes(module: ModuleType, name: str) -> bool:
@@ -197,23 +184,50 @@ def _exposes(module: ModuleType, name: str) -> bool:
     return getattr(getattr(module, name), "__module__", None) == module.__name__
 
 
-def _result(value: Any, context: JobContext) -> Any:
-    """Of a generator: its phases one by one; a phase that has ended is a safe place to stop."""
-    if inspect.iscoroutine(value):
-        value.close()
-        raise TypeError("the function is `async def`; wrap it in asyncio.run")
-    if not inspect.isgenerator(value):
-        return value
-    while True:
+def _facts(values: list[Any]) -> JobFacts:
+    facts = JobFacts(*values)
+    return facts._replace(tags=tuple(facts.tags))
+
+
+class _FrameChannel:
+    """To the runner, by frames on the worker's socket."""
+
+    def __init__(self, worker: FunctionWorker, call: int, facts: JobFacts) -> None:
+        self._worker, self._call, self._facts = worker, call, facts
+
+    @property
+    def yielding(self) -> bool:
+        return self._worker.asked_to_stop(self._call, self._facts.dispatch_id)[0]
+
+    @property
+    def canceled(self) -> bool:
+        return self._worker.asked_to_stop(self._call, self._facts.dispatch_id)[1]
+
+    def save_checkpoint(self, text: str) -> None:
+        self._worker.ask(self._call, "checkpoint", checkpoint=text)
+
+    def progress(self, fraction: float) -> None:
+        self._worker.ask(self._call, "progress", progress=fraction)
+
+    def spend(self, total: Money, amount: Money) -> None:  # noqa: ARG002  # of the protocol
+        self._worker.ask(self._call, "spend", amount=f"{amount}e-6")
+
+    def log_handler(self) -> logging.Handler:
+        handler = _JobLogHandler()
+        handler.send = lambda message: self._worker.ask(self._call, "log", message=message)
+        return handler
+
+
+class _JobLogHandler(logging.Handler):
+    """Into the job's output, apart from what the function prints."""
+
+    send: Callable[[str], object]
+
+    def emit(self, record: logging.LogRecord) -> None:
         try:
-            checkpoint = next(value)
-        except StopIteration as stop:
-            return stop.value
-        if checkpoint is not None:
-            context.save(checkpoint)
-        if context.should_yield:
-            value.close()
-            raise JobYielded
+            self.send(storable(self.format(record)))
+        except Refused:  # the run is over
+            return
 
 
 def _flush() -> None:

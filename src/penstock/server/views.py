@@ -236,6 +236,7 @@ def claimed_view(job: core.Job, dispatch: core.Dispatch, checkpoint: str | None)
         job_id=job.job_id,
         lease_id=dispatch.dispatch_id,
         fence=dispatch.fence,
+        attempt=job.attempt,
         addon_id=intent.addon_id,
         job_type=intent.job_type,
         cost_units=intent.cost_units,

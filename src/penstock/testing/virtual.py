@@ -9,10 +9,9 @@ takes milliseconds.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self, Unpack
@@ -22,11 +21,9 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, Moment, seconds
-from penstock.library.attempt import JobAttempt, perform, perform_async
-from penstock.library.context import JobContext
+from penstock.library.attempt import JobAttempt
 from penstock.library.function import JobFunction
-from penstock.library.handle import JobHandle, Outcome
-from penstock.library.json_codec import plain
+from penstock.library.handle import JobHandle
 from penstock.library.location import MEMORY
 from penstock.library.options import Seconds, span_sec
 from penstock.library.running import RunningWork
@@ -37,6 +34,9 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Query, Receipt, Store
 from penstock.stores.memory.store import MemoryStore
+from penstock.work.context import CurrentJob
+from penstock.work.json_codec import plain
+from penstock.work.outcome import Invocation, Outcome, run
 
 __all__ = ["VirtualClock", "VirtualScheduler", "assert_calls", "calls_of"]
 
@@ -211,10 +211,9 @@ class VirtualScheduler(Scheduler):
         function = _Recording(attempt.function)
         self._running_now.append(attempt)
         try:
-            if function.is_async:
-                outcome = _in_a_loop(lambda: perform_async(function, attempt.facts, attempt))
-            else:
-                outcome = perform(function, attempt.facts, attempt)
+            job = CurrentJob(attempt.facts, attempt)
+            perform = _on_a_thread if function.is_async else run
+            outcome = perform(function.invoke, job)
         finally:
             self._running_now.remove(attempt)
         if function.raised is not None:
@@ -302,7 +301,7 @@ class _Attempt(JobAttempt):
     __slots__ = ()
 
     @property
-    def cancelled(self) -> bool:
+    def canceled(self) -> bool:
         return not self.beat() or self.stop is not None
 
     def progress(self, fraction: float) -> None:
@@ -322,11 +321,11 @@ class _Recording(JobFunction[..., Any, Any]):
         self.fn = function.fn
         self.raised: BaseException | None = None
 
-    def run(self, context: Callable[[], JobContext], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    def invoke(self, job: CurrentJob) -> Any:
         if self.is_async:
-            return self._awaited(super().run(context, args, kwargs))
+            return self._awaited(super().invoke(job))
         try:
-            return super().run(context, args, kwargs)
+            return super().invoke(job)
         except BaseException as error:  # SystemExit too: it is kept for the test and goes its way
             self.raised = error
             raise
@@ -339,11 +338,11 @@ class _Recording(JobFunction[..., Any, Any]):
             raise
 
 
-def _in_a_loop(make: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-    """On a thread of its own: the test itself may be a coroutine, and a thread has one loop at a time."""
+def _on_a_thread(invocation: Invocation, job: CurrentJob) -> Outcome:
+    """The test itself may be a coroutine, and a thread has one event loop at a time."""
     outcome: list[Outcome] = []
     context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(lambda: outcome.append(asyncio.run(make())),))
+    thread = threading.Thread(target=context.run, args=(lambda: outcome.append(run(invocation, job)),))
     thread.start()
     thread.join()
     return outcome[0]

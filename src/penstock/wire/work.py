@@ -228,11 +228,12 @@ class ClaimRequest(WireRequest):
 
 
 class ClaimedJob(WireAnswer):
-    """All that a worker needs to run it."""
+    """All that a worker needs to run it. `attempt` counts from 1 and grows with each failure."""
 
     job_id: str
     lease_id: str
     fence: int
+    attempt: int
     addon_id: str
     job_type: str
     cost_units: int

@@ -155,6 +155,12 @@ class Job(Struct, frozen=True, gc=False):
     pid: int | None = None  # of the process that runs it, if its worker told
 
     @property
+    def attempt(self) -> int:
+        """The number of its next or current attempt: from 1, one more with each failure."""
+        failures = self.counters
+        return 1 + failures.crash + failures.unavailable + failures.error
+
+    @property
     def next_earliest_start_at(self) -> Moment | None:
         moments = [m for m in (self.not_before, self.intent.earliest_start_at) if m is not None]
         return max(moments, default=None)

@@ -1,0 +1,297 @@
+"""
+`JobContext`: what a running job function knows of its job, and what it can report.
+
+    def index(path):
+        job = penstock.current_job()
+        done = job.checkpoint or 0
+        for n, file in enumerate(files(path)[done:], done):
+            ...
+            job.progress(n / total)
+            job.save_checkpoint(n + 1)
+            job.check()  # leaves here when the run must end
+
+There is one class, whether a program, an SDK worker or the runner runs the function; what differs between them is the
+channel. A function that is a generator works by phases: each `yield` is a safe place to stop, and the value that it
+yields is its checkpoint there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import typing
+from collections.abc import Callable, Collection, MutableMapping
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, Protocol
+
+from penstock.core.errors import JobStopped
+from penstock.core.jobs.types import DispatchId, Moment, Money, money_of
+from penstock.work.json_codec import json_of, plain
+
+__all__ = [
+    "CurrentJob",
+    "JobChannel",
+    "JobContext",
+    "JobFacts",
+    "NoChannel",
+    "annotation",
+    "current",
+    "current_job",
+    "current_job_or_none",
+    "is_context",
+    "takes_context",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_DISPATCH: Final = DispatchId("")
+
+
+class JobFacts(NamedTuple):
+    """What stays true for a whole attempt. It travels to other processes."""
+
+    job_id: str
+    job_type: str
+    dispatch_id: DispatchId = _NO_DISPATCH
+    fence: int = 0
+    attempt: int = 1
+    addon: str = ""
+    tags: tuple[str, ...] = ()
+    deadline_at: Moment | None = None
+    #: JSON.
+    payload: str = "null"
+    #: JSON; None: no attempt has saved one.
+    checkpoint: str | None = None
+
+
+class JobChannel(Protocol):
+    """How a running function reaches its scheduler: an object in its own process, shared memory or a socket."""
+
+    @property
+    def canceled(self) -> bool: ...
+
+    @property
+    def yielding(self) -> bool: ...
+
+    def save_checkpoint(self, text: str) -> None:
+        """The checkpoint is durable when this returns. JobStopped: the lease is lost."""
+        ...
+
+    def progress(self, fraction: float) -> None: ...
+
+    def spend(self, total: Money, amount: Money) -> None:
+        """`total`: of this attempt, with `amount` in it."""
+        ...
+
+    def log_handler(self) -> logging.Handler | None:
+        """Writes into the job's own log; None: the records go to the log of the program."""
+        ...
+
+
+class JobContext:
+    """
+    `attempt` counts from 1 and grows with each failure. `fence` grows with each start, whatever its cause: hand it to
+    an outside system that can refuse older numbers, and an attempt that was given up can do no harm there.
+    """
+
+    def __init__(self, facts: JobFacts, channel: JobChannel) -> None:
+        self._facts, self._channel = facts, channel
+        self._spent: Money = 0
+        self._checkpoint = facts.checkpoint
+        self._log: _JobLog | None = None
+
+    @property
+    def id(self) -> str:
+        return self._facts.job_id
+
+    @property
+    def job_type(self) -> str:
+        return self._facts.job_type
+
+    @property
+    def attempt(self) -> int:
+        return self._facts.attempt
+
+    @property
+    def fence(self) -> int:
+        return self._facts.fence
+
+    @property
+    def addon(self) -> str:
+        return self._facts.addon
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self._facts.tags
+
+    @property
+    def deadline(self) -> datetime | None:
+        moment = self._facts.deadline_at
+        return None if moment is None else _EPOCH + timedelta(microseconds=moment)
+
+    # whether to stop
+
+    @property
+    def canceled(self) -> bool:
+        """
+        The job was canceled, is out of time or money, or its lease could not be renewed. Stop now: the scheduler
+        refuses what the function returns.
+        """
+        return self._channel.canceled
+
+    @property
+    def should_yield(self) -> bool:
+        """The attempt should end: a more urgent job, a stop of the program, a cancel. Save a checkpoint and `check()`."""
+        return self._channel.yielding or self._channel.canceled
+
+    def check(self) -> None:
+        """Raises JobStopped when the attempt should end. A job that yields in this way goes back to the queue."""
+        if self.should_yield:
+            raise JobStopped("this attempt was asked to end", job_id=self.id)
+
+    # what it reports
+
+    @property
+    def checkpoint(self) -> Any:
+        """The last checkpoint, saved by this attempt or an earlier one; None without one."""
+        return None if self._checkpoint is None else plain(self._checkpoint)
+
+    def save_checkpoint(self, value: Any) -> None:
+        """Anything that JSON can carry. It is durable when this returns; the next attempt begins with it."""
+        text = json_of(value, "the checkpoint")
+        self._channel.save_checkpoint(text)
+        self._checkpoint = text
+
+    def progress(self, fraction: float, message: str | None = None) -> None:
+        """From 0 to 1. Cheap: the next heartbeat carries it. `message` goes to `log`."""
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise ValueError(f"progress is {fraction!r}; it must be a number from 0 to 1")
+        self._channel.progress(float(fraction))
+        if message is not None:
+            self.log.info("%d %%: %s", fraction * 100, message)
+
+    def spend(self, amount: float | str | Decimal) -> None:
+        """This much more was spent, in the job's unit. At the job's cost_limit `canceled` becomes true."""
+        try:
+            millionths = -1 if isinstance(amount, bool) else money_of(amount)
+        except ValueError:
+            millionths = -1
+        if millionths < 0:
+            raise ValueError(f"amount is {amount!r:.60}; it must be a number of 0 or more")
+        self._spent += millionths
+        self._channel.spend(self._spent, millionths)
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """Each record names the job. In the runner the records go into the job's own log."""
+        if self._log is None:
+            self._log = _JobLog(self._logger(), {"job_id": self.id, "attempt": self.attempt})
+        return self._log
+
+    def _logger(self) -> logging.Logger:
+        handler = self._channel.log_handler()
+        name = f"penstock.job.{self.job_type}"
+        if handler is None:
+            return logging.getLogger(name)
+        logger = logging.Logger(name, logging.INFO)  # noqa: LOG001  # apart from the loggers of the program
+        logger.addHandler(handler)
+        return logger
+
+    def __repr__(self) -> str:
+        return f"<JobContext {self.job_type} {self.id[-8:]}, attempt {self.attempt}>"
+
+
+class _JobLog(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(self.extra or {}), **kwargs.get("extra", {})}
+        if not self.logger.parent:  # the job's own log
+            return msg, kwargs
+        return f"[{str((self.extra or {}).get('job_id'))[-8:]}] {msg}", kwargs
+
+
+class CurrentJob:
+    """A job whose function runs. Its context is made when the function asks for it: most do not."""
+
+    __slots__ = ("_context", "channel", "facts")
+
+    def __init__(self, facts: JobFacts, channel: JobChannel) -> None:
+        self.facts, self.channel = facts, channel
+        self._context: JobContext | None = None
+
+    @property
+    def context(self) -> JobContext:
+        if self._context is None:
+            self._context = JobContext(self.facts, self.channel)
+        return self._context
+
+
+current: Final[ContextVar[CurrentJob | None]] = ContextVar("penstock_job", default=None)
+
+
+def current_job() -> JobContext:
+    """The context of the job that this code runs for. LookupError outside a job."""
+    job = current.get()
+    if job is None:
+        raise LookupError("current_job() was called outside a job")
+    return job.context
+
+
+def current_job_or_none() -> JobContext | None:
+    job = current.get()
+    return None if job is None else job.context
+
+
+class NoChannel:
+    """For a function that is called directly, with no job behind it: its reports go nowhere."""
+
+    canceled = yielding = False
+
+    def save_checkpoint(self, text: str) -> None:
+        pass
+
+    def progress(self, fraction: float) -> None:
+        pass
+
+    def spend(self, total: Money, amount: Money) -> None:
+        pass
+
+    def log_handler(self) -> None:
+        return None
+
+
+# Which functions take the context as their first argument
+
+
+def takes_context(function: Callable[..., Any], names: Collection[str] = ()) -> bool:
+    """Whether the first parameter is annotated JobContext, or is not annotated and has one of these names."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return False
+    if not parameters:
+        return False
+    first = parameters[0]
+    if first.annotation is inspect.Parameter.empty:
+        return first.name.strip("_") in names
+    return is_context(function, first)
+
+
+def is_context(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
+    hint = annotation(function, parameter.name)
+    return hint is JobContext or str(parameter.annotation).rpartition(".")[2] == JobContext.__name__
+
+
+def annotation(function: Callable[..., Any], name: str) -> Any:
+    """Of one parameter. One at a time: a name that only the type checker knows must not spoil the others."""
+    target = inspect.unwrap(function)
+    annotations = getattr(target, "__annotations__", {})
+    if name not in annotations:
+        return inspect.Parameter.empty
+    try:
+        holder = SimpleNamespace(__annotations__={name: annotations[name]})
+        scope = getattr(target, "__globals__", {})
+        return typing.get_type_hints(holder, scope, include_extras=True)[name]
+    except Exception:  # noqa: BLE001  # an annotation may be any expression
+        return inspect.Parameter.empty

@@ -1,0 +1,150 @@
+"""
+How a job function ended, and the running of it: every return and every exception becomes one `Outcome`.
+
+User code can return and raise anything. SystemExit, KeyboardInterrupt and exceptions that override `__class__` or
+`__str__` are outcomes too: the thread or process that runs the function goes on to the next job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import CoroutineType, GeneratorType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from penstock.core.errors import BadArgument, JobStopped, Unavailable
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.text import error_text, is_kind, safe_str, type_name
+from penstock.work.context import CurrentJob, current
+from penstock.work.json_codec import json_of
+
+__all__ = [
+    "DONE",
+    "MAX_RESULT",
+    "RELEASED",
+    "STOPPED",
+    "Invocation",
+    "Outcome",
+    "call_with",
+    "failure",
+    "run",
+    "run_async",
+]
+
+#: Characters of JSON.
+MAX_RESULT: Final = 1_000_000
+
+
+class Outcome(NamedTuple):
+    """How an attempt ended. The end rules of the core decide where its job goes."""
+
+    end: EndReason
+    #: JSON.
+    result: str | None = None
+    #: The first line says what it was; then the traceback.
+    error: str | None = None
+
+
+DONE: Final = Outcome(EndReason.COMPLETED)
+#: The function left as it was asked to.
+STOPPED: Final = Outcome(EndReason.COOPERATIVE_PREEMPTION)
+#: The function never began.
+RELEASED: Final = Outcome(EndReason.RELEASED)
+#: Calls the user's function. It may return a coroutine or a generator.
+Invocation: TypeAlias = Callable[[CurrentJob], Any]
+
+
+def run(invocation: Invocation, job: CurrentJob) -> Outcome:
+    """Runs a function, a coroutine (in an event loop of its own) or a generator (phase by phase) to its end."""
+    token = current.set(job)
+    try:
+        value = invocation(job)
+        if type(value) is CoroutineType:
+            value = _run_coroutine(value)
+        if type(value) is GeneratorType:
+            value = _run_phases(value, job)
+        return _returned(value)
+    except BaseException as error:  # noqa: BLE001  # see above
+        return _raised(error, job)
+    finally:
+        current.reset(token)
+
+
+async def run_async(invocation: Invocation, job: CurrentJob) -> Outcome:
+    """In a task of its own: a CancelledError that ends the task is an outcome too."""
+    token = current.set(job)
+    try:
+        return _returned(await invocation(job))
+    except BaseException as error:  # noqa: BLE001  # see above
+        return _raised(error, job)
+    finally:
+        current.reset(token)
+
+
+def call_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """BadArgument names the function when the arguments of its job do not fit it."""
+    try:
+        return function(*args, **kwargs)
+    except TypeError as error:
+        # Raised by the call itself, before a line of the function ran. Binding the arguments first would cost every call.
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            name = getattr(function, "__qualname__", type_name(function))
+            raise BadArgument(f"the payload does not fit {name}(): {safe_str(error)}") from None
+        raise
+
+
+def failure(error: BaseException, end: EndReason = EndReason.JOB_ERROR) -> Outcome:
+    return Outcome(end, error=error_text(error))
+
+
+def _run_coroutine(coroutine: CoroutineType[Any, Any, Any]) -> Any:
+    import asyncio  # noqa: PLC0415  # slow to import, and most functions are not coroutines
+
+    async def awaited() -> tuple[Any, BaseException | None]:
+        # The exception must not pass through the event loop, which looks at its `__class__` and then never ends.
+        try:
+            return await coroutine, None
+        except BaseException as error:  # noqa: BLE001  # raised again outside
+            return None, error
+
+    value, error = asyncio.run(awaited())
+    if error is not None:
+        raise error
+    return value
+
+
+def _run_phases(phases: Generator[Any, None, Any], job: CurrentJob) -> Any:
+    """The end of each phase is a safe place to stop, and the value that it yields is the checkpoint."""
+    while True:
+        try:
+            checkpoint = next(phases)
+        except StopIteration as stop:
+            return stop.value
+        if checkpoint is not None:
+            job.context.save_checkpoint(checkpoint)
+        if job.context.should_yield:
+            phases.close()
+            job.context.check()
+
+
+def _returned(value: Any) -> Outcome:
+    if value is None:
+        return DONE
+    try:
+        text = json_of(value)
+    except BaseException as error:  # noqa: BLE001  # a foreign type may raise anything
+        raise TypeError(
+            f"it returned a {type_name(value)}, which JSON cannot carry: {safe_str(error)}"
+        ) from None
+    if len(text) > MAX_RESULT:
+        raise ValueError(
+            f"it returned {len(text)} characters of JSON, the most is {MAX_RESULT}: return where it is kept"
+        )
+    return Outcome(EndReason.COMPLETED, result=text)
+
+
+def _raised(error: BaseException, job: CurrentJob) -> Outcome:
+    if is_kind(error, JobStopped) and (job.channel.canceled or job.channel.yielding):
+        return STOPPED
+    if is_kind(error, Unavailable):
+        return failure(error, EndReason.UNAVAILABLE)
+    return failure(error)
