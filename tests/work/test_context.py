@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -189,3 +191,10 @@ def test_each_phase_of_a_generator_is_a_checkpoint(way):
 def test_outside_a_job_there_is_no_context():
     with pytest.raises(LookupError, match="outside a job"):
         penstock.current_job()
+
+
+def test_a_warm_worker_needs_the_standard_library_only():
+    """The runner may use a Python that has nothing else installed."""
+    program = "import sys, penstock.runner.worker; sys.exit('msgspec' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

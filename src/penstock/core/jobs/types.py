@@ -21,6 +21,7 @@ __all__ = [
     "AddonId",
     "Constraint",
     "DispatchId",
+    "EndReason",
     "HostId",
     "JobId",
     "Moment",
@@ -72,6 +73,27 @@ def money_of(amount: float | str | Decimal) -> Money:
 
 def seconds(span: Span) -> float:
     return span / SECOND
+
+
+class EndReason(StrEnum):
+    """Every way a dispatch can end. What a process did (a signal, an exit code) is turned into one of these."""
+
+    COMPLETED = "completed"
+    JOB_ERROR = "job_error"  # exit code, exception, a result that is too large, a function that is not there
+    UNAVAILABLE = "unavailable"
+    WORKER_CRASHED = "worker_crashed"  # a signal, out of memory, no room to log, it could not be started
+    LEASE_EXPIRED = "lease_expired"
+    HOST_LOST = "host_lost"
+    SCHEDULER_RESTARTED = "scheduler_restarted"
+    START_TIMEOUT = "start_timeout"
+    RELEASED = "released"  # the worker gave the lease back without a result
+    MAX_RUNTIME_EXCEEDED = "max_runtime_exceeded"
+    HARD_CAP_EXCEEDED = "hard_cap_exceeded"
+    COST_LIMIT_REACHED = "cost_limit_reached"
+    COOPERATIVE_PREEMPTION = "cooperative_preemption"
+    PREEMPTION_TIMEOUT = "preemption_timeout"
+    GRACEFUL_SHUTDOWN = "graceful_shutdown"
+    CANCELED = "canceled"
 
 
 class Priority:
