@@ -362,10 +362,12 @@ INSERT INTO penstock.budget (addon_id, period, spent) SELECT * FROM unnest(%s::t
 ON CONFLICT (addon_id, period) DO UPDATE SET spent = budget.spent + excluded.spent RETURNING addon_id, period, spent;
 
 -- name: reorder
--- One that is being moved right now is placed by whoever moves it.
-WITH looked_at AS (SELECT no FROM penstock.queue WHERE no > %(after)s ORDER BY no LIMIT %(most)s FOR UPDATE SKIP LOCKED),
-     changed AS (UPDATE penstock.queue SET turn = ready_at - priority * %(per_point)s::bigint
-                 WHERE no IN (SELECT no FROM looked_at) AND turn <> ready_at - priority * %(per_point)s::bigint)
+-- Locks and writes only the rows whose key is wrong: every start of a process reads the whole queue here, and mostly changes nothing. A row that
+-- another transaction moves right now is skipped, because that transaction gives it its key.
+WITH looked_at AS (SELECT no, turn <> ready_at - priority * %(per_point)s::bigint AS wrong
+                   FROM penstock.queue WHERE no > %(after)s ORDER BY no LIMIT %(most)s),
+     locked AS (SELECT no FROM penstock.queue WHERE no IN (SELECT no FROM looked_at WHERE wrong) ORDER BY no FOR UPDATE SKIP LOCKED),
+     changed AS (UPDATE penstock.queue SET turn = ready_at - priority * %(per_point)s::bigint WHERE no IN (SELECT no FROM locked))
 SELECT coalesce(max(no), 0) FROM looked_at;
 
 -- name: ended_before
