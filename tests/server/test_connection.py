@@ -23,7 +23,9 @@ from penstock.wire import PREFIX
 @pytest.fixture
 def hasty(tmp_path):
     """Deadlines short enough to be waited for."""
-    made = Place(tmp_path, start=False, doors=ConnectionLimits(head_sec=0.4, body_sec=0.4, connections=30))
+    made = Place(
+        tmp_path, start=False, connection_limits=ConnectionLimits(head_sec=0.4, body_sec=0.4, connections=30)
+    )
     yield made
     made.close()
 

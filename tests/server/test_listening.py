@@ -14,7 +14,7 @@ from tests.daemon import Daemon
 from tests.waiting import LONG, until
 
 from penstock.scheduler.private_files import Unsafe
-from penstock.server.accepting import ConnectionBudget, Peers, Rooms, rooms
+from penstock.server.accepting import ConnectionBudget, MostConnections, Peers, most_connections
 from penstock.server.connection import ConnectionLimits
 from penstock.server.listener import Server
 from penstock.wire import PREFIX
@@ -23,7 +23,9 @@ from penstock.wire import PREFIX
 @pytest.fixture
 def narrow(tmp_path):
     """Room for twelve connections over TCP, nine of one peer, and for four over the Unix socket."""
-    made = Place(tmp_path, start=False, doors=ConnectionLimits(connections=12, per_peer=9, local=4))
+    made = Place(
+        tmp_path, start=False, connection_limits=ConnectionLimits(connections=12, per_peer=9, local=4)
+    )
     yield made
     made.close()
 
@@ -144,7 +146,7 @@ def test_a_client_that_does_not_read_its_answer_is_dropped(tmp_path):
     (static / "large.js").write_bytes(b" " * 8_000_000)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    place = Place(home, start=False, page=static, doors=ConnectionLimits(unread_sec=0.2))
+    place = Place(home, start=False, page=static, connection_limits=ConnectionLimits(unread_sec=0.2))
     try:
         budget, entered = place.server.listeners[0].budget, []
         enter = budget.enter
@@ -176,14 +178,14 @@ def certificate(tmp_path_factory):
 
 @pytest.fixture
 def secure(tmp_path, certificate):
-    def make(**doors):
+    def make(**limits):
         made.append(
             Place(
                 tmp_path,
                 start=False,
                 tls_cert=certificate / "cert.pem",
                 tls_key=certificate / "key.pem",
-                doors=ConnectionLimits(**doors),
+                connection_limits=ConnectionLimits(**limits),
             )
         )
         return made[0]
@@ -321,16 +323,16 @@ def test_a_proxy_that_is_no_address_is_refused_at_the_start(place):
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
-        (64, Rooms(24, 8)),
-        (1_024, Rooms(384, 128)),
-        (1_000_000, Rooms(1_000, 250)),
-        (resource.RLIM_INFINITY, Rooms(1_000, 250)),
+        (64, MostConnections(24, 8)),
+        (1_024, MostConnections(384, 128)),
+        (1_000_000, MostConnections(1_000, 250)),
+        (resource.RLIM_INFINITY, MostConnections(1_000, 250)),
     ],
 )
 def test_half_of_the_descriptors_are_kept_back_for_jobs(monkeypatch, limit, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
 
-    assert rooms(ConnectionLimits()) == expected
+    assert most_connections(ConnectionLimits()) == expected
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The page's own doors: files, the login link, the session; and what it lives on: pulse, programs, metrics."""
+"""What the page serves by itself: files, the login link, the session; and what it lives on: pulse, programs, metrics."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_run_speaks_for_itself_over_http_and_its_token_is_good_for_nothing_els
     runs = Leftovers(tmp_path)
     place = Place(tmp_path, output=runs.output)
     runner = Runner(place.service, runs, RunnerOptions(url=place.server.url)).start()
-    place.server.hear(runner)
+    place.server.set_runner(runner)
     try:
         client = place.client
         job_id = client.post("/queue/jobs/submit", command(sys.executable, "-c", SPEAKS)).json["job_id"]

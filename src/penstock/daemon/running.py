@@ -158,7 +158,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     down.callback(server.stop)
     if settings.runner.enabled:
         runner.append(Runner(service, runs, _runner_settings(settings, server)).start())
-        server.hear(runner[0])
+        server.set_runner(runner[0])
         down.callback(runner[0].stop, shares(seconds(settings.server.shutdown_timeout))[0])
     _send_metrics(settings, server, down)
     down.callback(

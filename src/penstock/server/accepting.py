@@ -38,12 +38,12 @@ __all__ = [
     "ConnectionBudget",
     "Exposure",
     "Holder",
+    "MostConnections",
     "Peers",
-    "Rooms",
     "SocketListener",
     "check_exposure",
     "check_request",
-    "rooms",
+    "most_connections",
 ]
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -71,9 +71,9 @@ def check_request(headers: Mapping[bytes, bytes], exposure: Exposure) -> None:
 
 
 def _own(origin: str, exposure: Exposure) -> bool:
-    scheme, found, rest = origin.partition("://")
+    scheme, separator, rest = origin.partition("://")
     return origin in exposure.origins or (
-        bool(found) and scheme in {"http", "https"} and _without_port(rest) in exposure.hosts
+        bool(separator) and scheme in {"http", "https"} and _without_port(rest) in exposure.hosts
     )
 
 
@@ -201,24 +201,24 @@ _AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class MostConnections:
     """How many connections there may be: over TCP, and over the Unix socket."""
 
     tcp: int
     unix: int
 
 
-def rooms(doors: ConnectionLimits) -> Rooms:
+def most_connections(limits: ConnectionLimits) -> MostConnections:
     """Half of the descriptors that this process may open are kept back: for jobs, their output and the database."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most == resource.RLIM_INFINITY:
-        return Rooms(doors.connections, doors.local)
-    unix = min(doors.local, max(4, most // 8))
-    return Rooms(min(doors.connections, max(4, most // 2 - unix)), unix)
+        return MostConnections(limits.connections, limits.local)
+    unix = min(limits.local, max(4, most // 8))
+    return MostConnections(min(limits.connections, max(4, most // 2 - unix)), unix)
 
 
 class Peers:
-    """Who may connect. `proxies`: addresses of the proxies that do TLS for us."""
+    """The peers that may connect. `proxies`: addresses of the proxies that do TLS for us."""
 
     def __init__(self, proxies: Collection[str], *, tls: bool) -> None:
         self._tls = tls
@@ -233,7 +233,7 @@ class Peers:
         self._proxies = frozenset(map(_plain, proxies))
 
     def may_connect(self, address: str) -> bool:
-        """In the clear only from this machine and from a declared proxy: anybody else would send its token for all to read."""
+        """Without TLS only this machine and a declared proxy may connect: other peers would send their token for all to read."""
         return self._tls or _plain(address).is_loopback or self.is_proxy(address)
 
     def is_proxy(self, address: str) -> bool:
@@ -254,7 +254,7 @@ def _counted(address: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """In the budget, from the accept on."""
+    """A place in the budget, from the accept on."""
 
     peer: str
     task: asyncio.Task[None] | None = None
@@ -280,15 +280,15 @@ class SocketListener:
         make: Callable[[bool, bool], HttpConnection],
         *,
         most: int,
-        doors: ConnectionLimits,
+        limits: ConnectionLimits,
         peers: Peers,
         tls: ssl.SSLContext | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._sock, self._make, self._doors, self._peers, self._tls = sock, make, doors, peers, tls
+        self._sock, self._make, self._limits, self._peers, self._tls = sock, make, limits, peers, tls
         self._loop = loop
         self._local = sock.family == socket.AF_UNIX
-        per_peer = most if self._local else min(doors.per_peer, max(1, most * 3 // 4))
+        per_peer = most if self._local else min(limits.per_peer, max(1, most * 3 // 4))
         self.budget = ConnectionBudget(most, per_peer, peers.proxies)
         self._opening = set[asyncio.Task[None]]()
         sock.setblocking(False)
@@ -314,7 +314,7 @@ class SocketListener:
             self._loop.remove_reader(self._sock)
 
     def _accept(self) -> None:
-        """A few at a time: those who are in are served in between."""
+        """Accept a few at a time: the event loop serves open connections in between."""
         for _ in range(_AT_ONCE):
             try:
                 sock, _ = self._sock.accept()
@@ -323,7 +323,7 @@ class SocketListener:
                     log.warning("no connection can be accepted now: %s", error.strerror)
                     self._pause()
                     self._again = self._loop.call_later(_WAIT_FOR_DESCRIPTORS, self._resume)
-                return  # or there is none left, or it has gone away already
+                return  # no connection waits any more, or it has gone away already
             sock.setblocking(False)
             try:
                 self._admit(sock)
@@ -362,7 +362,7 @@ class SocketListener:
     async def _open(self, sock: socket.socket, connection: HttpConnection) -> None:
         tls: dict[str, Any] = {}
         if self._tls is not None:
-            tls = {"ssl": self._tls, "ssl_handshake_timeout": self._doors.head_sec}
+            tls = {"ssl": self._tls, "ssl_handshake_timeout": self._limits.head_sec}
         await self._loop.connect_accepted_socket(lambda: connection, sock, **tls)
 
     def _opened(self, task: asyncio.Task[None], sock: socket.socket, place: _Place) -> None:
@@ -373,7 +373,7 @@ class SocketListener:
             sock.close()
 
     def _turn_away(self, sock: socket.socket, status: int, code: str, detail: str, hint: str) -> None:
-        """Without TLS with an answer, if the client takes it at once; with TLS there is nothing to say it in."""
+        """Without TLS it sends an answer, if the client takes it at once; with TLS there is no connection to send one on."""
         if self._tls is None:
             try:
                 sock.send(refusal(status, code, detail, hint))
@@ -384,7 +384,7 @@ class SocketListener:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user at the other end of a Unix socket, by the kernel's word."""
+    """The user at the other end of a Unix socket, from the kernel."""
     credentials: tuple[int, ...] = struct.unpack(
         "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     )

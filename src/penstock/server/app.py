@@ -1,5 +1,5 @@
 """
-The API as an ASGI application: each request passes the same few doors, in the same order, whatever it asks for.
+The API as an ASGI application: every request passes the same checks in the same order.
 
     host, origin, site -> who is it -> which route -> may it -> its limits -> query, body -> handler -> answer
 
@@ -47,7 +47,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _JSON: Final = (b"content-type", b"application/json")
 _PROBLEM: Final = (b"content-type", b"application/problem+json")
-#: What is true of every answer: it is nobody else's, it is what it says it is, and it is not to be framed.
+#: On every answer: no cache keeps it, no browser guesses its type, and no page frames it.
 _ALWAYS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -178,10 +178,10 @@ class Api:
         finally:
             _leave(self._waiting, name)
 
-    def _shortened(self, asked: Any) -> float:
-        seconds: float = getattr(asked, "wait_sec", 0.0)
+    def _shortened(self, query: Any) -> float:
+        seconds: float = getattr(query, "wait_sec", 0.0)
         if seconds > self._limits.longest_wait_sec:
-            seconds = asked.wait_sec = self._limits.longest_wait_sec
+            seconds = query.wait_sec = self._limits.longest_wait_sec
         return seconds
 
     def _principal(self, request: _Request) -> Principal:
@@ -196,9 +196,9 @@ class Api:
         if request.scope.get("penstock.local", False):
             return LOCAL
         if self._app_state.sessions is not None:
-            found = self._app_state.sessions.principal(request.headers)
-            if found is not None:
-                return found
+            principal = self._app_state.sessions.principal(request.headers)
+            if principal is not None:
+                return principal
         raise BadToken("a bearer token is needed")
 
     async def _understood(

@@ -123,31 +123,33 @@ class Programs:
     """
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str | None, str], tuple[Moment, wire.Attach]] = {}
+        self._snapshots: dict[tuple[str | None, str], tuple[Moment, wire.Attach]] = {}
         self._lock = Lock()
 
-    def hear(self, addon_id: str | None, told: wire.Attach, now: Moment) -> None:
+    def update(self, addon_id: str | None, snapshot: wire.Attach, now: Moment) -> None:
         with self._lock:
-            self._told = {key: kept for key, kept in self._told.items() if kept[0] > now - _FORGOTTEN_AFTER}
-            if len(self._told) >= _MOST and (addon_id, told.name) not in self._told:
+            self._snapshots = {
+                key: kept for key, kept in self._snapshots.items() if kept[0] > now - _FORGOTTEN_AFTER
+            }
+            if len(self._snapshots) >= _MOST and (addon_id, snapshot.name) not in self._snapshots:
                 self._make_room(addon_id)
-            self._told[addon_id, told.name] = (now, told)
+            self._snapshots[addon_id, snapshot.name] = (now, snapshot)
 
     def _make_room(self, addon_id: str | None) -> None:
         """The addon with the most programs gives one up, unless the newcomer would then have as many: no addon can take all places."""
-        held = Counter(owner for owner, _ in self._told)
+        held = Counter(owner for owner, _ in self._snapshots)
         [(largest, most)] = held.most_common(1)
         if held[addon_id] + 1 >= most:
             raise TooMany(f"{_MOST} programs are attached already", retry_after_sec=30.0)
-        of_largest = [key for key in self._told if key[0] == largest]
-        del self._told[min(of_largest, key=lambda key: self._told[key][0])]
+        of_largest = [key for key in self._snapshots if key[0] == largest]
+        del self._snapshots[min(of_largest, key=lambda key: self._snapshots[key][0])]
 
     def shown(self, addon_id: str | None, now: Moment) -> list[wire.Program]:
         with self._lock:
-            told = sorted(self._told.items(), key=lambda item: (item[0][1], item[0][0] or ""))
+            programs = sorted(self._snapshots.items(), key=lambda item: (item[0][1], item[0][0] or ""))
         return [
             wire.Program(kept.name, when(at), kept.tasks)
-            for (owner, _), (at, kept) in told
+            for (owner, _), (at, kept) in programs
             if at > now - _FORGOTTEN_AFTER and addon_id in (None, owner)
         ]
 
@@ -157,7 +159,7 @@ B = TypeVar("B")
 
 
 class Runs(Protocol):
-    """The runner, as far as a run's own token goes, and a person's impatience."""
+    """What the server needs of the runner: the dispatch of a run's own token, its calls, and a kill."""
 
     def kill(self, dispatch_id: DispatchId) -> None: ...
 
@@ -188,7 +190,7 @@ class AppState:
         self.trail = EventHub(service.store, self.run, loop)
         self.claims = ClaimQueue(service.job_service, self.trail)
         self.owners = Owners(service.store)
-        #: Of the runner beside the house, if there is one.
+        #: Of the runner beside the scheduler, if there is one.
         self.output: Callable[[DispatchId], Output] | None = None
         self.functions = Functions()
         self.runs: Runs | None = None
@@ -197,10 +199,10 @@ class AppState:
         #: Set by the server when it has a page; there is nothing to log in to otherwise.
         self.sessions: Sessions | None = None
         self.page_url = ""
-        service.store.on_change(self.trail.ring)
+        service.store.on_change(self.trail.notify)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """In one of a few threads: a store may wait for a disk or a lock, and the event loop for nobody. On behalf of all clients."""
+        """Run a call in one of a few threads, on behalf of all clients: a store may wait for a disk or a lock, and the event loop must not."""
         return self._pool.run(OURS, function, *args)
 
     def run_for(self, principal: Principal, function: Callable[..., T], *args: Any) -> Awaitable[T]:
@@ -208,7 +210,7 @@ class AppState:
         return self._pool.run(principal.addon_id or principal.name, function, *args)
 
     def run_of(self, headers: Mapping[bytes, bytes]) -> Principal | None:
-        """Whoever shows the token of a run that goes on is that run, and nobody else."""
+        """A client that shows the token of a running dispatch is that dispatch."""
         token = bearer(headers)
         dispatch_id = None if self.runs is None or token is None else self.runs.dispatch_of(token)
         return None if dispatch_id is None else Principal(f"run {dispatch_id}", frozenset({Scope.RUN_SELF}))
@@ -219,8 +221,8 @@ class AppState:
 
     async def opened(self, session: Opened) -> None:
         """A login link was opened."""
-        told = {"token_id": session.token_id}
-        await self.run(self.record, EventKind.LOGIN, "session_opened", session.who, told)
+        data = {"token_id": session.token_id}
+        await self.run(self.record, EventKind.LOGIN, "session_opened", session.who, data)
 
     def login(self, who: Principal) -> wire.Login:
         if self.sessions is None:
@@ -278,7 +280,7 @@ class Request(Generic[Q, B]):
     query: Q
     body: B
     headers: dict[bytes, bytes]
-    #: Completes when the client has gone away, or its token has ended. Made on demand: only who waits needs to know.
+    #: Completes when the client has gone away or its token has ended. Made on demand: only handlers that wait need it.
     watch: Callable[[], asyncio.Future[Any]]
     store: Store = field(init=False)
     #: Takes the names of other addons out of what a token may see that is bound to one. None: it may see all.
@@ -306,16 +308,16 @@ class Request(Generic[Q, B]):
         finally:
             task.cancel()
 
-    def addon(self, asked: str | None) -> AddonId | None:
-        """What to look among: the addon that the token is bound to, or else what was asked for."""
+    def addon(self, name: str | None) -> AddonId | None:
+        """The addon to search: the one that the token is bound to, else the one that the request names."""
         bound = self.principal.addon_id
-        if bound is not None and asked is not None and asked != bound:
-            raise NotFound(f"there is no addon {asked}", addon_id=asked)
-        chosen = asked if bound is None else bound
+        if bound is not None and name is not None and name != bound:
+            raise NotFound(f"there is no addon {name}", addon_id=name)
+        chosen = name if bound is None else bound
         return None if chosen is None else AddonId(chosen)
 
     def own_job(self, job_id: JobId) -> Job:
-        """Absent or somebody else's: the answer is the same, to the letter."""
+        """A job that does not exist and a job of another addon get the same answer, to the letter."""
         job = self.store.job(job_id)
         if job is None or not self.owns(job.intent.addon_id):
             raise NotFound(f"there is no job {job_id}", job_id=job_id)

@@ -180,11 +180,11 @@ def _wrong_in(body: bytes, kind: type[msgspec.Struct]) -> Iterator[dict[str, str
 def _wrong(
     values: dict[str, Any], kind: type[msgspec.Struct], *, strict: bool = True
 ) -> Iterator[dict[str, str]]:
-    known = {field.encode_name: field for field in fields_of(kind)}
-    for name in (name for name in values if name not in known):
-        fix = f"is not known here; {kind.__name__} has {', '.join(known) or 'no fields'}"
+    fields = {field.encode_name: field for field in fields_of(kind)}
+    for name in (name for name in values if name not in fields):
+        fix = f"is not known here; {kind.__name__} has {', '.join(fields) or 'no fields'}"
         yield {"field": name[:100], "message": fix}
-    for name, field in known.items():
+    for name, field in fields.items():
         if name not in values:
             if field.required:
                 yield {"field": name, "message": "is missing"}

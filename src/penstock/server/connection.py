@@ -1,5 +1,5 @@
 """
-One connection: what must hold before an application sees anything of it.
+One connection: the limits that hold before the application sees anything of it.
 
 The whole head of a request has a deadline and a size, both absolute: a client that sends a byte now and then gains nothing by it. Nor does one that
 does not read its answer.
@@ -51,14 +51,14 @@ class HttpConnection(HttpToolsProtocol):
         self,
         config: Config,
         server_state: ServerState,
-        doors: ConnectionLimits,
+        limits: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
         *,
         local: bool,
         proxied: bool,
     ) -> None:
         super().__init__(config, server_state, {}, loop)
-        self._doors, self._local, self._proxied = doors, local, proxied
+        self._limits, self._local, self._proxied = limits, local, proxied
         self.made = self._asked = False
         self.on_lost: Callable[[], None] = _nothing
         self.on_proven: Callable[[], None] = _nothing
@@ -72,7 +72,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self.made = True
-        self._arm(self._doors.head_sec)
+        self._arm(self._limits.head_sec)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -94,7 +94,7 @@ class HttpConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(self._doors.unread_sec, self.transport.abort)
+            self._unread = self.loop.call_later(self._limits.unread_sec, self.transport.abort)
 
     def resume_writing(self) -> None:
         self._has_read()
@@ -118,10 +118,10 @@ class HttpConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_body and not self.cycle.response_complete:
-            self._arm(self._doors.body_sec)
+            self._arm(self._limits.body_sec)
         elif self._in_head or self.cycle.response_complete:
-            # Between requests too: whoever dribbles the rest of an answered one, or line feeds before the next.
-            self._arm(self._doors.head_sec)
+            # Between requests too: a client may dribble the rest of an answered request, or line feeds before the next.
+            self._arm(self._limits.head_sec)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -168,7 +168,7 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(*(self._refusal or (400, "bad_http", msg)))
 
     def _arm(self, seconds: float) -> None:
-        """Once: what arrives later does not put it off."""
+        """Start the deadline once: bytes that arrive later do not move it."""
         if self._timer is None:
             self._timer = self.loop.call_later(seconds, self._late)
 
@@ -184,7 +184,7 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(408, "too_slow", "the request did not arrive in time")
 
     def _refuse(self, status: int, code: str, detail: str) -> None:
-        """Before there is a request that could be answered: by hand, and then the line is cut."""
+        """Answer before there is a request, by hand, and close the connection."""
         self.transport.write(refusal(status, code, detail, "Send a smaller request, at once."))
         self.transport.close()
 
@@ -208,7 +208,7 @@ _date: tuple[int, list[tuple[bytes, bytes]]] = (0, [])
 
 
 def _dated() -> list[tuple[bytes, bytes]]:
-    """Made when it is asked for and older than a second: a timer for it would wake an idle machine for nothing."""
+    """The Date header, made anew on the first request of a second: a timer for it would wake an idle machine for nothing."""
     global _date  # noqa: PLW0603 - a cache of one entry
     now = int(time.time())
     if _date[0] != now:

@@ -59,7 +59,7 @@ class _Waiter:
 
 
 class EventHub:
-    """Lives on one event loop; only `ring` may be called from elsewhere."""
+    """Lives on one event loop; only `notify` may be called from elsewhere."""
 
     def __init__(self, store: Store, run: EventRun, loop: asyncio.AbstractEventLoop) -> None:
         self._store, self._run, self._loop = store, run, loop
@@ -67,34 +67,36 @@ class EventHub:
         self._from = 0  # everything after this number, up to `position`, is in `_events`
         self.position = 0
         self._readers = 0
-        self._rung = self._pending = False
+        self._stale = self._pending = False
         self._pump: asyncio.Task[None] | None = None
         self._waiters: set[_Waiter] = set()
         self._entry = asyncio.Lock()
         self.closed = False
 
-    def ring(self) -> None:
-        """From any thread. A ring while one is pending adds nothing."""
+    def notify(self) -> None:
+        """From any thread. A call while one is pending adds nothing."""
         if not self._pending and not self._loop.is_closed():
             self._pending = True
             try:
-                self._loop.call_soon_threadsafe(self._heard)
+                self._loop.call_soon_threadsafe(self._on_commit)
             except RuntimeError:  # the loop closed in between
                 self._pending = False
 
-    def _heard(self) -> None:
+    def _on_commit(self) -> None:
         self._pending = False
-        self._rung = True
+        self._stale = True
         if self._readers and (self._pump is None or self._pump.done()):
             self._pump = self._loop.create_task(self._read_on())
 
     async def _read_on(self) -> None:
-        while self._rung and self._readers:
-            self._rung = False
+        while self._stale and self._readers:
+            self._stale = False
             try:
                 while batch := await self._run(self._store.events, self.position, _PAGE):
                     self._take(batch)
-            except Exception:  # the store is in trouble; whoever waits polls anyway, and sees for itself
+            except (
+                Exception
+            ):  # the store is in trouble; clients that wait poll anyway and get the error themselves
                 log.exception("the trail cannot be read")
                 return
 
@@ -110,13 +112,13 @@ class EventHub:
                 waiter.future.set_result(None)
 
     async def __aenter__(self) -> Self:
-        """To be a reader. The first one asks where the trail ends; nobody else enters meanwhile."""
+        """Become a reader. The first reader asks where the trail ends; the others wait for it meanwhile."""
         async with self._entry:
             if not self._readers:
                 await self._find_end()
             self._readers += 1
-        if self._rung:
-            self._heard()
+        if self._stale:
+            self._on_commit()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -199,15 +201,15 @@ class ClaimQueue:
 
     def _lock(self, kinds: WorkerKinds) -> asyncio.Lock:
         if len(self._locks) > _MOST_KINDS:
-            idle = [known for known, lock in self._locks.items() if not lock.locked()]
-            for known in idle:
-                del self._locks[known]
-                self._empty.pop(known, None)
+            idle = [kind for kind, lock in self._locks.items() if not lock.locked()]
+            for kind in idle:
+                del self._locks[kind]
+                self._empty.pop(kind, None)
         return self._locks.setdefault(kinds, asyncio.Lock())
 
 
 _EVERY: Final = 1.0
-#: A commit that nobody told us of is seen after so many beats.
+#: After so many seconds without a notice the store is read anyway: a notice may have been lost.
 _UNTOLD: Final = 10
 
 
@@ -222,16 +224,16 @@ class StatsStream:
         self._service, self._run, self._loop = service, run, loop
         self.pulse = LiveStats(service.store, service.machine, service.rules.host)
         self.line = b""
-        self._news, self._rested = True, 0
-        service.store.on_change(self._heard)
-        self._beaten = asyncio.Condition()
+        self._changed, self._rested = True, 0
+        service.store.on_change(self._on_commit)
+        self._made = asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self.closed = False
 
-    def _heard(self) -> None:
+    def _on_commit(self) -> None:
         """From any thread, at every commit."""
-        self._news = True
+        self._changed = True
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._beat())
@@ -240,28 +242,33 @@ class StatsStream:
         while not self.closed:
             try:
                 await self._beat_once()
-            except Exception:  # the store is in trouble, which others tell; the next second may be better
-                log.exception("the pulse was missed")
-                self._news = True
-            async with self._beaten:
-                self._beaten.notify_all()
+            except (
+                Exception
+            ):  # the store is in trouble, which other parts report; the next second may succeed
+                log.exception("the live stats of this second are missing")
+                self._changed = True
+            async with self._made:
+                self._made.notify_all()
             await asyncio.sleep(_EVERY)
 
     async def _beat_once(self) -> None:
-        """What nobody waits for is counted, and not put into words; and where there is nothing to count, the store is left alone."""
+        """Count, and encode a frame only while a client watches. Without a commit since the last second the store is not read."""
         if self._watchers:
             self.line = await self._run(self._step)
             return
-        self.line = b""  # or whoever comes next would begin with an old one
-        if self._news or self._rested >= _UNTOLD:
+        self.line = b""  # else the next client would begin with an old frame
+        if self._changed or self._rested >= _UNTOLD:
             await self._run(self._count)
         elif self._service.store.shared:
-            await self._run(self._rest)  # the clock of a server may have to be asked for
+            await self._run(self._rest)  # reading the clock of a server may block
         else:
             self._rest()
 
     def _count(self) -> None:
-        self._news, self._rested = False, 0  # before it looks: what comes after that is news again
+        self._changed, self._rested = (
+            False,
+            0,
+        )  # before it reads: a commit during the read counts for the next second
         self.pulse.step(self._service.store.now())
 
     def _rest(self) -> None:
@@ -277,8 +284,8 @@ class StatsStream:
     async def next(self) -> bytes:
         self._watchers += 1
         try:
-            async with self._beaten:
-                await self._beaten.wait()
+            async with self._made:
+                await self._made.wait()
         finally:
             self._watchers -= 1
         return self.line
@@ -287,8 +294,8 @@ class StatsStream:
         self.closed = True
         if self._task is not None:
             self._task.cancel()
-        async with self._beaten:
-            self._beaten.notify_all()
+        async with self._made:
+            self._made.notify_all()
 
 
 def _names(store: Store, events: Sequence[Event]) -> dict[str, tuple[str, str]]:

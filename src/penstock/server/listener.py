@@ -1,7 +1,7 @@
 """
 Listening: a loopback port and a Unix socket, on one event loop in a thread of its own.
 
-uvicorn's protocol reads and writes HTTP; its server is not used, because that one ticks ten times a second whether anybody calls or not, and cannot
+uvicorn's protocol reads and writes HTTP; its server is not used, because that one ticks ten times a second even when no client calls, and cannot
 tell a stream to end.
 """
 
@@ -28,7 +28,14 @@ from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.scheduler.private_files import Unsafe, private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
-from penstock.server.accepting import LOOPBACK, Exposure, Peers, SocketListener, check_exposure, rooms
+from penstock.server.accepting import (
+    LOOPBACK,
+    Exposure,
+    Peers,
+    SocketListener,
+    check_exposure,
+    most_connections,
+)
 from penstock.server.app import Api, RequestLimits
 from penstock.server.app_state import AppState, Runs
 from penstock.server.connection import ConnectionLimits, HttpConnection
@@ -60,10 +67,10 @@ class Config:
     threads: int = 12
     threads_per_owner: int = 8
     limits: RequestLimits = field(default_factory=RequestLimits)
-    doors: ConnectionLimits = field(default_factory=ConnectionLimits)
+    connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     #: How long a request that is being served may take to end when the server stops.
     stop_sec: float = 5.0
-    #: Of a house with a runner: where the output of its runs is, and which functions may be submitted to it.
+    #: Of a scheduler with a runner: where the output of its runs is, and which functions may be submitted to it.
     output: Callable[[DispatchId], Output] | None = None
     functions: Functions = field(default_factory=Functions)
     #: The files of the page; None: no page.
@@ -102,18 +109,18 @@ class Server:
         host = self._config.bind or ""
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    def hear(self, runs: Runs) -> None:
-        """From now on a run of this runner may speak for itself, with the token that it was given."""
+    def set_runner(self, runs: Runs) -> None:
+        """From now on a run of this runner may call the API with the token that the runner gave it."""
         assert self._app_state is not None
         self._app_state.runs = runs
 
     def families(self) -> Iterator[Metric]:
-        """What `/metrics` tells."""
+        """The metrics of `/metrics`."""
         assert self._app_state is not None
         return families(self._app_state)
 
     def login_url(self) -> str | None:
-        """Opens the page once, with all rights: for whoever started us. None: there is no page."""
+        """A link that opens the page once, with all rights, for the user that started the daemon. None: there is no page."""
         if self._app_state is None or self._app_state.sessions is None:
             return None
         return self._app_state.login(LOCAL).url
@@ -141,7 +148,7 @@ class Server:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve())
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits in `start`
+        except BaseException as error:  # noqa: BLE001 - `start` raises it
             self._failed.append(error)
         finally:
             self._loop.close()
@@ -202,15 +209,15 @@ class Server:
         )
         settings.load()
 
-        doors = self._config.doors
+        limits = self._config.connection_limits
         unix = sock.family == socket.AF_UNIX
         return SocketListener(
             sock,
             lambda local, proxied: HttpConnection(
-                settings, state, doors, self._loop, local=local, proxied=proxied
+                settings, state, limits, self._loop, local=local, proxied=proxied
             ),
-            most=rooms(doors).unix if unix else rooms(doors).tcp,
-            doors=doors,
+            most=most_connections(limits).unix if unix else most_connections(limits).tcp,
+            limits=limits,
             peers=self._peers,
             tls=None if unix else self._tls(),
             loop=self._loop,
@@ -270,10 +277,12 @@ class Server:
 
 
 def _clear_stale(path: Path) -> None:
-    """A socket that nobody listens on is what a daemon leaves behind when it is killed."""
+    """Remove a socket without a listener: a daemon that was killed leaves one behind."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
-            raise Unavailable(f"somebody listens on {path} already: is a daemon running?", path=str(path))
+            raise Unavailable(
+                f"another process listens on {path} already: is a daemon running?", path=str(path)
+            )
     path.unlink()

@@ -1,5 +1,5 @@
 """
-`/metrics` for Prometheus: sums from the trail, and gauges read when they are asked for.
+`/metrics` for Prometheus: sums from the trail, and gauges that are read at each request.
 
 Labels are bounded. Addons are named by users, so only the fifty with most jobs have a name of their own; the rest are `other`.
 """
@@ -124,14 +124,14 @@ class _Collector(Collector):
             "penstock_requeues", "Runs that went back to the queue, by reason.", "reason", tallies.requeues
         )
         yield CounterMetricFamily(
-            "penstock_leases_expired", "Leases that nobody renewed.", tallies.leases_expired
+            "penstock_leases_expired", "Leases that were not renewed in time.", tallies.leases_expired
         )
         yield CounterMetricFamily(
             "penstock_fenced_calls", "Calls of workers whose dispatch was over.", tallies.fenced
         )
         yield CounterMetricFamily(
             "penstock_preemptions",
-            "Runs that were asked to make room.",
+            "Runs that were asked to yield.",
             tallies.events[EventKind.PREEMPT_REQUESTED],
         )
         yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", tallies.events[EventKind.ALERT])

@@ -58,7 +58,7 @@ class Sessions:
         self.cookie = f"{lead}-{port}-{_digest(str(tokens.path.resolve()))[:10]}"
 
     def code(self, who: Principal, now: Moment) -> str:
-        """For whoever is asked for the page: it can do there what the asker can."""
+        """A code for a login link; its session has the rights of `who`."""
         code = secrets.token_urlsafe(24)
         with self._lock:
             alive = {key: kept for key, kept in self._codes.items() if kept[0] > now}
@@ -80,7 +80,7 @@ class Sessions:
                 and token.expires_at.timestamp() * SECOND <= now
             ):
                 self._tokens.revoke(token.token_id)
-        asked = NewToken(
+        new_token = NewToken(
             name=_NAME,
             scopes=sorted(who.scopes),
             addon_id=who.addon_id,
@@ -90,7 +90,7 @@ class Sessions:
         )
         token_id = new_token_id()
         cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
-        self._tokens.add(token_id, self._proof(cookie, half), asked, who)
+        self._tokens.add(token_id, self._proof(cookie, half), new_token, who)
         return Opened(cookie, half, token_id, who)
 
     def set_cookie(self, value: str) -> str:
@@ -178,10 +178,10 @@ class WebPage:
             await self._file(scope, send, headers)
 
     async def _file(self, scope: Any, send: Any, headers: dict[bytes, bytes]) -> None:
-        found = self._files.get(scope["path"])
-        if found is None:
+        file = self._files.get(scope["path"])
+        if file is None:
             raise NoRoute("there is nothing at this path")
-        kind, content, tag = found
+        kind, content, tag = file
         common = [(b"content-type", kind), (b"etag", tag), (b"cache-control", b"no-cache"), *_ALWAYS]
         if headers.get(b"if-none-match") == tag:
             await _answer(send, 304, b"", common)
@@ -193,11 +193,11 @@ class WebPage:
         if scope["method"] != "POST":
             raise WrongVerb("a session is opened with POST", allowed=["POST"])
         try:
-            asked = msgspec.json.decode((await read_body(receive, headers))[:_MAX_CODE], type=Code)
+            login = msgspec.json.decode((await read_body(receive, headers))[:_MAX_CODE], type=Code)
         except msgspec.MsgspecError:
             problem = {"field": "code", "message": "must be the code of a login link"}
             raise BadFields(f"code {problem['message']}", problems=[problem]) from None
-        opened = self._sessions.open(asked.code, self._clock())
+        opened = self._sessions.open(login.code, self._clock())
         await self._record(opened)
         body = msgspec.json.encode(Session(opened.half))
         extra = [

@@ -131,7 +131,7 @@ HINTS: Final[dict[str, tuple[str, str]]] = {
     "dispatcher_held": ("Another process dispatches", "Ask that one."),
     "stopping": ("The scheduler is stopping", "Try again when it is back."),
 }  # fmt: skip
-_OURS: Final = ("Something went wrong in Penstock", "Nothing else is known to you; the log has the details.")
+_OURS: Final = ("Something went wrong in Penstock", "The log of the daemon has the details.")
 
 
 #: An answer lists so many wrong fields, and shortens what it quotes: it must not be larger than the request that it is about.
@@ -180,10 +180,10 @@ def _short(words: str) -> str:
 
 
 def _retry_after(error: PenstockError, data: dict[str, Any]) -> float | None:
-    said = data.pop("retry_after_sec", None)
-    if said is None and isinstance(error, Unavailable):
+    seconds = data.pop("retry_after_sec", None)
+    if seconds is None and isinstance(error, Unavailable):
         return 5.0
-    return None if said is None else math.ceil(float(said) * 1_000) / 1_000
+    return None if seconds is None else math.ceil(float(seconds) * 1_000) / 1_000
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ __all__ = ["OPEN", "ROUTES", "OpenRoute", "Route", "Router", "describe"]
 
 
 class OpenRoute(Enum):
-    """For anybody who can reach the port."""
+    """For every client that can reach the port."""
 
     OPEN = "open"
 
@@ -46,7 +46,7 @@ class Route:
     answer: type[msgspec.Struct]
     body: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
-    #: May be left out: a POST whose body has nothing that must be said.
+    #: The body may be left out: none of its fields is required.
     body_optional: bool = False
     #: The answer goes on for as long as the client reads.
     streams: bool = False
@@ -64,8 +64,8 @@ class Route:
 
     @property
     def parameter(self) -> str | None:
-        found = re.search(r"\{(\w+)\}", self.path)
-        return found[1] if found else None
+        match = re.search(r"\{(\w+)\}", self.path)
+        return match[1] if match else None
 
 
 def _route(path: str, scope: Scope, handler: Any, answer: Any, summary: str, **more: Any) -> Route:
@@ -154,7 +154,7 @@ class Router:
         self._shapes = sorted(self._shaped, key=lambda shape: -len(shape[1]))
 
     def find(self, verb: str, path: str) -> tuple[Route, str]:
-        """The route, and what stood in the place of its parameter."""
+        """The route, and the value of its path parameter."""
         verbs, parameter = self._at(path)
         route = verbs.get(verb)
         if route is None:
@@ -163,9 +163,9 @@ class Router:
         return route, parameter
 
     def _at(self, path: str) -> tuple[dict[str, Route], str]:
-        found = self._plain.get(path)
-        if found is not None:
-            return found, ""
+        verbs = self._plain.get(path)
+        if verbs is not None:
+            return verbs, ""
         for head, tail in self._shapes:
             if path.startswith(head) and path.endswith(tail):
                 middle = path[len(head) : len(path) - len(tail)]

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 TOKENS_FILE: Final = "tokens.json"
-#: The first token, in full, for the command line of whoever started the daemon.
+#: The first token, in full, for the command line of the user that started the daemon.
 FIRST_FILE: Final = "token"
 _LOOK_EVERY: Final = 0.5
 _LEAD: Final = "pst"
@@ -51,7 +51,7 @@ _LEAD: Final = "pst"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever asks, once that is known."""
+    """The client of a request, after its token was checked."""
 
     name: str
     scopes: frozenset[Scope]
@@ -94,7 +94,7 @@ class TokenFile:
         self._load()
 
     def principal(self, authorization: bytes) -> Principal:
-        """Of a request with this header. BadToken says no more than that: why is nobody's business."""
+        """Of a request with this header. BadToken gives no reason: a stranger must not learn one."""
         scheme, _, secret = authorization.partition(b" ")
         lead, _, rest = secret.strip().partition(b"_")
         token_id, _, _ = rest.partition(b"_")
@@ -105,13 +105,13 @@ class TokenFile:
     def proven(self, token_id: str, proof: bytes) -> Principal:
         """The token's principal, if `proof` is what `add` was given for it."""
         self._refresh()
-        found = self._kept.get(token_id)
+        entry = self._kept.get(token_id)
         digest = hashlib.sha256(proof).hexdigest()
         # Compared even when there is nothing to compare with, so that an id that exists takes no longer than one that does not.
-        same = hmac.compare_digest(digest, found[0].sha256 if found else "0" * 64)
-        if found is None or not same or self._expired(found[1]):
+        same = hmac.compare_digest(digest, entry[0].sha256 if entry else "0" * 64)
+        if entry is None or not same or self._expired(entry[1]):
             raise BadToken("the token is not valid, or no longer")
-        return found[1]
+        return entry[1]
 
     def alive(self, principal: Principal) -> bool:
         """Whether what was proven once still holds: neither the token nor an ancestor was revoked or has expired."""
@@ -121,8 +121,8 @@ class TokenFile:
             self._refresh()
         except Unsafe:
             return False
-        found = self._kept.get(principal.token_id)
-        return found is not None and not self._expired(found[1])
+        entry = self._kept.get(principal.token_id)
+        return entry is not None and not self._expired(entry[1])
 
     def _expired(self, principal: Principal) -> bool:
         ends_at = principal.expires_at
@@ -132,18 +132,18 @@ class TokenFile:
         self._load()
         return [kept.token for kept, _ in self._kept.values()]
 
-    def make(self, asked: NewToken, by: Principal | None = None) -> tuple[Token, str]:
+    def make(self, new: NewToken, by: Principal | None = None) -> tuple[Token, str]:
         token_id = new_token_id()
         secret = f"{_LEAD}_{token_id}_{secrets.token_urlsafe(32)}"
-        return self.add(token_id, secret, asked, by), secret
+        return self.add(token_id, secret, new, by), secret
 
-    def add(self, token_id: str, proof: str, asked: NewToken, by: Principal | None = None) -> Token:
+    def add(self, token_id: str, proof: str, new: NewToken, by: Principal | None = None) -> Token:
         """`by`: the token that it is a child of. Only the hash of `proof` is kept."""
         with self._lock:
             self._load()
             if by is not None and not self.alive(by):
-                raise BadToken("the token that asks for another one has ended")
-            kept = self._new(token_id, proof, asked, by)
+                raise BadToken("the token that this request was made with has ended")
+            kept = self._new(token_id, proof, new, by)
             self._save([*(k for k, _ in self._kept.values()), kept])
         return kept.token
 
@@ -156,15 +156,15 @@ class TokenFile:
             self._save(_living(k for k, _ in self._kept.values() if k.token.token_id != token_id))
         return True
 
-    def _new(self, token_id: str, proof: str, asked: NewToken, by: Principal | None = None) -> _Kept:
-        ends = [end for end in (asked.expires_at, None if by is None else by.expires_at) if end is not None]
+    def _new(self, token_id: str, proof: str, new: NewToken, by: Principal | None = None) -> _Kept:
+        ends = [end for end in (new.expires_at, None if by is None else by.expires_at) if end is not None]
         token = Token(
             token_id=token_id,
-            name=asked.name,
-            scopes=sorted(set(asked.scopes)),
-            addon_id=asked.addon_id,
-            max_cost_units=asked.max_cost_units,
-            max_priority=asked.max_priority,
+            name=new.name,
+            scopes=sorted(set(new.scopes)),
+            addon_id=new.addon_id,
+            max_cost_units=new.max_cost_units,
+            max_priority=new.max_priority,
             created_at=datetime.fromtimestamp(self._clock() / SECOND, UTC),
             expires_at=min(ends, default=None),
             parent_id=None if by is None else by.token_id,
@@ -190,11 +190,11 @@ class TokenFile:
     def _load(self, *, anyway: bool = False) -> None:
         self._look_at = self._timer() + _LOOK_EVERY
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             self._kept, self._stamp = {}, None
             return
-        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
         if stamp == self._stamp and not anyway:
             return
         private_file(self.path)
@@ -217,13 +217,13 @@ def new_token_id() -> str:
 
 def _living(kept: Iterable[_Kept]) -> list[_Kept]:
     """Without those that have lost an ancestor."""
-    left = list(kept)
+    remaining = list(kept)
     while True:
-        ids = {k.token.token_id for k in left}
-        living = [k for k in left if k.token.parent_id is None or k.token.parent_id in ids]
-        if len(living) == len(left):
+        ids = {k.token.token_id for k in remaining}
+        living = [k for k in remaining if k.token.parent_id is None or k.token.parent_id in ids]
+        if len(living) == len(remaining):
             return living
-        left = living
+        remaining = living
 
 
 def _principal(token: Token, tokens: dict[str, Token]) -> Principal:

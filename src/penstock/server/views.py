@@ -1,4 +1,4 @@
-"""From what the core knows to what travels, and back. The only place that knows both vocabularies."""
+"""From values of the core to bodies of the API, and back. Only this file knows both vocabularies."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from penstock.stores.api import Addon
 __all__ = [
     "ALL_CONSTRAINTS",
     "addon_view",
-    "beaten_view",
     "claimed_view",
     "dispatchable_view",
     "event_view",
     "explained_view",
+    "heartbeat_view",
     "host_view",
     "intent_from",
     "job_counts",
     "job_view",
     "lease_view",
-    "loan_from",
     "moment",
     "money",
-    "said",
+    "or_none",
+    "standalone_lease_from",
     "summary_view",
     "text_of",
     "when",
@@ -71,7 +71,7 @@ def _amount(money: Money) -> float:
     return money / 1_000_000
 
 
-def said(value: T | UnsetType) -> T | None:
+def or_none(value: T | UnsetType) -> T | None:
     return None if isinstance(value, UnsetType) else value
 
 
@@ -90,53 +90,53 @@ ALL_CONSTRAINTS: Final = tuple(
 
 
 _COMBINED: Final = {
-    (said.cpu_heavy, said.disk_write_heavy, said.network_heavy): Constraint(bits)
-    for bits, said in enumerate(ALL_CONSTRAINTS)
+    (flags.cpu_heavy, flags.disk_write_heavy, flags.network_heavy): Constraint(bits)
+    for bits, flags in enumerate(ALL_CONSTRAINTS)
 }
 
 
-def _constraints(asked: wire.Constraints) -> Constraint:
+def _constraints(flags: wire.Constraints) -> Constraint:
     # Looked up: to combine flags costs more than to decode the rest of a submit.
-    return _COMBINED[asked.cpu_heavy, asked.disk_write_heavy, asked.network_heavy]
+    return _COMBINED[flags.cpu_heavy, flags.disk_write_heavy, flags.network_heavy]
 
 
-def intent_from(asked: wire.Submit) -> Intent:
+def intent_from(submit: wire.Submit) -> Intent:
     return Intent(
-        addon_id=AddonId(asked.addon_id),
-        job_type=asked.job_type,
-        cost_units=asked.cost_units,
-        priority=priority_of(asked.priority),
-        constraints=_constraints(asked.constraints),
-        run_when=asked.run_when,
-        quiet_for_sec=asked.quiet_for_sec,
-        expected_duration_sec=asked.expected_duration_sec,
-        payload=text_of(asked.payload),
-        tags=asked.tags,
-        labels=asked.labels,
-        time_sensitive=asked.time_sensitive,
-        deadline_at=_maybe_moment(asked.deadline_at),
-        earliest_start_at=_maybe_moment(asked.earliest_start_at),
-        max_runtime_sec=asked.max_runtime_sec,
-        max_active_sec=asked.max_active_sec,
+        addon_id=AddonId(submit.addon_id),
+        job_type=submit.job_type,
+        cost_units=submit.cost_units,
+        priority=priority_of(submit.priority),
+        constraints=_constraints(submit.constraints),
+        run_when=submit.run_when,
+        quiet_for_sec=submit.quiet_for_sec,
+        expected_duration_sec=submit.expected_duration_sec,
+        payload=text_of(submit.payload),
+        tags=submit.tags,
+        labels=submit.labels,
+        time_sensitive=submit.time_sensitive,
+        deadline_at=_maybe_moment(submit.deadline_at),
+        earliest_start_at=_maybe_moment(submit.earliest_start_at),
+        max_runtime_sec=submit.max_runtime_sec,
+        max_active_sec=submit.max_active_sec,
         # A limit below a millionth is still a limit.
-        cost_limit=None if asked.cost_limit is None else max(1, money(asked.cost_limit)),
-        unit=asked.unit,
-        idempotency_key=asked.idempotency_key,
-        retry_delays_sec=asked.retry_delays_sec,
+        cost_limit=None if submit.cost_limit is None else max(1, money(submit.cost_limit)),
+        unit=submit.unit,
+        idempotency_key=submit.idempotency_key,
+        retry_delays_sec=submit.retry_delays_sec,
     )
 
 
-def loan_from(asked: wire.LeaseRequest, addon_id: str, job_type: str) -> Intent:
+def standalone_lease_from(request: wire.LeaseRequest, addon_id: str, job_type: str) -> Intent:
     """A lease without a job is weighed as a job of that kind would be, and has the same bounds."""
     return Intent(
         addon_id=AddonId(addon_id),
         job_type=job_type,
-        cost_units=asked.cost_units,
-        priority=priority_of(asked.priority),
-        constraints=_constraints(asked.constraints),
-        run_when=asked.run_when,
-        quiet_for_sec=asked.quiet_for_sec,
-        expected_duration_sec=asked.expected_duration_sec,
+        cost_units=request.cost_units,
+        priority=priority_of(request.priority),
+        constraints=_constraints(request.constraints),
+        run_when=request.run_when,
+        quiet_for_sec=request.quiet_for_sec,
+        expected_duration_sec=request.expected_duration_sec,
     )
 
 
@@ -201,20 +201,20 @@ def job_view(job: core.Job, last: core.Dispatch | None, checkpoint: str | None) 
     )
 
 
-def explained_view(told: Explanation) -> wire.Explained:
+def explained_view(explanation: Explanation) -> wire.Explained:
     return wire.Explained(
-        job_id=told.job_id,
-        state=told.state,
-        text=told.text,
-        waiting_sec=told.waiting_sec,
-        reason=told.reason,
-        reason_data=told.reason_data,
-        retry_after_sec=told.retry_after_sec,
-        recorded=told.recorded,
-        ahead=[wire.AheadInfo(head.job_id, head.addon_id, head.why) for head in told.ahead],
-        line_ahead=told.line_ahead,
-        likely_start_at=_maybe_when(told.likely_start_at),
-        allowed=told.allowed,
+        job_id=explanation.job_id,
+        state=explanation.state,
+        text=explanation.text,
+        waiting_sec=explanation.waiting_sec,
+        reason=explanation.reason,
+        reason_data=explanation.reason_data,
+        retry_after_sec=explanation.retry_after_sec,
+        recorded=explanation.recorded,
+        ahead=[wire.AheadInfo(head.job_id, head.addon_id, head.why) for head in explanation.ahead],
+        line_ahead=explanation.line_ahead,
+        likely_start_at=_maybe_when(explanation.likely_start_at),
+        allowed=explanation.allowed,
     )
 
 
@@ -250,7 +250,7 @@ def claimed_view(job: core.Job, dispatch: core.Dispatch, checkpoint: str | None)
     )
 
 
-def beaten_view(lease_id: str, answer: Answer, ttl: int) -> wire.HeartbeatAnswer:
+def heartbeat_view(lease_id: str, answer: Answer, ttl: int) -> wire.HeartbeatAnswer:
     return wire.HeartbeatAnswer(
         lease_id=lease_id,
         expires_at=when(answer.expires_at),

@@ -29,26 +29,26 @@ def _visible(call: Request[Any, Any], token: wire.Token) -> bool:
 
 
 def token_make(call: Request[None, wire.NewToken]) -> wire.TokenMade:
-    asked, own = call.body, call.principal
+    body, own = call.body, call.principal
     problems = []
-    more = sorted(set(asked.scopes) - own.scopes)
+    more = sorted(set(body.scopes) - own.scopes)
     if more:
         problems.append(
             {"field": "scopes", "message": f"{', '.join(more)}: your own token does not have that"}
         )
-    if own.addon_id is not None and asked.addon_id != own.addon_id:
+    if own.addon_id is not None and body.addon_id != own.addon_id:
         problems.append({"field": "addon_id", "message": f"must be {own.addon_id}, as your own token's"})
     for name in ("max_cost_units", "max_priority"):
-        given, most = getattr(asked, name), getattr(own, name)
+        given, most = getattr(body, name), getattr(own, name)
         if most is not None and (given is None or given > most):
             problems.append({"field": name, "message": f"must be at most {most}, as your own token's"})
-    if own.expires_at is not None and asked.expires_at is not None and asked.expires_at > own.expires_at:
+    if own.expires_at is not None and body.expires_at is not None and body.expires_at > own.expires_at:
         problems.append(
             {"field": "expires_at", "message": f"must be at most {own.expires_at}, as your own token's"}
         )
     if problems:
         raise OverLimit(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
-    token, secret = call.app_state.tokens.make(asked, own)
+    token, secret = call.app_state.tokens.make(body, own)
     try:
         call.app_state.record(EventKind.TOKEN_MADE, "", own, _facts(token))
     except (
@@ -73,10 +73,10 @@ def _facts(token: wire.Token) -> dict[str, Any]:
 
 def token_revoke(call: Request[None, None]) -> wire.Ok:
     tokens = call.app_state.tokens
-    known = {token.token_id: token for token in tokens.all() if _visible(call, token)}
-    if call.path not in known or not tokens.revoke(call.path):
+    visible = {token.token_id: token for token in tokens.all() if _visible(call, token)}
+    if call.path not in visible or not tokens.revoke(call.path):
         raise NotFound(f"there is no token {call.path}", token_id=call.path)
-    facts = _facts(known[call.path])
+    facts = _facts(visible[call.path])
     call.app_state.record(
         EventKind.TOKEN_REVOKED,
         "",

@@ -24,7 +24,7 @@ from penstock.runner.output import Piece
 from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read
 from penstock.server.app_state import Request, bearer
 from penstock.server.problems import Forbidden, OverLimit, TooSlow
-from penstock.server.views import explained_view, intent_from, job_view, moment, said, summary_view, when
+from penstock.server.views import explained_view, intent_from, job_view, moment, or_none, summary_view, when
 from penstock.stores.api import Query, Receipt
 from penstock.wire import Scope
 
@@ -48,18 +48,18 @@ _LOOK_AGAIN: Final = 2.0
 
 
 async def submit(call: Request[None, wire.Submit]) -> wire.Submitted:
-    asked = call.body
-    intent = intent_from(asked)
+    body = call.body
+    intent = intent_from(body)
     _may_submit(call, intent)
-    [receipt] = await _submit(call, [intent], asked.wait_sec)
+    [receipt] = await _submit(call, [intent], body.wait_sec)
     return _submitted(receipt)
 
 
 async def submit_bulk(call: Request[None, wire.SubmitMany]) -> wire.BulkSubmitted:
-    intents = [intent_from(asked) for asked in call.body.jobs]
+    intents = [intent_from(job) for job in call.body.jobs]
     for i, intent in enumerate(intents):
         _may_submit(call, intent, f"jobs[{i}].")
-    wait_sec = max(call.body.wait_sec, *(asked.wait_sec for asked in call.body.jobs), 0)
+    wait_sec = max(call.body.wait_sec, *(job.wait_sec for job in call.body.jobs), 0)
     try:
         receipts = await _submit(call, intents, wait_sec)
     except BadIntent:
@@ -123,10 +123,12 @@ async def get(call: Request[wire.WaitQuery, None]) -> wire.JobInfo:
         while True:
             seen = trail.position
             view = await call.run(_get, call)
-            left = until - app_state.loop.time()
-            if view.state in SETTLED or left <= 0 or gone.done() or trail.closed:
+            remaining = until - app_state.loop.time()
+            if view.state in SETTLED or remaining <= 0 or gone.done() or trail.closed:
                 return view
-            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), lambda event: event.job_id == job_id))
+            await call.sooner(
+                trail.wait(seen, min(remaining, _LOOK_AGAIN), lambda event: event.job_id == job_id)
+            )
 
 
 def _get(call: Request[Any, None]) -> wire.JobInfo:
@@ -141,25 +143,25 @@ def _view(call: Request[Any, Any], job: Job) -> wire.JobInfo:
 
 
 def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
-    asked = call.query
-    states = said(asked.state)
-    query = Query(
+    query = call.query
+    states = or_none(query.state)
+    search = Query(
         states=[JobState(name) for name in states.split(",")] if states else (),
-        addon_id=call.addon(said(asked.addon_id)),
-        job_type=said(asked.job_type),
-        tag=said(asked.tag),
-        after=asked.after,
-        newest_first=asked.newest_first,
-        limit=asked.limit,
+        addon_id=call.addon(or_none(query.addon_id)),
+        job_type=or_none(query.job_type),
+        tag=or_none(query.tag),
+        after=query.after,
+        newest_first=query.newest_first,
+        limit=query.limit,
     )
-    jobs = call.store.find(query)
-    return wire.Jobs([summary_view(job) for job in jobs], jobs[-1].no if len(jobs) == asked.limit else None)
+    jobs = call.store.find(search)
+    return wire.Jobs([summary_view(job) for job in jobs], jobs[-1].no if len(jobs) == query.limit else None)
 
 
 def find(call: Request[wire.FindQuery, None]) -> wire.Found:
-    asked = call.query
-    query = Query(addon_id=call.addon(None), part=asked.part, newest_first=True, limit=asked.limit)
-    return wire.Found([job.job_id for job in call.store.find(query)])
+    query = call.query
+    search = Query(addon_id=call.addon(None), part=query.part, newest_first=True, limit=query.limit)
+    return wire.Found([job.job_id for job in call.store.find(search)])
 
 
 def cancel(call: Request[None, wire.Cancel]) -> wire.JobInfo:
@@ -177,13 +179,13 @@ def retry(call: Request[None, None]) -> wire.JobInfo:
 
 
 def edit(call: Request[None, wire.Edit]) -> wire.JobInfo:
-    job, asked = call.own_job(call.job_id), call.body
+    job, body = call.own_job(call.job_id), call.body
     fields: dict[str, Any] = {}
-    if not isinstance(asked.priority, UnsetType):
-        fields["priority"] = priority_of(asked.priority)
+    if not isinstance(body.priority, UnsetType):
+        fields["priority"] = priority_of(body.priority)
         call.check_limits(job.intent.cost_units, fields["priority"])
     for name in ("earliest_start_at", "deadline_at"):
-        given = getattr(asked, name)
+        given = getattr(body, name)
         if not isinstance(given, UnsetType):
             fields[name] = None if given is None else moment(given)
     if not fields:
@@ -228,41 +230,41 @@ def say(call: Request[None, wire.Say]) -> wire.Said:
     runs, token = call.app_state.runs, bearer(call.headers)
     if runs is None or token is None or runs.dispatch_of(token) is None:
         raise Forbidden("only a run's own token (PENSTOCK_JOB_TOKEN) may do this")
-    asked = call.body
+    body = call.body
     frame = {
-        "op": asked.op,
-        "checkpoint": None if isinstance(asked.checkpoint, UnsetType) else bytes(asked.checkpoint).decode(),
-        "progress": asked.progress,
-        "amount": None if asked.amount is None else str(asked.amount),
-        "message": asked.message,
+        "op": body.op,
+        "checkpoint": None if isinstance(body.checkpoint, UnsetType) else bytes(body.checkpoint).decode(),
+        "progress": body.progress,
+        "amount": None if body.amount is None else str(body.amount),
+        "message": body.message,
     }
-    told = runs.call(token, frame)
-    if "error" in told:
-        raise BadIntent(told["error"], problems=[{"field": asked.op, "message": told["error"]}])
-    return wire.Said(Raw((told.get("checkpoint") or "null").encode()), told.get("yield"))
+    reply = runs.call(token, frame)
+    if "error" in reply:
+        raise BadIntent(reply["error"], problems=[{"field": body.op, "message": reply["error"]}])
+    return wire.Said(Raw((reply.get("checkpoint") or "null").encode()), reply.get("yield"))
 
 
 async def logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
-    app_state, asked = call.app_state, call.query
-    until = app_state.loop.time() + asked.wait_sec
-    gone = call.watch() if asked.wait_sec else None
+    app_state, query = call.app_state, call.query
+    until = app_state.loop.time() + query.wait_sec
+    gone = call.watch() if query.wait_sec else None
     while True:
-        told = await call.run(_logs, call)
-        left = until - app_state.loop.time()
+        answer = await call.run(_logs, call)
+        remaining = until - app_state.loop.time()
         if (
-            told.pieces
-            or told.over
-            or left <= 0
+            answer.pieces
+            or answer.over
+            or remaining <= 0
             or app_state.trail.closed
             or (gone is not None and gone.done())
         ):
-            return told
-        await asyncio.sleep(min(left, _READ_AGAIN))
+            return answer
+        await asyncio.sleep(min(remaining, _READ_AGAIN))
 
 
 def _logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
-    asked, job = call.query, call.own_job(call.job_id)
-    attempt = job.fence if isinstance(asked.attempt, UnsetType) else asked.attempt
+    query, job = call.query, call.own_job(call.job_id)
+    attempt = job.fence if isinstance(query.attempt, UnsetType) else query.attempt
     if attempt > job.fence:
         raise NotFound(f"there is no attempt {attempt} of job {job.job_id}", job_id=job.job_id)
     # Before the last look at the output: whatever was written by the end of the run is then in it.
@@ -274,7 +276,7 @@ def _logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
         pieces=[
             wire.LogPiece(p.stream, when(p.at), p.data.decode(errors="replace"), p.skipped) for p in pieces
         ],
-        next=pieces[-1].end if pieces else asked.offset,
+        next=pieces[-1].end if pieces else query.offset,
         over=over,
     )
 

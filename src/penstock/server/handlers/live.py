@@ -21,7 +21,7 @@ from penstock.server.app_state import Request
 from penstock.server.body import number
 from penstock.server.event_hub import second_view
 from penstock.server.problems import BadFields, Forbidden
-from penstock.server.views import event_view, said
+from penstock.server.views import event_view, or_none
 
 __all__ = ["HEARTBEAT_SEC", "attach", "events", "history", "programs", "pulse", "stream"]
 
@@ -30,36 +30,36 @@ _PAGE: Final = 500
 
 
 async def events(call: Request[wire.EventsQuery, None]) -> wire.Events:
-    asked, app_state = call.query, call.app_state
-    cursor = _Cursor(call, asked.after, said(asked.job_id), said(asked.addon_id))
+    query, app_state = call.query, call.app_state
+    cursor = _Cursor(call, query.after, or_none(query.job_id), or_none(query.addon_id))
     await cursor.check()
-    if not asked.wait_sec:
-        return await _page(cursor, asked.limit)
-    until = app_state.loop.time() + asked.wait_sec
+    if not query.wait_sec:
+        return await _page(cursor, query.limit)
+    until = app_state.loop.time() + query.wait_sec
     gone = call.watch()
     async with app_state.trail as trail:
         while True:
             seen, before = trail.position, cursor.after
-            page = await _page(cursor, asked.limit)
-            left = until - app_state.loop.time()
-            if page.events or left <= 0 or gone.done() or trail.closed:
+            page = await _page(cursor, query.limit)
+            remaining = until - app_state.loop.time()
+            if page.events or remaining <= 0 or gone.done() or trail.closed:
                 return page
             if cursor.after == before:
-                await call.sooner(trail.wait(seen, left, cursor.wants))
+                await call.sooner(trail.wait(seen, remaining, cursor.wants))
 
 
 async def _page(cursor: _Cursor, limit: int) -> wire.Events:
-    """From the store itself: who has just been told of a submit must find it in the trail."""
-    found = await cursor.read(limit, direct=True)
-    return wire.Events([event_view(event) for entry in found for event in shown(entry)], cursor.after)
+    """Read the store itself: a client whose submit was answered must find it in the trail."""
+    entries = await cursor.read(limit, direct=True)
+    return wire.Events([event_view(event) for entry in entries for event in shown(entry)], cursor.after)
 
 
 async def stream(call: Request[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
     """The first step checks and may refuse; everything after it is the stream itself."""
-    asked = call.query
-    after = _last_event_id(call) if b"last-event-id" in call.headers else said(asked.after)
-    addon_id = said(asked.addon_id)
-    cursor = _Cursor(call, after or 0, said(asked.job_id), addon_id)
+    query = call.query
+    after = _last_event_id(call) if b"last-event-id" in call.headers else or_none(query.after)
+    addon_id = or_none(query.addon_id)
+    cursor = _Cursor(call, after or 0, or_none(query.job_id), addon_id)
     await cursor.check()
     worker = None
     if addon_id is not None and cursor.job_id is None and wire.Scope.WORKER_LEASE in call.principal.scopes:
@@ -78,7 +78,7 @@ def _last_event_id(call: Request[Any, Any]) -> int:
 async def _stream(
     call: Request[Any, Any], cursor: _Cursor, worker: WorkerKinds | None, *, from_now: bool
 ) -> AsyncIterator[bytes]:
-    """`worker`: what a two-step worker that is told of reservations by this stream can run. It is present while it listens."""
+    """`worker`: the kinds of jobs of a two-step worker that hears of reservations by this stream. It is present while it reads."""
     gone, app_state = call.watch(), call.app_state
     offer_at = 0.0
     async with call.app_state.trail as trail:
@@ -90,15 +90,15 @@ async def _stream(
                 await call.run(app_state.job_service.offer_to, worker)
                 offer_at = app_state.loop.time() + HEARTBEAT_SEC
             seen, before = trail.position, cursor.after
-            found = await cursor.read(_PAGE)
-            if found:
-                yield b"".join(cursor.line(event) for entry in found for event in shown(entry))
+            entries = await cursor.read(_PAGE)
+            if entries:
+                yield b"".join(cursor.line(event) for entry in entries for event in shown(entry))
             elif cursor.after == before:
-                told = asyncio.ensure_future(trail.wait(seen, HEARTBEAT_SEC, cursor.wants))
-                await asyncio.wait((told, gone), return_when=asyncio.FIRST_COMPLETED)
-                if not told.done():
-                    told.cancel()
-                elif not told.result():
+                next_event = asyncio.ensure_future(trail.wait(seen, HEARTBEAT_SEC, cursor.wants))
+                await asyncio.wait((next_event, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not next_event.done():
+                    next_event.cancel()
+                elif not next_event.result():
                     yield b": still here\n\n"
 
 
@@ -118,19 +118,19 @@ class _Cursor:
         """Moves on past what is not for this reader too: it need not be looked at twice."""
         app_state = self._call.app_state
         if self.job_id is not None:
-            found = await self._call.run(app_state.store.events, self.after, limit, self.job_id)
-            self.after = found[-1].n if found else self.after
-            return await self._seen(found)
-        found = await (
+            entries = await self._call.run(app_state.store.events, self.after, limit, self.job_id)
+            self.after = entries[-1].n if entries else self.after
+            return await self._seen(entries)
+        entries = await (
             self._call.run(app_state.store.events, self.after, limit)
             if direct
             else app_state.trail.page(self.after, limit, self._call.run)
         )
-        if found:
-            self.after = found[-1].seq
+        if entries:
+            self.after = entries[-1].seq
             if self._addon_id is not None:
-                found = await self._call.run(app_state.owners.only, found, self._addon_id)
-        return await self._seen(found)
+                entries = await self._call.run(app_state.owners.only, entries, self._addon_id)
+        return await self._seen(entries)
 
     async def _seen(self, events: list[Event]) -> list[Event]:
         """As this token may see them. Beside the loop: whose job one names may have to be looked up."""
@@ -151,7 +151,7 @@ class _Cursor:
 
 
 async def pulse(call: Request[None, None]) -> AsyncIterator[bytes]:
-    """To whoever may see everything: it tells of all addons."""
+    """Only for a token that is bound to no addon: the live stats are of all addons."""
     _unbound(call)
     return _beats(call)
 
@@ -181,7 +181,7 @@ def _unbound(call: Request[Any, Any]) -> None:
 
 
 def attach(call: Request[None, wire.Attach]) -> wire.Ok:
-    call.app_state.programs.hear(call.principal.addon_id, call.body, call.store.now())
+    call.app_state.programs.update(call.principal.addon_id, call.body, call.store.now())
     return wire.Ok()
 
 

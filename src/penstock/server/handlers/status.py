@@ -1,4 +1,4 @@
-"""Handlers for those who look: stats, leases, capacity, addons, health, and what the machine is told."""
+"""Handlers for people: stats, leases, capacity, addons, hosts, health, pause and resume, and load signals of applications."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.core.jobs.types import AddonId, HostId, seconds
 from penstock.scheduler.version import VERSION
 from penstock.server.app_state import AppState, Request
 from penstock.server.problems import Forbidden
-from penstock.server.views import addon_view, host_view, job_counts, lease_view, said, when
+from penstock.server.views import addon_view, host_view, job_counts, lease_view, or_none, when
 from penstock.stores.api import Addon, Query
 
 __all__ = [
@@ -74,8 +74,8 @@ def _all_paused(addons: list[Addon]) -> bool:
 
 
 def leases(call: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
-    found = call.store.live(addon_id=call.addon(said(call.query.addon_id)), limit=call.query.limit)
-    return wire.LeaseList([lease_view(dispatch) for dispatch in found])
+    leases_now = call.store.live(addon_id=call.addon(or_none(call.query.addon_id)), limit=call.query.limit)
+    return wire.LeaseList([lease_view(dispatch) for dispatch in leases_now])
 
 
 def capacity(call: Request[None, None]) -> wire.CapacityInfo:
@@ -105,10 +105,10 @@ def capacity(call: Request[None, None]) -> wire.CapacityInfo:
 
 
 def signals(call: Request[None, wire.LoadSignals]) -> wire.Ok:
-    asked = call.body
-    source = call.addon(asked.addon_id)
+    body = call.body
+    source = call.addon(body.addon_id)
     bound = call.principal.addon_id is not None
-    call.app_state.job_service.hear(AddonId(str(source)), asked.readings, asked.ttl_sec, bound=bound)
+    call.app_state.job_service.hear(AddonId(str(source)), body.readings, body.ttl_sec, bound=bound)
     call.app_state.service.driver.ring()
     return wire.Ok()
 
@@ -125,13 +125,13 @@ def _views(call: Request[Any, Any], shown: list[Addon]) -> list[wire.AddonInfo]:
 
 
 def addon_edit(call: Request[None, wire.AddonEdit]) -> wire.AddonInfo:
-    asked = call.body
-    addon_id = AddonId(str(call.addon(asked.addon_id)))
-    if isinstance(asked.weight, UnsetType) and isinstance(asked.paused, UnsetType):
+    body = call.body
+    addon_id = AddonId(str(call.addon(body.addon_id)))
+    if isinstance(body.weight, UnsetType) and isinstance(body.paused, UnsetType):
         problem = {"field": "body", "message": "must have weight, paused or both"}
         raise BadIntent(f"body {problem['message']}", problems=[problem])
     by = call.principal.name
-    call.store.set_addon(addon_id, weight=said(asked.weight), paused=said(asked.paused), by=by)
+    call.store.set_addon(addon_id, weight=or_none(body.weight), paused=or_none(body.paused), by=by)
     [edited] = _views(call, [a for a in call.store.addons() if a.addon_id == addon_id])
     return edited
 
@@ -167,11 +167,11 @@ def _hosts(call: Request[Any, Any]) -> list[wire.KnownHost]:
     """Of itself it knows better than what it last wrote down."""
     service, now = call.app_state.service, call.store.now()
     here, conditions = service.rules.host, service.machine.conditions(now)
-    known = [
+    visible = [
         replace(h, capacity=conditions.capacity, quiet=conditions.quiet, seen_at=now) if h.host == here else h
         for h in call.store.hosts()
     ]
-    return [host_view(host, now) for host in known]
+    return [host_view(host, now) for host in visible]
 
 
 def drain(call: Request[None, wire.HostNamed]) -> wire.Ok:
@@ -187,8 +187,8 @@ def _set_draining(call: Request[None, wire.HostNamed], *, draining: bool) -> wir
         raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: a host is everybody's")
     name = call.body.host
     if not call.store.drain(HostId(name), draining, call.principal.name):
-        known = ", ".join(host.host for host in call.store.hosts())
-        raise NotFound(f"there is no host {name}; there is {known}", host=name)
+        names = ", ".join(host.host for host in call.store.hosts())
+        raise NotFound(f"there is no host {name}; there is {names}", host=name)
     return wire.Ok()
 
 
@@ -209,7 +209,7 @@ def problems_of(app_state: AppState) -> list[str]:
     problems = []
     try:
         app_state.store.alarm()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is asked for
+    except Exception as error:  # noqa: BLE001 - every error is a part of the answer
         problems.append(f"the store cannot be read: {error}")
     try:
         trouble = app_state.store.trouble()

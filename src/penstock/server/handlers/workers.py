@@ -1,4 +1,4 @@
-"""Handlers for those who do the work: dispatchable, lease, claim, heartbeat, outcome."""
+"""Handlers for workers: dispatchable, lease, claim, heartbeat, outcome."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from penstock.server.app_state import AppState, Request
 from penstock.server.event_hub import STARTABLE
 from penstock.server.problems import problem_of
 from penstock.server.views import (
-    beaten_view,
     claimed_view,
     dispatchable_view,
-    loan_from,
+    heartbeat_view,
     money,
-    said,
+    or_none,
+    standalone_lease_from,
     text_of,
     when,
 )
@@ -51,25 +51,25 @@ _ENDS: Final = {failure: EndReason(failure.value) for failure in wire.Failure}
 
 
 async def dispatchable(call: Request[wire.DispatchableQuery, None]) -> wire.Dispatchable:
-    app_state, asked = call.app_state, call.query
-    addon_id = call.addon(said(asked.addon_id))
+    app_state, query = call.app_state, call.query
+    addon_id = call.addon(or_none(query.addon_id))
     kinds = WorkerKinds(
-        addon_id, frozenset() if asked.job_type is UNSET else frozenset({str(asked.job_type)})
+        addon_id, frozenset() if query.job_type is UNSET else frozenset({str(query.job_type)})
     )
 
-    if not asked.wait_sec:
-        found = await call.run(app_state.job_service.poll, kinds, asked.limit)
-        return wire.Dispatchable([dispatchable_view(d) for d in found])
-    until = app_state.loop.time() + asked.wait_sec
+    if not query.wait_sec:
+        dispatches = await call.run(app_state.job_service.poll, kinds, query.limit)
+        return wire.Dispatchable([dispatchable_view(d) for d in dispatches])
+    until = app_state.loop.time() + query.wait_sec
     gone = call.watch()
     async with app_state.trail as trail:
         while True:
             seen = trail.position
-            found = await call.run(app_state.job_service.poll, kinds, asked.limit)
-            left = until - app_state.loop.time()
-            if found or left <= 0 or gone.done() or trail.closed:
-                return wire.Dispatchable([dispatchable_view(d) for d in found])
-            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), _is_reservation))
+            dispatches = await call.run(app_state.job_service.poll, kinds, query.limit)
+            remaining = until - app_state.loop.time()
+            if dispatches or remaining <= 0 or gone.done() or trail.closed:
+                return wire.Dispatchable([dispatchable_view(d) for d in dispatches])
+            await call.sooner(trail.wait(seen, min(remaining, _LOOK_AGAIN), _is_reservation))
 
 
 def _is_reservation(event: Event) -> bool:
@@ -77,26 +77,26 @@ def _is_reservation(event: Event) -> bool:
 
 
 async def claim(call: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
-    app_state, asked = call.app_state, call.body
-    kinds = WorkerKinds(call.addon(asked.addon_id), frozenset(asked.job_types))
-    if not asked.wait_sec:
+    app_state, body = call.app_state, call.body
+    kinds = WorkerKinds(call.addon(body.addon_id), frozenset(body.job_types))
+    if not body.wait_sec:
         return _claimed(
-            app_state, await call.run(app_state.job_service.claim, kinds, asked.limit, asked.worker)
+            app_state, await call.run(app_state.job_service.claim, kinds, body.limit, body.worker)
         )
-    until = app_state.loop.time() + asked.wait_sec
+    until = app_state.loop.time() + body.wait_sec
     gone = call.watch()
     async with app_state.trail as trail:
         while True:
             seen = trail.position
-            claimed = await app_state.claims.take(call.run, kinds, asked.limit, asked.worker)
+            claimed = await app_state.claims.take(call.run, kinds, body.limit, body.worker)
             if gone.done():
-                # Nobody will read the answer: what was just claimed for it goes back at once, not when its lease is over.
+                # The client has gone: its claim goes back at once, not when its lease is over.
                 await call.run(_give_back, app_state, claimed)
                 return _claimed(app_state, [])
-            left = until - app_state.loop.time()
-            if claimed or left <= 0 or trail.closed:
+            remaining = until - app_state.loop.time()
+            if claimed or remaining <= 0 or trail.closed:
                 return _claimed(app_state, claimed)
-            await call.sooner(trail.wait(seen, min(left, _LOOK_AGAIN), _may_be_startable))
+            await call.sooner(trail.wait(seen, min(remaining, _LOOK_AGAIN), _may_be_startable))
 
 
 def _may_be_startable(event: Event) -> bool:
@@ -119,38 +119,38 @@ def _claimed(app_state: AppState, claimed: list[GrantedJob]) -> wire.ClaimAnswer
 def lease_request(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
     if call.body.job_id is not None:
         return _lease_of_job(call, JobId(call.body.job_id))
-    return _loan(call)
+    return _standalone_lease(call)
 
 
 def _lease_of_job(call: Request[None, wire.LeaseRequest], job_id: JobId) -> wire.LeaseGranted:
     job_service = call.app_state.job_service
     job = call.own_job(job_id)
     if job.state is JobState.QUEUED:
-        told = job_service.explain(job_id, call.viewer)
-        if told.state is JobState.QUEUED:
+        explanation = job_service.explain(job_id, call.viewer)
+        if explanation.state is JobState.QUEUED:
             return wire.LeaseGranted(
                 approved=False,
                 job_id=job_id,
-                reason=told.reason or "not_dispatched",
-                reason_data=told.reason_data,
-                message=told.text,
-                retry_after_sec=told.retry_after_sec or 1.0,
+                reason=explanation.reason or "not_dispatched",
+                reason_data=explanation.reason_data,
+                message=explanation.text,
+                retry_after_sec=explanation.retry_after_sec or 1.0,
             )
     return _granted(call, job_service.lease(job_id, call.body.worker))
 
 
-def _loan(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
-    asked, app_state = call.body, call.app_state
-    missing = [name for name in ("addon_id", "job_type") if getattr(asked, name) is None]
-    if asked.addon_id is None and call.principal.addon_id is not None:
+def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
+    body, app_state = call.body, call.app_state
+    missing = [name for name in ("addon_id", "job_type") if getattr(body, name) is None]
+    if body.addon_id is None and call.principal.addon_id is not None:
         missing.remove("addon_id")
     if missing:
         problems = [{"field": n, "message": "is needed when there is no job_id"} for n in missing]
         raise BadIntent(f"{missing[0]} is needed when there is no job_id", problems=problems)
-    intent = loan_from(asked, str(call.addon(asked.addon_id)), str(asked.job_type))
+    intent = standalone_lease_from(body, str(call.addon(body.addon_id)), str(body.job_type))
     check(intent, call.store.now(), most_units=app_state.service.rules.capacity.most)
     call.check_limits(intent.cost_units, intent.priority)
-    lease, decision = app_state.job_service.ask(admission_class_of(intent), intent.priority, asked.worker)
+    lease, decision = app_state.job_service.ask(admission_class_of(intent), intent.priority, body.worker)
     if lease is not None:
         return _granted(call, lease)
     if not isinstance(decision, Denied):
@@ -203,7 +203,7 @@ def heartbeat(call: Request[None, wire.Heartbeat]) -> wire.HeartbeatAnswer:
 
 
 def _check_lease(call: Request[Any, Any], lease_id: str) -> None:
-    """Only a token that is bound can meet somebody else's lease; nobody else pays for the look."""
+    """Only a bound token can name a lease of another addon, so only its requests pay for this check."""
     if call.principal.addon_id is not None:
         call.own_lease(lease_id)
 
@@ -216,7 +216,7 @@ def _beat(call: Request[Any, Any], beat: wire.Heartbeat) -> wire.HeartbeatAnswer
         checkpoint=None if isinstance(beat.checkpoint, UnsetType) else text_of(beat.checkpoint),
         pid=beat.pid,
     )
-    return beaten_view(beat.lease_id, answer, call.app_state.service.rules.lease_for)
+    return heartbeat_view(beat.lease_id, answer, call.app_state.service.rules.lease_for)
 
 
 def complete(call: Request[None, wire.Complete]) -> wire.Completed:
@@ -232,23 +232,23 @@ def _end(call: Request[Any, Any], outcome: wire.OutcomeReport | wire.LoadReport)
 
 
 def complete_bulk(call: Request[None, wire.Outcomes]) -> wire.SettledJob:
-    """One commit, each on its own merits: one that comes too late takes nobody else's result away."""
+    """Report outcomes in one commit. Each is judged on its own: one that comes too late does not take away the others."""
     reports = [_report(outcome) for outcome in call.body.outcomes]
     for report in reports:
         _check_lease(call, report.dispatch_id)
-    return wire.SettledJob(_all_landed(call, reports, call.app_state.job_service.end_many(reports)))
+    return wire.SettledJob(_answers(call, reports, call.app_state.job_service.end_many(reports)))
 
 
 def exchange(call: Request[None, wire.ExchangeRequest]) -> wire.ExchangeAnswerBody:
     """What has ended makes room for what is claimed: the usual turn of a worker, in one round trip and one commit."""
-    app_state, asked = call.app_state, call.body
-    kinds = WorkerKinds(call.addon(asked.addon_id), frozenset(asked.job_types))
-    reports = [_report(outcome) for outcome in asked.outcomes]
+    app_state, body = call.app_state, call.body
+    kinds = WorkerKinds(call.addon(body.addon_id), frozenset(body.job_types))
+    reports = [_report(outcome) for outcome in body.outcomes]
     for report in reports:
         _check_lease(call, report.dispatch_id)
-    answers, claimed = app_state.job_service.exchange(reports, kinds, asked.limit, asked.worker)
-    told = _claimed(app_state, claimed)
-    return wire.ExchangeAnswerBody(told.jobs, told.ttl_sec, _all_landed(call, reports, answers))
+    answers, claimed = app_state.job_service.exchange(reports, kinds, body.limit, body.worker)
+    claims = _claimed(app_state, claimed)
+    return wire.ExchangeAnswerBody(claims.jobs, claims.ttl_sec, _answers(call, reports, answers))
 
 
 def _report(outcome: wire.OutcomeReport | wire.LoadReport) -> EndReport:
@@ -258,7 +258,7 @@ def _report(outcome: wire.OutcomeReport | wire.LoadReport) -> EndReport:
     return EndReport(lease_id, result=text_of(outcome.result))
 
 
-def _all_landed(
+def _answers(
     call: Request[Any, Any], reports: Sequence[EndReport], answers: Sequence[JobState | Refused | None]
 ) -> list[wire.Ended]:
     ended = []
@@ -304,18 +304,18 @@ def release(call: Request[None, wire.Release]) -> wire.Completed:
 
 def report(call: Request[None, wire.LoadReport]) -> wire.LoadReported:
     """With an outcome the beat comes first: what was spent belongs to the run that spent it."""
-    asked = call.body
-    lease = call.own_lease(asked.lease_id)
-    told = wire.LoadReported(asked.lease_id, when(lease.expires_at), 0.0)
-    if asked.state is None or lease.phase is not DispatchPhase.ENDED:
+    body = call.body
+    lease = call.own_lease(body.lease_id)
+    answer = wire.LoadReported(body.lease_id, when(lease.expires_at), 0.0)
+    if body.state is None or lease.phase is not DispatchPhase.ENDED:
         beat = wire.Heartbeat(
-            lease_id=asked.lease_id,
-            progress=asked.progress,
-            spent=asked.spent,
-            checkpoint=asked.checkpoint,
-            pid=asked.pid,
+            lease_id=body.lease_id,
+            progress=body.progress,
+            spent=body.spent,
+            checkpoint=body.checkpoint,
+            pid=body.pid,
         )
-        told = wire.LoadReported(**structs.asdict(_beat(call, beat)))
-    if asked.state is not None:
-        told.state = _end(call, asked).state
-    return told
+        answer = wire.LoadReported(**structs.asdict(_beat(call, beat)))
+    if body.state is not None:
+        answer.state = _end(call, body).state
+    return answer
