@@ -84,7 +84,7 @@ def overlaps(lines):
 
 
 #: Long enough for a machine that does ten other things, short enough to be outlived by a test.
-LEASE = 3
+LEASE = 5
 
 RULES = SchedulerRules(
     capacity=Capacity(fixed=100),

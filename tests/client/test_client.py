@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from tests.client.conftest import LEASE
 from tests.daemon import environment
 from tests.waiting import LONG
 
@@ -81,7 +82,7 @@ def use_everything(client):
 
     leases = {job.job_id: job for job in client.claim(addon_id="photos", limit=5).jobs}
     beaten = client.heartbeat(leases[first].lease_id, progress=0.5, spent=0.1, checkpoint=b"[1]")
-    assert beaten.ttl_sec == 3.0
+    assert beaten.ttl_sec == LEASE
     assert client.report(leases[first].lease_id, progress=0.7).lease_id
     assert "DONE" == client.complete(first, leases[first].lease_id, {"ok": True}).state
     assert "FAILED" == client.fail(second, leases[second].lease_id, "it broke").state

@@ -266,7 +266,7 @@ def test_kill_9_of_the_daemon_loses_nothing_and_runs_nothing_twice_at_once(daemo
 
 
 def test_a_run_that_outlives_a_killed_daemon_keeps_its_lease(daemon, workers):
-    one = daemon("leases.ttl=10s")
+    one = daemon("leases.ttl=120s")
     client = one.client
     [receipt] = submit(client, "sleep", 1, seconds=2)
     workers.start(one)

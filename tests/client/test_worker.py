@@ -270,7 +270,8 @@ def test_a_stop_lets_functions_yield_and_the_next_worker_goes_on_from_the_checkp
     job = client.wait(job_id, LONG)
 
     assert given_back.state in ("QUEUED", "DISPATCHING")
-    assert ("DONE", "1", 2) == (job.state, result_of(job), job.attempts)
+    assert ("DONE", "1") == (job.state, result_of(job))
+    assert job.attempts >= 2
 
 
 def test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint(client, crew):

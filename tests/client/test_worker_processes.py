@@ -10,7 +10,7 @@ from tests.waiting import LONG, alive, until
 
 from penstock.core.errors import StaleDispatch
 
-LEASE = 2
+LEASE = 4
 
 
 def submit(client, job_type, **payload):
@@ -50,7 +50,7 @@ def test_an_attentive_function_notices_when_its_worker_was_away_too_long(daemon,
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client
     sleeper = workers.start(one, "--concurrency=1")
-    job_id = submit(client, "attentive", seconds=6)
+    job_id = submit(client, "attentive", seconds=LEASE + 3)
     until(workers.started)
     sleeper.send_signal(signal.SIGSTOP)
     until(lambda: client.job(job_id).state in ("QUEUED", "DISPATCHING"))

@@ -20,7 +20,7 @@ INTENT = Intent(addon_id="a", job_type="t")
 def test_a_submit_that_nobody_waits_for_is_as_durable_as_one_that_somebody_does(yard):
     answers = [yard.store.submit_soon([INTENT] * 2, Depth()) for _ in range(3)]
 
-    receipts = [receipt for answer in answers for receipt in answer.result(10)]
+    receipts = [receipt for answer in answers for receipt in answer.result(60)]
 
     assert ["QUEUED"] * 6 == [yard.state(receipt.job_id) for receipt in receipts]
     assert 6 == len({receipt.job_id for receipt in receipts})
@@ -30,7 +30,7 @@ def test_its_refusal_reaches_whoever_looks_for_the_answer(yard):
     answer = yard.store.submit_soon([INTENT] * 2, Depth(total=1))
 
     with pytest.raises(QueueFull):
-        answer.result(10)
+        answer.result(60)
     assert [] == yard.store.events(0, 10)
 
 
@@ -70,13 +70,13 @@ def test_who_listens_is_told_of_what_the_dispatching_process_commits(tmp_path):
         rung = Event()
         store.on_change(rung.set)
         store.listen()
-        assert rung.wait(10)  # that it listens now is the first it hears
+        assert rung.wait(60)  # that it listens now is the first it hears
         rung.clear()
 
         other.stdin.write("\n")
         other.stdin.flush()
 
-        assert rung.wait(10)
+        assert rung.wait(60)
         other.stdin.write("\n")
         other.stdin.flush()
     store.close()

@@ -173,7 +173,7 @@ def test_a_finished_result_does_not_wait_for_a_slow_source_to_give_n_items(limit
 
     with limit(source(), 8, and_then(ended.release)) as flow:
         assert next(flow) == 0
-        assert pulled in ([0], [0, 1])  # the first, where its result was there before anybody looked
+        assert len(pulled) < 8
 
 
 def test_reserve_then_build_keeps_n_payloads_alive_for_1000_items(limit, alive):

@@ -516,7 +516,7 @@ def test_a_run_that_ended_needs_no_garbage_collector_to_go(executor):
         result = executor.run(plan)
         big = weakref.ref(result["big"])
         del result
-        until = time.monotonic() + 5
+        until = time.monotonic() + FAR
         while big() is not None and time.monotonic() < until:
             threading.Event().wait(0.001)  # a worker may be on its way out of the run
         assert big() is None

@@ -87,7 +87,7 @@ def test_a_node_may_fail_alone_and_take_only_its_dependents(executor, lane):
 def test_a_run_waits_for_nodes_whose_dependents_are_all_skipped(executor):
     graph, go = Graph(), threading.Event()
     graph.add(boom, name="bad", on_error="skip_dependents")
-    graph.add(lambda: go.wait(10), name="slow", lane="io")
+    graph.add(lambda: go.wait(60), name="slow", lane="io")
     graph.add(lambda bad, slow: None, name="join")
     run = executor.submit(graph.compile())
     done_early = wait_for_error(run, executor)
@@ -130,11 +130,11 @@ def test_an_error_waits_for_the_nodes_beside_it(executor):
 
     def slow():
         started.set()
-        assert failed.wait(10)
+        assert failed.wait(60)
         return "saved"
 
     def bad():
-        assert started.wait(10)
+        assert started.wait(60)
         raise ValueError("boom")
 
     graph.add(slow, name="slow", lane="io")
@@ -157,10 +157,10 @@ def test_an_error_waits_for_a_stuck_neighbour_no_longer_than_the_grace(executor,
 
     def stuck():
         started.set()
-        leave.wait(30)
+        leave.wait(60)
 
     def bad():
-        assert started.wait(10)
+        assert started.wait(60)
         raise ValueError("boom")
 
     graph.add(stuck, name="stuck", lane="io")
@@ -307,7 +307,7 @@ def test_a_thread_that_takes_too_long_fails_at_once_and_is_not_tried_beside_itse
 
     def slow():
         calls.append(1)
-        leave.wait(30)
+        leave.wait(60)
         return "too late"
 
     graph.add(slow, name="slow", timeout=0.02, retries=5, lane=lane)
@@ -323,17 +323,17 @@ def test_a_result_that_comes_after_its_timeout_changes_nothing(executor):
     graph, leave, late = Graph(), threading.Event(), threading.Event()
 
     def slow():
-        leave.wait(30)
+        leave.wait(60)
         late.set()
         return "too late"
 
     graph.add(slow, name="slow", timeout=0.02, on_error="skip_dependents", lane="io")
-    graph.add(lambda: late.wait(30), name="holds the run open", lane="io")
+    graph.add(lambda: late.wait(60), name="holds the run open", lane="io")
     run = executor.submit(graph.compile())
     while not run.errors:
         late.wait(0.001)
     leave.set()
-    result = run.result(timeout=10)
+    result = run.result(timeout=60)
 
     assert result.values == {"holds the run open": True}
     assert isinstance(result.errors["slow"], CallTimeout)
@@ -360,7 +360,7 @@ def test_an_async_node_that_will_not_stop_is_given_up_after_the_grace(executor):
 def test_a_worker_that_does_not_come_back_is_replaced(no_thread_stays):
     leave = threading.Event()
     stuck = Graph("stuck")
-    stuck.add(lambda: leave.wait(30), name="stuck", timeout=0.01)
+    stuck.add(lambda: leave.wait(60), name="stuck", timeout=0.01)
     fine = Graph("fine")
     fine.add(lambda: "fine", name="fine")
     with GraphExecutor(compute=1, grace=0.05) as executor:
@@ -378,7 +378,7 @@ def test_an_error_does_not_wait_for_workers_that_have_left(executor):
     graph.add(lambda later: boom(), name="bad")
     executor.grace = 3600
 
-    assert executor.submit(graph.compile()).result(timeout=10).status is RunStatus.ERROR
+    assert executor.submit(graph.compile()).result(timeout=60).status is RunStatus.ERROR
 
 
 def test_a_cancel_after_an_error_ends_the_wait_and_not_the_status(executor):
@@ -386,10 +386,10 @@ def test_a_cancel_after_an_error_ends_the_wait_and_not_the_status(executor):
 
     def stuck():
         started.set()
-        leave.wait(30)
+        leave.wait(60)
 
     def bad():
-        assert started.wait(10)
+        assert started.wait(60)
         raise ValueError("boom")
 
     graph.add(stuck, name="stuck", lane="io")

@@ -195,7 +195,7 @@ def test_a_lane_runs_no_more_nodes_than_it_has_threads():
 
     def hold():
         entered.release()
-        assert leave.wait(10)
+        assert leave.wait(60)
 
     for number in range(10):
         graph.add(hold, name=f"n{number}", lane="io")
@@ -302,7 +302,7 @@ def test_the_snapshot_counts_what_runs_and_what_is_ready(executor):
 
     def hold():
         entered.release()
-        assert leave.wait(10)
+        assert leave.wait(60)
 
     for number in range(5):
         graph.add(hold, name=f"n{number}")

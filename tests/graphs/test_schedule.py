@@ -58,7 +58,7 @@ def test_calls_can_be_chained_across_lanes(executor):
 
     call = executor.schedule(add, [], lane="io").then(add_loop).then(add, lane="compute")
 
-    kinds = [name.removeprefix(executor.name).split("-")[1] for name in call.result(timeout=10)]
+    kinds = [name.removeprefix(executor.name).split("-")[1] for name in call.result(timeout=60)]
     assert kinds == ["io", "loop", "compute"]
 
 
@@ -67,7 +67,7 @@ def test_an_error_skips_what_follows(executor):
     call = executor.schedule(int, "x").then(called.append)
 
     with pytest.raises(ValueError, match="invalid literal"):
-        call.result(timeout=10)
+        call.result(timeout=60)
     assert called == []
 
 
@@ -108,7 +108,7 @@ def test_cancelling_whoever_awaits_cancels_the_call(executor):
     call = asyncio.run(main())
 
     assert call.cancelled()
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
 def test_a_call_cancelled_by_somebody_else_does_not_cancel_whoever_awaits_it(executor):
@@ -162,13 +162,13 @@ def test_a_thread_that_a_cancelled_call_holds_is_replaced():
 
     def stuck():
         entered.set()
-        leave.wait(30)
+        leave.wait(60)
 
     with GraphExecutor(compute=1, grace=0.05) as executor:
         call = executor.schedule(stuck)
-        entered.wait(10)
+        entered.wait(60)
         call.cancel()
-        value = executor.schedule(lambda: "fine").result(timeout=10)
+        value = executor.schedule(lambda: "fine").result(timeout=60)
         leave.set()
 
     assert value == "fine"

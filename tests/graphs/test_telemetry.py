@@ -81,13 +81,13 @@ def test_counters_count_nodes_and_gauges_show_the_moment(named):
 
     def held():
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(60)
 
     graph.add(held, name="held")
     for _ in range(3):
         named.run(work())
     run = named.submit(graph.compile())
-    entered.wait(10)
+    entered.wait(60)
     during = {name: sdk.value(f"queue.{name}") for name in ("in_flight", "pending", "waiting")}
     leave.set()
     run.result()
@@ -178,7 +178,7 @@ def test_a_run_that_fails_or_is_late_is_an_error_and_one_that_was_cancelled_is_n
     bad, late, canceled = Graph("bad"), Graph("late"), Graph("canceled")
     bad.add(lambda: 1 / 0, name="bad")
     late.add(lambda: 1, name="late")
-    canceled.add(lambda: threading.Event().wait(10), name="canceled")
+    canceled.add(lambda: threading.Event().wait(60), name="canceled")
     named.run(bad.compile(), check=False)
     named.run(late.compile(), timeout=0, check=False)
     named.submit(late.compile()).cancel()

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,9 @@ from penstock.graphs.builder import Graph
 from penstock.graphs.executor import GraphExecutor
 from penstock.graphs.picture import draw
 from penstock.graphs.trace import write_chrome
+from tests.waiting import LONG
+
+SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
 
 def busy(seconds):
@@ -29,24 +33,35 @@ def trace_of(result):
 
 
 def mixed():
-    """20 waits of 50 ms on the I/O lane, half of them in threads and half on the event loop, and computing beside them."""
-    graph = Graph("mixed")
+    """
+    20 waits on the I/O lane, half of them in threads and half on the event loop, and computing beside them. None of them ends before
+    all are under way.
+    """
+    graph, here, all_here = Graph("mixed"), [], threading.Event()
+
+    def arrive():
+        here.append(1)
+        if len(here) == 21:
+            all_here.set()
+
     for number in range(10):
 
         @graph.node(lane="io", name=f"read {number}")
         def read():
-            time.sleep(0.05)
-            return 1
+            arrive()
+            return int(all_here.wait(LONG))
 
         @graph.node(name=f"fetch {number}")
         async def fetch():
-            await asyncio.sleep(0.05)
+            arrive()
+            while not all_here.is_set():
+                await asyncio.sleep(0.001)
             return 1
 
     @graph.node
     def compute():
-        busy(0.03)
-        return 1
+        arrive()
+        return int(all_here.wait(LONG))
 
     graph.add(
         sum,
@@ -58,23 +73,30 @@ def mixed():
     return graph.compile()
 
 
-def test_waiting_and_computing_overlap_and_the_run_lasts_as_long_as_its_longest_path():
-    plan = mixed()
+def test_waiting_and_computing_overlap():
+    with GraphExecutor(compute=2, io=16) as executor:
+        result = executor.run(mixed(), trace=True)
+    side_by_side = [event for event in trace_of(result).events if event.node != "joined"]
+    latest_start, first_end = max(e.started for e in side_by_side), min(e.ended for e in side_by_side)
+
+    assert result["joined"] == 21
+    assert latest_start < first_end
+
+
+@pytest.mark.skipif(SOAK == 1, reason="says something on a quiet machine only: PENSTOCK_SOAK=2")
+def test_a_run_lasts_as_long_as_its_longest_path():
+    graph = Graph()
+    for number in range(10):
+        graph.add(lambda: time.sleep(0.05), name=f"read {number}", lane="io")
+    graph.add(lambda: busy(0.03), name="compute")
+    plan = graph.compile()
     with GraphExecutor(compute=2, io=16) as executor:
         executor.run(plan)  # starts the threads
-        results = [executor.run(plan, trace=True) for _ in range(5)]
-    best = min(results, key=lambda result: result.seconds)
+        best = min((executor.run(plan, trace=True) for _ in range(5)), key=lambda result: result.seconds)
     trace = trace_of(best)
 
-    assert best["joined"] == 21
-    one_after_the_other = sum(event.seconds for event in trace.events)
     longest = sum(trace.durations()[node] for node in trace.critical_path())
-    assert one_after_the_other > 1.0
-    assert best.seconds < 1.6 * longest  # generous: the machine has other things to do
-    assert best.seconds < one_after_the_other / 5
-    waits = [event for event in trace.events if event.lane == "io"]
-    latest_start, first_end = max(e.started for e in waits), min(e.ended for e in waits)
-    assert latest_start < first_end, "all 20 waits were under way at once"
+    assert best.seconds < 1.6 * longest
 
 
 def small(executor, **options):

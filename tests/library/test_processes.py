@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from tests.waiting import LONG
 
 import penstock
 
@@ -71,7 +72,7 @@ def test_one_process_enqueues_and_waits_while_another_runs(make, program, tmp_pa
     other = program(app(RUN))
     other.stdout.readline()
 
-    pids = {job.result(30) for job in append.enqueue_many(range(20))}
+    pids = {job.result(LONG) for job in append.enqueue_many(range(20))}
 
     assert {other.pid} == pids
     assert sorted(range(20)) == sorted(int(line) for line in (tmp_path / "ran.txt").read_text().split())
@@ -85,7 +86,7 @@ def test_who_waits_in_another_process_is_woken_and_does_not_poll(make, program, 
     other.stdout.readline()
 
     for n in range(5):
-        assert other.pid == append.enqueue(n).result(30)
+        assert other.pid == append.enqueue(n).result(LONG)
 
 
 def test_a_process_that_only_enqueues_is_told_who_runs_the_file(make, program):
@@ -110,7 +111,7 @@ def test_a_worker_program_stops_when_it_is_asked_and_puts_back_what_yields(make,
     assert "began\n" == other.stdout.readline()
 
     other.send_signal(number)
-    out, err = other.communicate(timeout=20)
+    out, err = other.communicate(timeout=LONG)
 
     assert ("stopped\n", 0) == (out, other.returncode), err
     assert "QUEUED" == job.state
@@ -125,7 +126,7 @@ def test_ctrl_c_in_a_with_block_stops_in_good_order(make, program):
     assert "began\n" == other.stdout.readline()
 
     other.send_signal(signal.SIGINT)
-    _, err = other.communicate(timeout=20)
+    _, err = other.communicate(timeout=LONG)
 
     assert "KeyboardInterrupt" in err
     assert ("QUEUED", 0) == (job.state, job.job.counters.crash)
@@ -142,7 +143,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_function_that_ignores_everything(ma
     time.sleep(0.3)
     assert other.poll() is None
     other.send_signal(signal.SIGINT)
-    other.communicate(timeout=20)
+    other.communicate(timeout=LONG)
 
     assert ("QUEUED", 0) == (job.state, job.job.counters.crash)
 
@@ -169,7 +170,7 @@ def test_a_second_ctrl_c_counts_before_anybody_has_woken_up_for_the_first(make, 
 def test_a_program_that_just_ends_puts_back_what_runs(make, program):
     other = program(app("forever.enqueue(); scheduler.start(); sys.stdin.readline()"))
     assert "began\n" == other.stdout.readline()
-    other.communicate("\n", timeout=20)
+    other.communicate("\n", timeout=LONG)
 
     [job] = make().find()
 
@@ -191,12 +192,12 @@ def test_after_kill_9_a_restart_finishes_everything(make, program, tmp_path):
 
     last = program(app(RUN))
     for job in jobs:
-        job.result(30)
+        job.result(LONG)
 
     assert {"DONE"} == {str(job.state) for job in jobs}
     assert set(range(many)) == {int(line) for line in (tmp_path / "ran.txt").read_text().split()}
     last.send_signal(signal.SIGTERM)
-    last.communicate(timeout=20)
+    last.communicate(timeout=LONG)
     assert [] == here._store.audit()
 
 
@@ -208,14 +209,14 @@ PROCESS = 'kind="process"'
 
 def test_functions_run_in_processes_of_their_own(program):
     main = """with scheduler:
-    pid = append.enqueue(1).result(30)
-    print(pid != os.getpid(), nap.enqueue(1).result(30))
+    pid = append.enqueue(1).result(60)
+    print(pid != os.getpid(), nap.enqueue(1).result(60))
     told = talk.enqueue()
-    answer = told.result(30)
+    answer = told.result(60)
     print(answer["id"] == told.id, answer["pid"] != os.getpid(), answer["again"])
     print(told.progress, told.job.spent)"""
 
-    out, err = program(app(main, PROCESS)).communicate(timeout=60)
+    out, err = program(app(main, PROCESS)).communicate(timeout=100)
 
     assert ["True 2", "True True [1, 2]", "1.0 250000"] == out.splitlines(), err
 
@@ -232,7 +233,7 @@ def test_a_job_that_kills_its_process_is_one_crash_each_and_harms_nobody(program
         other.result(60)
     print(scheduler.counts()["DONE"])"""
 
-    out, err = program(app(main, PROCESS).replace("[0.01] * 20", "[0.01] * 2")).communicate(timeout=60)
+    out, err = program(app(main, PROCESS).replace("[0.01] * 20", "[0.01] * 2")).communicate(timeout=100)
 
     assert ["worker_crashed 3", "10"] == out.splitlines(), err
 
@@ -252,7 +253,7 @@ with scheduler:
     except penstock.JobCanceled:
         print(job.state)"""
 
-    out, err = program(app(main, PROCESS, look)).communicate(timeout=60)
+    out, err = program(app(main, PROCESS, look)).communicate(timeout=100)
 
     assert "CANCELED" in out, err
 
@@ -266,7 +267,7 @@ def test_processes_yield_when_the_program_stops_and_are_ended_if_they_do_not(pro
     time.sleep(1.0)
     scheduler._stop_timeout = 2
 print(job.state, job.attempts()[-1].end)"""
-        out, err = program(app(main, PROCESS, look)).communicate(timeout=60)
+        out, err = program(app(main, PROCESS, look)).communicate(timeout=100)
 
         assert "QUEUED graceful_shutdown" in out, err
 

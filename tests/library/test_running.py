@@ -36,7 +36,7 @@ def test_a_job_is_on_disk_when_enqueue_returns_and_runs_when_somebody_starts(mak
     second.job(name="add")(lambda a, b: a + b)
 
     with second:
-        assert 3 == second.get(job.id).result(20)
+        assert 3 == second.get(job.id).result(LONG)
 
 
 def test_what_the_function_raised_reaches_whoever_waits_with_its_traceback(real):
@@ -45,7 +45,7 @@ def test_what_the_function_raised_reaches_whoever_waits_with_its_traceback(real)
         raise ValueError("no such thing")
 
     with real, pytest.raises(penstock.JobFailed) as failed:
-        boom.enqueue().result(20)
+        boom.enqueue().result(LONG)
 
     assert "ValueError: no such thing" in str(failed.value)
     assert 'raise ValueError("no such thing")' in failed.value.traceback
@@ -63,8 +63,8 @@ def test_a_job_that_exits_or_interrupts_fails_like_any_other(real):
     with real:
         for job in (leave.enqueue(), interrupt.enqueue()):
             with pytest.raises(penstock.JobFailed, match="SystemExit|KeyboardInterrupt"):
-                job.result(20)
-        assert "ok" == real.job(name="after")(lambda: "ok").enqueue().result(20)
+                job.result(LONG)
+        assert "ok" == real.job(name="after")(lambda: "ok").enqueue().result(LONG)
 
 
 def test_what_a_job_needs_being_away_is_not_its_error(make):
@@ -75,7 +75,7 @@ def test_what_a_job_needs_being_away_is_not_its_error(make):
         raise penstock.Unavailable("the service is down")
 
     with scheduler, pytest.raises(penstock.JobFailed, match="BLOCKED: .*the service is down"):
-        call.enqueue().result(20)
+        call.enqueue().result(LONG)
 
 
 def test_waiting_has_a_limit_and_says_what_it_waited_for(real):
@@ -98,13 +98,13 @@ def test_a_job_that_nobody_runs_says_so_until_somebody_does(make):
 def test_a_canceled_job_raises_for_whoever_waits(real):
     job = real.job(name="f")(lambda: 1).enqueue()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(job.result, 20)
+        waiting = pool.submit(job.result, LONG)
         until(lambda: real._waiter._waiting)
 
         assert "CANCELED" == job.cancel()
         assert "CANCELED" == job.cancel()  # again: it changes nothing
 
-        assert isinstance(waiting.exception(20), penstock.JobCanceled)
+        assert isinstance(waiting.exception(LONG), penstock.JobCanceled)
     with pytest.raises(penstock.JobCanceled):
         job.result(0)
 
@@ -121,16 +121,16 @@ def test_a_failed_job_can_be_tried_again(real):
     with real:
         job = flaky.enqueue()
         with pytest.raises(penstock.JobFailed):
-            job.result(20)
+            job.result(LONG)
         broken = False
         job.retry()
-        assert "up" == job.result(20)
+        assert "up" == job.result(LONG)
     assert 2 == len(job.attempts())
 
 
 def test_enqueueing_and_waiting_from_a_loop_does_not_hold_it_up(real):
     release = threading.Event()
-    hold = real.job(name="hold")(lambda: release.wait(20))
+    hold = real.job(name="hold")(lambda: release.wait(LONG))
 
     async def main():
         jobs = await asyncio.gather(*(hold.enqueue_async() for _ in range(20)))
@@ -173,7 +173,7 @@ def test_coroutines_run_side_by_side_and_not_one_thread_each(real):
 
     with real:
         jobs = meet.enqueue_many([()] * 3)
-        assert [job.id for job in jobs] == [job.result(20) for job in jobs]
+        assert [job.id for job in jobs] == [job.result(LONG) for job in jobs]
     assert 1 == len(set(here))
 
 
@@ -193,7 +193,7 @@ def test_the_cost_of_what_runs_never_exceeds_the_capacity(make):
 
     with scheduler:
         for job in work.enqueue_many([()] * 40):
-            job.result(20)
+            job.result(LONG)
 
     assert 3 == most
 
@@ -206,7 +206,7 @@ def test_a_higher_priority_goes_first(make):
 
     with scheduler:
         for job in jobs:
-            job.result(20)
+            job.result(LONG)
 
     assert [90, 50, 20] == seen
 
@@ -220,11 +220,11 @@ def test_jobs_that_waited_too_long_for_a_thread_go_back_to_the_queue(make):
     @scheduler.job(cost=1)
     def slow() -> None:
         runs.append(penstock.current_job().id)
-        release.wait(30)
+        release.wait(LONG)
 
     with scheduler:
         for job in quick.enqueue_many([()] * 100):
-            job.result(20)  # by now it claims ahead
+            job.result(LONG)  # by now it claims ahead
         slow.enqueue_many([()] * 5)
         until(lambda: scheduler.counts()["RUNNING"] == 1)
         states = scheduler.counts()
@@ -250,14 +250,14 @@ def test_one_that_turns_out_long_holds_up_none_of_the_brief_ones_behind_it(make,
 
     with scheduler:
         for handle in wait_for_it.enqueue_many([False] * 300):
-            handle.result(30)
+            handle.result(LONG)
         long, *brief = wait_for_it.enqueue_many([True] + [False] * 20)
         for handle in brief:
-            handle.result(15)
+            handle.result(LONG)
 
         assert not long.done
         go.set()
-        long.result(30)
+        long.result(LONG)
 
 
 def test_where_functions_may_be_long_nothing_is_claimed_before_a_thread_is_free(make):
@@ -267,11 +267,11 @@ def test_where_functions_may_be_long_nothing_is_claimed_before_a_thread_is_free(
     @scheduler.job(cost=1)
     def hold() -> None:
         began.set()
-        release.wait(30)
+        release.wait(LONG)
 
     jobs = hold.enqueue_many([()] * 3)
     with scheduler:
-        began.wait(20)
+        began.wait(LONG)
         states = [job.state for job in jobs]
         release.set()
 
@@ -285,14 +285,14 @@ def test_a_job_whose_function_is_not_known_waits_and_says_why(make):
     known = scheduler.job(name="known")(lambda: 2)
 
     with scheduler:
-        assert 2 == known.enqueue().result(20)
+        assert 2 == known.enqueue().result(LONG)
         told = scheduler.get(job.id).explain()
         assert "no function is registered here for 'elsewhere'" in str(told)
         assert "no_function" == told.reason
         assert "QUEUED" == job.state
 
         scheduler.job(name="elsewhere")(lambda: 3)
-        assert 3 == job.result(20)
+        assert 3 == job.result(LONG)
 
 
 def test_a_cancel_reaches_the_function_that_runs_before_its_next_heartbeat(make):
@@ -308,10 +308,10 @@ def test_a_cancel_reaches_the_function_that_runs_before_its_next_heartbeat(make)
 
     with real:
         job = endless.enqueue()
-        began.wait(20)
+        began.wait(LONG)
         job.cancel()
         with pytest.raises(penstock.JobCanceled):
-            job.result(20)
+            job.result(LONG)
     assert ["STOP_REQUESTED", "CANCELED"] == kinds(job)[-2:]
 
 
@@ -329,19 +329,19 @@ def test_a_coroutine_is_canceled_as_coroutines_are(make):
 
     with real:
         job = endless.enqueue()
-        began.wait(20)
+        began.wait(LONG)
         time.sleep(0.3)  # no longer one that has just begun
         job.cancel()
-        assert left.wait(20)
+        assert left.wait(LONG)
         with pytest.raises(penstock.JobCanceled):
-            job.result(20)
+            job.result(LONG)
 
 
 def test_a_run_past_its_limit_is_told_and_tried_again_later(make):
     scheduler = make(crash_retries=(0.01,))
     runs = []
 
-    @scheduler.job(max_runtime=1)
+    @scheduler.job(max_runtime=2)
     def first_slow(ctx: penstock.JobContext) -> str:
         runs.append(ctx.attempt)
         while len(runs) == 1:
@@ -351,29 +351,29 @@ def test_a_run_past_its_limit_is_told_and_tried_again_later(make):
 
     with scheduler:
         job = first_slow.enqueue()
-        assert "quick" == job.result(20)
+        assert "quick" == job.result(LONG)
     assert [1, 2] == runs
     assert "TIMEOUT" in kinds(job)
 
 
 def test_a_long_function_that_never_looks_up_keeps_its_lease(make):
-    scheduler = make(lease=0.6)
+    scheduler = make(lease=2)
 
     @scheduler.job
     def busy() -> str:
-        end = time.monotonic() + 1.5
+        end = time.monotonic() + 3
         while time.monotonic() < end:
             pass
         return "done"
 
     with scheduler:
         job = busy.enqueue()
-        assert "done" == job.result(20)
+        assert "done" == job.result(LONG)
     assert 1 == len(job.attempts())
 
 
 def test_a_function_that_lost_its_lease_is_told_and_its_result_refused(make, monkeypatch):
-    scheduler = make(lease=0.3, crash_retries=(0.01,), workers=1)
+    scheduler = make(lease=1, crash_retries=(0.01,) * 10, workers=1)
     runs = []
 
     @scheduler.job
@@ -382,7 +382,7 @@ def test_a_function_that_lost_its_lease_is_told_and_its_result_refused(make, mon
         if len(runs) > 1:
             return "second"
         until(lambda: ctx.canceled)
-        until(lambda: len(runs) == 2)  # the place of the lost one was not lost with it
+        until(lambda: len(runs) > 1)  # the place of the lost one was not lost with it
         return "first"
 
     with scheduler:
@@ -392,13 +392,14 @@ def test_a_function_that_lost_its_lease_is_told_and_its_result_refused(make, mon
         until(lambda: runs)
         until(lambda: job.state == "QUEUED" or len(job.attempts()) > 1)
         monkeypatch.undo()
-        assert "second" == job.result(20)
+        assert "second" == job.result(LONG)
     assert sorted(set(runs)) == runs
-    assert ["lease_expired", "completed"] == [str(attempt.end) for attempt in job.attempts()]
+    *lost, last = [str(attempt.end) for attempt in job.attempts()]
+    assert ({"lease_expired"}, "completed") == (set(lost), last)
 
 
 def test_a_lease_that_the_function_itself_found_lost_costs_no_thread(make):
-    scheduler = make(workers=1, lease=0.3, crash_retries=())
+    scheduler = make(workers=1, lease=3, crash_retries=())
 
     @scheduler.job
     def unlucky(ctx: penstock.JobContext) -> None:
@@ -410,7 +411,7 @@ def test_a_lease_that_the_function_itself_found_lost_costs_no_thread(make):
         job = unlucky.enqueue()
         until(lambda: job.done)
         for n in range(5):
-            assert n == scheduler.job(name="echo")(lambda n: n).enqueue(n).result(20)
+            assert n == scheduler.job(name="echo")(lambda n: n).enqueue(n).result(LONG)
 
 
 def _end(scheduler, ctx):
@@ -442,7 +443,7 @@ def test_progress_and_checkpoints_and_spending_are_on_record(real):
 
     with real:
         job = talkative.enqueue()
-        assert [{"page": 3}, 3] == job.result(20)
+        assert [{"page": 3}, 3] == job.result(LONG)
     assert 0.25 == job.progress
     assert 100_000 == job.job.spent
     assert "CHECKPOINT" in kinds(job)
@@ -456,7 +457,7 @@ def test_a_job_that_spends_its_limit_is_stopped_and_blocked(real):
             ctx.check()
 
     with real, pytest.raises(penstock.JobFailed, match="BLOCKED"):
-        dear.enqueue().result(20)
+        dear.enqueue().result(LONG)
 
 
 def test_outside_of_a_job_there_is_no_current_one_and_a_direct_call_needs_none(real):
@@ -486,7 +487,7 @@ def test_an_amount_is_a_number_that_can_be_added(real, wrong):
         return "was taken"
 
     with real:
-        assert "amount is" in dear.enqueue().result(20)
+        assert "amount is" in dear.enqueue().result(LONG)
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, True, "half", float("nan")])
@@ -513,7 +514,7 @@ def test_stop_waits_for_what_runs_and_loses_no_result(real):
 
     with real:
         job = work.enqueue()
-        began.wait(20)
+        began.wait(LONG)
 
     assert "done" == job.result(0)
 
@@ -536,14 +537,14 @@ def test_a_function_that_yields_goes_back_to_the_queue_with_its_checkpoint(real)
     resumed = False
     with real:
         job = pages.enqueue()
-        began.wait(20)
+        began.wait(LONG)
         time.sleep(0.05)
     assert "QUEUED" == job.state
     assert "graceful_shutdown" == job.attempts()[-1].end
 
     resumed = True
     with real:
-        assert job.result(20) > 10
+        assert job.result(LONG) > 10
     assert job.job.counters.crash == 0
 
 
@@ -582,11 +583,11 @@ def test_stop_is_bounded_whatever_the_functions_do(make):
 def test_a_scheduler_can_be_started_again_and_enqueue_between(real):
     add = real.job(name="add")(lambda a: a + 1)
     with real:
-        assert 2 == add.enqueue(1).result(20)
+        assert 2 == add.enqueue(1).result(LONG)
     job = add.enqueue(2)
     assert "QUEUED" == job.state
     with real:
-        assert 3 == job.result(20)
+        assert 3 == job.result(LONG)
     real.stop()
 
 
@@ -598,9 +599,9 @@ def test_a_second_scheduler_on_the_file_is_refused_by_name_and_can_still_enqueue
     with first:
         with pytest.raises(penstock.DispatcherHeld, match=r"jobs\.db is dispatched by .*process \d+"):
             second.start()
-        assert 1 == job.enqueue().result(20)
+        assert 1 == job.enqueue().result(LONG)
     with second:
-        assert 2 == job.enqueue().result(20)
+        assert 2 == job.enqueue().result(LONG)
 
 
 @pytest.mark.parametrize(("part", "starts"), [(Driver, True), (Heartbeats, True), (Heartbeats, False)])
@@ -636,7 +637,7 @@ def test_in_memory_everything_works_alike():
     scheduler = penstock.Scheduler(":memory:", workers=2)
     add = scheduler.job(name="add")(lambda a: a + 1)
     with scheduler:
-        assert [1, 2, 3] == [job.result(20) for job in add.enqueue_many([0, 1, 2])]
+        assert [1, 2, 3] == [job.result(LONG) for job in add.enqueue_many([0, 1, 2])]
     scheduler.close()
 
 
@@ -644,7 +645,7 @@ def test_nothing_of_a_stopped_scheduler_is_left_running(make):
     before = set(threading.enumerate())
     scheduler = make("other.db")
     with scheduler:
-        scheduler.job(name="f")(lambda: 1).enqueue().result(20)
+        scheduler.job(name="f")(lambda: 1).enqueue().result(LONG)
     scheduler.close()
 
     assert set() == set(threading.enumerate()) - before
@@ -671,7 +672,7 @@ def test_a_full_queue_can_be_waited_for(make):
         time.sleep(0.05)
         assert not waiting.done()
         first.cancel()
-        assert "QUEUED" == waiting.result(20).state
+        assert "QUEUED" == waiting.result(LONG).state
 
 
 def test_unique_calls_are_one_job(real):
@@ -731,7 +732,7 @@ def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(make):
         scheduler._work.service.driver.stop()  # nobody else can claim
         scheduler._store._con.set_commit_hook(lambda: bool(commits.append(1)))
         handle = job.enqueue()
-        assert ran.wait(20)
+        assert ran.wait(LONG)
         assert 1 == len(commits)
         scheduler._store._con.set_commit_hook(None)
     assert "DONE" == handle.state
@@ -743,17 +744,17 @@ def test_while_all_threads_are_busy_nobody_rides(make):
 
     def wait() -> None:
         busy.set()
-        go.wait(20)
+        go.wait(LONG)
 
     hold = scheduler.job(wait)
     with scheduler:
         first = hold.enqueue()
-        assert busy.wait(20)
+        assert busy.wait(LONG)
 
         boarded = scheduler._work.job_runner.board()
         go.set()
         assert boarded is None
-        first.result(20)
+        first.result(LONG)
 
 
 def test_nothing_is_claimed_for_a_scheduler_that_stops(real):
@@ -787,15 +788,15 @@ def test_a_cancel_while_the_runtime_limit_stops_a_run_is_the_end_of_the_job(make
         runs.append(ctx.attempt)
         until(lambda: ctx.canceled)
         told.set()
-        canceled.wait(20)
+        canceled.wait(LONG)
 
     with scheduler:
         job = slow.enqueue()
-        assert told.wait(20)
+        assert told.wait(LONG)
         job.cancel()
         canceled.set()
         with pytest.raises(penstock.JobCanceled):
-            job.result(20)
+            job.result(LONG)
     assert runs == [1]
 
 
@@ -812,7 +813,7 @@ def test_a_cancel_while_a_scheduler_stops_is_the_end_of_the_job(make):
 
     scheduler.start()
     job = slow.enqueue()
-    assert began.wait(20)
+    assert began.wait(LONG)
     scheduler.stop()
 
     assert job.state == "CANCELED"
@@ -820,12 +821,12 @@ def test_a_cancel_while_a_scheduler_stops_is_the_end_of_the_job(make):
 
 def test_a_job_shows_the_process_that_runs_it(real):
     go = threading.Event()
-    job = real.job(name="wait")(lambda: go.wait(20) and None).enqueue()
+    job = real.job(name="wait")(lambda: go.wait(LONG) and None).enqueue()
     with real:
         until(lambda: job.job.pid is not None)
         pid = job.job.pid
         go.set()
-        job.result(20)
+        job.result(LONG)
 
     assert pid == os.getpid()
     assert [str(event.kind) for event in job.events()] == [
@@ -849,11 +850,11 @@ def test_a_run_keeps_its_lease_when_the_clock_is_set_back(make):
 
     with scheduler:
         job = slow.enqueue()
-        assert began.wait(20)
+        assert began.wait(LONG)
         scheduler._clock.accept(-3 * HOUR)
         scheduler._store.shift(-3 * HOUR)
         [held] = scheduler._store.live()
         until(lambda: scheduler._store.dispatch(held.dispatch_id).expires_at > held.expires_at)
         go_on.set()
-        assert job.result(20) == "done"
+        assert job.result(LONG) == "done"
     assert len(job.attempts()) == 1

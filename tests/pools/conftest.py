@@ -36,7 +36,7 @@ def nothing_is_left_behind():
     threads = set(threading.enumerate())
     yield
     gc.collect()
-    until(lambda: not children(), 10)
+    until(lambda: not children())
 
     def extra():
         return [
@@ -45,6 +45,6 @@ def nothing_is_left_behind():
             if t not in threads and t.name != "penstock-timer" and t.is_alive()
         ]
 
-    until(lambda: not [t for t in extra() if t.name.startswith("penstock")], 10)
+    until(lambda: not [t for t in extra() if t.name.startswith("penstock")])
     gc.collect()
-    until(lambda: descriptors() <= before + 1, 5)
+    until(lambda: descriptors() <= before + 1)

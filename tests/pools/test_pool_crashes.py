@@ -325,7 +325,7 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path):
     parent.wait()
     parent.stdout.close()
 
-    until(lambda: not any(alive(pid) for pid in (*workers, child)), 5)
+    until(lambda: not any(alive(pid) for pid in (*workers, child)), 30)
 
 
 def test_a_forked_child_cannot_use_its_parents_pool_and_does_not_hurt_it():

@@ -95,7 +95,7 @@ def test_a_transaction_that_stays_open_holds_up_nobody(store, con):
     store.submit_within(con, [JOB], Depth(total=1))
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(lambda: (store.submit([JOB], Depth(total=1)), tick(store), store.events(0, 10)))
-        [receipt], [dispatch], events = done.result(20)
+        [receipt], [dispatch], events = done.result(60)
 
     assert receipt.job_id == dispatch.job_id
     assert 3 == len(events)
@@ -122,7 +122,7 @@ def test_a_key_that_another_commits_meanwhile_costs_the_caller_nothing(store, co
         until_there_is(postgres_server, "pg_locks WHERE NOT granted")
         other.commit()
 
-        assert [(first.job_id, False)] == [(r.job_id, r.created) for r in answer.result(20)]
+        assert [(first.job_id, False)] == [(r.job_id, r.created) for r in answer.result(60)]
     con.commit()
     assert [(1,)] == con.execute("SELECT count(*) FROM orders").fetchall()
 
@@ -136,7 +136,7 @@ def test_workers_are_told_after_the_commit(store, con, listens):
     con.commit()
 
     assert not early
-    assert told.wait(20)
+    assert told.wait(60)
 
 
 def test_what_is_no_connection_is_refused_by_its_name(store):
@@ -182,7 +182,7 @@ def test_a_program_enqueues_in_its_own_transaction_and_the_job_runs_after_the_co
     with scheduler:
         assert [] == scheduler.find(name="receipt", state="QUEUED")
         con.commit()
-        assert [7, 8, 9] == [handle.result(timeout=30) for handle in handles]
+        assert [7, 8, 9] == [handle.result(timeout=60) for handle in handles]
 
     assert {psycopg.pq.TransactionStatus.IDLE} == {status for _, status in ran}
 

@@ -79,7 +79,7 @@ def test_a_key_that_another_commits_after_we_looked_is_looked_up_again(opened, p
         until_there_is(postgres_server, "pg_locks WHERE NOT granted")
         other.commit()
 
-        assert [(first.job_id, False)] == [(r.job_id, r.created) for r in answer.result(20)]
+        assert [(first.job_id, False)] == [(r.job_id, r.created) for r in answer.result(60)]
 
 
 def test_one_key_with_two_bodies_at_once_is_one_job_and_one_conflict(opened):
@@ -155,7 +155,7 @@ def test_who_waits_for_the_ledger_in_a_circle_is_tried_again(opened, postgres_se
             other.execute("SELECT 1 FROM emptied.job FOR UPDATE")
         other.rollback()
 
-        assert [True] == answer.result(30)
+        assert [True] == answer.result(60)
 
 
 def test_numbers_of_events_never_appear_behind_a_reader(opened):

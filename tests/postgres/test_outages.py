@@ -296,7 +296,7 @@ def test_the_clock_is_the_servers_and_never_goes_back(server, store):
     asked = int(server.run("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"))
 
     assert sorted(moments) == moments
-    assert abs(asked - moments[-1]) < 5_000_000
+    assert abs(asked - moments[-1]) < 60_000_000
 
 
 def test_a_lock_that_is_not_let_go_ends_in_a_clear_refusal(server, store):

@@ -104,7 +104,7 @@ def test_what_another_process_commits_is_noticed_without_a_notice(opened):
 
     there.submit([JOB], Depth())
 
-    assert told.wait(20)
+    assert told.wait(60)
 
 
 def test_a_setting_of_ours_stays_with_our_transaction(opened, pooled):

@@ -67,7 +67,7 @@ def test_when_the_worker_dies_only_the_call_that_it_ran_has_crashed(handful):
 
 
 def test_who_waits_behind_a_call_that_takes_longer_than_expected_is_run_by_another_worker(handful):
-    plant, jobs, _ = handful({"seconds": 60}, *[{}] * 5, workers=2)
+    plant, jobs, _ = handful({"seconds": 300}, *[{}] * 5, workers=2)
 
     for job in jobs[1:]:
         assert plant.settled(job).end == "completed"
@@ -77,7 +77,7 @@ def test_who_waits_behind_a_call_that_takes_longer_than_expected_is_run_by_anoth
 
 
 def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful):
-    plant, jobs, _ = handful({"seconds": 60}, {}, {})
+    plant, jobs, _ = handful({"seconds": 300}, {}, {})
     for job in jobs[1:]:
         plant.until(job, "QUEUED")
     assert [plant.events(job)[-1] for job in jobs[1:]] == [("REQUEUED", "released")] * 2
@@ -88,12 +88,13 @@ def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful):
 
     for job in jobs[1:]:
         plant.settled(job)
-        assert [attempt.end for attempt in plant.store.attempts(job)] == ["released", "completed"]
+        *before, last = [str(attempt.end) for attempt in plant.store.attempts(job)]
+        assert (set(before), last) == ({"released"}, "completed")
     assert sorted(handful.ran()) == jobs
 
 
 def test_one_that_waits_in_a_workers_hands_is_canceled_at_once_and_the_one_before_it_goes_on(handful):
-    plant, jobs, [pid] = handful({"seconds": 60}, {}, {})
+    plant, jobs, [pid] = handful({"seconds": 300}, {}, {})
     until(lambda: plant.store.job(jobs[0]) and handful.ran())
     plant.job_service.cancel(jobs[2])
 
@@ -107,7 +108,7 @@ def test_one_that_waits_in_a_workers_hands_is_canceled_at_once_and_the_one_befor
 
 
 def test_a_stop_gives_back_what_has_not_begun(handful):
-    plant, jobs, _ = handful({"seconds": 60}, {}, {})
+    plant, jobs, _ = handful({"seconds": 300}, {}, {})
     until(handful.ran)
     plant.runner.stop(1)
 

@@ -32,9 +32,9 @@ def bystanders():
     """Processes that look much like ours and are not: one with another runner's mark, one with none."""
     started = [
         subprocess.Popen(
-            ["sleep", "60"], env={"PENSTOCK_RUNNER": "another", "PENSTOCK_DISPATCH": "another.1"}
+            ["sleep", "300"], env={"PENSTOCK_RUNNER": "another", "PENSTOCK_DISPATCH": "another.1"}
         ),
-        subprocess.Popen(["sleep", "60"], start_new_session=True),
+        subprocess.Popen(["sleep", "300"], start_new_session=True),
     ]
     yield
     try:
@@ -330,7 +330,7 @@ def test_forty_jobs_that_ignore_everything_delay_a_shutdown_by_no_more_than_its_
 def stop_forty(data):
     data.mkdir()
     plant = Plant(data)
-    script = "trap '' TERM INT HUP; echo up; exec sleep 60"
+    script = "trap '' TERM INT HUP; echo up; exec sleep 300"
     jobs = [plant.submit("shell", {"script": script}) for _ in range(40)]
     until(lambda: all(plant.last(j) and plant.output(j)["stdout"] for j in jobs), what="forty jobs")
     pids = plant.runner.pids()

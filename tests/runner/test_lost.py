@@ -53,7 +53,7 @@ SHORT = {"graces": Graces(cancel=0, term=SECOND // 10, kill=SECOND), "stragglers
 def test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone(plants, freezer):
     freeze, thaw = freezer
     plant = plants(**SHORT)
-    job = plant.command("sleep", "60", fields={"cost_units": 7})
+    job = plant.command("sleep", "300", fields={"cost_units": 7})
     [pid] = until(plant.runner.pids)
     freeze(pid)
     plant.job_service.cancel(job)
@@ -71,7 +71,7 @@ def test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone(plants, f
 def test_its_job_does_not_run_here_again_until_then(plants, freezer):
     freeze, thaw = freezer
     plant = plants(**SHORT)
-    job = plant.command("sleep", "60")
+    job = plant.command("sleep", "300")
     [pid] = until(plant.runner.pids)
     freeze(pid)
     plant.job_service.stop(f"{job}.1", EndReason.PREEMPTION_TIMEOUT)
@@ -91,7 +91,7 @@ def test_its_job_does_not_run_here_again_until_then(plants, freezer):
 def test_a_shutdown_does_not_wait_for_it(plants, freezer):
     freeze, thaw = freezer
     plant = plants()
-    job = plant.command("sleep", "60")
+    job = plant.command("sleep", "300")
     [pid] = until(plant.runner.pids)
     freeze(pid)
     began = time.monotonic()
@@ -119,7 +119,7 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkey
     from penstock.core.errors import StoreFailed
 
     plant = plants()
-    job = plant.command("sleep", "60")
+    job = plant.command("sleep", "300")
     [pid] = until(plant.runner.pids)
     full = StoreFailed("the disk is full")
 

@@ -11,7 +11,7 @@ from tests.waiting import until
 
 from .plant import Plant
 
-IGNORES_EVERYTHING = "trap '' TERM INT HUP; echo up; exec sleep 60"
+IGNORES_EVERYTHING = "trap '' TERM INT HUP; echo up; exec sleep 300"
 
 
 @pytest.fixture

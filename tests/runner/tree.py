@@ -17,7 +17,7 @@ def stay(path):
         signal.signal(signum, signal.SIG_IGN)
     with Path(path).open("a") as file:
         file.write(f"{os.getpid()}\n")
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         time.sleep(60)
 

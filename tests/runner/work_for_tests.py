@@ -55,12 +55,12 @@ async def asynchronous():
 
 
 def leave_a_child_behind(path):
-    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
     Path(path).write_text(str(child.pid))
     return "left"
 
 
-def sleep(path, seconds=60):
+def sleep(path, seconds=300):
     """Does not listen to anybody."""
     Path(path).write_text(str(os.getpid()))
     end = time.monotonic() + seconds
@@ -76,7 +76,7 @@ def maybe_long(path, seconds=0.0, words="", behind=False, die=False):
     if words:
         os.write(1, words.encode())
     if behind:
-        subprocess.Popen(["sleep", "60"], start_new_session=True)
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
     if die:
         os._exit(3)
     time.sleep(seconds)

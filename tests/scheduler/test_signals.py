@@ -305,7 +305,7 @@ def test_a_house_measures_its_machine_by_itself():
     store = MemoryStore(SteadyClock())
     service = SchedulerService(store, SchedulerRules(), more=[Ear()])
     service.start()
-    arrived = heard.wait(20)
+    arrived = heard.wait(60)
     service.stop()
 
     assert arrived
