@@ -27,7 +27,7 @@ def test_a_function_tells_how_far_it_is_and_saves_where_it_is(plant):
     job = plant.function("tell")
 
     assert json.loads(plant.settled(job).result) == [job, {"at": 3}]
-    assert plant.store.checkpoint(job) == '{"at": 3}'
+    assert plant.store.checkpoint(job) == '{"at":3}'
     assert plant.output(job)["log"] == "half way"
     assert ("CHECKPOINT", "") in plant.events(job)
 

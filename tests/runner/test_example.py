@@ -28,7 +28,7 @@ def test_the_agent_stops_at_its_limit_and_goes_on_where_it_was():
         "alert to the owner: cost_limit_reached",
         "DONE after $1.50, 6 of 6 steps done",
     ]
-    assert '"answer": 42' in result
+    assert '"answer":42' in result
     assert run.stderr == ""
 
 

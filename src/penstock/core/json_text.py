@@ -24,7 +24,7 @@ _WORDS: Final = "JSON has no NaN and no infinity: use None or a text in its plac
 def json_text(value: Any, what: str = "the result") -> str:
     """For plain values. ValueError names the place of a NaN; TypeError, ValueError, RecursionError: JSON has no form for it."""
     try:
-        return storable(json.dumps(value, allow_nan=False, ensure_ascii=False))
+        return storable(json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")))
     except ValueError:
         refuse_not_finite(value, what)
         raise
