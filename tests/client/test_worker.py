@@ -19,7 +19,7 @@ from penstock.core.jobs.end_rules import EndReason
 WHOLE_POLL_SEC = 60.0
 
 
-class Crew:
+class ThreadedWorker:
     """A worker that runs in a thread of the test."""
 
     def __init__(self, scheduler):
@@ -35,7 +35,7 @@ class Crew:
         return self
 
     def waits(self):
-        """It has come to the scheduler, and there was nothing for it."""
+        """Wait until the worker has asked for jobs and got none."""
         until(lambda: self._service.fetchers.at(self._service.store.now()))
 
     def stop(self, within=LONG):
@@ -54,11 +54,11 @@ class Crew:
 
 
 @pytest.fixture
-def crew(scheduler):
+def make_worker(scheduler):
     made = []
 
     def make():
-        made.append(Crew(scheduler))
+        made.append(ThreadedWorker(scheduler))
         return made[-1]
 
     yield make
@@ -74,8 +74,8 @@ def result_of(job):
     return bytes(job.result).decode()
 
 
-def test_a_job_is_run_and_its_result_kept(client, crew):
-    one = crew()
+def test_a_job_is_run_and_its_result_kept(client, make_worker):
+    one = make_worker()
     seen = []
 
     @one.worker.job("thumbnail")
@@ -92,8 +92,8 @@ def test_a_job_is_run_and_its_result_kept(client, crew):
     assert [("photos", "thumbnail", 1, ("new",), None)] == seen
 
 
-def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(client, crew):
-    one = crew()
+def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(client, make_worker):
+    one = make_worker()
     one.worker.job("work")(lambda job: None)
     asked, ask = [], one.worker.fetcher.claim
     one.worker.fetcher.claim = lambda **options: asked.append(1) or ask(**options)
@@ -107,8 +107,8 @@ def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(client, crew):
     assert len(asked) <= 2  # the request that waited brought the job, and perhaps another one waits already
 
 
-def test_many_jobs_take_few_requests(client, crew, scheduler):
-    one = crew()
+def test_many_jobs_take_few_requests(client, make_worker, scheduler):
+    one = make_worker()
     one.worker.job("work")(lambda job: None)
     ids = [submit(client) for _ in range(150)]
     asked = []
@@ -121,8 +121,8 @@ def test_many_jobs_take_few_requests(client, crew, scheduler):
     assert len(asked) < 20
 
 
-def test_no_more_run_at_once_than_there_are_hands(client, crew):
-    one = crew()
+def test_no_more_run_at_once_than_there_are_hands(client, make_worker):
+    one = make_worker()
     running, most = [], []
     lock = threading.Lock()
 
@@ -144,8 +144,8 @@ def test_no_more_run_at_once_than_there_are_hands(client, crew):
 
 
 @pytest.mark.long
-def test_a_busy_function_keeps_its_lease(client, crew):
-    one = crew()
+def test_a_busy_function_keeps_its_lease(client, make_worker):
+    one = make_worker()
 
     @one.worker.job("work")
     def work(job):
@@ -161,8 +161,8 @@ def test_a_busy_function_keeps_its_lease(client, crew):
     assert ("DONE", "1", 1) == (job.state, result_of(job), job.attempts)
 
 
-def test_progress_spending_and_checkpoints_are_seen_while_it_runs(client, crew):
-    one = crew()
+def test_progress_spending_and_checkpoints_are_seen_while_it_runs(client, make_worker):
+    one = make_worker()
     go = threading.Event()
 
     @one.worker.job("work")
@@ -184,8 +184,8 @@ def test_progress_spending_and_checkpoints_are_seen_while_it_runs(client, crew):
     assert os.getpid() == job.pid
 
 
-def test_a_cancel_is_seen_by_the_function_and_the_job_is_canceled_whatever_it_returns(client, crew):
-    one = crew()
+def test_a_cancel_is_seen_by_the_function_and_the_job_is_canceled_whatever_it_returns(client, make_worker):
+    one = make_worker()
     begun = threading.Event()
 
     @one.worker.job("work")
@@ -202,8 +202,8 @@ def test_a_cancel_is_seen_by_the_function_and_the_job_is_canceled_whatever_it_re
     assert "CANCELED" == client.wait(job_id, LONG).state
 
 
-def test_a_spending_limit_stops_the_function(client, crew):
-    one = crew()
+def test_a_spending_limit_stops_the_function(client, make_worker):
+    one = make_worker()
 
     @one.worker.job("work")
     def work(job):
@@ -218,8 +218,8 @@ def test_a_spending_limit_stops_the_function(client, crew):
     assert "BLOCKED" == client.wait(job_id, LONG).state
 
 
-def test_errors_land_where_they_belong(client, crew):
-    one = crew()
+def test_errors_land_where_they_belong(client, make_worker):
+    one = make_worker()
 
     @one.worker.job("broken")
     def broken(job):
@@ -244,8 +244,8 @@ def test_errors_land_where_they_belong(client, crew):
     assert 3 == done[1].attempts
 
 
-def test_a_stop_lets_functions_yield_and_the_next_worker_goes_on_from_the_checkpoint(client, crew):
-    first, second = crew(), crew()
+def test_a_stop_lets_functions_yield_and_the_next_worker_goes_on_from_the_checkpoint(client, make_worker):
+    first, second = make_worker(), make_worker()
     begun = threading.Event()
 
     def pages(job):
@@ -274,8 +274,8 @@ def test_a_stop_lets_functions_yield_and_the_next_worker_goes_on_from_the_checkp
     assert job.attempts >= 2
 
 
-def test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint(client, crew):
-    one = crew()
+def test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint(client, make_worker):
+    one = make_worker()
     begun, order = threading.Event(), []
 
     @one.worker.job("work")
@@ -299,8 +299,8 @@ def test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint(
     assert (1, 2) == (kinds.count("PREEMPT_REQUESTED"), kinds.count("RUNNING"))
 
 
-def test_what_was_fetched_ahead_and_not_begun_is_given_back_on_a_stop(client, crew):
-    one = crew()
+def test_what_was_fetched_ahead_and_not_begun_is_given_back_on_a_stop(client, make_worker):
+    one = make_worker()
     begun, go = threading.Event(), threading.Event()
     ran = []
 
@@ -323,8 +323,8 @@ def test_what_was_fetched_ahead_and_not_begun_is_given_back_on_a_stop(client, cr
     assert "RUNNING" not in states
 
 
-def test_an_idle_worker_stops_at_once(client, crew):
-    one = crew()
+def test_an_idle_worker_stops_at_once(client, make_worker):
+    one = make_worker()
     one.worker.job("work")(lambda job: None)
     one.worker.poll_sec = WHOLE_POLL_SEC
     one.start().waits()
@@ -332,8 +332,8 @@ def test_an_idle_worker_stops_at_once(client, crew):
     one.stop(WHOLE_POLL_SEC / 2)
 
 
-def test_a_worker_that_is_about_to_ask_for_jobs_stops_at_once(client, crew):
-    one = crew()
+def test_a_worker_that_is_about_to_ask_for_jobs_stops_at_once(client, make_worker):
+    one = make_worker()
     one.worker.job("work")(lambda job: None)
     one.worker.poll_sec = WHOLE_POLL_SEC
     ask = one.worker.fetcher.claim
@@ -341,23 +341,23 @@ def test_a_worker_that_is_about_to_ask_for_jobs_stops_at_once(client, crew):
     one.start().ends(WHOLE_POLL_SEC / 2)
 
 
-def test_when_nobody_answers_the_function_is_told_and_its_result_is_not_told(client, crew, scheduler):
+def test_when_nobody_answers_the_function_is_told_and_its_result_is_not_told(client, make_worker, scheduler):
     """That it is told in time, `test_lease_keeping.py` shows without a clock."""
-    one = crew()
-    told = []
+    one = make_worker()
+    stopped = []
 
     @one.worker.job("work")
     def work(job):
         if job.fence == 1:
             until(lambda: job.canceled)
-            told.append(job.id)
+            stopped.append(job.id)
             return "of the first"
         return "of the second"
 
-    one.worker.client._transport = _Deaf(one.worker.client._transport)
+    one.worker.client._transport = _NoNetwork(one.worker.client._transport)
     job_id = submit(client)
     one.start(1)
-    until(lambda: told)
+    until(lambda: stopped)
     one.worker.client._transport = one.worker.client._transport.inner
 
     job = client.wait(job_id, LONG)
@@ -365,8 +365,8 @@ def test_when_nobody_answers_the_function_is_told_and_its_result_is_not_told(cli
     assert ("DONE", '"of the second"') == (job.state, result_of(job))
 
 
-class _Deaf:
-    """A network on which nothing comes through."""
+class _NoNetwork:
+    """A transport whose requests never arrive."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -400,8 +400,8 @@ def test_a_wrong_token_ends_the_worker_with_the_reason(scheduler):
     worker.fetcher.close()
 
 
-def test_a_worker_of_one_addon_gets_no_job_of_another(client, crew):
-    one = crew()
+def test_a_worker_of_one_addon_gets_no_job_of_another(client, make_worker):
+    one = make_worker()
     one.worker.job("work")(lambda job: None)
     client.submit("mail", "work", None, cost_units=1)
 
@@ -453,8 +453,8 @@ def looks(job):
     raise JobStopped("as asked")
 
 
-def test_a_function_in_a_process_can_say_what_one_in_a_thread_can(client, crew):
-    one = crew()
+def test_a_function_in_a_process_can_say_what_one_in_a_thread_can(client, make_worker):
+    one = make_worker()
     one.worker.job("work")(who)
     job_id = submit(client)
 
@@ -466,8 +466,8 @@ def test_a_function_in_a_process_can_say_what_one_in_a_thread_can(client, crew):
     assert (0.5, b'"saved"') == (job.spent, bytes(job.checkpoint))
 
 
-def test_a_stuck_function_in_a_process_is_ended_and_the_next_job_runs(client, crew):
-    one = crew()
+def test_a_stuck_function_in_a_process_is_ended_and_the_next_job_runs(client, make_worker):
+    one = make_worker()
     one.worker.job("stuck")(stuck)
     one.worker.job("work")(who)
     job_id = submit(client, "stuck")
@@ -480,8 +480,8 @@ def test_a_stuck_function_in_a_process_is_ended_and_the_next_job_runs(client, cr
     assert "DONE" == client.wait(next_id, LONG).state
 
 
-def test_a_process_that_dies_is_a_crash_of_its_job_alone(client, crew):
-    one = crew()
+def test_a_process_that_dies_is_a_crash_of_its_job_alone(client, make_worker):
+    one = make_worker()
     one.worker.job("work")(dies)
     job_id = submit(client)
     one.start(1, processes=True)
@@ -492,8 +492,8 @@ def test_a_process_that_dies_is_a_crash_of_its_job_alone(client, crew):
 
 
 @pytest.mark.long
-def test_a_process_that_holds_its_interpreter_for_longer_than_the_lease_keeps_it(client, crew):
-    one = crew()
+def test_a_process_that_holds_its_interpreter_for_longer_than_the_lease_keeps_it(client, make_worker):
+    one = make_worker()
     one.worker.job("work")(holds_the_interpreter)
     job_id = submit(client)
     one.start(1, processes=True)
@@ -503,8 +503,8 @@ def test_a_process_that_holds_its_interpreter_for_longer_than_the_lease_keeps_it
     assert ("DONE", "1") == (job.state, result_of(job))
 
 
-def test_a_stop_reaches_a_function_in_a_process(client, crew):
-    one = crew()
+def test_a_stop_reaches_a_function_in_a_process(client, make_worker):
+    one = make_worker()
     one.worker.job("work")(looks)
     job_id = submit(client)
     one.start(1, processes=True)
@@ -516,22 +516,24 @@ def test_a_stop_reaches_a_function_in_a_process(client, crew):
 
 
 @pytest.mark.parametrize("reason", [EndReason.MAX_RUNTIME_EXCEEDED, EndReason.PREEMPTION_TIMEOUT])
-def test_a_cancel_while_another_stop_is_under_way_is_the_end_of_the_job(client, crew, scheduler, reason):
-    one = crew()
-    runs, told, canceled = [], threading.Event(), threading.Event()
+def test_a_cancel_while_another_stop_is_under_way_is_the_end_of_the_job(
+    client, make_worker, scheduler, reason
+):
+    one = make_worker()
+    runs, stopped, canceled = [], threading.Event(), threading.Event()
 
     @one.worker.job("work")
     def work(job):
         runs.append(job.id)
         until(lambda: job.canceled)
-        told.set()
+        stopped.set()
         canceled.wait(LONG)
 
     job_id = submit(client)
     one.start()
     until(lambda: runs)
     scheduler.service.job_service.stop(scheduler.service.store.job(job_id).dispatch_id, reason)
-    assert told.wait(LONG)
+    assert stopped.wait(LONG)
     client.cancel(job_id)
     canceled.set()
 
