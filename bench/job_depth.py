@@ -84,13 +84,13 @@ def _finish(con: psycopg.Connection[tuple[object, ...]], count: int) -> None:
     """Made of one that is queued: what a finished job leaves in each table. Their names come before those of the others, as older ones do."""
     con.execute(
         """WITH one AS (SELECT * FROM penstock.job ORDER BY no LIMIT 1), number AS (SELECT generate_series(1, %(count)s) AS n),
-        jobs AS (INSERT INTO penstock.job (no, job_id, addon_id, demand, ready_at, priority, created_at, payload, unit, time_sensitive)
-                 SELECT -n, '0-done-' || n, addon_id, demand, ready_at, priority, created_at, payload, unit, time_sensitive FROM one, number),
-        runs AS (INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, host, fence, phase, events, started_in, admitted_at, started_at,
+        jobs AS (INSERT INTO penstock.job (no, job_id, addon_id, class_no, ready_at, priority, created_at, payload, unit, time_sensitive)
+                 SELECT -n, '0-done-' || n, addon_id, class_no, ready_at, priority, created_at, payload, unit, time_sensitive FROM one, number),
+        runs AS (INSERT INTO penstock.dispatch (dispatch_id, job_no, class_no, host, fence, phase, events, started_in, admitted_at, started_at,
                                                 expires_at, ended_at, how)
-                 SELECT '0-done-' || n || '.1', -n, demand, 'local', 1, 'ended', 1, -n, created_at, created_at, created_at, created_at + n, 'completed'
+                 SELECT '0-done-' || n || '.1', -n, class_no, 'local', 1, 'ended', 1, -n, created_at, created_at, created_at, created_at + n, 'completed'
                  FROM one, number),
-        ends AS (INSERT INTO penstock.ended (batch, at, jobs) SELECT -n, created_at + n, ARRAY[-n] FROM one, number)
+        ends AS (INSERT INTO penstock.ended_jobs (batch, at, jobs) SELECT -n, created_at + n, ARRAY[-n] FROM one, number)
         INSERT INTO penstock.trail (batch, size, until, events)
         SELECT -n, 1, -n, format('[[1,"DONE","0-done-%%s",1,"DONE","completed","1",null]]', n) FROM number""",
         {"count": count},

@@ -515,21 +515,21 @@ def by_hand(path):
     return apsw.Connection(str(path))
 
 
-TWIN = """INSERT INTO live (no, demand, host, fence, phase, events, admitted_at, expires_at)
-          SELECT no, demand, host, 9, phase, events, admitted_at, expires_at FROM live"""
+TWIN = """INSERT INTO active_dispatch (no, class_no, host, fence, phase, events, admitted_at, expires_at)
+          SELECT no, class_no, host, 9, phase, events, admitted_at, expires_at FROM active_dispatch"""
 
 
 @pytest.mark.parametrize(
     ("sql", "why"),
     [
-        ("UPDATE sums SET units = -1", "CHECK"),
+        ("UPDATE totals SET units = -1", "CHECK"),
         ("UPDATE job SET state = 'WAITING'", "CHECK"),
         ("UPDATE job SET priority = 0", "CHECK"),
         ("UPDATE job SET state = 'DONE'", "CHECK"),
-        ("UPDATE demand SET cost_units = 101", "CHECK"),
+        ("UPDATE admission_class SET cost_units = 101", "CHECK"),
         ("UPDATE intent SET payload = '{'", "CHECK"),
-        ("UPDATE live SET phase = 'ended'", "CHECK"),
-        ("UPDATE live SET phase = 'ending'", "CHECK"),
+        ("UPDATE active_dispatch SET phase = 'ended'", "CHECK"),
+        ("UPDATE active_dispatch SET phase = 'ending'", "CHECK"),
         ("UPDATE queue SET line = 3", "CHECK"),
         ("INSERT INTO queue SELECT * FROM queue", "UNIQUE"),
         ("UPDATE trail SET size = 2", "only ever added"),
@@ -554,7 +554,7 @@ def test_a_final_state_cannot_be_left_even_by_hand(path, store):
     with pytest.raises(apsw.ConstraintError, match="final"):
         con.execute("UPDATE job SET state = NULL, ended_at = NULL")
     with pytest.raises(apsw.ConstraintError, match="stays so"):
-        con.execute("UPDATE attempt SET how = 'job_error'")
+        con.execute("UPDATE ended_dispatch SET how = 'job_error'")
     con.execute("DELETE FROM job")
 
 
@@ -598,21 +598,21 @@ def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, 
     [
         "in_line",
         "ahead_in_line",
-        "whose_time_has_come",
+        "due_jobs",
         "next_line",
         "expired",
         "to_stop",
         "past_deadline",
         "alarm",
         "old_jobs",
-        "job_by_key",
-        "jobs_for_steps",
-        "dispatches_for_steps",
-        "dispatch_for_beat",
+        "jobs_by_key",
+        "jobs_for_changes",
+        "dispatches_for_changes",
+        "dispatches_for_beats",
         "events",
         "events_of",
         "events_of_job",
-        "old_done",
+        "old_ended_jobs",
         "done_jobs",
         "batches_of",
         "forget_mentions",
@@ -624,7 +624,15 @@ def test_no_statement_of_the_hot_path_scans_a_table(store, name):
     plan = [row[3] for row in store._con.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
 
     # An index, the list of what was asked for, or what is in flight, which is never more than a hundred.
-    fine = ("(subquery", "USING", "VIRTUAL TABLE", "CONSTANT ROW", "SCAN more", "SCAN live", "SCAN l")
+    fine = (
+        "(subquery",
+        "USING",
+        "VIRTUAL TABLE",
+        "CONSTANT ROW",
+        "SCAN more",
+        "SCAN active_dispatch",
+        "SCAN l",
+    )
     assert not [step for step in plan if step.startswith("SCAN") and not any(word in step for word in fine)]
 
 

@@ -119,7 +119,9 @@ def test_a_target_that_holds_something_is_left_alone(file, postgres):
 
 
 def test_a_copy_that_is_not_the_same_is_not_kept(file, postgres, monkeypatch):
-    monkeypatch.setattr(copying, "TABLES", [table for table in copying.TABLES if table != "checkpoint"])
+    monkeypatch.setattr(
+        copying, "TABLES", {table: mine for table, mine in copying.TABLES.items() if table != "checkpoint"}
+    )
 
     with pytest.raises(StoreFailed, match="differs in checkpoints"):
         copy_to_postgres(file, postgres.dsn, SharedOptions(postgres.schema))

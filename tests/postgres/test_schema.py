@@ -188,8 +188,8 @@ def test_names_are_qualified_wherever_they_stand():
         "job",
         "queue",
         "flight",
-        "ended",
-        "demand",
+        "ended_jobs",
+        "admission_class",
         "dispatch",
         "ledger",
         "addon",
@@ -206,8 +206,8 @@ def test_names_are_qualified_wherever_they_stand():
                 assert f"{word} {table} " not in sql, name
 
 
-TWIN = """INSERT INTO {0}.dispatch (dispatch_id, job_no, demand, host, fence, phase, events, started_in, admitted_at, expires_at)
-          SELECT dispatch_id, job_no, demand, 'other', fence, phase, events, 0, admitted_at, expires_at FROM {0}.dispatch"""
+TWIN = """INSERT INTO {0}.dispatch (dispatch_id, job_no, class_no, host, fence, phase, events, started_in, admitted_at, expires_at)
+          SELECT dispatch_id, job_no, class_no, 'other', fence, phase, events, 0, admitted_at, expires_at FROM {0}.dispatch"""
 
 
 @pytest.mark.parametrize(

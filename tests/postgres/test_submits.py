@@ -23,7 +23,7 @@ def trips(store, monkeypatch):
     store.submit([JOB], Depth())
     exchange, seen = PipelineConnection.exchange, []
     # Those that other threads ask when it is time.
-    apart = {store._link.sql[name].text for name in ("ring_alone", "told", "now")}
+    apart = {store._link.sql[name].text for name in ("notify_unsynced", "committed_events", "now")}
 
     def count(con, calls, behind=()):
         texts = [statement.text for statement, _ in calls]

@@ -98,7 +98,7 @@ def asked(monkeypatch):
 
     def noted(session, *calls):
         names = [name.removesuffix("_from") for name, _ in calls]
-        if not {"ring_alone", "told"} & {*names}:  # the bell's, which come when they come
+        if not {"notify_unsynced", "committed_events"} & {*names}:  # the bell's, which come when they come
             trips.append(names)
         return together(session, *calls)
 

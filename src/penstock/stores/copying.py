@@ -23,14 +23,15 @@ from penstock.stores.sqlite.connection import DispatchLock, WriteLock, connect, 
 
 __all__ = ["Copied", "copy_to_postgres"]
 
-TABLES: Final = (
-    "demand",
-    "ledger",
-    "addon",
-    "tally",
-    "budget",
-    "checkpoint",
-)
+#: (Table there, table or view here with the same columns.)
+TABLES: Final = {
+    "admission_class": "admission_class",
+    "ledger": "ledger_totals",
+    "addon": "addon_totals",
+    "tally": "tally_totals",
+    "budget": "budget",
+    "checkpoint": "checkpoint",
+}
 
 
 class Copied(NamedTuple):
@@ -50,8 +51,8 @@ def copy_to_postgres(source: Path, target: str, sharing: SharedOptions | None = 
             link = Database(target, sharing.schema, options, None)
             with closing(link), link.failures(), link.connection() as server, server.transaction():
                 _refuse_what_is_not_empty(server, link, target)
-                for table in TABLES:
-                    _copy(con, server, link, table)
+                for table, mine in TABLES.items():
+                    _copy(con, server, link, table, mine)
                 _copy_jobs(con, server, link)
                 _copy_events(con, server, link)
                 _go_on_counting(con, server, link)
@@ -83,10 +84,10 @@ def _held(source: Path) -> Iterator[apsw.Connection]:
 
 
 def _refuse_what_is_not_empty(server: PipelineConnection, link: Database, target: str) -> None:
-    others = ("job", "queue", "dispatch", "flight", "ended", "trail", "mention")
+    others = ("job", "queue", "dispatch", "flight", "ended_jobs", "trail", "mention")
     names = ", ".join(f"penstock.{table}" for table in (*TABLES, *others))
     server.execute(link.in_schema(f"LOCK TABLE {names} IN EXCLUSIVE MODE"))
-    for table in ("job", "dispatch", "trail", "addon", "demand"):
+    for table in ("job", "dispatch", "trail", "addon", "admission_class"):
         if server.execute(link.in_schema(f"SELECT 1 FROM penstock.{table} LIMIT 1")).fetchone() is not None:
             raise StoreFailed(
                 f"{shown(target)} is not empty (schema {link.schema}): choose another schema or database, nothing was changed",
@@ -94,9 +95,9 @@ def _refuse_what_is_not_empty(server: PipelineConnection, link: Database, target
             )
 
 
-def _copy(con: apsw.Connection, server: PipelineConnection, link: Database, table: str) -> None:
-    names = [name for (name,) in con.execute("SELECT name FROM pragma_table_info(?)", (table,))]
-    _fill(server, link, table, names, con.execute(f"SELECT {', '.join(names)} FROM {table}"))
+def _copy(con: apsw.Connection, server: PipelineConnection, link: Database, table: str, source: str) -> None:
+    names = [name for (name,) in con.execute("SELECT name FROM pragma_table_info(?)", (source,))]
+    _fill(server, link, table, names, con.execute(f"SELECT {', '.join(names)} FROM {source}"))
 
 
 #: (Table there, columns of the same name, others and how they are read here.) A job that is done comes to be settled in its own row.
@@ -104,7 +105,7 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
     (
         "job",
         (
-            "no, job_id, addon_id, demand, j.events, created_at, ready_at, priority, earliest_start_at, not_before, deadline_at, expected_sec, "
+            "no, job_id, addon_id, class_no, j.events, created_at, ready_at, priority, earliest_start_at, not_before, deadline_at, expected_sec, "
             "max_runtime_sec, max_active_sec, active, crash, unavailable, error, start, spent, spent_before, progress, denied, denied_data, "
             "denied_at, passed_at, ended_at, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key"
         ),
@@ -113,12 +114,12 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
             "tried": "fence - (state IN ('DISPATCHING', 'RUNNING'))",
             "body_hash": "iif(body_hash IS NULL, NULL, lower(hex(body_hash)))",
         },
-        "whole j JOIN intent USING (no)",
+        "job_full j JOIN intent USING (no)",
     ),
     (
         "queue",
         (
-            "no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, "
+            "no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, "
             "max_active_sec, active, denied, denied_data, denied_at, passed_at"
         ),
         {},
@@ -127,11 +128,11 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
     (
         "dispatch",
         (
-            "d.dispatch_id, d.job_no, d.demand, host, d.fence, phase, admitted_at, expires_at, started_at, ends_at, stop_at, stop_for, reason, worker, "
+            "d.dispatch_id, d.job_no, d.class_no, host, d.fence, phase, admitted_at, expires_at, started_at, ends_at, stop_at, stop_for, reason, worker, "
             "d.spent, d.progress, d.ended_at, how, result, failure, d.pid"
         ),
         {"events": "coalesce(j.events, 0)", "started_in": "0"},
-        "dispatch d LEFT JOIN whole j ON j.no = d.job_no",
+        "dispatch_full d LEFT JOIN job_full j ON j.no = d.job_no",
     ),
 )
 
@@ -145,7 +146,7 @@ def _copy_jobs(con: apsw.Connection, server: PipelineConnection, link: Database)
 
 def _copy_flights(server: PipelineConnection, link: Database) -> None:
     """With numbers of batches that are drawn now, and tell nothing."""
-    for name in ("gather_flights", "gather_loans", "join_flights", "gather_ends"):
+    for name in ("gather_flights", "gather_standalone_leases", "join_flights", "gather_ended_jobs"):
         server.execute(link.sql[name].text)
 
 
@@ -166,19 +167,19 @@ def _copy_events(con: apsw.Connection, server: PipelineConnection, link: Databas
 
 #: Attempts that came from a file know of no batch, so all of theirs are mentioned.
 _MENTIONS: Final = """SELECT job_no, batch FROM mention
-UNION SELECT job_no, started_in FROM dispatch WHERE job_no IS NOT NULL AND started_in IS NOT NULL
-UNION SELECT job_no, ended_in FROM dispatch WHERE job_no IS NOT NULL AND ended_in IS NOT NULL"""
+UNION SELECT job_no, started_in FROM dispatch_full WHERE job_no IS NOT NULL AND started_in IS NOT NULL
+UNION SELECT job_no, ended_in FROM dispatch_full WHERE job_no IS NOT NULL AND ended_in IS NOT NULL"""
 
 
 def _go_on_counting(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
     """What comes next must not be called as something is already. And what is not in the ledger could not be locked."""
-    jobs, events = one(con, "marks") or (0, 0)
+    jobs, events = one(con, "newest_numbers") or (0, 0)
     server.execute(link.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'event'"), [events])
-    demands = con.execute("SELECT max(no) FROM demand").get or 0
-    sequence = link.in_schema("SELECT pg_get_serial_sequence('penstock.demand', 'no')")
-    [(of_demands,)] = server.execute(sequence).fetchall()
+    classes = con.execute("SELECT max(no) FROM admission_class").get or 0
+    sequence = link.in_schema("SELECT pg_get_serial_sequence('penstock.admission_class', 'no')")
+    [(of_classes,)] = server.execute(sequence).fetchall()
     for name, value in (
-        (of_demands, demands),
+        (of_classes, classes),
         (f"{link.quoted}.job_no", jobs),
         (f"{link.quoted}.batch", events),
     ):
@@ -186,7 +187,7 @@ def _go_on_counting(con: apsw.Connection, server: PipelineConnection, link: Data
     columns = (
         "addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels"
     )
-    rows = con.execute(f"SELECT {columns} FROM demand")
+    rows = con.execute(f"SELECT {columns} FROM admission_class")
     keys = sorted({key for row in rows for key in keys_of(class_from(row))})
     with server.cursor() as cursor:
         cursor.executemany(
@@ -198,12 +199,12 @@ def _go_on_counting(con: apsw.Connection, server: PipelineConnection, link: Data
 
 
 _COUNTS: Final = {
-    "jobs": "SELECT 'jobs ' || state, count(*) FROM {}whole GROUP BY state",
-    "dispatches": "SELECT 'dispatches ' || phase, count(*) FROM {}dispatch GROUP BY phase",
+    "jobs": "SELECT 'jobs ' || state, count(*) FROM {}job_full GROUP BY state",
+    "dispatches": "SELECT 'dispatches ' || phase, count(*) FROM {}dispatch_full GROUP BY phase",
     "events": "SELECT 'events ' || kind, count(*) FROM {}event GROUP BY kind",
     "queued": "SELECT 'queued', count(*) FROM {}queue",
     "checkpoints": "SELECT 'checkpoints', count(*) FROM {}checkpoint",
-    "addons": "SELECT 'addons', count(*) FROM {}addon",
+    "addons": "SELECT 'addons', count(*) FROM {}addon{}",
     "spent": "SELECT 'spent ' || addon_id, sum(spent) FROM {}budget GROUP BY addon_id",
 }
 
@@ -212,8 +213,8 @@ def _proof(con: apsw.Connection, server: PipelineConnection, link: Database) -> 
     here: dict[str, int] = {}
     there: dict[str, int] = {}
     for sql in _COUNTS.values():
-        here.update({name: int(count) for name, count in con.execute(sql.format(""))})
-        found = server.execute(link.in_schema(sql.format("penstock."))).fetchall()
+        here.update({name: int(count) for name, count in con.execute(sql.format("", "_totals"))})
+        found = server.execute(link.in_schema(sql.format("penstock.", ""))).fetchall()
         there.update({name: int(count) for name, count in found})
     if here != there:
         differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))

@@ -176,7 +176,7 @@ class PostgresAdmissionView:
                 return
             most = min(PIECE, most * 4)
             last = rows[-1]
-            values = {"demand": key[0], "line": key[1], "turn": last[_TURN], "no": last[_NO], "most": most}
+            values = {"class_no": key[0], "line": key[1], "turn": last[_TURN], "no": last[_NO], "most": most}
             rows = self._session.ask("in_line", values)
 
     def running(self) -> Sequence[RunningJob]:

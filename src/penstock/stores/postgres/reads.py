@@ -32,7 +32,6 @@ LOOK: Final = 16
 PIECE: Final = 100
 _JOBS: Final = statements("postgres")["job_columns"]
 _DISPATCHES: Final = statements("postgres")["dispatch_columns"]
-_LIVE: Final = _DISPATCHES.replace("penstock.dispatch d", "penstock.live d")
 
 
 class PostgresReads:
@@ -89,7 +88,9 @@ class PostgresReads:
             where.append("j.addon_id = %(addon_id)s")
             values["addon_id"] = query.addon_id
         if query.job_type is not None:
-            where.append("j.demand IN (SELECT no FROM penstock.demand WHERE job_type = %(job_type)s)")
+            where.append(
+                "j.class_no IN (SELECT no FROM penstock.admission_class WHERE job_type = %(job_type)s)"
+            )
             values["job_type"] = query.job_type
         if query.tag is not None:
             where.append("j.tags::jsonb ? %(tag)s::text")
@@ -118,9 +119,9 @@ class PostgresReads:
         }
 
     def _dispatches_where(
-        self, session: DatabaseSession, where: str, values: dict[str, Any], source: str = _DISPATCHES
+        self, session: DatabaseSession, where: str, values: dict[str, Any]
     ) -> list[Dispatch]:
-        rows = session.plain(self._link.in_schema(f"{source} {where}"), values)
+        rows = session.plain(self._link.in_schema(f"{_DISPATCHES} {where}"), values)
         demands = self._demands.of(session, {row[-1] for row in rows})
         return [dispatch_from(row, demands[row[-1]]) for row in rows]
 
@@ -132,16 +133,16 @@ class PostgresReads:
     def live(
         self, *, addon_id: AddonId | None = None, phases: Collection[DispatchPhase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
-        where = ["true"]
+        where = ["d.dispatch_id = ANY(ARRAY(SELECT dispatch_id FROM penstock.dispatch_in_flight))"]
         values: dict[str, Any] = {"limit": limit}
         if addon_id is not None:
-            where.append("m.addon_id = %(addon_id)s")
+            where.append("d.addon_id = %(addon_id)s")
             values["addon_id"] = addon_id
         if phases:
             where.append("d.phase = ANY(%(phases)s::text[])")
             values["phases"] = array([str(phase) for phase in phases])
         sql = f"WHERE {' AND '.join(where)} ORDER BY d.admitted_at, d.dispatch_id LIMIT %(limit)s"
-        return self._link.snapshot(lambda session: self._dispatches_where(session, sql, values, _LIVE))
+        return self._link.snapshot(lambda session: self._dispatches_where(session, sql, values))
 
     def checkpoint(self, job_id: JobId) -> str | None:
         rows = self._link.glance("checkpoint", {"job_id": job_id})
@@ -243,7 +244,7 @@ def _by_index(states: frozenset[JobState]) -> list[str]:
     if states <= {JobState.QUEUED}:
         return ["j.queued IS NOT NULL"]
     if states <= IN_FLIGHT:
-        return ["j.no = ANY(ARRAY(SELECT job_no FROM penstock.live))"]
+        return ["j.no = ANY(ARRAY(SELECT job_no FROM penstock.dispatch_in_flight))"]
     if states <= SETTLED - {JobState.DONE}:
         return ["j.settled = ANY(%(states)s::text[]) AND j.settled <> 'DONE'"]
     return []

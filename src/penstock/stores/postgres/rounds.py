@@ -19,7 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol
 
-from psycopg.errors import DivisionByZero
+import psycopg
 
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch
@@ -42,6 +42,9 @@ from penstock.stores.postgres.start import Admission, Starting
 from penstock.stores.postgres.write_batch import Key, PostgresAdmissionClasses, accounts_from, lock_ledger
 
 __all__ = ["Admitting", "Ends", "RoundRequest"]
+
+#: The code that `refuse_round` raises: another round was at a job before this one.
+ROUND_REFUSED: Final = "JB001"
 
 #: How many jobs whose time has come step into line in one transaction.
 STEPS: Final = 5_000
@@ -109,7 +112,9 @@ class Admitting:
             turning = _Turning(self, keys, careful=careful)
             try:
                 turn = self.link.transact(lambda session: turning.run(session, ends, admissions))  # noqa: B023 - called at once
-            except DivisionByZero:
+            except psycopg.DatabaseError as error:
+                if error.sqlstate != ROUND_REFUSED:
+                    raise
                 careful = True
             except _NotLocked as more:
                 if more.loan is not None:

@@ -119,12 +119,14 @@ class Starting:
             self._session.leave_for("start_jobs", common | self._heads(round_result, limits), self._keep)
         flight = {
             "jobs": array([pick.waiting.no for pick in picks]),
-            "loan": None if round_result.loan is None else self._lend(round_result.loan, common, started),
+            "standalone_lease": None
+            if round_result.loan is None
+            else self._lend(round_result.loan, common, started),
             "live": len(picks) + (round_result.loan is not None),
             "expires_at": now + min(terms.lease_for, terms.reserve_for),
             "stop_at": min((limit.stop_at for limit in limits if limit.stop_at is not None), default=None),
         }
-        self._session.leave("take_off", common | flight)
+        self._session.leave("insert_flight", common | flight)
         for (admission_class, offer), alike in groupby(picks, _KIND):
             n = sum(1 for _ in alike)
             self._pages.hold(self._host, admission_class, n)
@@ -158,7 +160,7 @@ class Starting:
     ) -> DispatchId:
         loan = DispatchId(f"{self._new_id()}.0")
         number = self._demands.number(admission_class)
-        self._session.leave("lend", common | {"dispatch_id": loan, "demand": number})
+        self._session.leave("insert_standalone_lease", common | {"dispatch_id": loan, "class_no": number})
         started.append(
             new_dispatch(
                 loan, None, admission_class, Placement.LEASE, self._terms, host=self._host, now=self._now

@@ -120,7 +120,7 @@ class PostgresStore(PostgresReads):
     def _run_within(self, connection: Any, submission: Submission) -> list[Receipt]:
         with borrowed(connection, self._link.sql) as session:
             [receipts] = self._submitting.run(session, [submission], exact=False)
-            session.leave("ring", {"channel": self._wakeups.channel, "by": ""})
+            session.leave("notify", {"channel": self._wakeups.channel, "by": ""})
             self._turns.admitting.scan_hint.disturbed()
             return receipts
 
@@ -234,7 +234,7 @@ class PostgresStore(PostgresReads):
         old: list[Any] = []
         seen, done_with = 0, set[int]()
         now, [sheets] = self._link.opening(
-            session, ("ended_before", {"before": before, "most": limit, "seen": seen})
+            session, ("old_ended_jobs", {"before": before, "most": limit, "seen": seen})
         )
         while sheets:
             listed = [(batch, at, no) for batch, at, jobs in sheets for no in jobs]
@@ -247,13 +247,13 @@ class PostgresStore(PostgresReads):
                 )
                 old += found
             if listed:
-                session.leave("shorten_ends", columns([(batch, no) for batch, _, no in listed]))
+                session.leave("shorten_ended_jobs", columns([(batch, no) for batch, _, no in listed]))
                 done_with -= {batch for batch, *_ in listed}
             if len(old) == limit:
                 break
             seen += len(sheets)
-            sheets = session.ask("ended_before", {"before": before, "most": limit, "seen": seen})
-        session.leave("forget_ends", {"batches": array(sorted(done_with))})
+            sheets = session.ask("old_ended_jobs", {"before": before, "most": limit, "seen": seen})
+        session.leave("forget_ended_jobs", {"batches": array(sorted(done_with))})
         session.leave("forget_commits", None)
         if not old:
             return 0
@@ -288,7 +288,7 @@ class PostgresStore(PostgresReads):
 
     def register_host(self, host: Host) -> Host:
         def write(session: DatabaseSession) -> Host:
-            _, [found] = self._link.opening(session, ("greet", host_values(host)))
+            _, [found] = self._link.opening(session, ("register_host", host_values(host)))
             if not found:
                 raise name_taken(host)
             session.leave("forget_hosts", {"before": host.seen_at - LOST_FOR})
@@ -323,7 +323,7 @@ class PostgresStore(PostgresReads):
     def acquire_dispatch(self, holder: str) -> None:
         """One of many: nobody is refused, the ledger keeps them apart."""
         self._link.transact(
-            lambda session: session.leave("register", {"holder": holder, "now": self._link.now()})
+            lambda session: session.leave("register_dispatcher", {"holder": holder, "now": self._link.now()})
         )
         self._holder = holder
         self.listen()
@@ -331,7 +331,7 @@ class PostgresStore(PostgresReads):
     def release_dispatch(self) -> None:
         holder, self._holder = self._holder, None
         if holder is not None:
-            self._link.transact(lambda session: session.leave("unregister", {"holder": holder}))
+            self._link.transact(lambda session: session.leave("unregister_dispatcher", {"holder": holder}))
 
     def listen(self) -> None:
         self._wakeups.listen()

@@ -37,7 +37,7 @@ __all__ = ["Forms", "Submission", "Submitting"]
 MOST_KEPT: Final = 1_000
 #: As `job_row` and `intent_row` have them.
 _NAMES: Final = (
-    *("addon_id", "demand", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
+    *("addon_id", "class_no", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
     *("earliest_start_at", "deadline_at", "expected_sec", "max_runtime_sec", "max_active_sec"),
     *("idempotency_key", "tags", "unit", "cost_limit", "time_sensitive", "retry_delays", "body_hash"),
 )

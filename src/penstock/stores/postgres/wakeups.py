@@ -64,7 +64,7 @@ class NotificationListener:
     def _notice(self) -> tuple[str, Values]:
         self._told_at = monotonic()
         self._due = False  # it tells of all that was committed before
-        return "ring_alone", {"channel": self.channel, "by": self._me}
+        return "notify_unsynced", {"channel": self.channel, "by": self._me}
 
     def listen(self) -> None:
         self._start("ear", self._attend)
@@ -133,5 +133,5 @@ class NotificationListener:
     def _something_new(self) -> bool:
         """Whether anything was told since the last look."""
         before = self._seen
-        self._seen = int(self._link.glance("told")[0][0])
+        self._seen = int(self._link.glance("committed_events")[0][0])
         return before != self._seen

@@ -69,7 +69,7 @@ class PostgresAdmissionClasses:
 
     def of(self, session: DatabaseSession, numbers: Iterable[int]) -> dict[int, AdmissionClass]:
         if missing := set(numbers) - self.known.keys():
-            for no, *row in session.ask("demands_by_no", {"nos": array(sorted(missing))}):
+            for no, *row in session.ask("classes_by_no", {"nos": array(sorted(missing))}):
                 admission_class = self.known[no] = class_from(row)
                 self._numbers[admission_class] = no
         return self.known
@@ -78,9 +78,9 @@ class PostgresAdmissionClasses:
 def _number(session: DatabaseSession, admission_class: AdmissionClass) -> int:
     """With its ledger rows: what is not there cannot be locked."""
     *_, found = session.together(
-        ("add_demand", class_row(admission_class)),
+        ("add_class", class_row(admission_class)),
         ("add_ledger", columns(sorted(keys_of(admission_class)))),
-        ("demand_by_key", {"key": admission_class.key}),
+        ("class_by_key", {"key": admission_class.key}),
     )
     return int(found[0][0])
 
@@ -166,7 +166,7 @@ class PostgresWriteBatch:
             landed = columns(sorted(self.landed.items()), 2)
             over = [batch, self._settled_at, array(self._settled)]
             rest = [*over, batch, array(sorted(self._mentioned))]
-            session.leave("write_pages", lambda: [*written, *landed, batch, *self._told(), *rest])
+            session.leave("write_batch", lambda: [*written, *landed, batch, *self._told(), *rest])
         session.tells |= tells
         return tells
 

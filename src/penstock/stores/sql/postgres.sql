@@ -24,27 +24,27 @@ ON CONFLICT (token) DO UPDATE SET void = marker.void RETURNING void;
 -- Of processes that ended before their next transaction.
 DELETE FROM penstock.commit_marker WHERE at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - 86400000000;
 
--- name: ring
+-- name: notify
 SELECT pg_notify(%(channel)s, %(by)s);
 
--- name: ring_alone
+-- name: notify_unsynced
 -- Nobody need find it on the disk, and whoever listens hears it only after the commit.
 SELECT pg_notify(%(channel)s, %(by)s), set_config('synchronous_commit', 'off', true);
 
--- name: told
+-- name: committed_events
 -- How many events have ever been committed, numbered or not.
 SELECT (SELECT value FROM penstock.mark WHERE name = 'event')
        + (SELECT coalesce(sum(size), 0) FROM penstock.trail WHERE until IS NULL);
 
--- name: demand_by_key
-SELECT no FROM penstock.demand WHERE key = %(key)s;
+-- name: class_by_key
+SELECT no FROM penstock.admission_class WHERE key = %(key)s;
 
--- name: demands_by_no
+-- name: classes_by_no
 SELECT no, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels
-FROM penstock.demand WHERE no = ANY(%(nos)s::integer[]);
+FROM penstock.admission_class WHERE no = ANY(%(nos)s::integer[]);
 
--- name: add_demand
-INSERT INTO penstock.demand (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels)
+-- name: add_class
+INSERT INTO penstock.admission_class (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels)
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (key) DO NOTHING;
 
 -- name: add_ledger
@@ -57,7 +57,7 @@ SELECT pg_advisory_xact_lock(hashtextextended('penstock.depth', 0));
 SELECT addon_id, sum(jobs)::bigint FROM penstock.tally WHERE state = 'QUEUED' GROUP BY addon_id;
 
 -- name: jobs_by_key
-SELECT addon_id, idempotency_key, job_id, state, body_hash FROM penstock.whole
+SELECT addon_id, idempotency_key, job_id, state, body_hash FROM penstock.job_full
 WHERE (addon_id, idempotency_key) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
 
 -- name: submit_jobs
@@ -67,9 +67,9 @@ WITH drawn AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock
 new AS MATERIALIZED (
     SELECT nextval('penstock.job_no') AS no, * FROM unnest(%(ids)s::text[], %(payloads)s::text[], %(kinds)s::integer[]) AS new (job_id, payload, kind)),
 queued AS (
-    INSERT INTO penstock.queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
+    INSERT INTO penstock.queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
                                 max_runtime_sec, max_active_sec)
-    SELECT no, job_id, (%(demand)s::integer[])[kind], (%(line)s::smallint[])[kind], (%(turn)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
+    SELECT no, job_id, (%(class_no)s::integer[])[kind], (%(line)s::smallint[])[kind], (%(turn)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
            (%(urgent_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind], (%(priority)s::integer[])[kind], 0, 1,
            (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind] FROM new),
 counted AS (
@@ -78,9 +78,9 @@ counted AS (
 told AS (
     INSERT INTO penstock.trail (batch, size, events)
     SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
-INSERT INTO penstock.job (no, job_id, addon_id, demand, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
+INSERT INTO penstock.job (no, job_id, addon_id, class_no, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
                           max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
-SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(demand)s::integer[])[kind], (%(created_at)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
+SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(class_no)s::integer[])[kind], (%(created_at)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
        (%(priority)s::integer[])[kind], (%(earliest_start_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind],
        (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind],
        (SELECT batch FROM drawn), payload, (%(tags)s::text[])[kind], (%(unit)s::text[])[kind], (%(cost_limit)s::bigint[])[kind],
@@ -93,18 +93,18 @@ FROM new;
 WITH drawn AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock.batch')) AS batch),
 new AS MATERIALIZED (SELECT nextval('penstock.job_no') AS no, * FROM unnest(%(ids)s::text[], %(payloads)s::text[]) AS new (job_id, payload)),
 queued AS (
-    INSERT INTO penstock.queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
+    INSERT INTO penstock.queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
                                 max_runtime_sec, max_active_sec)
-    SELECT no, job_id, %(demand)s::integer, %(line)s::smallint, %(turn)s::bigint, %(ready_at)s::bigint, %(urgent_at)s::bigint,
+    SELECT no, job_id, %(class_no)s::integer, %(line)s::smallint, %(turn)s::bigint, %(ready_at)s::bigint, %(urgent_at)s::bigint,
            %(deadline_at)s::bigint, %(priority)s::integer, 0, 1, %(expected_sec)s::double precision, %(max_runtime_sec)s::bigint,
            %(max_active_sec)s::bigint FROM new),
 counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) VALUES (%(addon_id)s, 'QUEUED', cardinality(%(ids)s::text[]))),
 told AS (
     INSERT INTO penstock.trail (batch, size, events)
     SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
-INSERT INTO penstock.job (no, job_id, addon_id, demand, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
+INSERT INTO penstock.job (no, job_id, addon_id, class_no, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
                           max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
-SELECT no, job_id, %(addon_id)s, %(demand)s::integer, %(created_at)s::bigint, %(ready_at)s::bigint, %(priority)s::integer,
+SELECT no, job_id, %(addon_id)s, %(class_no)s::integer, %(created_at)s::bigint, %(ready_at)s::bigint, %(priority)s::integer,
        %(earliest_start_at)s::bigint, %(deadline_at)s::bigint, %(expected_sec)s::double precision, %(max_runtime_sec)s::bigint,
        %(max_active_sec)s::bigint, (SELECT batch FROM drawn), payload, %(tags)s, %(unit)s, %(cost_limit)s::bigint, %(time_sensitive)s::integer,
        %(retry_delays)s, %(idempotency_key)s, %(body_hash)s
@@ -123,20 +123,20 @@ due AS (SELECT no, CASE WHEN urgent_at <= (SELECT at FROM now) THEN 2 ELSE 1 END
 UPDATE penstock.queue SET line = due.line FROM due WHERE queue.no = due.no;
 
 -- name: heads
--- The first of every line, without a lock: a round that starts nothing must not write. Skips from demand to demand through the index:
+-- The first of every line, without a lock: a round that starts nothing must not write. Skips from class to class through the index:
 -- as many steps as there are lines, however long they are. The last row says whether any should step into line, and how long it took.
 WITH RECURSIVE now AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
-active (demand) AS (
-    (SELECT demand FROM penstock.queue WHERE line > 0 ORDER BY demand LIMIT 1)
+active (class_no) AS (
+    (SELECT class_no FROM penstock.queue WHERE line > 0 ORDER BY class_no LIMIT 1)
     UNION ALL
-    SELECT (SELECT queue.demand FROM penstock.queue WHERE line > 0 AND queue.demand > active.demand ORDER BY queue.demand LIMIT 1)
-    FROM active WHERE active.demand IS NOT NULL
+    SELECT (SELECT queue.class_no FROM penstock.queue WHERE line > 0 AND queue.class_no > active.class_no ORDER BY queue.class_no LIMIT 1)
+    FROM active WHERE active.class_no IS NOT NULL
 )
-SELECT active.demand, standing, j.*
+SELECT active.class_no, standing, j.*
 FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
-    FROM penstock.queue WHERE queue.demand = active.demand AND queue.line = standing AND queue.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
-WHERE active.demand IS NOT NULL
+    FROM penstock.queue WHERE queue.class_no = active.class_no AND queue.line = standing AND queue.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
+WHERE active.class_no IS NOT NULL
 UNION ALL SELECT NULL, (EXISTS (SELECT FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now))
                         OR EXISTS (SELECT FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)))::integer,
                  (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
@@ -146,22 +146,22 @@ UNION ALL SELECT NULL, (EXISTS (SELECT FROM penstock.queue WHERE line = 0 AND re
 -- The same of lines that are known, from where their first one was; and of those that have come between them, from the beginning.
 WITH RECURSIVE now AS MATERIALIZED (SELECT coalesce(%s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
 known AS MATERIALIZED (
-    SELECT * FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (demand, line, turn, no)),
-new (demand, upto) AS (
-    SELECT (SELECT demand FROM penstock.queue WHERE line > 0 AND demand > gap.behind AND demand < gap.upto ORDER BY demand LIMIT 1), gap.upto
+    SELECT * FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (class_no, line, turn, no)),
+new (class_no, upto) AS (
+    SELECT (SELECT class_no FROM penstock.queue WHERE line > 0 AND class_no > gap.behind AND class_no < gap.upto ORDER BY class_no LIMIT 1), gap.upto
     FROM unnest(%s::integer[], %s::integer[]) AS gap (behind, upto)
     UNION ALL
-    SELECT (SELECT queue.demand FROM penstock.queue WHERE line > 0 AND queue.demand > new.demand AND queue.demand < new.upto
-            ORDER BY queue.demand LIMIT 1), new.upto
-    FROM new WHERE new.demand IS NOT NULL
+    SELECT (SELECT queue.class_no FROM penstock.queue WHERE line > 0 AND queue.class_no > new.class_no AND queue.class_no < new.upto
+            ORDER BY queue.class_no LIMIT 1), new.upto
+    FROM new WHERE new.class_no IS NOT NULL
 ),
 lines AS (
-    SELECT * FROM known UNION ALL SELECT demand, standing, -9223372036854775808, 0 FROM new CROSS JOIN (VALUES (1), (2)) AS two (standing)
-    WHERE demand IS NOT NULL)
-SELECT lines.demand, lines.line, j.*
+    SELECT * FROM known UNION ALL SELECT class_no, standing, -9223372036854775808, 0 FROM new CROSS JOIN (VALUES (1), (2)) AS two (standing)
+    WHERE class_no IS NOT NULL)
+SELECT lines.class_no, lines.line, j.*
 FROM lines CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
-    FROM penstock.queue WHERE queue.demand = lines.demand AND queue.line = lines.line AND queue.line > 0 AND (queue.turn, queue.no) >= (lines.turn, lines.no)
+    FROM penstock.queue WHERE queue.class_no = lines.class_no AND queue.line = lines.line AND queue.line > 0 AND (queue.turn, queue.no) >= (lines.turn, lines.no)
     ORDER BY turn, no LIMIT %s) AS j
 UNION ALL SELECT NULL, (EXISTS (SELECT FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now))
                         OR EXISTS (SELECT FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)))::integer,
@@ -169,12 +169,12 @@ UNION ALL SELECT NULL, (EXISTS (SELECT FROM penstock.queue WHERE line = 0 AND re
                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: in_line
-SELECT demand, line, no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
+SELECT class_no, line, no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
 FROM penstock.queue
-WHERE demand = %(demand)s AND line = %(line)s AND line > 0 AND (turn, no) > (%(turn)s, %(no)s) ORDER BY turn, no LIMIT %(most)s;
+WHERE class_no = %(class_no)s AND line = %(line)s AND line > 0 AND (turn, no) > (%(turn)s, %(no)s) ORDER BY turn, no LIMIT %(most)s;
 
 -- name: running
-SELECT m.cost_units, l.admitted_at, l.ends_at FROM penstock.live l JOIN penstock.demand m ON m.no = l.demand WHERE l.host = %(host)s;
+SELECT m.cost_units, l.admitted_at, l.ends_at FROM penstock.dispatch_in_flight l JOIN penstock.admission_class m ON m.no = l.class_no WHERE l.host = %(host)s;
 
 -- name: lock_ledger
 -- Everybody locks in this order, so nobody waits in a circle.
@@ -188,35 +188,36 @@ WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED;
 
 -- name: start_jobs
 -- All that a round picked, if all heads that it saw (the picked, and behind them the denied and the passed over, which are neither leased nor reserved) are
--- ours and still as they were. If one is missing the division fails, and everything with it. What is leased comes back, as `job_columns` has it.
+-- ours and still as they were. If one is missing, `refuse_round` ends the statement, and nothing is written. What is leased comes back, as `job_columns` has it.
 WITH mine AS MATERIALIZED (
-    SELECT q.ctid AS place, q.job_id, q.demand, q.fence + 1 AS fence, seen.*
+    SELECT q.ctid AS place, q.job_id, q.class_no, q.fence + 1 AS fence, seen.*
     FROM unnest(%(heads)s::bigint[], %(seen)s::integer[], %(leased)s::boolean[], %(ends_at)s::bigint[], %(stop_at)s::bigint[], %(stop_for)s::text[])
         AS seen (no, events, leased, ends_at, stop_at, stop_for) JOIN penstock.queue q ON q.no = seen.no
     WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED),
-all_of_them AS MATERIALIZED (SELECT 1 / (count(*) = cardinality(%(heads)s::bigint[]))::integer AS there FROM mine),
+all_of_them AS MATERIALIZED (
+    SELECT CASE WHEN count(*) = cardinality(%(heads)s::bigint[]) THEN 1 ELSE penstock.refuse_round() END AS there FROM mine),
 taken AS (
     DELETE FROM penstock.queue USING mine WHERE queue.ctid = mine.place AND mine.leased IS NOT NULL AND (SELECT there FROM all_of_them) = 1),
 made AS (
-    INSERT INTO penstock.dispatch (dispatch_id, job_no, demand, host, fence, phase, events, started_in, admitted_at, expires_at, started_at,
+    INSERT INTO penstock.dispatch (dispatch_id, job_no, class_no, host, fence, phase, events, started_in, admitted_at, expires_at, started_at,
                                    ends_at, stop_at, stop_for, worker)
-    SELECT job_id || '.' || fence, no, demand, %(host)s::text, fence, CASE WHEN leased THEN 'leased' ELSE 'reserved' END, events + 1 + leased::integer,
+    SELECT job_id || '.' || fence, no, class_no, %(host)s::text, fence, CASE WHEN leased THEN 'leased' ELSE 'reserved' END, events + 1 + leased::integer,
            %(batch)s::bigint, %(now)s::bigint, CASE WHEN leased THEN %(lease_until)s::bigint ELSE %(reserved_until)s::bigint END,
            CASE WHEN leased THEN %(now)s::bigint END, ends_at, stop_at, stop_for, CASE WHEN leased THEN %(worker)s::text ELSE '' END
     FROM mine WHERE leased IS NOT NULL)
 SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, mine.fence, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
        j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
-       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
+       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
        j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, NULL::integer
 FROM mine JOIN penstock.job j ON j.no = mine.no WHERE mine.leased;
 
--- name: take_off
-INSERT INTO penstock.flight (batch, host, jobs, loan, live, expires_at, stop_at)
-VALUES (%(batch)s, %(host)s, %(jobs)s::bigint[], %(loan)s, %(live)s, %(expires_at)s, %(stop_at)s);
+-- name: insert_flight
+INSERT INTO penstock.flight (batch, host, jobs, standalone_lease, live, expires_at, stop_at)
+VALUES (%(batch)s, %(host)s, %(jobs)s::bigint[], %(standalone_lease)s, %(live)s, %(expires_at)s, %(stop_at)s);
 
--- name: lend
-INSERT INTO penstock.dispatch (dispatch_id, demand, host, fence, phase, events, started_in, admitted_at, expires_at, started_at, worker)
-VALUES (%(dispatch_id)s, %(demand)s, %(host)s, 0, 'leased', 0, %(batch)s, %(now)s, %(lease_until)s, %(now)s, %(worker)s);
+-- name: insert_standalone_lease
+INSERT INTO penstock.dispatch (dispatch_id, class_no, host, fence, phase, events, started_in, admitted_at, expires_at, started_at, worker)
+VALUES (%(dispatch_id)s, %(class_no)s, %(host)s, 0, 'leased', 0, %(batch)s, %(now)s, %(lease_until)s, %(now)s, %(worker)s);
 
 -- name: deny_jobs
 UPDATE penstock.queue SET denied = new.denied, denied_data = new.data, denied_at = new.at, events = new.events
@@ -225,7 +226,7 @@ FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[]) A
 -- name: pass_jobs
 UPDATE penstock.queue SET passed_at = %s WHERE no = ANY(%s::bigint[]);
 
--- name: write_pages
+-- name: write_batch
 -- Units that are held or given back, the accounts, how many jobs are in which state, what is told of it, and what ended: of which flights, and
 -- which jobs. Account rows and flights are guarded by the ledger's.
 WITH held AS (
@@ -243,7 +244,7 @@ empty AS (DELETE FROM penstock.flight USING landed WHERE flight.batch = landed.b
 fewer AS (UPDATE penstock.flight SET live = live - landed.runs FROM landed WHERE flight.batch = landed.batch AND flight.live > landed.runs),
 told AS (INSERT INTO penstock.trail (batch, size, events)
          SELECT * FROM (SELECT %s::bigint AS batch, %s::integer AS size, %s::text AS events) AS new WHERE size > 0),
-over AS (INSERT INTO penstock.ended (batch, at, jobs)
+over AS (INSERT INTO penstock.ended_jobs (batch, at, jobs)
          SELECT * FROM (SELECT %s::bigint AS batch, %s::bigint AS at, %s::bigint[] AS jobs) AS new WHERE cardinality(jobs) > 0)
 INSERT INTO penstock.mention (job_no, batch) SELECT no, %s::bigint FROM unnest(%s::bigint[]) AS new (no);
 
@@ -271,7 +272,7 @@ WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clo
 UPDATE penstock.dispatch d SET phase = 'ended', events = d.events + 1, ended_at = t.now, how = 'completed', result = done.result
 FROM unnest(%(ids)s::text[], %(results)s::text[]) AS done (dispatch_id, result) CROSS JOIN t
 WHERE d.dispatch_id = done.dispatch_id AND d.phase = 'leased' AND d.expires_at > t.now AND d.job_no IS NOT NULL
-RETURNING d.dispatch_id, d.job_no, d.events, d.host, d.demand, d.started_in, t.now;
+RETURNING d.dispatch_id, d.job_no, d.events, d.host, d.class_no, d.started_in, t.now;
 
 -- name: lock_jobs
 -- Then where they are. Whoever starts or completes one has not asked for its row here, but holds the one of its place.
@@ -285,7 +286,7 @@ WHERE no IN (SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[])) OR
 
 -- name: lock_dispatches
 -- Those that are named, and the present ones of the jobs.
-SELECT dispatch_id, phase, expires_at, demand, host, started_at, stop_at, stop_for, reason, worker, job_no, fence, events, started_in, ended_at
+SELECT dispatch_id, phase, expires_at, class_no, host, started_at, stop_at, stop_for, reason, worker, job_no, fence, events, started_in, ended_at
 FROM penstock.dispatch WHERE dispatch_id IN (
     SELECT unnest(%(ids)s::text[]) UNION SELECT job_id || '.' || (tried + 1) FROM penstock.job WHERE job_id = ANY(%(jobs)s::text[]))
 ORDER BY dispatch_id FOR UPDATE;
@@ -308,15 +309,15 @@ FROM new WHERE job.no = new.no;
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::bigint[], %s::bigint[],
                          %s::bigint[])
-        AS new (no, line, turn, ready_at, urgent_at, priority, demand, earliest_start_at, not_before, deadline_at)),
+        AS new (no, line, turn, ready_at, urgent_at, priority, class_no, earliest_start_at, not_before, deadline_at)),
 placed AS (
-    INSERT INTO penstock.queue AS queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
+    INSERT INTO penstock.queue AS queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec,
                                 max_runtime_sec, max_active_sec, active, denied, denied_data, denied_at, passed_at)
-    SELECT new.no, j.job_id, new.demand, new.line, new.turn, new.ready_at, new.urgent_at, new.deadline_at, new.priority, j.tried, j.events, j.expected_sec,
+    SELECT new.no, j.job_id, new.class_no, new.line, new.turn, new.ready_at, new.urgent_at, new.deadline_at, new.priority, j.tried, j.events, j.expected_sec,
            j.max_runtime_sec, j.max_active_sec, j.active, j.denied, j.denied_data, j.denied_at, j.passed_at FROM new JOIN penstock.job j ON j.no = new.no
-    ON CONFLICT (no) DO UPDATE SET demand = excluded.demand, line = excluded.line, turn = excluded.turn, ready_at = excluded.ready_at,
+    ON CONFLICT (no) DO UPDATE SET class_no = excluded.class_no, line = excluded.line, turn = excluded.turn, ready_at = excluded.ready_at,
            urgent_at = excluded.urgent_at, deadline_at = excluded.deadline_at, priority = excluded.priority, active = excluded.active)
-UPDATE penstock.job SET ready_at = new.ready_at, priority = new.priority, demand = new.demand, earliest_start_at = new.earliest_start_at,
+UPDATE penstock.job SET ready_at = new.ready_at, priority = new.priority, class_no = new.class_no, earliest_start_at = new.earliest_start_at,
        not_before = new.not_before, deadline_at = new.deadline_at
 FROM new WHERE job.no = new.no;
 
@@ -340,7 +341,7 @@ ORDER BY no FOR UPDATE;
 -- name: dispatches_for_beats
 SELECT d.dispatch_id, d.phase, d.expires_at, d.reason, m.addon_id, d.spent, d.progress, d.fence, d.job_no, j.job_id, j.spent, j.spent_before,
        d.events, d.started_in, j.progress, j.cost_limit, d.pid
-FROM penstock.dispatch d JOIN penstock.demand m ON m.no = d.demand LEFT JOIN penstock.job j ON j.no = d.job_no
+FROM penstock.dispatch d JOIN penstock.admission_class m ON m.no = d.class_no LEFT JOIN penstock.job j ON j.no = d.job_no
 WHERE d.dispatch_id = ANY(%(ids)s::text[]) ORDER BY d.dispatch_id FOR UPDATE OF d;
 
 -- name: renew
@@ -370,21 +371,21 @@ WITH looked_at AS (SELECT no, turn <> ready_at - priority * %(per_point)s::bigin
      changed AS (UPDATE penstock.queue SET turn = ready_at - priority * %(per_point)s::bigint WHERE no IN (SELECT no FROM locked))
 SELECT coalesce(max(no), 0) FROM looked_at;
 
--- name: ended_before
-SELECT batch, at, jobs FROM penstock.ended WHERE at < %(before)s ORDER BY at, batch LIMIT %(most)s OFFSET %(seen)s FOR UPDATE SKIP LOCKED;
+-- name: old_ended_jobs
+SELECT batch, at, jobs FROM penstock.ended_jobs WHERE at < %(before)s ORDER BY at, batch LIMIT %(most)s OFFSET %(seen)s FOR UPDATE SKIP LOCKED;
 
 -- name: lock_ended
 SELECT no FROM penstock.job WHERE no = ANY(%(nos)s::bigint[]) ORDER BY no FOR UPDATE;
 
 -- name: old_jobs
 -- Without those that were revived since they were listed: they are elsewhere, or have ended again and are listed there.
-SELECT whole.no, job_id, addon_id, state FROM unnest(%(nos)s::bigint[], %(moments)s::bigint[]) AS listed (no, at)
-JOIN penstock.whole ON whole.no = listed.no WHERE whole.ended_at <= listed.at AND state <> 'BLOCKED';
+SELECT job_full.no, job_id, addon_id, state FROM unnest(%(nos)s::bigint[], %(moments)s::bigint[]) AS listed (no, at)
+JOIN penstock.job_full ON job_full.no = listed.no WHERE job_full.ended_at <= listed.at AND state <> 'BLOCKED';
 
 -- name: batches_of
 -- With the lock: others may be forgetting other jobs of the same batch.
 SELECT batch, until IS NOT NULL, events FROM penstock.trail
-WHERE batch IN (SELECT batch FROM penstock.told_in WHERE job_no = ANY(%(nos)s::bigint[])) ORDER BY batch FOR UPDATE;
+WHERE batch IN (SELECT batch FROM penstock.event_batch WHERE job_no = ANY(%(nos)s::bigint[])) ORDER BY batch FOR UPDATE;
 
 -- name: forget
 WITH mentions AS (DELETE FROM penstock.mention WHERE job_no = ANY(%(nos)s::bigint[])),
@@ -393,13 +394,13 @@ WITH mentions AS (DELETE FROM penstock.mention WHERE job_no = ANY(%(nos)s::bigin
                     WHERE d.dispatch_id > gone.job_id || '.' AND d.dispatch_id < gone.job_id || '/')
 DELETE FROM penstock.job WHERE no = ANY(%(nos)s::bigint[]);
 
--- name: shorten_ends
-UPDATE penstock.ended SET jobs = kept.jobs
+-- name: shorten_ended_jobs
+UPDATE penstock.ended_jobs SET jobs = kept.jobs
 FROM (SELECT batch, array_agg(no) AS jobs FROM unnest(%s::bigint[], %s::bigint[]) AS kept (batch, no) GROUP BY batch) AS kept
-WHERE ended.batch = kept.batch;
+WHERE ended_jobs.batch = kept.batch;
 
--- name: forget_ends
-DELETE FROM penstock.ended WHERE batch = ANY(%(batches)s::bigint[]);
+-- name: forget_ended_jobs
+DELETE FROM penstock.ended_jobs WHERE batch = ANY(%(batches)s::bigint[]);
 
 -- name: forget_batches
 DELETE FROM penstock.trail WHERE batch = ANY(%(batches)s::bigint[]);
@@ -407,11 +408,11 @@ DELETE FROM penstock.trail WHERE batch = ANY(%(batches)s::bigint[]);
 -- name: rewrite_batches
 UPDATE penstock.trail SET events = new.events FROM unnest(%s::bigint[], %s::text[]) AS new (batch, events) WHERE trail.batch = new.batch;
 
--- name: register
+-- name: register_dispatcher
 INSERT INTO penstock.dispatcher (holder, started_at, seen_at) VALUES (%(holder)s, %(now)s, %(now)s)
 ON CONFLICT (holder) DO UPDATE SET started_at = excluded.started_at, seen_at = excluded.seen_at;
 
--- name: unregister
+-- name: unregister_dispatcher
 DELETE FROM penstock.dispatcher WHERE holder = %(holder)s;
 
 -- name: unnumbered
@@ -453,19 +454,19 @@ SELECT coalesce(max(until), 0) FROM penstock.trail;
 
 -- name: events_of_job
 SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NULL AND t.batch IN (
-    SELECT batch FROM penstock.told_in WHERE job_no = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s)) ORDER BY t.batch;
+    SELECT batch FROM penstock.event_batch WHERE job_no = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s)) ORDER BY t.batch;
 
 -- name: job_columns
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
-       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
+       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
        j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.pid
-FROM penstock.whole j
+FROM penstock.job_full j
 
 -- name: dispatch_columns
-SELECT d.dispatch_id, j.job_id, m.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
-       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.demand
-FROM penstock.dispatch d JOIN penstock.demand m ON m.no = d.demand LEFT JOIN penstock.job j ON j.no = d.job_no
+SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
+       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.class_no
+FROM penstock.dispatch_full d
 
 -- name: checkpoint
 SELECT c.data FROM penstock.checkpoint c JOIN penstock.job j ON j.no = c.job_no WHERE j.job_id = %(job_id)s;
@@ -484,12 +485,12 @@ SELECT addon_id, state, sum(jobs)::bigint FROM penstock.tally GROUP BY addon_id,
 
 -- name: expired
 WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
-SELECT dispatch_id FROM penstock.live WHERE lease_from <= (SELECT now FROM t) AND expires_at <= (SELECT now FROM t)
+SELECT dispatch_id FROM penstock.dispatch_in_flight WHERE lease_from <= (SELECT now FROM t) AND expires_at <= (SELECT now FROM t)
 ORDER BY expires_at, dispatch_id LIMIT %(most)s;
 
 -- name: to_stop
 WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
-SELECT dispatch_id FROM penstock.live WHERE limit_from <= (SELECT now FROM t) AND stop_at <= (SELECT now FROM t) AND phase = 'leased'
+SELECT dispatch_id FROM penstock.dispatch_in_flight WHERE limit_from <= (SELECT now FROM t) AND stop_at <= (SELECT now FROM t) AND phase = 'leased'
 ORDER BY stop_at LIMIT %(most)s;
 
 -- name: past_deadline
@@ -505,10 +506,10 @@ SELECT least(
     (SELECT urgent_at FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1),
     (SELECT deadline_at FROM penstock.queue WHERE deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1),
     (SELECT min(expires_at) FROM penstock.flight WHERE expires_at > t.now), (SELECT min(stop_at) FROM penstock.flight WHERE stop_at > t.now),
-    (SELECT min(expires_at) FROM penstock.live WHERE lease_from <= t.now),
-    (SELECT min(stop_at) FROM penstock.live WHERE limit_from <= t.now AND phase = 'leased')) FROM t;
+    (SELECT min(expires_at) FROM penstock.dispatch_in_flight WHERE lease_from <= t.now),
+    (SELECT min(stop_at) FROM penstock.dispatch_in_flight WHERE limit_from <= t.now AND phase = 'leased')) FROM t;
 
--- name: greet
+-- name: register_host
 -- A name that somebody else bears, and is alive, stays as it is: then nothing comes back.
 INSERT INTO penstock.host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)
 VALUES (%(host)s, %(instance)s, %(capacity)s, %(quiet)s, %(labels)s, %(version)s, %(url)s, %(started_at)s, %(seen_at)s, %(until)s)
@@ -534,16 +535,16 @@ SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.st
 FROM penstock.host h LEFT JOIN penstock.ledger l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
 
 -- name: audit_dispatches
-SELECT d.dispatch_id, d.host, m.cost_units, m.addon_id, d.demand, d.phase, d.fence, j.job_id, j.state, j.fence
-FROM penstock.dispatch d JOIN penstock.demand m ON m.no = d.demand LEFT JOIN penstock.whole j ON j.no = d.job_no WHERE d.phase <> 'ended';
+SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.class_no, d.phase, d.fence, j.job_id, j.state, j.fence
+FROM penstock.dispatch_full d LEFT JOIN penstock.job_full j ON j.no = d.job_no WHERE d.phase <> 'ended';
 
 -- name: audit_tally
-SELECT addon_id, state, count(*) FROM penstock.whole GROUP BY addon_id, state;
+SELECT addon_id, state, count(*) FROM penstock.job_full GROUP BY addon_id, state;
 
 -- name: audit_in_flight
 WITH live AS MATERIALIZED (SELECT dispatch_id, job_no, started_in FROM penstock.dispatch WHERE phase <> 'ended'),
-found AS MATERIALIZED (SELECT dispatch_id, job_no FROM penstock.live)
-SELECT job_id FROM penstock.whole WHERE state IN ('DISPATCHING', 'RUNNING') AND no NOT IN (SELECT job_no FROM found WHERE job_no IS NOT NULL)
+found AS MATERIALIZED (SELECT dispatch_id, job_no FROM penstock.dispatch_in_flight)
+SELECT job_id FROM penstock.job_full WHERE state IN ('DISPATCHING', 'RUNNING') AND no NOT IN (SELECT job_no FROM found WHERE job_no IS NOT NULL)
 UNION ALL SELECT dispatch_id FROM live WHERE dispatch_id NOT IN (SELECT dispatch_id FROM found)
 UNION ALL SELECT 'in flight ' || batch FROM penstock.flight f WHERE live <> (SELECT count(*) FROM live WHERE live.started_in = f.batch);
 
@@ -551,16 +552,16 @@ UNION ALL SELECT 'in flight ' || batch FROM penstock.flight f WHERE live <> (SEL
 -- OFFSET 0, here and below: from event to job, and not the other way, which would read the trail for every job.
 WITH told AS MATERIALIZED (
     SELECT job_id, count(*) AS events, min(n) AS first, max(n) AS last FROM penstock.event WHERE job_id IS NOT NULL GROUP BY job_id)
-SELECT told.job_id FROM told LEFT JOIN LATERAL (SELECT events FROM penstock.whole WHERE whole.job_id = told.job_id OFFSET 0) AS j ON true
+SELECT told.job_id FROM told LEFT JOIN LATERAL (SELECT events FROM penstock.job_full WHERE job_full.job_id = told.job_id OFFSET 0) AS j ON true
 WHERE (told.events, told.first, told.last) IS DISTINCT FROM (j.events, 1, j.events)
 UNION ALL SELECT min(job_id) FROM penstock.job HAVING count(*) <> (SELECT count(*) FROM told)
 UNION ALL SELECT e.job_id FROM (SELECT DISTINCT job_id, batch FROM penstock.event WHERE job_id IS NOT NULL OFFSET 0) AS e
 CROSS JOIN LATERAL (SELECT no FROM penstock.job WHERE job.job_id = e.job_id OFFSET 0) AS j
-WHERE (SELECT count(*) FROM penstock.told_in t WHERE t.job_no = j.no AND t.batch = e.batch) = 0;
+WHERE (SELECT count(*) FROM penstock.event_batch t WHERE t.job_no = j.no AND t.batch = e.batch) = 0;
 
 -- name: audit_fold
 SELECT e.job_id FROM (SELECT job_id, n, state FROM penstock.event WHERE job_id IS NOT NULL OFFSET 0) AS e
-CROSS JOIN LATERAL (SELECT state FROM penstock.whole WHERE whole.job_id = e.job_id AND whole.events = e.n OFFSET 0) AS j WHERE e.state <> j.state;
+CROSS JOIN LATERAL (SELECT state FROM penstock.job_full WHERE job_full.job_id = e.job_id AND job_full.events = e.n OFFSET 0) AS j WHERE e.state <> j.state;
 
 -- name: gather_flights
 -- This and what follows: what a file had in one table, on its way here (`copying`).
@@ -569,16 +570,16 @@ SELECT nextval('penstock.batch'), host, jobs, cardinality(jobs), expires_at, sto
 FROM (SELECT host, array_agg(job_no) AS jobs, min(expires_at) AS expires_at, min(stop_at) AS stop_at
       FROM penstock.dispatch WHERE phase <> 'ended' AND job_no IS NOT NULL GROUP BY host) AS live;
 
--- name: gather_loans
-INSERT INTO penstock.flight (batch, host, jobs, loan, live, expires_at, stop_at)
+-- name: gather_standalone_leases
+INSERT INTO penstock.flight (batch, host, jobs, standalone_lease, live, expires_at, stop_at)
 SELECT nextval('penstock.batch'), host, '{}', dispatch_id, 1, expires_at, stop_at FROM penstock.dispatch WHERE phase <> 'ended' AND job_no IS NULL;
 
 -- name: join_flights
 UPDATE penstock.dispatch d SET started_in = f.batch FROM penstock.flight f
-WHERE d.phase <> 'ended' AND f.host = d.host AND f.loan IS NOT DISTINCT FROM CASE WHEN d.job_no IS NULL THEN d.dispatch_id END;
+WHERE d.phase <> 'ended' AND f.host = d.host AND f.standalone_lease IS NOT DISTINCT FROM CASE WHEN d.job_no IS NULL THEN d.dispatch_id END;
 
--- name: gather_ends
-INSERT INTO penstock.ended (batch, at, jobs)
+-- name: gather_ended_jobs
+INSERT INTO penstock.ended_jobs (batch, at, jobs)
 SELECT nextval('penstock.batch'), at, jobs
 FROM (SELECT max(ended_at) AS at, array_agg(no ORDER BY ended_at, no) AS jobs
       FROM (SELECT no, ended_at, row_number() OVER (ORDER BY ended_at, no) / 1000 AS part, ended_at / 3600000000 AS hour FROM penstock.job

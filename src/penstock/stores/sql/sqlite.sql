@@ -1,50 +1,50 @@
--- Every statement of the SQLite store, by name. The PostgreSQL file has the same names.
+-- Every statement of the SQLite store, by name. A statement, table or view that the PostgreSQL store has too is called the same there.
 
--- name: marks
+-- name: newest_numbers
 -- The newest row stays: whatever is forgotten, a newer one tells of it.
 SELECT jobs, batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1;
 
--- name: demand_by_key
-SELECT no FROM demand WHERE key = :key;
+-- name: class_by_key
+SELECT no FROM admission_class WHERE key = :key;
 
--- name: demand_by_no
-SELECT addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels FROM demand WHERE no = :no;
+-- name: classes_by_no
+SELECT addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels FROM admission_class WHERE no = :no;
 
--- name: add_demand
-INSERT INTO demand (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels)
+-- name: add_class
+INSERT INTO admission_class (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING no;
 
--- name: add_job
-INSERT INTO job (no, job_id, submitted_in, addon_id, demand, ready_at, priority, created_at, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
+-- name: insert_job
+INSERT INTO job (no, job_id, submitted_in, addon_id, class_no, ready_at, priority, created_at, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
                  max_active_sec, idempotency_key)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: add_queued
-INSERT INTO queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, expected_sec, max_runtime_sec, max_active_sec, fence, events)
+-- name: insert_new_queued
+INSERT INTO queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, expected_sec, max_runtime_sec, max_active_sec, fence, events)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 1);
 
--- name: add_intent
+-- name: insert_intent
 INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: add_live
-INSERT INTO live (no, loan, demand, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker)
+-- name: insert_dispatches
+INSERT INTO active_dispatch (no, standalone_lease, class_no, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: next_loan
+-- name: next_standalone_lease
 -- Below all that ever were and are not forgotten.
-SELECT min(0, coalesce((SELECT min(no) FROM live), 0), coalesce((SELECT min(job_no) FROM attempt), 0)) - 1;
+SELECT min(0, coalesce((SELECT min(no) FROM active_dispatch), 0), coalesce((SELECT min(job_no) FROM ended_dispatch), 0)) - 1;
 
--- name: tell
+-- name: insert_events
 INSERT INTO trail (batch, size, jobs, events) VALUES (?, ?, ?, ?);
 
--- name: mention
+-- name: insert_mentions
 INSERT INTO mention (job_no, batch) SELECT value, ? FROM json_each(?);
 
--- name: job_by_key
-SELECT j.job_id, j.state, i.body_hash FROM whole j JOIN intent i USING (no)
+-- name: jobs_by_key
+SELECT j.job_id, j.state, i.body_hash FROM job_full j JOIN intent i USING (no)
 WHERE j.addon_id = :addon_id AND j.idempotency_key = :key;
 
--- name: whose_time_has_come
+-- name: due_jobs
 -- In line, or in the urgent line. Bounded: the next round takes the rest.
 SELECT * FROM (SELECT iif(urgent_at <= :now, 2, 1), no FROM queue WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most)
 UNION ALL
@@ -55,24 +55,24 @@ UPDATE queue SET line = ? WHERE no = ?;
 
 -- name: next_line
 -- From line to line through the index: as many of these as there are lines, however long they are.
-SELECT * FROM (SELECT demand, line FROM queue WHERE line > 0 AND demand = :demand AND line = :line + 1 LIMIT 1)
+SELECT * FROM (SELECT class_no, line FROM queue WHERE line > 0 AND class_no = :class_no AND line = :line + 1 LIMIT 1)
 UNION ALL
-SELECT * FROM (SELECT demand, line FROM queue WHERE line > 0 AND demand > :demand ORDER BY demand, line LIMIT 1)
+SELECT * FROM (SELECT class_no, line FROM queue WHERE line > 0 AND class_no > :class_no ORDER BY class_no, line LIMIT 1)
 LIMIT 1;
 
 -- name: in_line
 -- What a round goes by, and what the store must know of one that starts.
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
-FROM queue WHERE demand = :demand AND line = :line AND line > 0 ORDER BY turn, no;
+FROM queue WHERE class_no = :class_no AND line = :line AND line > 0 ORDER BY turn, no;
 
 -- name: ahead_in_line
 SELECT count(*) FROM (
-    SELECT 1 FROM queue WHERE demand = :demand AND line = :line AND line > 0 AND (turn, no) < (:turn, :no) LIMIT :most);
+    SELECT 1 FROM queue WHERE class_no = :class_no AND line = :line AND line > 0 AND (turn, no) < (:turn, :no) LIMIT :most);
 
 -- name: running
-SELECT cost_units, admitted_at, ends_at FROM live JOIN demand ON demand.no = live.demand WHERE host = :host;
+SELECT cost_units, admitted_at, ends_at FROM active_dispatch JOIN admission_class ON admission_class.no = active_dispatch.class_no WHERE host = :host;
 
--- name: said_of
+-- name: intents_of
 -- All else that whoever runs those that start must know. It may be large, so it is read of nobody else. Most have nothing of what comes last, and to hand
 -- over a column costs more than to look at it.
 SELECT intent.no, payload, unit, created_at, ready_at,
@@ -82,64 +82,64 @@ SELECT intent.no, payload, unit, created_at, ready_at,
                             error, active, spent, spent_before, progress) END
 FROM json_each(?) AS asked CROSS JOIN intent ON intent.no = asked.value CROSS JOIN job ON job.no = asked.value;
 
--- name: lease
+-- name: insert_leases
 -- Of those that wait in the file, and of which nothing more is to be said than of all.
-INSERT INTO live (no, demand, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, worker)
+INSERT INTO active_dispatch (no, class_no, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, worker)
 SELECT no, ?1, ?2, fence + 1, 'leased', events + 2, ?3, ?4, ?4, ?5, ?6 FROM json_each(?7) AS asked CROSS JOIN queue ON queue.no = asked.value;
 
 -- name: leave_queue
 DELETE FROM queue WHERE no = ?;
 
--- name: deny_job
+-- name: deny_jobs
 UPDATE queue SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no = ?;
 
--- name: pass_job
+-- name: pass_jobs
 UPDATE queue SET passed_at = ? WHERE no = ?;
 
--- name: jobs_for_steps
+-- name: jobs_for_changes
 SELECT j.no, j.state, j.fence, j.events, j.addon_id, j.job_id
-FROM json_each(:ids) AS asked CROSS JOIN whole j ON j.job_id = asked.value;
+FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value;
 
--- name: dispatches_for_steps
+-- name: dispatches_for_changes
 -- `ids`: the name, and what it is made of: job and fence. What has ended is found by its name alone: nobody moves it any more.
-SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, l.reason, asked.value ->> 0
-FROM json_each(:ids) AS asked CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN live l ON l.no = j.no AND l.fence = asked.value ->> 2
-UNION ALL SELECT l.phase, l.expires_at, l.demand, l.host, l.started_at, l.no, l.reason, l.loan
-FROM json_each(:ids) AS asked CROSS JOIN live l ON l.loan = asked.value ->> 0 WHERE asked.value ->> 2 = 0;
+SELECT l.phase, l.expires_at, l.class_no, l.host, l.started_at, l.no, l.reason, asked.value ->> 0
+FROM json_each(:ids) AS asked CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN active_dispatch l ON l.no = j.no AND l.fence = asked.value ->> 2
+UNION ALL SELECT l.phase, l.expires_at, l.class_no, l.host, l.started_at, l.no, l.reason, l.standalone_lease
+FROM json_each(:ids) AS asked CROSS JOIN active_dispatch l ON l.standalone_lease = asked.value ->> 0 WHERE asked.value ->> 2 = 0;
 
 -- name: leases_to_complete
-SELECT json_group_array(json_array(asked.key, l.no, l.events, json_array(l.demand, l.host, l.expires_at)))
+SELECT json_group_array(json_array(asked.key, l.no, l.events, json_array(l.class_no, l.host, l.expires_at)))
 FROM (SELECT min(key) AS key, value FROM json_each(:ids) GROUP BY value) AS asked
-CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN live l ON l.no = j.no AND l.fence = asked.value ->> 2
+CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN active_dispatch l ON l.no = j.no AND l.fence = asked.value ->> 2
 WHERE l.phase = 'leased' AND l.expires_at > :now;
 
 -- name: complete
-INSERT INTO attempt (job_no, fence, demand, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
+INSERT INTO ended_dispatch (job_no, fence, class_no, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
                      spent, progress, pid, ended_at, how)
-SELECT no, fence, demand, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
+SELECT no, fence, class_no, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
        'completed'
-FROM json_each(?3) AS asked CROSS JOIN live ON live.no = asked.value WHERE phase = 'leased';
+FROM json_each(?3) AS asked CROSS JOIN active_dispatch ON active_dispatch.no = asked.value WHERE phase = 'leased';
 
 -- name: complete_with
 -- The same of those that came to something: number and result.
-INSERT INTO attempt (job_no, fence, demand, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
+INSERT INTO ended_dispatch (job_no, fence, class_no, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
                      spent, progress, pid, ended_at, how, result)
-SELECT no, fence, demand, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
+SELECT no, fence, class_no, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
        'completed', asked.value ->> 1
-FROM json_each(?3) AS asked CROSS JOIN live ON live.no = asked.value ->> 0 WHERE phase = 'leased';
+FROM json_each(?3) AS asked CROSS JOIN active_dispatch ON active_dispatch.no = asked.value ->> 0 WHERE phase = 'leased';
 
--- name: land
-DELETE FROM live WHERE phase = ? AND no = ?;
+-- name: delete_dispatch
+DELETE FROM active_dispatch WHERE phase = ? AND no = ?;
 
--- name: add_done
-INSERT INTO done (at, jobs) VALUES (?, ?);
+-- name: insert_ended_jobs
+INSERT INTO ended_jobs (at, jobs) VALUES (?, ?);
 
--- name: end_attempt
-INSERT INTO attempt (job_no, fence, loan, demand, host, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, reason, worker,
+-- name: insert_ended_dispatch
+INSERT INTO ended_dispatch (job_no, fence, standalone_lease, class_no, host, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, reason, worker,
                      spent, progress, pid, ended_at, how, result, failure)
-SELECT no, fence, loan, demand, host, ?, started_in, admitted_at, started_at, coalesce(?, expires_at), ends_at, coalesce(?, stop_at), coalesce(?, stop_for),
+SELECT no, fence, standalone_lease, class_no, host, ?, started_in, admitted_at, started_at, coalesce(?, expires_at), ends_at, coalesce(?, stop_at), coalesce(?, stop_for),
        coalesce(?, reason), coalesce(?, worker), spent, progress, pid, ?, ?, ?, ?
-FROM live WHERE phase = ? AND no = ?;
+FROM active_dispatch WHERE phase = ? AND no = ?;
 
 -- name: settle_job
 -- Of one that was in flight, or settled otherwise. `start` is forgotten with the first run.
@@ -157,14 +157,14 @@ WHERE state IS NULL AND no = ?;
 -- name: requeue_job
 UPDATE job SET state = NULL, tried = ?, ended_at = NULL, active = iif(?, 0, active + ?), spent_before = iif(?, spent, spent_before),
                crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, iif(?, 0, start)),
-               ready_at = ?, priority = ?, demand = ?, earliest_start_at = ?, not_before = ?, deadline_at = ?
+               ready_at = ?, priority = ?, class_no = ?, earliest_start_at = ?, not_before = ?, deadline_at = ?
 WHERE state IS ? AND no = ?;
 
--- name: enqueue
+-- name: insert_queued
 -- Behind `requeue_job`. What it was last denied for goes with it.
-INSERT INTO queue (no, job_id, demand, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, max_active_sec,
+INSERT INTO queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, max_active_sec,
                    active, denied, denied_data, denied_at, passed_at)
-SELECT no, job_id, demand, ?, ?, ready_at, ?, deadline_at, priority, tried, ?, expected_sec, max_runtime_sec, max_active_sec, active, denied, denied_data,
+SELECT no, job_id, class_no, ?, ?, ready_at, ?, deadline_at, priority, tried, ?, expected_sec, max_runtime_sec, max_active_sec, active, denied, denied_data,
        denied_at, passed_at
 FROM job WHERE no = ?;
 
@@ -172,42 +172,42 @@ FROM job WHERE no = ?;
 UPDATE job SET denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL WHERE no = ?;
 
 -- name: edit_job
-UPDATE job SET ready_at = ?, priority = ?, demand = ?, earliest_start_at = ?, not_before = ?, deadline_at = ?,
+UPDATE job SET ready_at = ?, priority = ?, class_no = ?, earliest_start_at = ?, not_before = ?, deadline_at = ?,
                crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
 WHERE state IS NULL AND no = ?;
 
 -- name: edit_queued
-UPDATE queue SET events = ?, line = ?, turn = ?, ready_at = ?, urgent_at = ?, priority = ?, demand = ?, deadline_at = ? WHERE no = ?;
+UPDATE queue SET events = ?, line = ?, turn = ?, ready_at = ?, urgent_at = ?, priority = ?, class_no = ?, deadline_at = ? WHERE no = ?;
 
 -- name: note_settled
 UPDATE job SET events = ? WHERE state = ? AND no = ?;
 
--- name: note_done
-UPDATE attempt SET events = ? WHERE fence = ? AND job_no = ?;
+-- name: note_ended_dispatch
+UPDATE ended_dispatch SET events = ? WHERE fence = ? AND job_no = ?;
 
 -- name: note_queued
 UPDATE queue SET events = ? WHERE no = ?;
 
--- name: note_live
-UPDATE live SET events = ? WHERE no = ?;
+-- name: note_dispatch
+UPDATE active_dispatch SET events = ? WHERE no = ?;
 
--- name: move_live
-UPDATE live SET phase = ?, started_at = coalesce(started_at, ?), expires_at = coalesce(?, expires_at), stop_at = coalesce(?, stop_at),
+-- name: move_dispatches
+UPDATE active_dispatch SET phase = ?, started_at = coalesce(started_at, ?), expires_at = coalesce(?, expires_at), stop_at = coalesce(?, stop_at),
                 stop_for = coalesce(?, stop_for), reason = coalesce(?, reason), worker = coalesce(?, worker)
 WHERE phase = ? AND no = ?;
 
--- name: dispatch_for_beat
+-- name: dispatches_for_beats
 SELECT l.phase, l.expires_at, l.reason, m.addon_id, l.spent, j.no, j.job_id, j.spent, j.spent_before, l.events, i.cost_limit, l.no
-FROM live l JOIN demand m ON m.no = l.demand LEFT JOIN job j ON j.no = l.no LEFT JOIN intent i ON i.no = l.no
-WHERE l.no = coalesce((SELECT no FROM job WHERE job_id = :job_id), (SELECT no FROM live WHERE loan = :dispatch_id)) AND l.fence = :fence;
+FROM active_dispatch l JOIN admission_class m ON m.no = l.class_no LEFT JOIN job j ON j.no = l.no LEFT JOIN intent i ON i.no = l.no
+WHERE l.no = coalesce((SELECT no FROM job WHERE job_id = :job_id), (SELECT no FROM active_dispatch WHERE standalone_lease = :dispatch_id)) AND l.fence = :fence;
 
 -- name: renew
-UPDATE live SET expires_at = ?, progress = coalesce(?, progress), spent = ?, events = ?, pid = coalesce(?, pid) WHERE no = ?;
+UPDATE active_dispatch SET expires_at = ?, progress = coalesce(?, progress), spent = ?, events = ?, pid = coalesce(?, pid) WHERE no = ?;
 
--- name: beat_job
+-- name: beat_jobs
 UPDATE job SET progress = coalesce(?, progress), spent = spent + ? WHERE no = ?;
 
--- name: set_checkpoint
+-- name: set_checkpoints
 INSERT INTO checkpoint (job_no, at, fence, data) VALUES (?, ?, ?, ?)
 ON CONFLICT (job_no) DO UPDATE SET at = excluded.at, fence = excluded.fence, data = excluded.data;
 
@@ -222,31 +222,31 @@ SELECT spent FROM budget WHERE addon_id = :addon_id AND period = :period;
 SELECT addon_id, period, spent FROM budget WHERE period IN (:day, :month);
 
 -- name: ledger
-SELECT scope, name, units, running FROM ledger WHERE running > 0;
+SELECT scope, name, units, running FROM ledger_totals WHERE running > 0;
 
--- name: set_sums
-INSERT OR REPLACE INTO sums (scope, name, units, running, weight, paused, average, held, at, jobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: set_totals
+INSERT OR REPLACE INTO totals (scope, name, units, running, weight, paused, average, held, at, jobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: accounts
-SELECT addon_id, weight, paused, average, units, at FROM addon WHERE addon_id = :addon_id OR addon_id = :everything;
+SELECT addon_id, weight, paused, average, units, at FROM addon_totals WHERE addon_id = :addon_id OR addon_id = :everything;
 
 -- name: addons
-SELECT addon_id, weight, paused, average, units, at FROM addon ORDER BY addon_id;
+SELECT addon_id, weight, paused, average, units, at FROM addon_totals ORDER BY addon_id;
 
 -- name: tally
-SELECT addon_id, state, jobs FROM tally WHERE jobs > 0;
+SELECT addon_id, state, jobs FROM tally_totals WHERE jobs > 0;
 
 -- name: queued
-SELECT addon_id, jobs FROM tally WHERE state = 'QUEUED' AND jobs > 0;
+SELECT addon_id, jobs FROM tally_totals WHERE state = 'QUEUED' AND jobs > 0;
 
 -- name: jobs_of
-SELECT jobs FROM sums WHERE scope = 'addon' AND name = :addon_id;
+SELECT jobs FROM totals WHERE scope = 'addon' AND name = :addon_id;
 
 -- name: expired
-SELECT no, fence FROM live WHERE expires_at <= :now ORDER BY expires_at LIMIT :most;
+SELECT no, fence FROM active_dispatch WHERE expires_at <= :now ORDER BY expires_at LIMIT :most;
 
 -- name: to_stop
-SELECT no, fence FROM live WHERE phase = 'leased' AND stop_at <= :now ORDER BY stop_at LIMIT :most;
+SELECT no, fence FROM active_dispatch WHERE phase = 'leased' AND stop_at <= :now ORDER BY stop_at LIMIT :most;
 
 -- name: past_deadline
 SELECT job_id FROM queue WHERE deadline_at IS NOT NULL AND deadline_at <= :now ORDER BY deadline_at LIMIT :most;
@@ -256,11 +256,11 @@ SELECT min(moment) FROM (
     SELECT * FROM (SELECT ready_at AS moment FROM queue WHERE line = 0 ORDER BY ready_at LIMIT 1)
     UNION ALL SELECT * FROM (SELECT urgent_at FROM queue WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1)
     UNION ALL SELECT * FROM (SELECT deadline_at FROM queue WHERE deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1)
-    UNION ALL SELECT min(expires_at) FROM live
-    UNION ALL SELECT min(stop_at) FROM live WHERE phase = 'leased');
+    UNION ALL SELECT min(expires_at) FROM active_dispatch
+    UNION ALL SELECT min(stop_at) FROM active_dispatch WHERE phase = 'leased');
 
 -- name: shift
-UPDATE live SET admitted_at = admitted_at + :by, started_at = started_at + :by, expires_at = expires_at + :by, stop_at = stop_at + :by,
+UPDATE active_dispatch SET admitted_at = admitted_at + :by, started_at = started_at + :by, expires_at = expires_at + :by, stop_at = stop_at + :by,
                 ends_at = ends_at + :by;
 
 -- name: shift_queue
@@ -276,8 +276,8 @@ WHERE new.no = queue.no;
 -- name: shift_queued_jobs
 UPDATE job SET ready_at = queue.ready_at, not_before = not_before + :by FROM queue WHERE queue.no = job.no;
 
--- name: shift_live_jobs
-UPDATE job SET ready_at = ready_at + :by, not_before = not_before + :by WHERE no IN (SELECT no FROM live);
+-- name: shift_dispatched_jobs
+UPDATE job SET ready_at = ready_at + :by, not_before = not_before + :by WHERE no IN (SELECT no FROM active_dispatch);
 
 -- name: last_to_reorder
 SELECT max(no) FROM (SELECT no FROM queue WHERE no > :after ORDER BY no LIMIT :most);
@@ -290,17 +290,17 @@ WHERE no > :after AND no <= :last AND turn <> ready_at - priority * :per_point;
 SELECT ended_at, no, job_id, addon_id, state FROM job
 WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < :before ORDER BY ended_at, no LIMIT :most;
 
--- name: old_done
-SELECT no, at, jobs FROM done WHERE at < :before ORDER BY at, no LIMIT :most;
+-- name: old_ended_jobs
+SELECT no, at, jobs FROM ended_jobs WHERE at < :before ORDER BY at, no LIMIT :most;
 
 -- name: done_jobs
 SELECT job.no, job.job_id, job.addon_id FROM json_each(:nos) AS asked CROSS JOIN job ON job.no = asked.value;
 
--- name: shorten_done
-UPDATE done SET jobs = ? WHERE no = ?;
+-- name: shorten_ended_jobs
+UPDATE ended_jobs SET jobs = ? WHERE no = ?;
 
--- name: forget_done
-DELETE FROM done WHERE no = ?;
+-- name: forget_ended_jobs
+DELETE FROM ended_jobs WHERE no = ?;
 
 -- name: forget_job
 DELETE FROM job WHERE no = ?;
@@ -310,12 +310,12 @@ DELETE FROM intent WHERE no = ?;
 
 -- name: batches_of
 SELECT batch, events FROM trail WHERE batch IN (
-    SELECT told_in.batch FROM json_each(:nos) AS asked CROSS JOIN told_in ON told_in.job_no = asked.value);
+    SELECT event_batch.batch FROM json_each(:nos) AS asked CROSS JOIN event_batch ON event_batch.job_no = asked.value);
 
--- name: forget_batch
+-- name: forget_batches
 DELETE FROM trail WHERE batch = ?;
 
--- name: rewrite_batch
+-- name: rewrite_batches
 UPDATE trail SET events = ? WHERE batch = ?;
 
 -- name: forget_mentions
@@ -325,7 +325,7 @@ DELETE FROM mention WHERE job_no = ?;
 DELETE FROM checkpoint WHERE job_no = ?;
 
 -- name: forget_dispatches
-DELETE FROM attempt WHERE job_no = ?;
+DELETE FROM ended_dispatch WHERE job_no = ?;
 
 -- name: checkpoint
 SELECT c.data FROM checkpoint c JOIN job j ON j.no = c.job_no WHERE j.job_id = :job_id;
@@ -346,40 +346,40 @@ SELECT coalesce((SELECT batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1)
 
 -- name: events_of_job
 SELECT batch - 1, events FROM trail WHERE batch IN (
-    SELECT batch FROM told_in WHERE job_no = (SELECT no FROM job WHERE job_id = :job_id)) ORDER BY batch;
+    SELECT batch FROM event_batch WHERE job_no = (SELECT no FROM job WHERE job_id = :job_id)) ORDER BY batch;
 
 -- name: job_columns
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
-       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.demand,
+       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
        i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, j.pid
 
--- name: asked_jobs
+-- name: jobs_by_id
 -- CROSS: in the order asked for, and by look-ups, whatever the planner thinks of the sizes.
-FROM json_each(?) AS asked CROSS JOIN whole j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
+FROM json_each(?) AS asked CROSS JOIN job_full j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
 
 -- name: all_jobs
-FROM whole j CROSS JOIN intent i USING (no)
+FROM job_full j CROSS JOIN intent i USING (no)
 
 -- name: queued_jobs
 SELECT job.no FROM queue AS place CROSS JOIN job ON job.no = place.no WHERE ? = 'QUEUED'
 
 -- name: jobs_in_flight
-SELECT job.no FROM live AS place CROSS JOIN job ON job.no = place.no WHERE iif(phase = 'reserved', 'DISPATCHING', 'RUNNING') = ?
+SELECT job.no FROM active_dispatch AS place CROSS JOIN job ON job.no = place.no WHERE iif(phase = 'reserved', 'DISPATCHING', 'RUNNING') = ?
 
 -- name: settled_jobs
 SELECT job.no FROM job WHERE job.state = ?
 
--- name: done_ones
+-- name: completed_jobs
 -- By their attempts, which lie in the order of the jobs. Few of them did not complete.
-SELECT job.no FROM attempt AS place CROSS JOIN job ON job.no = place.job_no WHERE place.how = 'completed' AND ? = 'DONE'
+SELECT job.no FROM ended_dispatch AS place CROSS JOIN job ON job.no = place.job_no WHERE place.how = 'completed' AND ? = 'DONE'
 
 -- name: dispatch_columns
 SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
-       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.demand
-FROM dispatch d
+       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.class_no
+FROM dispatch_full d
 
--- name: greet
+-- name: register_host
 -- A name that somebody else bears, and is alive, stays as it is: then nothing comes back.
 INSERT INTO host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)
 VALUES (:host, :instance, :capacity, :quiet, :labels, :version, :url, :started_at, :seen_at, :until)
@@ -402,33 +402,33 @@ DELETE FROM host WHERE until < :before AND draining = 0;
 
 -- name: hosts
 SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0)
-FROM host h LEFT JOIN ledger l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
+FROM host h LEFT JOIN ledger_totals l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
 
 -- name: audit_dispatches
-SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.demand, d.phase, d.fence, j.job_id, j.state, j.fence
-FROM dispatch d LEFT JOIN whole j ON j.no = d.job_no WHERE d.phase <> 'ended';
+SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.class_no, d.phase, d.fence, j.job_id, j.state, j.fence
+FROM dispatch_full d LEFT JOIN job_full j ON j.no = d.job_no WHERE d.phase <> 'ended';
 
 -- name: audit_tally
-SELECT addon_id, state, count(*) FROM whole GROUP BY addon_id, state;
+SELECT addon_id, state, count(*) FROM job_full GROUP BY addon_id, state;
 
 -- name: audit_in_flight
 -- And what is in two places, or in none; and what is done and could not be forgotten.
-SELECT j.job_id FROM job j LEFT JOIN queue q ON q.no = j.no LEFT JOIN live l ON l.no = j.no LEFT JOIN attempt a ON a.job_no = j.no AND a.fence > j.tried
+SELECT j.job_id FROM job j LEFT JOIN queue q ON q.no = j.no LEFT JOIN active_dispatch l ON l.no = j.no LEFT JOIN ended_dispatch a ON a.job_no = j.no AND a.fence > j.tried
 WHERE (j.state IS NOT NULL) + (q.no IS NOT NULL) + (l.no IS NOT NULL) + coalesce(a.fence = j.tried + 1 AND a.how = 'completed', 0) <> 1
    OR l.fence <> j.tried + 1 OR q.fence <> j.tried
 UNION ALL SELECT 'number ' || no FROM queue WHERE no NOT IN (SELECT no FROM job)
-UNION ALL SELECT 'number ' || no FROM live WHERE no > 0 AND no NOT IN (SELECT no FROM job)
+UNION ALL SELECT 'number ' || no FROM active_dispatch WHERE no > 0 AND no NOT IN (SELECT no FROM job)
 UNION ALL SELECT 'number ' || no FROM (
-    SELECT no FROM whole WHERE state = 'DONE' EXCEPT SELECT value FROM done CROSS JOIN json_each(done.jobs));
+    SELECT no FROM job_full WHERE state = 'DONE' EXCEPT SELECT value FROM ended_jobs CROSS JOIN json_each(ended_jobs.jobs));
 
 -- name: audit_trail
 WITH told AS MATERIALIZED (
     SELECT job_id, count(*) AS events, min(n) AS first, max(n) AS last FROM event WHERE job_id IS NOT NULL GROUP BY job_id)
-SELECT told.job_id FROM told LEFT JOIN whole j ON j.job_id = told.job_id
+SELECT told.job_id FROM told LEFT JOIN job_full j ON j.job_id = told.job_id
 WHERE (told.events, told.first, told.last) IS NOT (j.events, 1, j.events)
 UNION ALL SELECT min(job_id) FROM job HAVING count(*) <> (SELECT count(*) FROM told)
 UNION ALL SELECT j.job_id FROM event e CROSS JOIN job j ON j.job_id = e.job_id
-WHERE NOT EXISTS (SELECT 1 FROM told_in t WHERE t.job_no = j.no AND t.batch = e.batch);
+WHERE NOT EXISTS (SELECT 1 FROM event_batch t WHERE t.job_no = j.no AND t.batch = e.batch);
 
 -- name: audit_fold
-SELECT j.job_id FROM event e CROSS JOIN whole j ON j.job_id = e.job_id WHERE j.events = e.n AND e.state <> j.state;
+SELECT j.job_id FROM event e CROSS JOIN job_full j ON j.job_id = e.job_id WHERE j.events = e.n AND e.state <> j.state;

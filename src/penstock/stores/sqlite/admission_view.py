@@ -47,8 +47,8 @@ class SqliteAdmissionClasses:
     def number(self, con: apsw.Connection, admission_class: AdmissionClass) -> int:
         no = self._numbers.get(admission_class)
         if no is None:
-            (no,) = one(con, "demand_by_key", {"key": admission_class.key}) or one(
-                con, "add_demand", class_row(admission_class)
+            (no,) = one(con, "class_by_key", {"key": admission_class.key}) or one(
+                con, "add_class", class_row(admission_class)
             )
             self._numbers[admission_class] = no
         return no
@@ -56,7 +56,7 @@ class SqliteAdmissionClasses:
     def admission_class(self, con: apsw.Connection, no: int) -> AdmissionClass:
         admission_class = self._demands.get(no)
         if admission_class is None:
-            admission_class = class_from(one(con, "demand_by_no", {"no": no}))
+            admission_class = class_from(one(con, "classes_by_no", {"no": no}))
             self._demands[no] = admission_class
         return admission_class
 
@@ -160,7 +160,7 @@ class SqliteAdmissionView:
         for key in self._in_file() if self.anybody else ():
             while fresh and (first := next(iter(fresh))) < key:
                 yield self._line(first, self._new(fresh.pop(first)))
-            cursor = self._con.execute(statements()["in_line"], {"demand": key[0], "line": key[1]})
+            cursor = self._con.execute(statements()["in_line"], {"class_no": key[0], "line": key[1]})
             self._open.append(cursor)
             jobs: Iterator[QueuedJob] = starmap(Queued, cursor)
             if key in fresh:
@@ -171,7 +171,7 @@ class SqliteAdmissionView:
 
     def _in_file(self) -> Iterator[_Key]:
         key: _Key = (0, 0)
-        while row := one(self._con, "next_line", {"demand": key[0], "line": key[1]}):
+        while row := one(self._con, "next_line", {"class_no": key[0], "line": key[1]}):
             key = row
             yield key
 

@@ -31,13 +31,15 @@ def move_dispatch(pages: SqliteWriteBatch, step: DispatchStep, no: int, events: 
     """`events`: of its job, with those of this change."""
     limits = (step.expires_at, step.stop_at, step.stop_for, step.reason, step.worker)
     if step.target is DispatchPhase.ENDED:
-        pages.update("end_attempt", no, events, *limits, now, step.end, step.result, step.error, step.source)
-        pages.update("land", no, step.source)
+        pages.update(
+            "insert_ended_dispatch", no, events, *limits, now, step.end, step.result, step.error, step.source
+        )
+        pages.update("delete_dispatch", no, step.source)
         if step.end is EndReason.COMPLETED and no > 0:
             pages.done([no])
     else:
         started = now if step.target is DispatchPhase.LEASED else None
-        pages.update("move_live", no, step.target, started, *limits, step.source)
+        pages.update("move_dispatches", no, step.target, started, *limits, step.source)
 
 
 class Moved(NamedTuple):
@@ -64,9 +66,9 @@ def _note(pages: SqliteWriteBatch, step: JobStep, moved: Moved) -> None:
     if step.source is JobState.QUEUED:
         pages.update("note_queued", moved.no, moved.events)
     elif step.source in IN_FLIGHT:
-        pages.update("note_live", moved.no, moved.events)
+        pages.update("note_dispatch", moved.no, moved.events)
     elif step.source is JobState.DONE:
-        pages.update("note_done", moved.no, moved.events, step.fence)
+        pages.update("note_ended_dispatch", moved.no, moved.events, step.fence)
     else:
         pages.update("note_settled", moved.no, moved.events, step.source)
 
@@ -96,7 +98,7 @@ def _to_queue(pages: SqliteWriteBatch, step: JobStep, place: Place, moved: Moved
     pages.update(
         "requeue_job", no, step.fence, fresh, active, fresh, *_counters(step), ran, *its, *times, _own(step)
     )
-    pages.update("enqueue", no, place.line(now), place.turn, place.urgent_at, events)
+    pages.update("insert_queued", no, place.line(now), place.turn, place.urgent_at, events)
     if step.source not in IN_FLIGHT:
         pages.update("blank_job", no)
 
@@ -116,7 +118,7 @@ def renew(
 ) -> Standing | None:
     job_id, fence = parts_of(beat.dispatch_id)
     named = {"dispatch_id": beat.dispatch_id, "job_id": job_id, "fence": fence}
-    row = one(con, "dispatch_for_beat", named)
+    row = one(con, "dispatches_for_beats", named)
     if row is None:
         return None
     phase, expires_at, reason, addon_id, spent, no, job_id, job_spent, spent_before, n, limit, in_flight = row
@@ -142,9 +144,9 @@ def renew(
     told = list(tell(standing))
     if no is not None and (more or told or beat.progress is not None or beat.checkpoint is not None):
         if beat.checkpoint is not None:
-            con.execute(statements()["set_checkpoint"], (no, now, fence, beat.checkpoint))
+            con.execute(statements()["set_checkpoints"], (no, now, fence, beat.checkpoint))
             told.insert(0, Note(EventKind.CHECKPOINT))
-        con.execute(statements()["beat_job"], (beat.progress, more, no))
+        con.execute(statements()["beat_jobs"], (beat.progress, more, no))
     for note in told:
         whose = NO_JOB
         if note.of_job and no is not None:

@@ -216,7 +216,7 @@ def one(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) ->
 def newest_event(con: apsw.Connection) -> int:
     """The number of the trail's newest event; 0 in a file that has no trail yet."""
     try:
-        return int((one(con, "marks") or (0, 0))[1])
+        return int((one(con, "newest_numbers") or (0, 0))[1])
     except apsw.SQLError:
         return 0
 

@@ -23,15 +23,15 @@ __all__ = ["Presence", "first_problem", "free_bytes", "refuse_network_file_syste
 EXAMINE_SEC: Final = 2.0
 #: The small tables first: the time is for all of them.
 TABLES: Final = (
-    "sums",
+    "totals",
     "budget",
     "host",
-    "demand",
+    "admission_class",
     "checkpoint",
-    "live",
+    "active_dispatch",
     "queue",
-    "done",
-    "attempt",
+    "ended_jobs",
+    "ended_dispatch",
     "job",
     "intent",
     "mention",

@@ -43,7 +43,7 @@ class Upkeep:
         self._pages.note(self._now, addon_note(addon_id, account.weight, account.paused, by), NO_JOB)
 
     def register_host(self, host: Host) -> Host:
-        row = one(self._con, "greet", host_values(host))
+        row = one(self._con, "register_host", host_values(host))
         if row is None:
             raise name_taken(host)
         self._con.execute(self._sql["forget_hosts"], {"before": host.seen_at - LOST_FOR})
@@ -81,7 +81,7 @@ class Upkeep:
         """Which were done together, and all of them as rows of `old_jobs`."""
         batches: dict[int, list[int]] = {}
         found: list[tuple[Any, ...]] = []
-        for batch, at, jobs in query(self._con, "old_done", asked):
+        for batch, at, jobs in query(self._con, "old_ended_jobs", asked):
             batches[batch] = _numbers(jobs)
             found += [(at, *job, JobState.DONE) for job in query(self._con, "done_jobs", {"nos": jobs})]
             if len(found) >= asked["most"]:
@@ -92,18 +92,18 @@ class Upkeep:
         for batch, jobs in batches.items():
             left = [no for no in jobs if no not in gone]
             if not left:
-                self._con.execute(self._sql["forget_done"], (batch,))
+                self._con.execute(self._sql["forget_ended_jobs"], (batch,))
             elif len(left) < len(jobs):
-                self._con.execute(self._sql["shorten_done"], (listed(left), batch))
+                self._con.execute(self._sql["shorten_ended_jobs"], (listed(left), batch))
 
     def _forget_events(self, gone: dict[int, str]) -> None:
         jobs = set(gone.values())
         for batch, text in list(query(self._con, "batches_of", {"nos": listed([*gone])})):
             left = forget(text, jobs)
             if left is None:
-                self._con.execute(self._sql["forget_batch"], (batch,))
+                self._con.execute(self._sql["forget_batches"], (batch,))
             else:
-                self._con.execute(self._sql["rewrite_batch"], (left, batch))
+                self._con.execute(self._sql["rewrite_batches"], (left, batch))
 
     def reorder(self, aging: Aging, after: int, limit: int) -> int:
         self._pages.flush_rows()
@@ -125,6 +125,6 @@ class Upkeep:
         moved = self._con.changes()
         self._con.execute(self._sql["shift_queue"], {"by": by, "now": self._now})
         self._con.execute(self._sql["shift_queued_jobs"], {"by": by})
-        self._con.execute(self._sql["shift_live_jobs"], {"by": by})
+        self._con.execute(self._sql["shift_dispatched_jobs"], {"by": by})
         self._pages.note(self._now, Note(EventKind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
         return moved

@@ -63,7 +63,7 @@ def _walk(state: JobState) -> tuple[str, str]:
     if state is JobState.QUEUED:
         return "queued_jobs", "place.no"
     if state is JobState.DONE:
-        return "done_ones", "place.job_no"
+        return "completed_jobs", "place.job_no"
     return ("jobs_in_flight", "place.no") if state in IN_FLIGHT else ("settled_jobs", "job.no")
 
 
@@ -74,7 +74,7 @@ def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
         where += f" AND {of}.addon_id = ?"
         values.append(query.addon_id)
     if query.job_type is not None:
-        where += f" AND {of}.demand IN (SELECT no FROM demand WHERE job_type = ?)"  # noqa: S608 - fixed words
+        where += f" AND {of}.class_no IN (SELECT no FROM admission_class WHERE job_type = ?)"  # noqa: S608 - fixed words
         values.append(query.job_type)
     if query.tag is not None:
         tagged = "SELECT 1 FROM intent t, json_each(t.tags) tag WHERE tag.value = ?"
@@ -170,7 +170,7 @@ class SqliteReads:
             return self._asked(con, job_ids)
 
     def _asked(self, con: apsw.Connection, job_ids: Sequence[str]) -> list[Job]:
-        return self._jobs(con, self._sql["asked_jobs"], listed(job_ids))
+        return self._jobs(con, self._sql["jobs_by_id"], listed(job_ids))
 
     def _jobs(self, con: apsw.Connection, source: str, *values: Any) -> list[Job]:
         rows: list[Any] = con.execute(f"{self._sql['job_columns']} {source}", values).fetchall()
@@ -217,7 +217,7 @@ class SqliteReads:
         if fence:
             where = "d.number = (SELECT no FROM job WHERE job_id = ?) AND d.fence = ?"
             return self._dispatches(con, where, job_id, fence)
-        return self._dispatches(con, "d.loan = ?", dispatch_id)
+        return self._dispatches(con, "d.standalone_lease = ?", dispatch_id)
 
     def _dispatches(self, con: apsw.Connection, where: str, *values: Any) -> Iterator[Dispatch]:
         rows: list[Any] = con.execute(f"{self._sql['dispatch_columns']} WHERE {where}", values).fetchall()

@@ -83,7 +83,7 @@ class SqliteTotals:
         """Inside a transaction that nobody else can write beside."""
         if self._con.data_version() != self._version:
             self.forget()
-            self.job, self.event = one(self._con, "marks") or (0, 0)
+            self.job, self.event = one(self._con, "newest_numbers") or (0, 0)
 
     def committed(self) -> None:
         self._version = self._con.data_version()

@@ -36,8 +36,8 @@ __all__ = ["Transaction"]
 
 _SUBMITTED, _QUEUED = str(EventKind.SUBMITTED), str(JobState.QUEUED)
 #: What `apply` reads by.
-JOBS: Final = "jobs_for_steps"
-DISPATCHES: Final = "dispatches_for_steps"
+JOBS: Final = "jobs_for_changes"
+DISPATCHES: Final = "dispatches_for_changes"
 #: How many jobs whose time has come step into line in one transaction.
 STEPS: Final = 5_000
 #: In the place of what `jobs_for_steps` says of a job, where there is none.
@@ -193,7 +193,7 @@ class Transaction(Upkeep):
     def _known(self, intent: Intent) -> Receipt | None:
         self._pages.flush_rows()
         found = {"addon_id": intent.addon_id, "key": intent.idempotency_key}
-        for job_id, state, said in query(self._con, "job_by_key", found):
+        for job_id, state, said in query(self._con, "jobs_by_key", found):
             return _same_body((Receipt(job_id, JobState(state), created=False), said), intent)
         return None
 
@@ -263,7 +263,7 @@ class Transaction(Upkeep):
         now, admission_view = self._now, self._pages.admission_view(host, self._now)
         if admission_view.anybody:
             # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
-            step = list(query(self._con, "whose_time_has_come", {"now": now, "most": STEPS}))
+            step = list(query(self._con, "due_jobs", {"now": now, "most": STEPS}))
             if step:
                 self._con.executemany(self._sql["step_into_line"], step)
         try:
@@ -287,10 +287,10 @@ class Transaction(Upkeep):
             self._pages.note(now, Note(EventKind.DENIED, code, data), told)
             rows.append((code, encode(data) or "{}", now, n, no))
         if rows:
-            self._con.executemany(self._sql["deny_job"], rows)
+            self._con.executemany(self._sql["deny_jobs"], rows)
         if round_result.passed:
             self._con.executemany(
-                self._sql["pass_job"], [(now, waiting.no) for waiting in round_result.passed]
+                self._sql["pass_jobs"], [(now, waiting.no) for waiting in round_result.passed]
             )
 
     def _loan(self, admission_class: AdmissionClass, host: HostId, now: Moment, terms: Terms) -> Dispatch:
@@ -298,7 +298,7 @@ class Transaction(Upkeep):
         made = new_dispatch(dispatch_id, None, admission_class, Placement.LEASE, terms, host=host, now=now)
         class_no = self._demands.number(self._con, admission_class)
         self._pages.flush_rows()
-        (no,) = one(self._con, "next_loan")
+        (no,) = one(self._con, "next_standalone_lease")
         self._pages.add_live(
             [(no, dispatch_id, class_no, host, 0, made.phase, 0, None, now, now, made.expires_at, None, None, None, made.worker)]
         )  # fmt: skip

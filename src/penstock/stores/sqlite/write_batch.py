@@ -184,7 +184,7 @@ class SqliteWriteBatch:
 
     def said(self, nos: Sequence[int]) -> dict[int, tuple[Any, ...]]:
         """What was said of these jobs, by their numbers."""
-        rows: list[Any] = self._con.execute(self._sql["said_of"], (listed(nos),)).fetchall() if nos else []
+        rows: list[Any] = self._con.execute(self._sql["intents_of"], (listed(nos),)).fetchall() if nos else []
         return {row[0]: row for row in rows}
 
     def update(self, statement: str, key: int | str, *values: Any) -> None:
@@ -263,9 +263,9 @@ class SqliteWriteBatch:
         """Before anything reads jobs or dispatches."""
         self._flush_moves()
         if self._jobs:
-            insert(self._con, "add_job", self._jobs)
-            insert(self._con, "add_intent", self._intents)
-            insert(self._con, "add_queued", [*self._queued.values()])
+            insert(self._con, "insert_job", self._jobs)
+            insert(self._con, "insert_intent", self._intents)
+            insert(self._con, "insert_new_queued", [*self._queued.values()])
             self._jobs, self._intents, self._queued, self._jobs_written = [], [], {}, True
 
     def _flush_moves(self) -> None:
@@ -275,13 +275,13 @@ class SqliteWriteBatch:
         for statement, groups in updates.items():
             update(self._con, statement, groups)
         for values, nos in self._leasing:
-            write(self._con, "lease", (*values, listed(nos)), len(nos))
+            write(self._con, "insert_leases", (*values, listed(nos)), len(nos))
         self._leasing.clear()
         if self._leaving:
             update(self._con, "leave_queue", {(): self._leaving})
             self._leaving = []
         if self._starting:
-            insert(self._con, "add_live", self._starting)
+            insert(self._con, "insert_dispatches", self._starting)
             self._starting = []
 
     def _flush_completed(self) -> None:
@@ -289,7 +289,7 @@ class SqliteWriteBatch:
         for statement, ended in (("complete", self._plain), ("complete_with", self._with_result)):
             if ended:
                 write(self._con, statement, (self.batch, self._now, listed(ended)), len(ended))
-        update(self._con, "land", {(str(DispatchPhase.LEASED),): landed})
+        update(self._con, "delete_dispatch", {(str(DispatchPhase.LEASED),): landed})
         self._plain, self._with_result = [], []
 
     def held(self) -> Held:
@@ -306,13 +306,15 @@ class SqliteWriteBatch:
         self.flush_rows()
         if self._events:  # nothing is submitted or moved without one
             size = len(self._events)
-            self._con.execute(self._sql["tell"], (self.batch, size, self._no, pack(self._events).decode()))
+            self._con.execute(
+                self._sql["insert_events"], (self.batch, size, self._no, pack(self._events).decode())
+            )
             if self._mentioned:
-                self._con.execute(self._sql["mention"], (self.batch, listed(sorted(self._mentioned))))
+                self._con.execute(self._sql["insert_mentions"], (self.batch, listed(sorted(self._mentioned))))
             self._sums.job, self._sums.event = self._no, self.batch + size - 1
             self.told = True
         if self._done:
-            self._con.execute(self._sql["add_done"], (self._now, listed(self._done)))
+            self._con.execute(self._sql["insert_ended_jobs"], (self._now, listed(self._done)))
         self._flush_sums()
 
     def _flush_sums(self) -> None:
@@ -329,6 +331,6 @@ class SqliteWriteBatch:
                 self._sums.count(name, state, n)
                 changed["addon", name] = None
         if changed:
-            insert(self._con, "set_sums", self._sums.rows(changed))
+            insert(self._con, "set_totals", self._sums.rows(changed))
         self.tally.clear()
         self.touched.clear()

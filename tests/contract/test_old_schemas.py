@@ -1,0 +1,159 @@
+"""
+A database that an older Penstock wrote opens: its schema moves forward, and its jobs stay as they were.
+
+The rows in `old/` were written by the code of commit 34feb69, which gave most tables other names: one job in each state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.contract.test_sqlite import tick
+
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import EventKind
+from penstock.stores.api import Depth, Query
+from penstock.stores.common.statements import migrations, statements
+from penstock.stores.sqlite import connection
+from penstock.stores.sqlite.store import SqliteStore
+
+NOW = 1_900_000_000_000_000
+ROWS = Path(__file__).parent / "old"
+
+
+def old_file(path):
+    import apsw
+
+    con = apsw.Connection(str(path))
+    for script in (*migrations("sqlite")[:6], (ROWS / "sqlite_34feb69.sql").read_text("utf-8")):
+        con.execute(script)
+    con.execute(f"PRAGMA user_version = 6; PRAGMA application_id = {connection.APPLICATION_ID}")
+    con.close()
+    return SqliteStore(path, lambda: NOW)
+
+
+def old_server(postgres, monkeypatch):
+    psycopg = pytest.importorskip("psycopg")
+    from penstock.stores.postgres import migrations as postgres_schema
+    from penstock.stores.postgres.database import ConnectionOptions, Database
+    from penstock.stores.postgres.store import PostgresStore
+
+    link = Database(postgres.dsn, postgres.schema, ConnectionOptions(), None)
+    with monkeypatch.context() as before:
+        before.setattr(postgres_schema, "migrations", lambda _: migrations("postgres")[:4])
+        postgres_schema.migrate(link)
+    with psycopg.connect(postgres.dsn, autocommit=True) as con:
+        con.execute(link.in_schema((ROWS / "postgres_34feb69.sql").read_text("utf-8")))
+    link.close()
+    return PostgresStore(postgres.dsn, lambda: NOW, schema=postgres.schema)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request, tmp_path, monkeypatch):
+    if request.param == "sqlite":
+        store = old_file(tmp_path / "jobs.db")
+    else:
+        store = old_server(request.getfixturevalue("postgres"), monkeypatch)
+    yield store
+    assert [] == store.audit()
+    store.close()
+    if request.param == "sqlite":
+        assert (tmp_path / "jobs.db.v6.backup").exists()
+
+
+def jobs_of(store):
+    return {job.intent.job_type: job for job in store.find(Query())}
+
+
+def test_every_job_of_an_older_database_is_as_it_was(store):
+    jobs = jobs_of(store)
+
+    assert [] == store.audit()
+    assert {name: str(job.state) for name, job in jobs.items()} == {
+        "done": "DONE",
+        "failed": "FAILED",
+        "blocked": "BLOCKED",
+        "runs": "RUNNING",
+        "reserved": "DISPATCHING",
+        "waits": "QUEUED",
+        "canceled": "CANCELED",
+    }
+    assert ['{"answer": 42}'] == [attempt.result for attempt in store.attempts(jobs["done"].job_id)]
+    assert ["it broke"] == [attempt.error for attempt in store.attempts(jobs["failed"].job_id)]
+    assert ("no_room", ("runs",)) == (jobs["waits"].denied, jobs["runs"].intent.tags)
+    assert {jobs["runs"].job_id, jobs["reserved"].job_id} == {dispatch.job_id for dispatch in store.live()}
+    assert [EventKind.SUBMITTED, EventKind.DISPATCHING, EventKind.RUNNING, EventKind.DONE] == [
+        event.kind for event in store.events(0, 10, jobs["done"].job_id)
+    ]
+
+
+def test_an_older_database_goes_on(store):
+    waits = jobs_of(store)["waits"]
+    [same] = store.submit([waits.intent], Depth())
+    [fresh] = store.submit([Intent(addon_id="a", job_type="new", cost_units=10)], Depth())
+
+    assert (waits.job_id, False) == (same.job_id, same.created)
+    assert 8 == store.job(fresh.job_id).no
+    assert [fresh.job_id] == [dispatch.job_id for dispatch in tick(store, capacity=30)]
+    assert 3 == store.prune(NOW + 1, 10)
+    assert {"blocked", "runs", "reserved", "waits", "new"} == set(jobs_of(store))
+
+
+def test_a_table_or_view_of_both_dialects_has_one_name_and_one_kind(postgres, tmp_path):
+    psycopg = pytest.importorskip("psycopg")
+    import apsw
+
+    from penstock.stores.postgres.store import PostgresStore
+
+    SqliteStore(tmp_path / "jobs.db", lambda: NOW).close()
+    PostgresStore(postgres.dsn, schema=postgres.schema).close()
+    file = dict(apsw.Connection(str(tmp_path / "jobs.db")).execute("SELECT name, type FROM sqlite_schema"))
+    with psycopg.connect(postgres.dsn) as con:
+        server = dict(
+            con.execute(
+                "SELECT table_name, CASE table_type WHEN 'VIEW' THEN 'view' ELSE 'table' END "
+                "FROM information_schema.tables WHERE table_schema = %s",
+                [postgres.schema],
+            ).fetchall()
+        )
+    both = file.keys() & server.keys()
+
+    assert {
+        "job",
+        "queue",
+        "job_full",
+        "dispatch_full",
+        "event_batch",
+        "ended_jobs",
+        "admission_class",
+    } <= both
+    assert {name: file[name] for name in both} == {name: server[name] for name in both}
+
+
+def test_a_statement_of_both_dialects_has_one_name():
+    file, server = statements("sqlite"), statements("postgres")
+    twins = [
+        (a, b)
+        for a in file.keys() - server.keys()
+        for b in server.keys() - file.keys()
+        if a.rstrip("s") == b.rstrip("s")
+    ]
+
+    assert [] == twins
+
+
+def test_a_statement_of_both_dialects_reads_in_both_or_writes_in_both():
+    file, server = statements("sqlite"), statements("postgres")
+
+    def writes(sql):
+        sql = sql.replace("FOR UPDATE", "")
+        return any(word in sql for word in ("INSERT INTO", "UPDATE ", "DELETE FROM"))
+
+    both = file.keys() & server.keys()
+    assert [] == [name for name in sorted(both) if writes(file[name]) != writes(server[name])]
+
+
+def test_no_statement_divides_by_zero_on_purpose():
+    for dialect in ("sqlite", "postgres"):
+        assert [] == [name for name, sql in statements(dialect).items() if "1 / " in sql]
