@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import socket
 from contextlib import contextmanager, suppress
 from itertools import count, islice
 from pathlib import Path
 
 from penstock.core.errors import StoreFailed
+from penstock.runner.control_socket import ControlSocket
+from penstock.runner.io_loop import IoLoop
 from tests.waiting import until
 
 
@@ -78,3 +82,31 @@ def test_a_function_for_which_no_worker_can_be_started_goes_back_and_runs_when_i
         until(lambda: open_now() < resource.getrlimit(resource.RLIMIT_NOFILE)[0], what="a free descriptor")
 
     assert str(plant.settled(job, 60).end) == "completed"
+
+
+def test_a_visitor_for_whom_there_is_no_descriptor_does_not_keep_the_runner_busy(monkeypatch):
+    def refuse(_):
+        tried.append(1)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    tried, loop = [], IoLoop()
+    loop.open()
+    control = ControlSocket(f"penstock-test-{os.getpid()}", loop, lambda token, _: {"token": token})
+    with socket.socket(socket.AF_UNIX) as visitor:
+        visitor.connect("\0" + control.address[1:])
+        visitor.sendall(b'{"token": "a"}\n')
+        visitor.setblocking(False)
+        with monkeypatch.context() as full:
+            full.setattr(socket.socket, "accept", refuse)
+            for _ in range(100):
+                loop.wait(0)
+        assert 1 <= len(tried) < 50
+
+        def answered():
+            loop.wait(0.1)
+            with suppress(BlockingIOError):
+                return visitor.recv(1_000)
+
+        assert until(answered) == b'{"token": "a"}\n'
+    control.close()
+    loop.close()

@@ -133,6 +133,8 @@ def _amount(said: Any) -> Money:
 
 _MOST_LINE: Final = 4_000_000
 _MOST_VISITORS: Final = 256
+#: Where no descriptor is left for a visitor, the next look is so much later.
+_PAUSE_SEC: Final = 0.5
 
 
 class ControlSocket:
@@ -153,8 +155,11 @@ class ControlSocket:
     def _knocked(self) -> None:
         try:
             visitor, _ = self._socket.accept()
-        except OSError:
-            return  # gone again, or no descriptor left: it stays in line
+        except BlockingIOError:
+            return  # it is gone again
+        except OSError:  # no descriptor is left: it stays in line
+            self._watch.pause(self._socket, _PAUSE_SEC)
+            return
         if len(self._visitors) >= _MOST_VISITORS or _user(visitor) not in self._users:
             visitor.close()
             return

@@ -7,6 +7,7 @@ import os
 import selectors
 from collections.abc import Callable
 from threading import Lock
+from time import monotonic
 from typing import Protocol
 
 __all__ = ["IoLoop"]
@@ -30,6 +31,7 @@ class IoLoop:
         self._selector: selectors.BaseSelector
         self._reader = self._writer = -1
         self._unsent: set[Writable] = set()
+        self._paused: dict[Readable, tuple[float, Callable[[], None]]] = {}
         self._lock = Lock()
 
     def open(self) -> None:
@@ -41,7 +43,14 @@ class IoLoop:
         self._selector.register(readable, selectors.EVENT_READ, heard)
 
     def drop(self, readable: Readable) -> None:
+        if self._paused.pop(readable, None) is None:
+            self._selector.unregister(readable)
+
+    def pause(self, readable: Readable, seconds: float) -> None:
+        """What it has to say cannot be taken now: it is not listened to for so long."""
+        heard = self._selector.get_key(readable).data
         self._selector.unregister(readable)
+        self._paused[readable] = monotonic() + seconds, heard
 
     def mind(self, mouth: Writable) -> None:
         """To be called after saying something: what did not fit is sent as room comes."""
@@ -52,6 +61,12 @@ class IoLoop:
         """Until something is heard, and everything that was heard is dealt with."""
         if self._unsent:
             at_most_sec = min(at_most_sec, 0.01)
+        for readable, (until, heard) in list(self._paused.items()):
+            left = until - monotonic()
+            at_most_sec = min(at_most_sec, left)
+            if left <= 0:
+                del self._paused[readable]
+                self.add(readable, heard)
         for key, _ in self._selector.select(max(0.0, at_most_sec)):
             if key.fd in self._selector.get_map():  # who was called before may have dropped it
                 key.data()
