@@ -139,7 +139,7 @@ def http_job(address: str | None = None) -> Iterator[Operation]:
         token = server.token_file.read_text().strip()
         client = down.enter_context(Client(server.url, token=token))
         worker = Worker(server.url, token=token, addon="walks")
-        worker.job("noop")(lambda _: None)
+        worker.job("noop")(lambda: None)
         thread = threading.Thread(target=worker.run)
         thread.start()
         down.callback(thread.join)
@@ -252,8 +252,10 @@ def _done(_: object) -> Callable[[], bool]:
 
 
 def _is_done(store, job_id: str) -> bool:
-    job = store.job(job_id)
-    return job is not None and str(job.state) == "DONE"
+    state = str(store.job(job_id).state)
+    if state in ("FAILED", "BLOCKED", "CANCELED"):
+        raise RuntimeError(f"the job is {state}: {store.dispatch(f'{job_id}.1')}")
+    return state == "DONE"
 
 
 def _options() -> argparse.Namespace:

@@ -35,7 +35,7 @@ def work() -> None:
     worker = Worker(addon="bench")
 
     @worker.job("tick")
-    def job(_: object) -> None:
+    def job() -> None:
         tick()
 
     # A hundred in flight, as in the library: what the units of a host allow.
