@@ -142,7 +142,7 @@ def test_an_async_node_of_a_cancelled_run_is_cancelled(executor):
 
 @pytest.mark.parametrize("lane", ["compute", "io"])
 def test_a_run_ends_at_its_deadline_although_a_node_never_returns(executor, held, lane):
-    result = executor.run(held_graph(held, lane), timeout=1, check=False)
+    result = executor.run(held_graph(held, lane), timeout=2, check=False)
 
     assert result.status is RunStatus.DEADLINE
     assert result.canceled == ["held"]
@@ -159,7 +159,7 @@ def test_a_run_ends_at_its_deadline_although_a_node_blocks_the_event_loop(held):
 
     graph.add(blocks, name="blocks")
     with GraphExecutor(compute=1) as executor:
-        result = executor.run(graph.compile(), timeout=1, check=False)
+        result = executor.run(graph.compile(), timeout=2, check=False)
         held.leave.set()
 
     assert (result.status, result.canceled) == (RunStatus.DEADLINE, ["blocks"])
@@ -186,7 +186,7 @@ def test_the_deadline_is_checked_before_every_node_and_not_left_to_the_timer(exe
 
     graph.add(hogs, name="hogs")
     graph.add(lambda hogs: hogs, name="after")
-    run = executor.submit(graph.compile(), timeout=1)
+    run = executor.submit(graph.compile(), timeout=2)
     run._timer.cancel()
     without_timer.set()
     result = run.result(timeout=FAR)
@@ -316,7 +316,7 @@ def test_an_async_node_that_will_not_be_cancelled_does_not_hold_up_close():
     run = executor.submit(graph.compile())
     entered.wait(FAR)
 
-    assert executor.close(timeout=0.3) == []
+    assert executor.close(timeout=5) == []
     assert run.result(timeout=0).status is RunStatus.CANCELED
     gc.collect()
 
@@ -438,7 +438,7 @@ def test_the_deadline_is_checked_before_a_node_of_the_event_loop_too(executor):
 
     graph.add(blocks, name="blocks")
     graph.add(after, name="after")
-    run = executor.submit(graph.compile(), timeout=1)
+    run = executor.submit(graph.compile(), timeout=2)
     run._timer.cancel()
     without_timer.set()
     result = run.result(timeout=FAR)

@@ -295,7 +295,7 @@ def test_an_async_node_that_takes_too_long_is_stopped_and_may_be_tried_again(exe
             attempts.append("ended")
         return "done"
 
-    graph.add(slow, name="slow", timeout=0.5, retries=1, inputs={"attempts": Const(attempts)})
+    graph.add(slow, name="slow", timeout=2, retries=1, inputs={"attempts": Const(attempts)})
 
     assert executor.run(graph.compile())["slow"] == "done"
     assert attempts == ["begun", "ended", "begun", "ended"]

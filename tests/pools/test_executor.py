@@ -276,7 +276,7 @@ async def test_an_error_comes_out_of_await(kind):
         with pytest.raises(ValueError, match="no"):
             await pool.call(calls.fail, "no")
         with pytest.raises(penstock.CallTimeout):
-            await pool.task(calls.sleep, timeout=0.01).call(0.2)
+            await pool.task(calls.sleep, timeout=0.01).call(1)
 
 
 async def test_reserve_works_from_asyncio():

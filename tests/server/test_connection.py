@@ -24,7 +24,7 @@ from penstock.wire import PREFIX
 def hasty(tmp_path):
     """Deadlines short enough to be waited for."""
     made = Place(
-        tmp_path, start=False, connection_limits=ConnectionLimits(head_sec=0.4, body_sec=0.4, connections=30)
+        tmp_path, start=False, connection_limits=ConnectionLimits(head_sec=1.0, body_sec=1.0, connections=30)
     )
     yield made
     made.close()
