@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size screenshots chromium pgbouncer lock format
+.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,6 +63,9 @@ bench-against: .venv-bench  ## our own figures of commit BASE and of this tree, 
 
 walks: .venv  ## how many functions and files one operation goes through, with the files of each walk
 	$(BIN)/python -m bench.walks --files
+
+texts: .venv  ## every sentence that a user can meet, on one page for reading (build/texts.md)
+	$(BIN)/python -m tests.texts
 
 size: .venv  ## code lines by package
 	$(BIN)/python bench/size.py

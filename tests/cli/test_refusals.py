@@ -15,11 +15,11 @@ FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, IN_THE_WAY = 1, 2, 3, 4, 5, 75
     ("words", "says"),
     [
         (("lss",), "Did you mean ls?"),
-        (("submit",), "give a command behind"),
+        (("submit",), "give a command after"),
         (("submit", "--cost", "200", "--", "true"), "cost"),
-        (("submit", "--not-before", "soon", "--", "true"), "is no moment"),
-        (("submit", "--max-runtime", "5 parsecs", "--", "true"), "is no duration"),
-        (("submit", "--type", "t", "--payload", "{"), "is no JSON"),
+        (("submit", "--not-before", "soon", "--", "true"), "is not a time"),
+        (("submit", "--max-runtime", "5 parsecs", "--", "true"), "is not a duration"),
+        (("submit", "--type", "t", "--payload", "{"), "is not JSON"),
         (("edit", "last"), "nothing to change"),
         (("token", "make", "x"), "give --scope"),
         (("addons", "--weight", "5"), "needs an ADDON"),
@@ -91,7 +91,7 @@ def test_a_command_that_cannot_be_started_says_why(shell):
 
 @pytest.mark.parametrize(
     ("argument", "why"),
-    [("zzzz", "those are made of 0-9, a-f"), ("ab", "four characters"), ("ffffffff", "no job with")],
+    [("zzzz", "ids consist of 0-9, a-f"), ("ab", "four characters"), ("ffffffff", "no job with")],
 )
 def test_what_names_no_job_says_why_not(shell, argument, why):
     done = shell("show", argument)
@@ -106,7 +106,7 @@ def test_a_token_file_that_is_not_there_is_named(shell):
         done = shell("ls")
 
     assert done.returncode == REFUSED
-    assert "PENSTOCK_TOKEN_FILE names /no/such/token, which is not there" in done.stderr
+    assert "PENSTOCK_TOKEN_FILE names /no/such/token, which does not exist" in done.stderr
 
 
 def test_without_a_scheduler_every_verb_says_how_to_start_one(alone):

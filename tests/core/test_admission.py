@@ -275,8 +275,8 @@ def test_every_reason_has_words_a_hint_and_survives_being_recorded(reason):
 def test_the_words_name_the_numbers():
     assert (
         words(NotEnoughUnits(8, 5, 90, NOW + 7 * SECOND), NOW)
-        == "needs 8 units, 5 free of 90, expected in 7 s"
+        == "It needs 8 units; 5 of 90 are free, and enough are expected in 7 s."
     )
-    assert words(LabelMissing(("a", "b")), NOW) == "no host that is up has the labels a and b"
+    assert words(LabelMissing(("a", "b")), NOW) == "No running host has the labels a and b."
     assert "4 slots" in words(CapReached("concurrent", "", 4), NOW)
     assert "in about 2 h" in words(NotReady(NOW + 7_500 * SECOND), NOW)

@@ -8,18 +8,35 @@ from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.explain import Ahead, explain
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, Job
-from penstock.core.jobs.reasons import NotEnoughUnits
+from penstock.core.jobs.reasons import NotEnoughUnits, NotReady
+from penstock.core.jobs.retry import Counters
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND
 
 NOW = 1_900_000_000 * SECOND
 
 
-def job(state=JobState.QUEUED, ready_at=NOW - 41 * SECOND, **more):
-    intent = Intent(addon_id="a", job_type="t", cost_units=8)
+def job(state=JobState.QUEUED, ready_at=NOW - 41 * SECOND, retry_delays_sec=(), **more):
+    intent = Intent(addon_id="a", job_type="t", cost_units=8, retry_delays_sec=retry_delays_sec)
     return Job(
         no=1, job_id="job-00000001", intent=intent, state=state, created_at=NOW, ready_at=ready_at, **more
     )
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "words"),
+    [
+        (EndReason.JOB_ERROR, "Traceback:\nexit code 7", "Attempt 2 of 4 failed (exit code 7). "),
+        (EndReason.HOST_LOST, None, "Attempt 1 failed (host lost). "),
+    ],
+)
+def test_a_job_that_is_retried_says_what_failed_and_when_the_next_attempt_is(end, error, words):
+    waits = job(ready_at=NOW + 540 * SECOND, counters=Counters(error=2), retry_delays_sec=(600, 600, 600))
+    last = run(DispatchPhase.ENDED, end=end, error=error)
+
+    told = explain(waits, NOW, dispatch=last, reason=NotReady(waits.ready_at), likely_start_at=waits.ready_at)
+
+    assert told.text == words + "Next attempt in about 9 min."
 
 
 def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_when():
@@ -33,8 +50,8 @@ def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_wh
     )
 
     assert told.text == (
-        "waiting 41 s: needs 8 units, 5 free of 90; 3 of its own kind are before it; "
-        "job 00000017 of b, whose addon is further below its share, and 1 more are next; likely to start in 14 s"
+        "Waiting for 41 s. It needs 8 units; 5 of 90 are free. 3 jobs of the same kind are before it. "
+        "Job 00000017 of b goes first (its addon is further below its fair share); then 1 more. Likely start in 14 s."
     )
 
 
@@ -51,14 +68,14 @@ def test_the_json_has_what_the_words_say():
 
 
 def test_a_job_that_nothing_holds_says_so():
-    assert "nothing is in its way" in explain(job(), NOW).text
+    assert "Nothing is in its way" in explain(job(), NOW).text
 
 
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        (DispatchPhase.RESERVED, "10 units are reserved; its worker has 12 s left"),
-        (DispatchPhase.LEASED, "running for 5 s, expected to end in 7 s"),
+        (DispatchPhase.RESERVED, "10 units are reserved; its worker has 12 s to ask"),
+        (DispatchPhase.LEASED, "Running for 5 s, expected to end in 7 s."),
         (DispatchPhase.ENDING, "told to stop (canceled); given up in 12 s"),
     ],
 )
@@ -120,4 +137,4 @@ def test_a_job_that_its_deadline_failed_does_not_blame_the_run_before():
 def test_one_job_is_and_several_are():
     one = explain(job(), NOW, ahead=[Ahead("job-00000017", "b", "turn")], line_ahead=1).text
 
-    assert "1 of its own kind is before it; job 00000017 of b, in line before it, is next" in one
+    assert "1 job of the same kind is before it. Job 00000017 of b goes first (queued before)." in one

@@ -81,7 +81,7 @@ def test_what_a_job_needs_being_away_is_not_its_error(make):
 def test_waiting_has_a_limit_and_says_what_it_waited_for(real):
     job = real.job(name="f")(lambda: 1).options(not_before=3600).enqueue()
 
-    with real, pytest.raises(TimeoutError, match=r"has not ended after 0.01 s: not in line yet"):
+    with real, pytest.raises(TimeoutError, match=r"has not ended after 0.01 s: It starts in"):
         job.result(0.01)
 
 
@@ -91,7 +91,7 @@ def test_a_job_that_nobody_runs_says_so_until_somebody_does(make):
 
     assert "no process runs the jobs of jobs.db now" in str(job.explain())
     with there:
-        assert "not in line yet" in str(job.explain())
+        assert "at the earliest" in str(job.explain())
     assert "nobody_runs" == job.explain().reason
 
 

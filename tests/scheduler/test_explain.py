@@ -28,8 +28,8 @@ def test_a_head_explains_itself_from_the_record(works):
     told = works.job_service.explain(job_id)
 
     assert told.text == (
-        "waiting 41 s: needs 8 units, 5 free of 90, expected in 19 s; "
-        f"likely to start in 19 s, when job {large[-8:]} ends"
+        "Waiting for 41 s. It needs 8 units; 5 of 90 are free, and enough are expected in 19 s. "
+        f"Likely start in 19 s, when job {large[-8:]} ends."
     )
     assert told.recorded
     assert json.loads(json.dumps(told.as_json()))["reason"] == "no_room"
@@ -44,7 +44,7 @@ def test_a_job_behind_others_says_how_many_and_that_it_was_decided_anew(works):
 
     assert told.line_ahead == 3
     assert not told.recorded
-    assert "3 of its own kind are before it" in told.text
+    assert "3 jobs of the same kind are before it" in told.text
 
 
 def test_it_names_who_is_ahead_and_why(works):
@@ -62,12 +62,12 @@ def test_a_job_whose_time_has_not_come_says_when(works):
     [job_id] = works.submit(earliest_start_at=works.now + 90 * SECOND)
     told = works.job_service.explain(job_id)
 
-    assert told.text == "not in line yet: not before in 90 s; likely to start in 90 s"
+    assert told.text == "It starts in 90 s at the earliest."
 
 
 def test_a_job_that_nothing_holds_starts_with_the_next_tick(works):
     [job_id] = works.submit()
-    assert "nothing is in its way" in works.job_service.explain(job_id).text
+    assert "Nothing is in its way" in works.job_service.explain(job_id).text
 
     works.step()
     assert "units are reserved" in works.job_service.explain(job_id).text
@@ -171,18 +171,24 @@ def label_missing(works):
 
 
 CASES = {
-    "label_missing": (label_missing, "no host that is up has the label gpu"),
-    "draining": (draining, "takes nothing more"),
-    "paused": (everything_paused, "everything is paused"),
-    "not_ready": (not_ready, "not before in 90 s"),
-    "not_quiet": (not_quiet, "the machine is NORMAL (busy 4.5 of 10, by cpu), it waits for QUIET"),
-    "not_quiet_long_enough": (not_quiet_long_enough, "it waits for 600 s of quiet"),
-    "cap_reached": (cap_reached, "addon a has its 1 in flight already"),
-    "budget_spent": (budget_spent, "the day's budget is spent (1.00 of 1.00)"),
-    "no_room": (no_room, "needs 10 units, 0 free of 90"),
-    "room_kept": (room_kept, "90 units are being kept for job"),
-    "queued_ahead": (queued_ahead, "of priority 90 is in line for the same room"),
-    "awaits_worker": (awaits_worker, "waits for a worker to claim it; the last one that may asked 12 s ago"),
+    "label_missing": (label_missing, "No running host has the label gpu"),
+    "draining": (draining, "starts no more jobs"),
+    "paused": (everything_paused, "Everything is paused"),
+    "not_ready": (not_ready, "It starts in 90 s at the earliest"),
+    "not_quiet": (
+        not_quiet,
+        "The machine is in normal use (busy score 4.5 of 10, from cpu). This job starts when the load drops to QUIET",
+    ),
+    "not_quiet_long_enough": (not_quiet_long_enough, "waits for 600 s of quiet"),
+    "cap_reached": (cap_reached, "Addon a has 1 in flight, its limit"),
+    "budget_spent": (budget_spent, "The budget of this day is spent (1.00 of 1.00)"),
+    "no_room": (no_room, "needs 10 units; 0 of 90 are free"),
+    "room_kept": (room_kept, "90 units are kept for job"),
+    "queued_ahead": (queued_ahead, "of priority 90 goes first and needs the same units"),
+    "awaits_worker": (
+        awaits_worker,
+        "waits for a worker to claim it. A worker that may claim it last asked 12 s ago",
+    ),
 }
 
 
@@ -206,7 +212,7 @@ def test_one_paused_addon_is_named(works):
     works.job_service.pause("a")
     [job_id] = works.submit()
 
-    assert "addon a is paused" in works.job_service.explain(job_id).text
+    assert "Addon a is paused" in works.job_service.explain(job_id).text
 
 
 def test_the_names_of_the_fields_are_a_promise(works):
@@ -300,9 +306,9 @@ def test_who_asks_at_another_host_is_told_where_it_will_run(works):
     )
     works.store.register_host(here)
 
-    assert "not for this host but for render-1" in works.job_service.explain(job_id).text
+    assert "This host lacks the label gpu; render-1 can run it" in works.job_service.explain(job_id).text
     works.later(31)
-    assert "no host that is up has the label gpu" in works.job_service.explain(job_id).text
+    assert "No running host has the label gpu" in works.job_service.explain(job_id).text
 
 
 def test_a_label_holds_nobody_else_up_and_nobody_records_what_is_not_for_them(works):

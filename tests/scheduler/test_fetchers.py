@@ -79,6 +79,6 @@ def test_explain_tells_of_the_worker_that_asked_last(works):
 
     assert (told.reason, told.text) == (
         "awaits_worker",
-        "waiting 0 s: waits for a worker to claim it; the last one that may asked 12 s ago",
+        "Waiting for 0 s. It waits for a worker to claim it. A worker that may claim it last asked 12 s ago.",
     )
     assert "reserved" in works.job_service.explain(job).text

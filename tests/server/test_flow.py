@@ -198,7 +198,7 @@ def test_a_lease_without_a_job_is_granted_held_and_released(client):
     denied = client.post("/lease/request", asked).json
     assert (denied["approved"], denied["reason"]) == (False, "no_room")
     assert denied["retry_after_sec"] >= 1
-    assert "needs 60 units, 30 free of 90" in denied["message"]
+    assert "needs 60 units; 30 of 90 are free" in denied["message"]
 
     assert client.post("/lease/release", {"lease_id": lease["lease_id"]}).status == 200
     assert client.post("/lease/request", asked).json["approved"] is True
@@ -392,7 +392,7 @@ def test_explain_says_what_a_job_waits_for(client):
 
     told = client.get(f"/queue/jobs/{job_id}/explain").json
     assert (told["reason"], told["state"]) == ("paused", "QUEUED")
-    assert "addon visuals is paused" in told["text"]
+    assert "Addon visuals is paused" in told["text"]
     assert "cancel" in told["allowed"]
 
 

@@ -10,9 +10,9 @@ from tests.web.web_kit import MARK
 PAGES = {
     "overview": ("", "Jobs by state"),
     "jobs": ("jobs", "thumbnail"),
-    "job": ("jobs/{done}", "What was asked"),
+    "job": ("jobs/{done}", "Request"),
     "command": ("jobs/{command}", "Output"),
-    "machine": ("machine", "What each unit is spent on"),
+    "machine": ("machine", "Units by job"),
     "addons": ("addons", "photos"),
     "pools": ("pools", "encode"),
 }
@@ -111,7 +111,7 @@ def test_a_jobs_page_has_all_of_its_story(tab, daemon):
     titles = page.locator("main h2, main h3").all_inner_texts()
 
     assert titles == [
-        "Why", "Timeline", "What was asked", "Payload", "What came out", "Result", "Checkpoint", "Attempts (1)", "Events",
+        "Why", "Timeline", "Request", "Payload", "Result", "Value", "Checkpoint", "Attempts (1)", "Events",
     ]  # fmt: skip
     assert tab.shows("DONE ")
     assert page.locator("main table tbody tr").count() == 1

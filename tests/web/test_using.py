@@ -40,7 +40,7 @@ def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
     tab = tabs(fresh).sign_in()
     for path, words in [
         ("", "No jobs yet"),
-        ("jobs", "No job is like that"),
+        ("jobs", "No matching jobs"),
         ("machine", "Nothing is in flight"),
         ("addons", "No addon has submitted anything yet"),
         ("pools", "No program has attached its pools"),
@@ -53,7 +53,7 @@ def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
 def test_what_happens_elsewhere_shows_without_a_reload(home):
     home.page.evaluate("window.same = true")
     home.open(f"jobs?addon={home.addon}")
-    home.shows("No job is like that")
+    home.shows("No matching jobs")
     [job] = queued(home)
     home.shows(job[-8:])
     home.daemon.client.cancel(job)
@@ -133,7 +133,7 @@ def test_a_job_is_found_by_part_of_its_id_or_by_a_tag(tab, daemon):
             [daemon.jobs[name] for name in found],
         )
 
-    assert tab.shows("No job is like that")
+    assert tab.shows("No matching jobs")
 
 
 def test_what_is_being_typed_is_not_taken_away_by_the_next_beat(home):
@@ -161,7 +161,7 @@ def test_many_jobs_are_canceled_after_a_question_and_only_then(home):
         count = rows(home)
         page.get_by_role("button", name="More").click()
         home.until("count => document.querySelectorAll('tbody tr').length > count", count)
-    page.get_by_label("Choose all that are shown").check()
+    page.get_by_label("Select all shown").check()
     page.get_by_role("toolbar").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Keep").click()
     kept = client.stats().addons[home.addon]
@@ -180,7 +180,7 @@ def test_many_jobs_are_retried_after_a_question(home):
     client.set_addon(home.addon, paused=True)
     page = home.open(f"jobs?addon={home.addon}")
     home.until("document.querySelectorAll('tbody tr').length === 2")
-    page.get_by_label("Choose all that are shown").check()
+    page.get_by_label("Select all shown").check()
     page.get_by_role("toolbar").get_by_role("button", name="Retry").click()
     asked = client.stats().addons[home.addon]["FAILED"]
     page.get_by_role("button", name="Retry 2 jobs").click()

@@ -1,4 +1,4 @@
-"""What this machine and this disk can do, on a database that is thrown away."""
+"""`penstock bench`: measure this machine and this disk, on a temporary database."""
 
 from __future__ import annotations
 
@@ -36,20 +36,25 @@ class Measured(NamedTuple):
 
 @click.command()
 @click.option(
-    "--jobs", type=click.IntRange(10, 1_000_000), default=1_000, show_default=True, help="How many of each."
+    "--jobs",
+    type=click.IntRange(10, 1_000_000),
+    default=1_000,
+    show_default=True,
+    help="How many jobs in each measurement.",
 )
 @click.option(
     "--dir",
     "folder",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="On whose disk; that of the data directory unless given.",
+    help="A directory on the disk to measure; by default the data directory.",
 )
 @passes
 def bench(session: CliSession, /, jobs: int, folder: Path | None) -> None:
     """
-    Measure submits and runs on this disk, written as durably as real ones.
+    Measure submits and runs on this disk, as durable as real ones.
 
-    Jobs do nothing, so these are limits: of the disk first, whose own pace stands beside them. A daemon that runs is left alone, and shares the machine.
+    The jobs do nothing, so the figures are upper limits. The speed of the disk alone is printed beside them. A
+    running daemon is not touched, and shares the machine.
     """
     place = folder or _data_folder()
     with tempfile.TemporaryDirectory(prefix=".penstock-bench-", dir=place) as scratch:

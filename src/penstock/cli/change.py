@@ -19,11 +19,15 @@ __all__ = ["cancel", "edit", "retry"]
 
 
 @click.command()
-@click.option("--now", is_flag=True, help="Kill what the scheduler itself runs, instead of asking first.")
+@click.option(
+    "--now",
+    is_flag=True,
+    help="Kill a command or function of the scheduler instead of asking it to stop first.",
+)
 @click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
 @passes
 def cancel(session: CliSession, jobs: tuple[str, ...], now: bool) -> None:
-    """Cancel jobs. One that runs is told to stop, and ended if it does not."""
+    """Cancel jobs. A running job is told to stop, and killed if it does not."""
     _each(session, jobs, lambda job_id: session.client.cancel(job_id, now=now))
 
 
@@ -31,7 +35,7 @@ def cancel(session: CliSession, jobs: tuple[str, ...], now: bool) -> None:
 @click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
 @passes
 def retry(session: CliSession, jobs: tuple[str, ...]) -> None:
-    """Queue FAILED or BLOCKED jobs again, with all their tries and limits anew."""
+    """Queue FAILED or BLOCKED jobs again, with fresh attempts and limits."""
     _each(session, jobs, session.client.retry)
 
 
@@ -39,10 +43,10 @@ def retry(session: CliSession, jobs: tuple[str, ...]) -> None:
 @click.argument("job", type=JOB)
 @click.option("-p", "--priority", type=PRIORITY, help="1..100, or low, normal, high, urgent.")
 @click.option(
-    "--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00; `--not-before-none` takes it away."
+    "--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00; `--not-before-none` removes it."
 )
 @click.option("--not-before-none", is_flag=True, hidden=True)
-@click.option("--deadline", type=WHEN)
+@click.option("--deadline", type=WHEN, help="The latest start; `--deadline-none` removes it.")
 @click.option("--deadline-none", is_flag=True, hidden=True)
 @passes
 def edit(
@@ -54,7 +58,7 @@ def edit(
     deadline: datetime | None,
     deadline_none: bool,
 ) -> None:
-    """Priority and times of a queued job."""
+    """Change the priority and the times of a queued job."""
     fields: dict[str, Any] = {}
     if priority is not None:
         fields["priority"] = priority

@@ -1,4 +1,4 @@
-"""Prove on this machine that nothing is lost, by killing everything."""
+"""`penstock chaos`: kill a scheduler and its jobs, and check that nothing was lost."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ __all__ = ["chaos"]
     type=click.IntRange(1, 100_000),
     default=20,
     show_default=True,
-    help="How often something is killed.",
+    help="How many kills.",
 )
-@click.option("--jobs", type=click.IntRange(1, 1_000_000), default=60, show_default=True)
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--keep", is_flag=True, help="Keep the folder also when everything holds.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 1_000_000), default=60, show_default=True, help="How many jobs."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed kills in the same order.")
+@click.option("--keep", is_flag=True, help="Keep the directory also when every promise holds.")
 @passes
 def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) -> None:
     """
-    Kill a real scheduler and its jobs, and prove the promises from what is left.
+    Kill a real scheduler and its jobs again and again, and check its promises.
 
-    It starts a scheduler of its own in a new folder, submits jobs, ends one after the other with SIGKILL, now the scheduler, now a job, and then holds what was promised
-    against the audit trail and against marks that the jobs left outside of it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to look.
+    It starts a scheduler of its own in a new directory, submits jobs, and kills now the scheduler, now a job, with
+    SIGKILL. Then it checks every promise against the audit trail and against marks that the jobs left outside of
+    it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to look.
     """
     from penstock.chaos import KillLoop, check_promises
 
@@ -54,7 +57,7 @@ def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) 
         "promises": [promise._asdict() for promise in promises],
     }
     if not session.tell(told):
-        killed = " and ".join(f"{who} {often} times" for who, often in sorted(aftermath.killed.items()))
+        killed = " and ".join(f"{target} {count} times" for target, count in sorted(aftermath.killed.items()))
         session.console.print(f"{len(aftermath.acknowledged)} jobs; killed {killed}")
         for promise in promises:
             verdict = "[red]broken[/]" if promise.broken else "[green]holds[/] "
@@ -62,7 +65,7 @@ def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) 
             for line in promise.broken[:5]:
                 session.console.print(f"            {line}", markup=False)
         if not aftermath.settled:
-            session.console.print("  [red]not all jobs came to an end[/]")
+            session.console.print("  [red]not all jobs ended[/]")
         if broken or keep:
-            session.console.print(f"database, log and marks are in {folder}", markup=False)
+            session.console.print(f"Database, log and marks are in {folder}.", markup=False)
     raise click.exceptions.Exit(FAILED if broken else 0)

@@ -25,7 +25,7 @@ def _config(command: Any) -> Any:
         "flags",
         multiple=True,
         metavar="KEY=VALUE",
-        help="A setting, as `penstock settings` names it; may be repeated.",
+        help="A setting by its name in `penstock settings`; may be repeated.",
     )(command)
     return click.option(
         "-c", "--config", type=click.Path(dir_okay=False), help="A TOML file instead of the usual one."
@@ -34,8 +34,8 @@ def _config(command: Any) -> Any:
 
 @click.command()
 @_config
-@click.option("--data-dir", help="Where database, token and socket lie.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="On loopback; 0 takes any free one.")
+@click.option("--data-dir", help="The directory of database, token and socket.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="The port on loopback; 0 takes any free one.")
 @click.option(
     "--accept-loss",
     is_flag=True,
@@ -50,7 +50,7 @@ def up(
     port: int | None,
     accept_loss: bool,
 ) -> None:
-    """Start the scheduler here: daemon, HTTP API and page. Ctrl-C stops it; a second one at once."""
+    """Start the scheduler here: daemon, HTTP API and page. Ctrl-C stops it; a second Ctrl-C kills running jobs."""
     from penstock.daemon import run_program
 
     given = dict(pair(flag) for flag in flags)
@@ -64,9 +64,9 @@ def up(
 
 
 def _greet(server: Any) -> None:
-    """On standard output, which a log does not go to: the link is as good as a password until it is used."""
+    """On standard output, where no log goes: the link is as good as a password until it is used."""
     link = server.login_url()
-    echo(f"page  {link}" if link else "no page: `python -m penstock.web.vendor` fetches what it needs")
+    echo(f"page  {link}" if link else "no page: `python -m penstock.web.vendor` fetches its libraries")
     echo("try   penstock run -- echo hello        penstock top        penstock --help")
 
 
@@ -89,38 +89,40 @@ def load_settings(config: str | None, flags: dict[str, str]) -> Any:
 
 
 @click.command()
-@click.option("--now", is_flag=True, help="Do not ask first: end what runs.")
-@click.option("--timeout", type=DURATION, default=60.0, help="How long to wait for it to be gone.")
+@click.option("--now", is_flag=True, help="Kill running jobs instead of asking them to yield.")
+@click.option(
+    "--timeout", type=DURATION, default=60.0, help="How long to wait until the scheduler has ended."
+)
 @passes
 def stop(session: CliSession, now: bool, timeout: float) -> None:
-    """Stop this user's scheduler. What runs is asked to yield and goes back to the queue; nothing is lost."""
+    """Stop this user's scheduler. Running jobs are asked to yield and go back to the queue; nothing is lost."""
     pid = _pid()
     try:
         gone = os.pidfd_open(pid)
     except ProcessLookupError:
         fail(
-            f"process {pid}, which should be the scheduler, is not there: it was killed, and `penstock up` mends what it left",
+            f"the scheduler (process {pid}) was killed; `penstock up` starts it again and recovers its jobs",
             UNREACHABLE,
         )
     try:
         signal.pidfd_send_signal(gone, signal.SIGTERM)
         if now:
-            time.sleep(0.1)  # so that the second one is told from the first
+            time.sleep(0.1)  # so that the daemon sees two signals
             signal.pidfd_send_signal(gone, signal.SIGTERM)
-        with session.aside.status("waiting for what runs to yield"):
+        with session.aside.status("waiting for running jobs to yield"):
             left, _, _ = select.select([gone], [], [], timeout)
     finally:
         os.close(gone)
     if not left:
         fail(
-            f"process {pid} is still there after {timeout:.0f} s; `penstock stop --now` ends what runs at once"
+            f"the scheduler (process {pid}) still runs after {timeout:.0f} s; `penstock stop --now` kills its jobs"
         )
     if not session.tell({"stopped": pid}):
-        echo("stopped")
+        echo("Stopped.")
 
 
 def _pid() -> int:
-    """As the daemon of this user's data directory wrote it down."""
+    """The process that the daemon of this user's data directory noted."""
     from penstock.client.transport import data_dir
 
     told = data_dir(os.environ) / "daemon.json"
@@ -128,7 +130,7 @@ def _pid() -> int:
         return int(json.loads(told.read_text("utf-8"))["pid"])
     except (OSError, ValueError, KeyError):
         fail(
-            f"no scheduler runs from {told.parent}; PENSTOCK_DATA_DIR says where another one lives",
+            f"no scheduler runs in {told.parent}; PENSTOCK_DATA_DIR names another directory",
             UNREACHABLE,
         )
 
@@ -136,7 +138,7 @@ def _pid() -> int:
 @click.command()
 @passes
 def login(session: CliSession) -> None:
-    """A link that opens the page without typing. Good once, for ten minutes."""
+    """Print a link that opens the page. It works once, within ten minutes."""
     link = session.client.login()
     if not session.tell(link):
         echo(link.url)
@@ -144,10 +146,10 @@ def login(session: CliSession) -> None:
 
 @click.command()
 @_config
-@click.option("--changed", is_flag=True, help="Only what differs from the default.")
+@click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
 @passes
 def settings(session: CliSession, config: str | None, flags: tuple[str, ...], changed: bool) -> None:
-    """Every setting, its value, and where that came from. Checks them all; exits with 2 when one is wrong."""
+    """List every setting, its value and its source. Exits with 2 when a setting is wrong."""
     from penstock.settings import describe
 
     listed = describe(load_settings(config, dict(pair(flag) for flag in flags)))

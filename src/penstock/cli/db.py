@@ -32,11 +32,11 @@ def _place(given: str | None) -> str:
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Go on with a file that has lost acknowledged work; the trail records it.",
+    help="Accept a file that has lost acknowledged work; the trail records it.",
 )
 @passes
 def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
-    """Every page, every sum and every trail. Exits with 1 when something is wrong."""
+    """Check every page, every total and every trail. Exits with 1 when something is wrong."""
     from penstock.stores.opening import is_address, shown
     from penstock.stores.sqlite.connection import integrity
     from penstock.stores.sqlite.guard import refuse_lost
@@ -57,20 +57,20 @@ def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
         raise click.exceptions.Exit(1 if problems else 0)
     if problems:
         fail("\n          ".join([f"{name}: {len(problems)} problems", *problems[:50]]))
-    echo(f"{name}: all well")
+    echo(f"{name}: no problems")
 
 
 @db.command()
 @click.argument("target", type=click.Path(dir_okay=False))
-@click.option("--path", help="The database; this user's own unless given.")
+@click.option("--path", help="The database; by default this user's own.")
 @passes
 def backup(session: CliSession, target: str, path: str | None) -> None:
-    """A copy that is whole, taken while the scheduler runs."""
+    """Write a consistent copy, also while the scheduler runs."""
     from penstock.stores.sqlite.connection import copy
 
     file = _existing(path)
     if Path(target).exists():
-        fail(f"{target} is there already: choose another name")
+        fail(f"{target} exists already: choose another name")
     with session.aside.status(f"copying {file}"):
         copy(file, Path(target))
     if not session.tell({"path": str(file), "backup": target}):
@@ -79,16 +79,16 @@ def backup(session: CliSession, target: str, path: str | None) -> None:
 
 @db.command()
 @click.argument("source", metavar="BACKUP", type=click.Path(exists=True, dir_okay=False))
-@click.option("--path", help="The database; this user's own unless given.")
+@click.option("--path", help="The database; by default this user's own.")
 @passes
 def restore(session: CliSession, source: str, path: str | None) -> None:
-    """Put BACKUP in the place of the database, while no scheduler runs. The file that was there is kept under another name."""
+    """Replace the database by BACKUP, while no scheduler runs. The old file is kept under another name."""
     from penstock.stores.opening import is_address, shown
     from penstock.stores.sqlite.restore import restore as put_back
 
     place = _place(path)
     if is_address(place):
-        fail(f"{shown(place)} is on a server: its own tools (pg_restore) restore it")
+        fail(f"{shown(place)} is on a server: restore it with pg_restore")
     file = Path(place).absolute()
     with session.aside.status(f"restoring {file}"):
         kept = put_back(Path(source).absolute(), file)
@@ -97,11 +97,11 @@ def restore(session: CliSession, source: str, path: str | None) -> None:
         return
     echo(f"{file}: restored from {source}")
     if kept is not None:
-        echo(f"the file that was there is {kept}")
+        echo(f"The old file is {kept}.")
 
 
 def _record_restore(file: Path, source: str) -> None:
-    """The restored trail says so, and who did it."""
+    """Record the restore and its user in the restored trail."""
     import getpass
 
     from penstock.core.jobs.changes import admin_event
@@ -119,13 +119,13 @@ def _record_restore(file: Path, source: str) -> None:
 @click.argument("path", required=False)
 @passes
 def migrate(session: CliSession, path: str | None) -> None:
-    """Bring it to this version's schema, after a backup beside it. The daemon does so by itself when it starts."""
+    """Bring the database to this version's schema, after a backup beside it. The daemon also does so when it starts."""
     from penstock.stores.opening import is_address, shown
 
     place = _place(path)
     if not is_address(place):
         _existing(path)
-    with session.aside.status(f"bringing {shown(place)} up to date"):
+    with session.aside.status(f"migrating {shown(place)}"):
         opened(place).close()
     if not session.tell({"path": shown(place), "migrated": True}):
         echo(f"{shown(place)}: up to date")
@@ -136,7 +136,7 @@ def migrate(session: CliSession, path: str | None) -> None:
 @click.argument("target")
 @passes
 def copy(session: CliSession, source: str, target: str) -> None:
-    """All jobs of the SQLite file SOURCE into the empty database TARGET (postgresql://...), with every count compared."""
+    """Copy the SQLite file SOURCE into the empty database TARGET (postgresql://...), and compare every count."""
     from penstock.settings import load
     from penstock.stores.opening import is_address, shown
 
@@ -150,7 +150,7 @@ def copy(session: CliSession, source: str, target: str) -> None:
         return
     for name, count in copied.counts.items():
         echo(f"{count:>12,}  {name}")
-    echo(f"the same in {source} and {shown(target)}: set `database` to the latter, and start the daemons")
+    echo(f"{source} and {shown(target)} have the same. Set `database` to the latter, and start the daemons.")
 
 
 def opened(place: str, *, accept_loss: bool = False) -> Store:
@@ -166,7 +166,7 @@ def _existing(path: str | None) -> Path:
 
     place = _place(path)
     if is_address(place):
-        fail(f"{shown(place)} is on a server: its own tools (pg_dump) copy it while it is used")
+        fail(f"{shown(place)} is on a server: copy it with pg_dump")
     file = Path(place)
     if not file.exists():
         fail(f"there is no database at {file}", 4)

@@ -1,7 +1,7 @@
 """
-`penstock doctor`: looks at everything that can be wrong on this machine and says how to mend what is.
+`penstock doctor`: checks everything that can be wrong on this machine and says how to fix it.
 
-Each look is a function that answers with findings; none changes anything.
+Each check is a function that yields findings and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Finding", "doctor"]
 
 
 class Finding(NamedTuple):
-    """`level`: ok, note (worth knowing), bad (must be mended)."""
+    """`level`: ok, note (worth knowing), bad (must be fixed)."""
 
     level: str
     what: str
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 @click.command()
 @passes
 def doctor(session: CliSession) -> None:
-    """Look for what is wrong, and say how to mend it. Exits with 1 when something must be mended."""
+    """Find what is wrong on this machine, and say how to fix it. Exits with 1 when something must be fixed."""
     findings = list(look(session))
     if not session.tell([finding._asdict() for finding in findings]):
         marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]BAD [/]"}
@@ -82,7 +82,7 @@ def _versions() -> Iterator[Finding]:
 def _directory(settings: Settings) -> Iterator[Finding]:
     where = settings.data_dir
     if not where.exists():
-        yield Finding("note", f"{where} is not there yet", "`penstock up` makes it")
+        yield Finding("note", f"{where} does not exist yet", "`penstock up` makes it")
         return
     mode = stat.S_IMODE(where.stat().st_mode)
     if mode & 0o077:
@@ -91,14 +91,16 @@ def _directory(settings: Settings) -> Iterator[Finding]:
         )
     if not os.access(where, os.W_OK):
         yield Finding(
-            "bad", f"{where} cannot be written to", "choose another with data_dir, or mend its owner"
+            "bad",
+            f"{where} cannot be written to",
+            "choose another directory with data_dir, or correct its owner",
         )
     room = shutil.disk_usage(where)
     if room.free < 200 * 2**20:
         yield Finding(
             "bad",
             f"only {room.free // 2**20} MB are free at {where}",
-            "make room: a full disk stops every submit",
+            "free some space: a full disk stops every submit",
         )
     else:
         yield Finding("ok", f"data in {where}, {room.free // 2**30} GB free")
@@ -108,7 +110,7 @@ def _directory(settings: Settings) -> Iterator[Finding]:
             yield Finding(
                 "bad",
                 f"others can read {file}",
-                f"chmod 600 {file}, and make a new token: that one may be known",
+                f"chmod 600 {file}, and make a new token: another user may have read this one",
             )
 
 
@@ -142,7 +144,7 @@ def _database(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"its write-ahead log has {wal.stat().st_size // 2**20} MB",
-            "a reader stays open for long: end it",
+            "a program keeps the database open for long: end it",
         )
 
 
@@ -154,19 +156,17 @@ def _server(settings: Settings) -> Iterator[Finding]:
     try:
         ahead = server_time(settings.jobs_at, settings.sharing) - time.time_ns() // 1_000
     except PenstockError as error:
-        yield Finding(
-            "bad", f"{name}: {error}", "look at the setting `database`, and whether the server is up"
-        )
+        yield Finding("bad", f"{name}: {error}", "check the setting `database`, and whether the server runs")
         return
     yield Finding(
-        "ok", f"{name} answers; its clock, which decides, is {ahead / 1e6:+.1f} s from this machine's"
+        "ok", f"{name} answers; its clock, which all hosts use, is {ahead / 1e6:+.1f} s from this machine's"
     )
 
 
 def _clock(_: Settings) -> Iterator[Finding]:
     drift = abs((time.time() - time.monotonic()) - (time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)))
     if time.time() < 1_700_000_000:
-        yield Finding("bad", "this machine's clock is years behind", "set it: times of jobs are by it")
+        yield Finding("bad", "this machine's clock is years behind", "set it: the times of jobs depend on it")
     else:
         slept = f", of which it slept {drift:.0f} s" if drift > 60 else ""
         yield Finding(
@@ -177,27 +177,25 @@ def _clock(_: Settings) -> Iterator[Finding]:
 def _exposure(settings: Settings) -> Iterator[Finding]:
     address = settings.server.listen
     if address is None:
-        yield Finding("ok", "by the settings: reachable by its Unix socket alone")
+        yield Finding("ok", "settings: only the Unix socket is served")
     elif not address.local:
         yield Finding(
             "note",
-            f"by the settings it listens beyond this machine: {address}",
-            "with TLS or a proxy, tokens and allowed hosts, as the settings demand",
+            f"settings: other machines can reach the scheduler on {address}",
+            "the settings require TLS or a proxy, tokens and allowed hosts",
         )
     else:
-        yield Finding(
-            "ok", f"by the settings: reachable on {address} and a Unix socket, from this machine alone"
-        )
+        yield Finding("ok", f"settings: served on {address} and a Unix socket, to this machine alone")
     users = settings.runner.users
     if os.geteuid() == 0 and "*" not in users:
         yield Finding(
             "note",
-            "you are root: jobs that it runs would be too",
-            "run it as a user of its own, or name users for jobs with runner.users",
+            "you are root, so jobs would run as root too",
+            "run the scheduler as another user, or set runner.users",
         )
     for addon, user in users.items():
-        whose = "all other addons" if addon == "*" else f"addon {addon}"
-        yield Finding("ok", f"commands and functions of {whose} run as the user {user}")
+        group = "all other addons" if addon == "*" else f"addon {addon}"
+        yield Finding("ok", f"commands and functions of {group} run as the user {user}")
 
 
 _LOOKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
@@ -214,18 +212,18 @@ def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:
     try:
         host = session.client.health()
     except Unreachable:
-        yield Finding("note", "no scheduler answers", "`penstock up` starts one")
+        yield Finding("note", "no scheduler is running", "`penstock up` starts one")
         yield from _port(settings)
         return
     except AccessDenied as denied:
         yield Finding(
             "bad",
-            f"the scheduler does not take the token: {denied}",
-            "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE says which one to use",
+            f"the scheduler refuses the token: {denied}",
+            "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE names the token to use",
         )
         return
     for problem in host.problems:
-        yield Finding("bad", f"the scheduler says: {problem}")
+        yield Finding("bad", f"the scheduler reports: {problem}")
     import penstock
 
     if host.version != penstock.__version__:
@@ -242,14 +240,14 @@ def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:
 
 
 def _listening(session: CliSession) -> str:
-    """Where it does, which an option of `penstock up` may have made another place than the settings say."""
+    """Where the scheduler listens: an option of `penstock up` may override the settings."""
     told = session.client.hosts()
     url = next((one.url for one in told.hosts if one.host == told.here), None)
     return "on its Unix socket alone" if url is None else f"on {url}"
 
 
 def _port(settings: Settings) -> Iterator[Finding]:
-    """Only while no scheduler runs: one that does has the port itself."""
+    """Only while no scheduler runs: a running one has the port itself."""
     address = settings.server.listen
     if address is None or not address.port:
         return
@@ -260,7 +258,7 @@ def _port(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "bad",
             f"`penstock up` cannot listen on {address}: {error.strerror}",
-            "end what listens there, or choose another port: `penstock up --port 0`, or the setting server.listen",
+            "end the program that listens there, or choose another port: `penstock up --port 0`, or the setting server.listen",
         )
     else:
         yield Finding("ok", f"{address} is free")

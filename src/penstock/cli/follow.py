@@ -43,10 +43,10 @@ def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: b
         job = _follow(session, job_id, show)
     except KeyboardInterrupt:
         if detach_on_interrupt:
-            session.aside.print(f"\nit goes on: penstock logs -f {short(job_id)}")
+            session.aside.print(f"\nThe job continues: penstock logs -f {short(job_id)}")
         else:
             session.client.cancel(job_id)
-            session.aside.print(f"\ncanceled {short(job_id)}")
+            session.aside.print(f"\nCanceled {short(job_id)}.")
         raise
     session.tell(job)
     code = _code_of(job)
@@ -70,12 +70,12 @@ def _code_of(job: wire.JobInfo) -> int | None:
 
 @click.command()
 @click.argument("job", type=JOB)
-@click.option("-f", "--follow", is_flag=True, help="Until it ends.")
-@click.option("--attempt", type=click.IntRange(1), help="Of an earlier attempt; the last unless given.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the job ends.")
+@click.option("--attempt", type=click.IntRange(1), help="The output of this attempt instead of the last.")
 @passes
 @interruptible()
 def logs(session: CliSession, job: str, follow: bool, attempt: int | None) -> None:
-    """What a job printed: its standard output here on standard output, its errors on standard error."""
+    """Print the output of a job: its standard output on standard output, its errors on standard error."""
     job_id = session.job_id(job)
     if follow:
         _follow(session, job_id, _lines if session.as_json else _print)
@@ -135,7 +135,7 @@ def _aside(page: wire.Logs) -> None:
 def _write(page: wire.Logs, out: TextIO) -> None:
     for piece in page.pieces:
         if piece.skipped:
-            echo(f"[... {piece.skipped} bytes are no longer kept ...]", err=True)
+            echo(f"[... {piece.skipped} bytes are no longer stored ...]", err=True)
         stream = out if piece.stream == "stdout" else sys.stderr
         stream.write(output(piece.text) if stream.isatty() else piece.text)
         stream.flush()
@@ -184,11 +184,15 @@ def _status(session: CliSession, job_id: str) -> Iterator[Any]:
 
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
-@click.option("--timeout", type=DURATION, help="Exit with 124 when they have not all been settled by then.")
+@click.option("--timeout", type=DURATION, help="Exit with 124 when a job is not settled by then.")
 @passes
 @interruptible()
 def wait(session: CliSession, jobs: tuple[str, ...], timeout: float | None) -> None:
-    """Until jobs are settled; exits by how they ended: 0 DONE, 1 FAILED, 6 CANCELED, 7 BLOCKED (the worst of several)."""
+    """
+    Wait until jobs are settled.
+
+    The exit code says how they ended: 0 DONE, 1 FAILED, 6 CANCELED, 7 BLOCKED (the worst of several).
+    """
     until = None if timeout is None else time.monotonic() + timeout
     ended = []
     for job_id in [session.job_id(job) for job in jobs]:
@@ -207,13 +211,20 @@ def wait(session: CliSession, jobs: tuple[str, ...], timeout: float | None) -> N
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on as they happen.")
-@click.option("-j", "--job", type=JOB, help="Of one job.")
-@click.option("-n", "--limit", type=click.IntRange(1, 500), default=50, show_default=True)
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
+@click.option("-j", "--job", type=JOB, help="Only events of this job.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 500),
+    default=50,
+    show_default=True,
+    help="How many events to print.",
+)
 @passes
 @interruptible()
 def events(session: CliSession, follow: bool, job: str | None, limit: int) -> None:
-    """The audit trail: what happened, in order."""
+    """Print the audit trail: every event, in order."""
     job_id = None if job is None else session.job_id(job)
     if follow:
         with session.client.stream(job_id=job_id) as stream:

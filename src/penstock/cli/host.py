@@ -1,4 +1,4 @@
-"""The machine and who uses it: capacity, addons, pause, resume, hosts, drain."""
+"""The machine and its addons: capacity, addons, pause, resume, hosts, drain."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ __all__ = ["addons", "capacity", "drain", "hosts", "pause", "resume", "undrain"]
 @click.command()
 @passes
 def capacity(session: CliSession) -> None:
-    """What may be used now, what is in use, and why it is not more."""
+    """Show how many units may be used now, how many are in use, and what limits them."""
     told = session.client.capacity()
     if session.tell(told):
         return
     console = session.console
     color = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}[told.quiet]
     if told.quiet_sec is None:
-        console.print(f"[{color}]{told.quiet}[/]: the capacity is fixed by a setting, nothing is measured")
+        console.print(
+            f"[{color}]{told.quiet}[/]: the capacity is fixed by a setting; the machine is not measured"
+        )
     else:
         by = f", decided by {told.busy_by}" if told.busy_by else ""
         console.print(f"[{color}]{told.quiet}[/] for {span(told.quiet_sec)}: busy {told.busy:.1f} of 10{by}")
@@ -54,12 +56,14 @@ def capacity(session: CliSession) -> None:
 
 @click.command()
 @click.option(
-    "--weight", type=click.IntRange(1, 10_000), help="With an ADDON: its share beside the others' 100."
+    "--weight",
+    type=click.IntRange(1, 10_000),
+    help="With an ADDON: its fair share, where every other addon has 100.",
 )
 @click.argument("addon", type=ADDON, required=False)
 @passes
 def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
-    """Who uses the machine: weights, shares, jobs, budgets. With ADDON and --weight: set it."""
+    """List the addons: weights, shares, jobs, budgets. With ADDON and --weight: set its weight."""
     if weight is not None:
         if addon is None:
             raise click.UsageError("--weight needs an ADDON")
@@ -70,9 +74,9 @@ def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
     if session.tell(told):
         return
     if told.paused:
-        session.console.print("[yellow]everything is paused[/]: `penstock resume`")
+        session.console.print("[yellow]Everything is paused[/]: `penstock resume` ends that.")
     columns = [
-        Column("addon"), Column("weight", True), Column("units", True), Column("of late", True, 70), Column("queued", True),
+        Column("addon"), Column("weight", True), Column("units", True), Column("recent", True, 70), Column("queued", True),
         Column("running", True), Column("done", True, 80), Column("failed", True, 80), Column("today", True, 100),
         Column("this month", True, 110), Column(""),
     ]  # fmt: skip
@@ -101,11 +105,11 @@ def _spent(addon: AddonInfo, window: str) -> Text:
 @click.argument("addon", type=ADDON, required=False)
 @passes
 def pause(session: CliSession, addon: str | None) -> None:
-    """Start nothing more, of ADDON or at all. What runs goes on; submits are still taken."""
+    """Start no more jobs, of ADDON or of all. Running jobs continue; submits are still accepted."""
     session.client.pause(addon)
     if not session.tell({"paused": addon or "*"}):
         echo(
-            f"{addon or 'everything'} is paused: `penstock resume{' ' + addon if addon else ''}` takes it up again"
+            f"Paused {addon or 'everything'}. `penstock resume{' ' + addon if addon else ''}` starts jobs again."
         )
 
 
@@ -113,16 +117,16 @@ def pause(session: CliSession, addon: str | None) -> None:
 @click.argument("addon", type=ADDON, required=False)
 @passes
 def resume(session: CliSession, addon: str | None) -> None:
-    """Take it up again."""
+    """Start jobs again after `penstock pause`."""
     session.client.resume(addon)
     if not session.tell({"resumed": addon or "*"}):
-        echo(f"{addon or 'everything'} goes on")
+        echo(f"Resumed {addon or 'everything'}.")
 
 
 @click.command()
 @passes
 def hosts(session: CliSession) -> None:
-    """The machines that share the jobs. A lost one is silent; what it ran comes back as its leases run out."""
+    """List the machines that share the jobs. Jobs of a lost host come back when their leases expire."""
     told = session.client.hosts()
     if not session.tell(told):
         _host_table(session, told.here, told.hosts)
@@ -147,17 +151,17 @@ def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> N
 @click.argument("host", type=HOST)
 @passes
 def drain(session: CliSession, host: str) -> None:
-    """HOST starts nothing more, also after a restart. What runs there goes on."""
+    """Start no more jobs on HOST, also after a restart. Its running jobs continue."""
     session.client.drain(host)
     if not session.tell({"draining": host}):
-        echo(f"{host} is drained: `penstock undrain {host}` lets it start jobs again")
+        echo(f"{host} starts no more jobs. `penstock undrain {host}` ends that.")
 
 
 @click.command()
 @click.argument("host", type=HOST)
 @passes
 def undrain(session: CliSession, host: str) -> None:
-    """HOST may start jobs again."""
+    """Start jobs on HOST again."""
     session.client.undrain(host)
     if not session.tell({"undrained": host}):
-        echo(f"{host} starts jobs again")
+        echo(f"{host} starts jobs again.")

@@ -26,13 +26,15 @@ _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CAN
     "states",
     multiple=True,
     type=click.Choice(_STATES, case_sensitive=False),
-    help="May be repeated.",
+    help="Only jobs in this state; may be repeated.",
 )
-@click.option("-a", "--addon", type=ADDON, help="Of this addon.")
-@click.option("-t", "--type", "job_type", help="Of this job type.")
-@click.option("--tag", help="With this tag.")
-@click.option("-n", "--limit", type=click.IntRange(1, 500), default=20, show_default=True)
-@click.option("--oldest", is_flag=True, help="Oldest first instead of newest.")
+@click.option("-a", "--addon", type=ADDON, help="Only jobs of this addon.")
+@click.option("-t", "--type", "job_type", help="Only jobs of this type.")
+@click.option("--tag", help="Only jobs with this tag.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="How many jobs to list."
+)
+@click.option("--oldest", is_flag=True, help="Oldest first instead of newest first.")
 @passes
 def ls(
     session: CliSession,
@@ -57,7 +59,7 @@ def ls(
     now = datetime.now(UTC)
     columns = [
         Column("job"), Column("state"), Column("addon"), Column("type"), Column("units", True, 70), Column("prio", True, 70),
-        Column("tries", True, 90), Column("age", True), Column("why, or how far", keep=100),
+        Column("tries", True, 90), Column("age", True), Column("reason or progress", keep=100),
     ]  # fmt: skip
     table(
         session.console,
@@ -71,17 +73,17 @@ def ls(
         ],
     )  # fmt: skip
     if not page.jobs:
-        session.aside.print("[dim]there is no such job; `penstock submit -- echo hello` makes one[/]")
+        session.aside.print("[dim]No matching jobs. `penstock submit -- echo hello` submits one.[/]")
     if page.next is not None:
-        session.aside.print(f"[dim]the first {limit}; -n shows more[/]")
+        session.aside.print(f"[dim]The first {limit}; -n shows more.[/]")
 
 
 def standing(job: wire.JobSummary, now: datetime) -> str:
-    """Why it waits, or how far it has come, in a word or two."""
+    """Why a job waits, or its progress, in a word or two."""
     if job.state == "QUEUED":
         start = job.next_earliest_start_at
         return (
-            f"not before in {span((start - now).total_seconds())}"
+            f"starts in {span((start - now).total_seconds())}"
             if start and start > now
             else job.denied.replace("_", " ")
         )
@@ -96,7 +98,7 @@ def _progress(progress: float | None) -> str:
 @click.argument("job", type=JOB)
 @passes
 def show(session: CliSession, job: str) -> None:
-    """Everything about a job. JOB: its id, a part of it, or `last`."""
+    """Show everything about a job. JOB is its id, a part of the id, or `last`."""
     found = session.client.job(session.job_id(job))
     if session.tell(found):
         return
@@ -144,7 +146,7 @@ def _json(raw: object) -> str:
 @click.argument("job", type=JOB)
 @passes
 def explain(session: CliSession, job: str) -> None:
-    """Why a job is where it is, and when it will likely start."""
+    """Say why a job is in its state, and when it will likely start."""
     told = session.client.explain(session.job_id(job))
     if session.tell(told):
         return

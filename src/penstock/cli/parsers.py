@@ -1,8 +1,7 @@
-"""How people write times and durations, and how they are shown.
+"""
+Types of arguments and options: durations, times, priorities, and the names of jobs, addons and hosts with completion.
 
-What a shell offers behind TAB where a job, an addon or a host is to be named: those that there are.
-
-Whoever presses TAB has no use for an error, and waits for no answer that does not come: then there is nothing to offer.
+Completion offers the names that exist. It fails silently and quickly: an error has no use behind a TAB.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Duration(click.ParamType[float]):
             or "".join(a + b for a, b in parts) != text.replace(" ", "")
             or any(b not in _UNITS for _, b in parts)
         ):
-            self.fail(f"{value!r} is no duration: write 90s, 15m, 2h or 1h30m", param, context)
+            self.fail(f"{value!r} is not a duration: write 90s, 15m, 2h or 1h30m", param, context)
         return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
@@ -66,7 +65,7 @@ class _When(click.ParamType[datetime]):
                 return at if at > now else at + timedelta(days=1)
             return datetime.fromisoformat(text).astimezone()
         except ValueError:
-            self.fail(f"{value!r} is no moment: write +10m, 22:30, or 2026-12-24 18:00", param, context)
+            self.fail(f"{value!r} is not a time: write +10m, 22:30, or 2026-12-24 18:00", param, context)
 
 
 class _Priority(click.ParamType["int | str"]):
@@ -77,7 +76,9 @@ class _Priority(click.ParamType["int | str"]):
         if text in _PRIORITIES:
             return text
         if not (text.isdecimal() and Priority.LEAST <= int(text) <= Priority.MOST):
-            self.fail(f"{value!r} is no priority: write 1..100, or {', '.join(_PRIORITIES)}", param, context)
+            self.fail(
+                f"{value!r} is not a priority: write 1..100, or {', '.join(_PRIORITIES)}", param, context
+            )
         return int(text)
 
     def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -90,7 +91,7 @@ WHEN: Final = _When()
 
 
 def short(job_id: str) -> str:
-    """The end of an id: the beginnings of those that were made together look alike."""
+    """The end of an id: ids that were made together begin alike."""
     return job_id[-8:]
 
 

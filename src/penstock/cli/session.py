@@ -1,5 +1,5 @@
 """
-What every verb has at hand: the client, how to answer, and what an error is worth.
+What every verb uses: the client, the output, and the exit code of an error.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class CliSession:
 
     @cached_property
     def aside(self) -> Console:
-        """For what is not the answer: progress, advice. Never into a pipe that somebody reads from."""
+        """For progress and advice, on standard error: a pipe gets the answer only."""
         return _console(stderr=True)
 
     def tell(self, answer: Any) -> bool:
-        """As JSON if that was asked for; whether it was."""
+        """Print the answer as JSON if --json was given; returns whether it was."""
         if self.as_json:
             import msgspec
 
@@ -73,15 +73,15 @@ class CliSession:
         if len(said) == 36:
             return said
         if not re.fullmatch("[0-9a-f-]+", said):
-            fail(f"{said!r} is no part of an id: those are made of 0-9, a-f and -", NOT_FOUND)
+            fail(f"{said!r} is not a part of an id: ids consist of 0-9, a-f and -", NOT_FOUND)
         if len(said) < 4:
-            fail(f"{said!r} is too short for a part of an id: give four characters or more", NOT_FOUND)
+            fail(f"{said!r} is too short: give at least four characters of the id", NOT_FOUND)
         found = self.client.find(said, limit=6)
         if not found:
             fail(f"there is no job with {said!r} in its id", NOT_FOUND)
         if len(found) > 1:
             shown = ", ".join(one[-8:] for one in found[:5]) + (" ..." if len(found) > 5 else "")
-            fail(f"{said!r} fits several jobs ({shown}): give more of the id", NOT_FOUND)
+            fail(f"{said!r} matches several jobs ({shown}): give more of the id", NOT_FOUND)
         return found[0]
 
 
@@ -89,7 +89,7 @@ def _console(**options: Any) -> Console:
     from rich.console import Console
 
     class Printing(Console):
-        """Texts come out without the control codes that are in them."""
+        """Prints texts without the control codes in them."""
 
         def print(self, *objects: Any, **how: Any) -> None:
             super().print(*map(printed, objects), **how)
@@ -106,7 +106,7 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
 
 
 def explain_error(error: Exception) -> int:
-    """One line of what happened, one of what to do. Only what nobody foresaw keeps its traceback."""
+    """Print what happened and what to do. Only an unforeseen error keeps its traceback."""
     from penstock.core.errors import AccessDenied, NotFound, PenstockError, Unreachable
 
     if isinstance(error, OSError) and error.filename is not None:
@@ -120,7 +120,7 @@ def explain_error(error: Exception) -> int:
         echo(f"          {_problem(problem)}", err=True)
     match error:
         case Unreachable():
-            echo("          start it with `penstock up`, or say where it is with --url", err=True)
+            echo("          --url or PENSTOCK_URL names a scheduler elsewhere", err=True)
             return UNREACHABLE
         case NotFound():
             return NOT_FOUND
@@ -136,11 +136,11 @@ def explain_error(error: Exception) -> int:
 def _whose_token() -> str:
     file = os.environ.get("PENSTOCK_TOKEN_FILE")
     if file and not os.environ.get("PENSTOCK_TOKEN") and not os.path.exists(file):  # noqa: PTH110 - pathlib is slow to load
-        return f"PENSTOCK_TOKEN_FILE names {file}, which is not there"
-    return "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE says which token to use; `penstock token make` makes one"
+        return f"PENSTOCK_TOKEN_FILE names {file}, which does not exist"
+    return "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE names the token to use; `penstock token make` makes one"
 
 
-#: Whose hint speaks of fields of the answer, which nobody sees here: what they hold stands in the message.
+#: Their hints speak of fields of the HTTP answer, which the command has put into the message.
 _TOLD_ALREADY: Final = frozenset({"bad_intent", "bad_fields", "illegal_move"})
 
 

@@ -1,4 +1,4 @@
-"""What other settings would have done with the jobs of this scheduler, or with a made-up load."""
+"""`penstock simulate`: replay the jobs of this scheduler, or a made-up load, with other settings."""
 
 from __future__ import annotations
 
@@ -25,41 +25,45 @@ __all__ = ["simulate"]
 
 @click.command()
 @click.option("--set", "flags", multiple=True, metavar="KEY=VALUE", help="A setting to try; may be repeated.")
-@click.option("--made-up", is_flag=True, help="Jobs that come by chance instead of those of the database.")
+@click.option("--made-up", is_flag=True, help="Random jobs instead of those of the database.")
 @click.option(
     "--jobs",
     type=click.IntRange(1, 10_000_000),
     default=1_000,
     show_default=True,
-    help="How many are made up.",
+    help="How many jobs to make up.",
 )
 @click.option(
-    "--addons", type=click.IntRange(1, 1_000), default=3, show_default=True, help="By how many addons."
+    "--addons",
+    type=click.IntRange(1, 1_000),
+    default=3,
+    show_default=True,
+    help="How many addons submit them.",
 )
 @click.option(
     "--load",
     type=click.FloatRange(0.01, 100),
     default=0.9,
     show_default=True,
-    help="Of what the hosts can do; above 1 the queue grows.",
+    help="The load, where 1 is what the hosts can do; above 1 the queue grows.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="The same one makes up the same jobs.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed makes up the same jobs.")
 @click.option(
-    "--hosts", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Hosts that are alike."
+    "--hosts", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many equal hosts."
 )
 @passes
 def simulate(session: CliSession, /, flags: tuple[str, ...], made_up: bool, hosts: int, **more: Any) -> None:
     """
-    Play the jobs of the database again, by the settings as they are and by those given with --set, and compare.
+    Replay the jobs of the database with the current settings and with those of --set, and compare.
 
-    Waits, shares and deadlines come from the scheduler's own rules on a clock that jumps; nothing is run, and nothing is changed. The machine counts as
-    quiet, and every run takes as long as it took. It reads the database of the settings; no daemon is needed.
+    Waits, shares and deadlines come from the scheduler's own rules on a virtual clock; no job is run and nothing
+    is changed. The machine counts as quiet, and every job takes as long as it took. No daemon is needed.
     """
     settings = load_settings(None, {})
     tried = load_settings(None, dict(pair(flag) for flag in flags)) if flags else None
     arrivals, weights = _made_up(settings, hosts, more) if made_up else _known(session, settings)
     if not arrivals:
-        fail("there are no jobs to play: submit some, or give --made-up")
+        fail("there are no jobs to replay: submit some, or give --made-up")
     before = _play(session, "as it is", arrivals, settings, weights, hosts)
     after = None if tried is None else _play(session, " ".join(flags), arrivals, tried, weights, hosts)
     told = {"as_it_is": _plain(before), "tried": None if after is None else _plain(after), "set": list(flags)}
@@ -147,4 +151,4 @@ def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
     table(session.console, columns, rows)
     used = both(lambda f: f"{f.used:.0%}", before, after)
     lasted = both(lambda f: span(f.lasted_sec), before, after)
-    session.console.print(f"all done after {lasted}; {used} of the units were in use")
+    session.console.print(f"All jobs ended after {lasted}; {used} of the units were in use.")

@@ -1,4 +1,4 @@
-"""Submitting: a command for the scheduler's own runner, or a job for an add-on's worker."""
+"""Submitting: a command for the scheduler's own runner, or a job for an addon's worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ __all__ = ["described", "fields_of", "submit"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("-a", "--addon", type=ADDON, default="cli", show_default=True, help="On whose behalf."),
+    click.option(
+        "-a",
+        "--addon",
+        type=ADDON,
+        default="cli",
+        show_default=True,
+        help="The addon that the job counts for.",
+    ),
     click.option(
         "-c",
         "--cost",
@@ -27,7 +34,7 @@ _OPTIONS = (
         type=click.IntRange(1, 100),
         default=10,
         show_default=True,
-        help="Units of the machine's 100.",
+        help="Units of the machine, which has 100.",
     ),
     click.option(
         "-p",
@@ -43,52 +50,63 @@ _OPTIONS = (
         type=click.Choice(["any", "normal", "quiet"]),
         default="normal",
         show_default=True,
+        help="The highest load of the machine at which the job may start.",
     ),
     click.option(
         "--quiet-for",
         type=DURATION,
         default=0.0,
-        help="With --when quiet: only after it has been quiet for so long.",
+        help="With --when quiet: how long the machine must have been quiet.",
     ),
-    click.option("--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00."),
-    click.option("--deadline", type=WHEN, help="FAILED if it has not started by then."),
-    click.option("--max-runtime", type=DURATION, help="Of one attempt."),
+    click.option("--not-before", type=WHEN, help="The earliest start: +10m, 22:30, 2026-12-24 18:00."),
     click.option(
-        "--max-active", type=DURATION, help="Of all attempts together; then FAILED, whatever is left."
+        "--deadline", type=WHEN, help="The latest start; a job that has not started by then is FAILED."
     ),
+    click.option("--max-runtime", type=DURATION, help="How long one attempt may take."),
+    click.option("--max-active", type=DURATION, help="How long all attempts together may take; then FAILED."),
     click.option(
         "--cost-limit",
         type=click.FloatRange(min=0, min_open=True),
-        help="What it may spend, in the job's unit; then BLOCKED, until `penstock retry` grants as much again.",
+        help="How much the job may spend, in its unit; then BLOCKED, until `penstock retry` grants as much again.",
     ),
     click.option(
-        "--expect", type=DURATION, help="How long it will likely take: others can be fitted in before."
+        "--expect",
+        type=DURATION,
+        help="How long the job will likely take; shorter jobs can then run before it.",
     ),
     click.option(
         "--retry",
         "retry_delays",
         type=DURATION,
         multiple=True,
-        help="Try again so long after an error; may be repeated.",
+        help="The delay before another attempt after an error; may be repeated.",
     ),
-    click.option("--tag", "tags", multiple=True, help="May be repeated."),
-    click.option("--label", "labels", multiple=True, help="Only on a host that has it; may be repeated."),
-    click.option("--key", help="Idempotency key: submitted twice, it is one job."),
-    click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="For a command; may be repeated."),
-    click.option("--shell", is_flag=True, help="The command is a line for /bin/sh."),
+    click.option("--tag", "tags", multiple=True, help="A word to find the job by; may be repeated."),
+    click.option(
+        "--label", "labels", multiple=True, help="Only a host with this label runs the job; may be repeated."
+    ),
+    click.option("--key", help="Idempotency key: two submits with one key make one job."),
+    click.option(
+        "--env",
+        "env",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A variable for the command; may be repeated.",
+    ),
+    click.option("--shell", is_flag=True, help="Run the command as a line of /bin/sh."),
 )
 
 
 def described(command: F) -> F:
-    """The options that say what a job is."""
+    """Add the options that describe a job."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
-@click.option("-t", "--type", "job_type", help="A job for an add-on's worker instead of a command.")
-@click.option("--payload", help="Its payload: JSON, @FILE, or - for standard input.")
+@click.option("-t", "--type", "job_type", help="Submit a job for an addon's worker instead of a command.")
+@click.option("--payload", help="The payload of the job: JSON, @FILE, or - for standard input.")
 @click.argument("command", nargs=-1, metavar="[-- CMD...]")
 @described
 @passes
@@ -100,9 +118,9 @@ def submit(
     command: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Submit a command, or with --type a job for an add-on. Durable when this returns; prints the job's id."""
+    """Submit a command, or with --type a job for an addon. Prints the id of the job once it is durable."""
     if (job_type is None) == (not command):
-        raise click.UsageError("give a command behind `--`, or --type for an add-on's worker")
+        raise click.UsageError("give a command after `--`, or --type for an addon's worker")
     fields = fields_of(options)
     if job_type is not None:
         answer = session.client.submit(options["addon"], job_type, _payload(payload), **fields)
@@ -113,15 +131,15 @@ def submit(
         return
     echo(answer.job_id)
     if not answer.created:
-        session.aside.print(f"[dim]that key was used before: this is that job, {answer.state}[/]")
+        session.aside.print(f"[dim]A job with this key exists already; it is {answer.state}.[/]")
     elif answer.deadline_reachable is False:
-        session.aside.print("[yellow]as things stand it will not start before its deadline[/]")
+        session.aside.print("[yellow]This job is not expected to start before its deadline.[/]")
     else:
         session.aside.print(f"[dim]penstock explain {short(answer.job_id)}[/]")
 
 
 def command_of(command: tuple[str, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What the runner is told. It starts where the user stands, with the environment that the daemon gives and what was named."""
+    """The job type and payload for the runner: the command starts in the current directory, with the variables of --env."""
     place: dict[str, Any] = {"cwd": os.getcwd()}  # noqa: PTH109 - a text is what is sent
     env = dict(_variable(word) for word in options["env"])
     if env:
@@ -135,7 +153,7 @@ def _variable(word: str) -> tuple[str, str]:
     name, found, value = word.partition("=")
     if not found:
         if name not in os.environ:
-            raise click.UsageError(f"--env {name}: there is no such variable here; write {name}=VALUE")
+            raise click.UsageError(f"--env {name}: this variable is not set here; write {name}=VALUE")
         return name, os.environ[name]
     return name, value
 
@@ -153,7 +171,7 @@ def _payload(said: str | None) -> Any:
     except OSError as error:
         raise click.UsageError(f"--payload {said}: {error.strerror}") from None
     except ValueError as error:
-        raise click.UsageError(f"--payload is no JSON: {error}") from None
+        raise click.UsageError(f"--payload is not JSON: {error}") from None
 
 
 def fields_of(options: dict[str, Any]) -> dict[str, Any]:

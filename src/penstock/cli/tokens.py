@@ -1,4 +1,4 @@
-"""Tokens: who may do what."""
+"""Tokens: make, list, revoke."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def token() -> None:
     multiple=True,
     type=click.Choice(SCOPES),
     metavar="SCOPE",
-    help=f"{', '.join(SCOPES)}. May be repeated; all that the new token's holder should be able to do.",
+    help=f"{', '.join(SCOPES)}. May be repeated.",
 )
 @click.option(
-    "--worker", is_flag=True, help="What an add-on's worker needs: submit, read, cancel, lease, signals."
+    "--worker", is_flag=True, help="The scopes of an addon's worker: submit, read, cancel, lease, signals."
 )
-@click.option("--addon", help="Bind it: it sees and touches only this addon's jobs.")
-@click.option("--max-cost", "max_cost_units", type=click.IntRange(1, 100))
-@click.option("--max-priority", type=click.IntRange(1, 100))
-@click.option("--expires", "expires_at", type=WHEN)
+@click.option("--addon", help="Bind the token: it sees and changes only this addon's jobs.")
+@click.option("--max-cost", "max_cost_units", type=click.IntRange(1, 100), help="The most units of a job.")
+@click.option("--max-priority", type=click.IntRange(1, 100), help="The highest priority of a job.")
+@click.option("--expires", "expires_at", type=WHEN, help="When the token ends.")
 @passes
 def make(
     session: CliSession,
@@ -50,7 +50,7 @@ def make(
     max_priority: int | None,
     expires_at: datetime | None,
 ) -> None:
-    """Make a token. Its secret is shown this once, on standard output alone."""
+    """Make a token. Its secret is printed only now, on standard output."""
     if worker:
         scopes = (
             *scopes,
@@ -61,7 +61,7 @@ def make(
             "signals:report",
         )
     if not scopes:
-        raise click.UsageError("give --scope, or --worker for what an add-on needs")
+        raise click.UsageError("give --scope, or --worker for the scopes of an addon's worker")
     made = session.client.make_token(
         name,
         scopes,
@@ -78,7 +78,7 @@ def make(
 @token.command("ls")
 @passes
 def listing(session: CliSession) -> None:
-    """The tokens, without their secrets."""
+    """List the tokens, without their secrets."""
     found = session.client.tokens()
     if not session.tell(found):
         columns = [
@@ -107,7 +107,7 @@ def listing(session: CliSession) -> None:
 @click.argument("token_id")
 @passes
 def revoke(session: CliSession, token_id: str) -> None:
-    """End a token, at once."""
+    """End a token at once."""
     session.client.revoke_token(token_id)
     if not session.tell({"revoked": token_id}):
-        echo(f"{token_id} is no longer good for anything")
+        echo(f"Revoked {token_id}.")

@@ -36,7 +36,7 @@ _SHOWN = 200
 #: Why a job waits is what one looks for: in a narrow window whatever else there is makes room for it.
 COLUMNS: Final = (
     Column("job"), Column("state"), Column("addon", keep=85), Column("type", keep=70), Column("units", keep=100),
-    Column("prio", keep=100), Column("age", keep=45), Column("why, or how far"),
+    Column("prio", keep=100), Column("age", keep=45), Column("reason or progress"),
 )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ class Top(App[None]):
         self.query_one("#numbers", Static).update(_numbers(stats))
         self._list(jobs)
         if not jobs:
-            self._say("nothing to do: `penstock submit -- echo hello` makes some")
+            self._say("No jobs. `penstock submit -- echo hello` submits one.")
 
     def _list(self, jobs: list[wire.JobSummary]) -> None:
         """Anew each time, as the window may have become narrower."""
@@ -190,7 +190,7 @@ class Top(App[None]):
                 "units": Text(str(job.cost_units), justify="right"),
                 "prio": Text(str(job.priority), justify="right"),
                 "age": Text(age(job.created_at, now), justify="right"),
-                "why, or how far": Text(printable(standing(job, now))),
+                "reason or progress": Text(printable(standing(job, now))),
             }
             table.add_row(*(cells[column.title] for column in columns), key=job.job_id)
         table.move_cursor(row=min(at, max(0, len(jobs) - 1)))

@@ -244,7 +244,9 @@ class Transport:
     def _unreachable(self, error: Exception, *, sent: bool) -> Unreachable:
         why = str(error) or type(error).__name__
         if not sent:
-            return Unreachable(f"nobody answers at {self.url} ({why}): is the scheduler running?", sent=False)
+            return Unreachable(
+                f"No scheduler is running at {self.url} ({why}). Start one with `penstock up`.", sent=False
+            )
         return Unreachable(f"the scheduler at {self.url} was lost before it answered ({why})", sent=True)
 
     def hang_up(self) -> None:

@@ -1,16 +1,17 @@
 """
-What a running command says about itself: `python -m penstock.runner.job ...`
+What a running command reports about itself: `penstock job ...`, or `python -m penstock.runner.job ...`.
 
-    checkpoint              print what was saved last, as JSON; nothing if nothing was
-    checkpoint JSON         save it; the next attempt finds it
-    progress 0.5 [WORDS...] how far it has come, 0..1; the words go into the job's output
-    spend 0.25              it has cost so much more, in the job's unit
-    log WORDS...            into the job's output
-    should-yield            exit code 0: stop at the next safe place; 1: go on
-    yield                   it has stopped at a safe place: when it exits with code 0 it goes back to the queue
+    checkpoint               print the last checkpoint as JSON; nothing if there is none
+    checkpoint JSON          save a checkpoint; the next attempt reads it
+    progress 0.5 [WORDS...]  report progress, 0..1; the words go to the output of the job
+    spend 0.25               add to the cost of the job, in its unit
+    log WORDS...             write a line to the output of the job
+    should-yield             exit code 0: stop at the next safe place; 1: continue
+    yield                    the command stopped at a safe place: with exit code 0
+                             the job goes back to the queue
 
-It finds the scheduler by PENSTOCK_SOCKET and PENSTOCK_JOB_TOKEN, which every command of a job has in its environment. Exit codes:
-0 done, 1 no (should-yield), 2 it was said wrongly, 69 the scheduler cannot be reached.
+PENSTOCK_SOCKET and PENSTOCK_JOB_TOKEN name the scheduler; every command of a job has them in its environment. Exit codes:
+0 done, 1 no (should-yield), 2 wrong usage, 69 the scheduler cannot be reached.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Explainer:
         if job is None:
             raise NotFound(f"there is no job {job_id}", job_id=job_id)
         now, rules = self._store.now(), self._rules
+        last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
         if job.state is not JobState.QUEUED:
-            last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
             return explain(job, now, dispatch=last)
 
         admission_class = admission_class_of(job.intent)
@@ -53,6 +53,7 @@ class Explainer:
         return explain(
             job,
             now,
+            dispatch=last,
             reason=reason,
             recorded=seen.head and reason is not None and reason.code == job.denied,
             ahead=seen.ahead,

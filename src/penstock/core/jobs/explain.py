@@ -33,6 +33,7 @@ from penstock.core.jobs.reasons import (
     Reason,
     UnitsKept,
     as_json,
+    due_in,
     named,
     retry_after_sec,
     words,
@@ -298,16 +299,20 @@ def explain(
         reason = None if reason is None else viewer.reason(reason)
         ahead = [head if viewer.job(head.job_id) else Ahead(None, None, head.why) for head in ahead]
         next_when_ends = viewer.job(next_when_ends)
-    parts = [words(reason, now)] if reason is not None else []
-    parts += _line_words(ahead, line_ahead)
-    if likely_start_at is not None and likely_start_at > now:
+    sentences = list[str]()
+    if isinstance(reason, NotReady) and dispatch is not None and dispatch.end is not None:
+        sentences.append(_retry_words(job, dispatch, reason.until, now))
+    elif reason is not None:
+        sentences.append(words(reason, now))
+    sentences += _line_words(ahead, line_ahead)
+    if likely_start_at is not None and likely_start_at > now and not isinstance(reason, NotReady):
         when = f", when {named(next_when_ends)} ends" if some_end else ""
-        parts.append(f"likely to start in {spelled(likely_start_at - now)}{when}")
-    lead = f"waiting {spelled(waiting)}" if job.ready_at <= now else "not in line yet"
+        sentences.append(f"Likely start {due_in(likely_start_at, now)}{when}.")
+    lead = [f"Waiting for {spelled(waiting)}."] if job.ready_at <= now else []
     return Explanation(
         job_id=job.job_id,
         state=job.state,
-        text=f"{lead}: " + ("; ".join(parts) or "nothing is in its way, it starts with the next tick"),
+        text=" ".join([*lead, *(sentences or ["Nothing is in its way: it starts with the next round."])]),
         waiting_sec=seconds(waiting),
         reason="" if reason is None else reason.code,
         reason_data=None if reason is None else as_json(reason),
@@ -321,24 +326,36 @@ def explain(
     )
 
 
+def _retry_words(job: Job, last: Dispatch, until: Moment, now: Moment) -> str:
+    """An own error of the job has a known number of attempts; other failures have schedules of their own."""
+    number, of = last.fence, ""
+    if last.end is EndReason.JOB_ERROR:
+        number, of = job.counters.error, f" of {len(job.intent.retry_delays_sec) + 1}"
+    why = _last_line(last.error) or str(last.end).replace("_", " ")
+    return f"Attempt {number}{of} failed ({why}). Next attempt {due_in(until, now)}."
+
+
 _WHY = {
-    "band": "of a higher band",
+    "band": "higher priority",
     "urgent": "near its deadline",
-    "share": "whose addon is further below its share",
-    "turn": "in line before it",
+    "share": "its addon is further below its fair share",
+    "turn": "queued before",
 }
 
 
 def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
-    parts = []
+    sentences = []
     if line_ahead:
-        parts.append(f"{line_ahead} of its own kind {'is' if line_ahead == 1 else 'are'} before it")
+        sentences.append(
+            f"{line_ahead} {'job' if line_ahead == 1 else 'jobs'} of the same kind "
+            f"{'is' if line_ahead == 1 else 'are'} before it."
+        )
     if ahead:
         first = ahead[0]
-        rest = f" and {len(ahead) - 1} more are next" if len(ahead) > 1 else " is next"
-        whose = "" if first.addon_id is None else f" of {first.addon_id}"
-        parts.append(f"{named(first.job_id)}{whose}, {_WHY[first.why]},{rest}")
-    return parts
+        more = f"; then {len(ahead) - 1} more" if len(ahead) > 1 else ""
+        addon = "" if first.addon_id is None else f" of {first.addon_id}"
+        sentences.append(f"{named(first.job_id).capitalize()}{addon} goes first ({_WHY[first.why]}){more}.")
+    return sentences
 
 
 def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]) -> Explanation:
@@ -347,7 +364,7 @@ def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]
     end, text = outcome_of(job, last)
     code, error = end or "", ""
     if text and code != DEADLINE_PASSED:  # whose text says no more than the code
-        error = (text.strip().splitlines() or [""])[-1]
+        error = _last_line(text)
     told = code not in ("", EndReason.COMPLETED, EndReason.CANCELED)  # those say no more than the state
     return Explanation(
         job_id=job.job_id,
@@ -359,17 +376,22 @@ def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]
     )
 
 
+def _last_line(text: str | None) -> str:
+    return ((text or "").strip().splitlines() or [""])[-1]
+
+
 def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
     if dispatch is None:
         return str(job.state)
     if dispatch.phase is DispatchPhase.RESERVED:
-        left = spelled(dispatch.expires_at - now)
-        return f"{dispatch.admission_class.cost_units} units are reserved; its worker has {left} left to ask for the lease"
+        rest = spelled(dispatch.expires_at - now)
+        return f"{dispatch.admission_class.cost_units} units are reserved; its worker has {rest} to ask for the lease."
     since = spelled(now - (dispatch.started_at or dispatch.admitted_at))
     if dispatch.phase is DispatchPhase.ENDING:
-        left = spelled(dispatch.expires_at - now)
-        return f"running for {since} and told to stop ({dispatch.reason}); given up in {left} at the latest"
+        rest = spelled(dispatch.expires_at - now)
+        why = str(dispatch.reason).replace("_", " ")
+        return f"Running for {since} and told to stop ({why}); given up in {rest} at the latest."
     expected = ""
     if dispatch.ends_at is not None:
         expected = f", expected to end in {spelled(dispatch.ends_at - now)}"
-    return f"running for {since}{expected}"
+    return f"Running for {since}{expected}."

@@ -31,6 +31,7 @@ __all__ = [
     "Reason",
     "UnitsKept",
     "as_json",
+    "due_in",
     "from_json",
     "named",
     "retry_after_sec",
@@ -185,44 +186,76 @@ def retry_after_sec(reason: Reason, now: Moment) -> float:
 
 
 def words(reason: Reason, now: Moment) -> str:
+    """One or two sentences."""
     match reason:
         case NotReady(until):
-            text = f"not before {_in(until, now)}"
+            text = f"It starts {due_in(until, now)} at the earliest."
         case NotQuiet(state, wants, score, by):
-            text = f"the machine is {state} (busy {score:.1f} of 10, by {by}), it waits for {wants}"
+            text = (
+                f"The machine is {_LOAD[state]} (busy score {score:.1f} of 10, from {by}). "
+                f"This job starts when the load drops to {wants}{_EARLIER[wants]}."
+            )
         case NotQuietLongEnough(streak, wants_sec):
-            text = f"quiet for {streak:.0f} s, it waits for {wants_sec} s of quiet"
+            text = (
+                f"The machine has been quiet for {streak:.0f} s; this job waits for {wants_sec} s of quiet."
+            )
         case BudgetSpent(window, spent, limit, until):
-            text = f"the {window}'s budget is spent ({spent / 1e6:.2f} of {limit / 1e6:.2f}), again {_in(until, now)}"
+            text = (
+                f"The budget of this {window} is spent ({spent / 1e6:.2f} of {limit / 1e6:.2f}). "
+                f"The next {window} begins {due_in(until, now)}."
+            )
         case NotEnoughUnits(needs, free, capacity, until):
-            text = f"needs {needs} units, {free} free of {capacity}{_when(', expected', until, now)}"
+            when = "" if until is None else f", and enough are expected {due_in(until, now)}"
+            text = f"It needs {needs} units; {free} of {capacity} are free{when}."
         case UnitsKept(kept_for, needs, until):
-            text = f"{needs} units are being kept for {named(kept_for)}{_when(', to start', until, now)}"
+            when = "" if until is None else f", which is to start {due_in(until, now)}"
+            text = f"{needs} units are kept for {named(kept_for)}{when}."
         case QueuedAhead(job_id, priority):
-            text = f"{named(job_id)} of priority {priority} is in line for the same room"
+            text = f"{named(job_id).capitalize()} of priority {priority} goes first and needs the same units."
         case AwaitsWorker(last_came_at):
-            text = f"waits for a worker to claim it; the last one that may asked {spelled(now - last_came_at)} ago"
+            text = (
+                "It waits for a worker to claim it. "
+                f"A worker that may claim it last asked {spelled(now - last_came_at)} ago."
+            )
         case _:
-            text = _shut(reason)
+            text = _closed(reason)
     return text
 
 
-def _shut(reason: Draining | LabelMissing | Paused | CapReached) -> str:
+_LOAD: Final = {
+    QuietState.QUIET: "quiet",
+    QuietState.NORMAL: "in normal use",
+    QuietState.BUSY: "busy",
+    QuietState.PANIC: "overloaded",
+}
+#: The option of a submit that would let the job start earlier.
+_EARLIER: Final = {
+    QuietState.QUIET: "; `--when normal` starts it earlier",
+    QuietState.NORMAL: "; `--when any` starts it earlier",
+    QuietState.BUSY: "",
+    QuietState.PANIC: "",
+}
+
+
+def _closed(reason: Draining | LabelMissing | Paused | CapReached) -> str:
     match reason:
         case LabelMissing(labels, ()):
-            return f"no host that is up has the label{'s' * (len(labels) > 1)} {' and '.join(labels)}"
+            return f"No running host has the label{'s' * (len(labels) > 1)} {' and '.join(labels)}."
         case LabelMissing(labels, hosts):
-            return f"it is not for this host but for {', '.join(hosts)}, with the label{'s' * (len(labels) > 1)} {' and '.join(labels)}"
+            return (
+                f"This host lacks the label{'s' * (len(labels) > 1)} {' and '.join(labels)}; "
+                f"{', '.join(hosts)} can run it."
+            )
         case Draining():
-            return "this host takes nothing more: it is stopping"
+            return "This host starts no more jobs: it is stopping or drained."
         case Paused("*"):
-            return "everything is paused"
+            return "Everything is paused; `penstock resume` ends that."
         case Paused(scope):
-            return f"addon {scope} is paused"
+            return f"Addon {scope} is paused; `penstock resume {scope}` ends that."
         case CapReached("concurrent", _, limit):
-            return f"all {limit} slots are taken"
+            return f"All {limit} slots are taken."
         case CapReached(scope, name, limit):
-            return f"{scope} {name} has its {limit} in flight already"
+            return f"{scope.capitalize()} {name} has {limit} in flight, its limit."
         case _:
             assert_never(reason)
 
@@ -246,11 +279,7 @@ def from_json(code: str, data: dict[str, Any]) -> Reason:
     return kind(**known)
 
 
-def _in(moment: Moment, now: Moment) -> str:
-    """From now on and not as a clock time: the reader's time zone is not ours to know."""
+def due_in(moment: Moment, now: Moment) -> str:
+    """A duration and not a clock time: the reader's time zone is unknown."""
     about = "about " if moment - now >= 2 * MINUTE else ""
     return f"in {about}{spelled(moment - now)}"
-
-
-def _when(lead: str, moment: Moment | None, now: Moment) -> str:
-    return "" if moment is None else f"{lead} {_in(moment, now)}"

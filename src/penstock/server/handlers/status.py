@@ -184,7 +184,7 @@ def undrain(call: Request[None, wire.HostNamed]) -> wire.Ok:
 
 def _set_draining(call: Request[None, wire.HostNamed], *, draining: bool) -> wire.Ok:
     if call.principal.addon_id is not None:
-        raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: a host is everybody's")
+        raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: it may not change hosts")
     name = call.body.host
     if not call.store.drain(HostId(name), draining, call.principal.name):
         names = ", ".join(host.host for host in call.store.hosts())

@@ -18,7 +18,7 @@ export function Gantt({ name, lanes }) {
       <span class="muted">${span(lanes.seconds)} · ${count(lanes.nodes)} nodes${lanes.left_out ? ` · ${count(lanes.left_out)} earlier not shown` : ""}</span>
       <span class="key">${[...new Set(lanes.bars.map((bar) => bar.lane))].map((lane) => html`<span><i class="dot" data-tone=${TONES[lane] || "muted"}></i>${lane}</span>`)}${lanes.bars.some((bar) => bar.critical) && html`<span><i class="dot critical" data-tone="muted"></i>critical path</span>`}</span></figcaption>
     <div class="rows">${shown.map(
-      ([worker, bars]) => html`<span class="who" key=${`who ${worker}`}>${worker.replace(/-(\d+)$/, " $1")}</span>
+      ([worker, bars]) => html`<span class="who" key=${`worker ${worker}`}>${worker.replace(/-(\d+)$/, " $1")}</span>
       <div class="lane" key=${worker}>${bars.map((bar, i) => html`<${Node} key=${i} bar=${bar} whole=${whole} />`)}</div>`,
     )}
       <span></span><div class="axis" aria-hidden="true">${ticks(whole).map((at) => html`<span style=${{ left: `${(at / whole) * 100}%` }}>${span(at)}</span>`)}</div></div>

@@ -9,7 +9,7 @@ const TONES = { warned: "warn", reached: "bad" };
 export function Addons() {
   const { answer, problem } = useWatched(() => get("addons"));
   const addons = answer?.addons.filter((a) => a.addon_id !== "*");
-  if (!addons) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
+  if (!addons) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Loading…<//>`;
   const active = addons.filter((a) => a.average > 0.01 || a.jobs.QUEUED || a.jobs.RUNNING);
   const weights = active.reduce((all, a) => all + a.weight, 0) || 1,
     got = addons.reduce((all, a) => all + a.average, 0);
@@ -23,10 +23,10 @@ export function Addons() {
     }
   };
   return html`<${Failed} problem=${problem} /><${Card} title="Addons" wide>
-    <p class="muted">Owed: the share that its weight gives it among those that have work. Got: what it held of late. Whoever is furthest below goes first.</p>
+    <p class="muted">Target: fair share by weight. Actual: recent use. The addon furthest below its target goes first.</p>
     ${
       addons.length
-        ? html`<div class="scroll"><table class="cards"><thead><tr><th>Addon</th><th>Owed and got</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Spent</th><th>Weight</th><th></th></tr></thead>
+        ? html`<div class="scroll"><table class="cards"><thead><tr><th>Addon</th><th>Target and actual</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Spent</th><th>Weight</th><th></th></tr></thead>
       <tbody>${addons.map((a) => {
         const on = active.includes(a),
           owed = on ? a.weight / weights : 0,

@@ -39,15 +39,15 @@ export function Job({ id }) {
     };
   }, [id]);
 
-  if (!job) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
+  if (!job) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Loading…<//>`;
   const act = async (verb) => {
     if (
       verb === "cancel" &&
       !(await confirm(
         "Cancel this job?",
         job.state === "RUNNING"
-          ? "It is told to stop, and ended if it does not. Canceled is final."
-          : "Canceled is final: it cannot be retried.",
+          ? "A running job is told to stop, and killed if it does not. A canceled job cannot be retried."
+          : "A canceled job cannot be retried.",
         "Cancel the job",
       ))
     )
@@ -73,9 +73,9 @@ export function Job({ id }) {
     ${job.progress != null && job.state === "RUNNING" && html`<div class="progress" role="progressbar" aria-valuenow=${Math.round(job.progress * 100)} aria-valuemin="0" aria-valuemax="100" aria-label="Progress"><span style=${{ width: percent(job.progress).replace(" ", "") }}></span><b>${percent(job.progress)}</b></div>`}
     <div class="grid">
       <${Card} title="Why" wide><p class="explain">${why?.text}</p>
-        ${why?.likely_start_at && html`<p class="muted">Likely start about ${clock(why.likely_start_at)}${why.recorded ? "" : " (worked out just now)"}.</p>`}<//>
+        ${why?.likely_start_at && html`<p class="muted">Likely start about ${clock(why.likely_start_at)}${why.recorded ? "" : " (computed just now)"}.</p>`}<//>
       <${Card} title="Timeline" wide><${Timeline} job=${job} events=${events} /><//>
-      <${Card} title="What was asked" wide=${!came}>
+      <${Card} title="Request" wide=${!came}>
         <dl class="facts">
           <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
           <${Fact} name="Created" value=${moment(job.created_at)} /><${Fact} name="Not before" value=${job.next_earliest_start_at && moment(job.next_earliest_start_at)} /><${Fact} name="Deadline" value=${job.deadline_at && moment(job.deadline_at)} />
@@ -86,9 +86,9 @@ export function Job({ id }) {
         <h3>Payload</h3><${Json} value=${job.payload} /><//>
       ${
         came &&
-        html`<${Card} title="What came out">
+        html`<${Card} title="Result">
         ${job.error && html`<pre class="error">${job.error}</pre>`}
-        ${job.result != null && html`<h3>Result</h3><${Json} value=${job.result} />`}
+        ${job.result != null && html`<h3>Value</h3><${Json} value=${job.result} />`}
         ${job.checkpoint != null && html`<h3>Checkpoint</h3><${Json} value=${job.checkpoint} />`}<//>`
       }
       ${job.job_type.startsWith("penstock.") && html`<${Output} job=${job} />`}
@@ -113,7 +113,7 @@ function Priority({ job }) {
   return html`<label class="inline">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
 }
 
-// Where its time went: in line, reserved, running, one stretch after the other.
+// Where the time went: in line, reserved, running, one stretch after the other.
 function Timeline({ job, events }) {
   if (!events.length) return null;
   const moves = events.filter((e) => e.state);
@@ -130,7 +130,7 @@ function Timeline({ job, events }) {
   const begin = Date.parse(events[0].at),
     whole = Math.max(1, end - begin);
   const total = (state) => shown.filter((s) => s.state === state).reduce((all, s) => all + s.to - s.from, 0) / 1000;
-  return html`<svg class="timeline" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="Where its time went">
+  return html`<svg class="timeline" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="Where the time went">
       ${shown.map((s) => html`<rect data-state=${s.state} x=${((s.from - begin) / whole) * 1000} width=${Math.max(2, ((s.to - s.from) / whole) * 1000)} y="3" height="20" rx="2"><title>${`${s.state} ${span((s.to - s.from) / 1000)}`}</title></rect>`)}
     </svg>
     <div class="row wrap muted"><span>${moment(events[0].at)}</span><span>in line ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;

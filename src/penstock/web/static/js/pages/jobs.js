@@ -7,7 +7,7 @@ import { count, moment, percent } from "../format.js";
 const PAGE = 100;
 const QUESTIONS = {
   cancel: ["Cancel", "A canceled job is final: it cannot be retried."],
-  retry: ["Retry", "Queued again, with all tries and limits anew."],
+  retry: ["Retry", "Queued again, with fresh attempts and limits."],
 };
 
 // Filters live in the address, so that a view can be kept and sent.
@@ -94,18 +94,18 @@ export function Jobs({ query }) {
     </div>
     ${
       picked.length > 0 &&
-      html`<div class="row bulk" role="toolbar" aria-label="Chosen jobs"><strong>${picked.length} chosen</strong>
+      html`<div class="row bulk" role="toolbar" aria-label="Selected jobs"><strong>${picked.length} chosen</strong>
       <button disabled=${!able("cancel").length} onClick=${() => all("cancel", able("cancel"))}>Cancel ${able("cancel").length || ""}</button>
       <button disabled=${!able("retry").length} onClick=${() => all("retry", able("retry"))}>Retry ${able("retry").length || ""}</button>
-      <button class="quiet" onClick=${() => setChosen(new Set())}>Choose none</button></div>`
+      <button class="quiet" onClick=${() => setChosen(new Set())}>Clear selection</button></div>`
     }
     <${Failed} problem=${problem} />
-    ${rows && !rows.length && html`<${Empty}>No job is like that.<//>`}
+    ${rows && !rows.length && html`<${Empty}>No matching jobs.<//>`}
     ${
       rows?.length > 0 &&
       html`<div class="scroll"><table>
-      <thead><tr><th><input type="checkbox" aria-label="Choose all that are shown" checked=${picked.length === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
-        <th>Job</th><th>State</th><th>Addon</th><th>Type</th><th class="n">Units</th><th class="n">Priority</th><th class="n">Attempts</th><th>Age</th><th>Why, or how far</th></tr></thead>
+      <thead><tr><th><input type="checkbox" aria-label="Select all shown" checked=${picked.length === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
+        <th>Job</th><th>State</th><th>Addon</th><th>Type</th><th class="n">Units</th><th class="n">Priority</th><th class="n">Attempts</th><th>Age</th><th>Reason or progress</th></tr></thead>
       <tbody>${rows.map((job) => html`<${Row} key=${job.job_id} job=${job} chosen=${chosen.has(job.job_id)} onChoose=${flipRow} />`)}</tbody>
     </table></div>
     ${next != null && rows.length < 500 && html`<div class="row"><button onClick=${more}>More</button></div>`}`

@@ -15,7 +15,7 @@ export function Machine() {
   );
   const beat = frame.value,
     past = history.value;
-  if (!answer) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
+  if (!answer) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Loading…<//>`;
   const [capacity, { leases }, hosts] = answer;
   const addons = [...new Set(leases.map((l) => l.addon_id))].sort();
   const tone = (addon) => TONES[addons.indexOf(addon) % TONES.length];
@@ -23,7 +23,7 @@ export function Machine() {
   const flip = async () => {
     try {
       await post(paused ? "resume" : "pause");
-      toast(paused ? "Starting again." : "Nothing new starts. What runs goes on.");
+      toast(paused ? "Resumed everything." : "No more jobs start. Running jobs continue.");
     } catch (error) {
       toast(error.message, "bad");
     }
@@ -36,7 +36,7 @@ export function Machine() {
       <${Tile} label="In use" value=${capacity.in_use} sub=${`${capacity.free} units free`} />
     </div>
     <div class="grid">
-      <${Card} title="What each unit is spent on" wide actions=${html`<button class=${paused ? "primary" : ""} onClick=${flip}>${paused ? "Resume" : "Pause everything"}</button>`}>
+      <${Card} title="Units by job" wide actions=${html`<button class=${paused ? "primary" : ""} onClick=${flip}>${paused ? "Resume" : "Pause everything"}</button>`}>
         <${Bar} whole=${Math.max(capacity.most, capacity.in_use)} label=${`${capacity.in_use} units in use`} parts=${leases.map((l) => ({ value: l.cost_units, tone: tone(l.addon_id), label: `${l.addon_id} ${l.job_type}: ${l.cost_units} units` }))} />
         ${
           leases.length
@@ -64,17 +64,17 @@ export function Machine() {
 
 function Decisions({ beat }) {
   const reasons = Object.entries(beat?.denials || {}).sort((a, b) => b[1] - a[1]);
-  if (!reasons.length) return html`<${Empty}>No head of a line has been refused in the last quarter of an hour.<//>`;
+  if (!reasons.length) return html`<${Empty}>No job was refused in the last 15 minutes.<//>`;
   return html`<table><thead><tr><th>Refused because</th><th class="n">In the last 15 min</th></tr></thead><tbody>${reasons.map(([reason, n]) => html`<tr key=${reason}><td>${reason.replaceAll("_", " ")}</td><td class="n">${count(n)}</td></tr>`)}</tbody></table>`;
 }
 
 // The machines that share the jobs. One that is lost is silent: what it ran comes back as its leases run out.
 function Hosts({ here, hosts }) {
   const flip = async ({ host, draining }) => {
-    if (!draining && !(await confirm(`Drain ${host}?`, "It starts nothing more, also after a restart. What runs there goes on.", "Drain"))) return;
+    if (!draining && !(await confirm(`Drain ${host}?`, "It starts no more jobs, also after a restart. Its running jobs continue.", "Drain"))) return;
     try {
       await post(draining ? "hosts/undrain" : "hosts/drain", { host });
-      toast(draining ? `${host} starts jobs again.` : `${host} starts nothing more.`);
+      toast(draining ? `${host} starts jobs again.` : `${host} starts no more jobs.`);
     } catch (error) {
       toast(error.message, "bad");
     }

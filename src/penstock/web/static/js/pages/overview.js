@@ -8,7 +8,7 @@ export function Overview() {
   const beat = frame.value,
     past = history.value,
     jobs = counts.value;
-  if (!beat) return html`<${Empty}>Waiting for the first beat…<//>`;
+  if (!beat) return html`<${Empty}>Loading…<//>`;
   const rate = sum(past.done.slice(-60)) / Math.min(60, Math.max(1, past.done.length));
   const inFlight = (jobs.RUNNING || 0) + (jobs.DISPATCHING || 0);
   const trouble = (jobs.FAILED || 0) + (jobs.BLOCKED || 0);
@@ -20,7 +20,7 @@ export function Overview() {
       <${Tile} label="Done a second" value=${rate >= 10 ? count(Math.round(rate)) : rate.toFixed(1)} sub="over the last minute" href="#/jobs?state=DONE" />
       <${Tile} label="Wait" value=${span(beat.wait?.[0])} sub=${beat.wait ? `p95 ${span(beat.wait[1])}` : "no start in the last minute"} />
       <${Tile} label="Run" value=${span(beat.run?.[0])} sub=${beat.run ? `p95 ${span(beat.run[1])}` : "no end in the last minute"} />
-      <${Tile} label="Need a person" value=${count(trouble)} tone=${trouble ? "warn" : ""} sub=${`${jobs.FAILED || 0} failed, ${jobs.BLOCKED || 0} blocked`} href="#/jobs?state=FAILED,BLOCKED" />
+      <${Tile} label="Needs attention" value=${count(trouble)} tone=${trouble ? "warn" : ""} sub=${`${jobs.FAILED || 0} failed, ${jobs.BLOCKED || 0} blocked`} href="#/jobs?state=FAILED,BLOCKED" />
       <${Tile} label="Machine" value=${beat.quiet} tone=${{ QUIET: "good", NORMAL: "", BUSY: "warn", PANIC: "bad" }[beat.quiet]} sub=${beat.paused ? "everything is paused" : `busy ${beat.second.busy.toFixed(1)} of 10`} href="#/machine" />
     </div>
     <div class="grid">
@@ -52,7 +52,7 @@ export function Overview() {
       <${Card} title="Jobs by state" wide>
         <${States} jobs=${jobs} />
       <//>
-      <${Card} title="As it happens" wide>
+      <${Card} title="Activity" wide>
         <${Activity} />
       <//>
     </div>`;

@@ -11,7 +11,7 @@ export function Pools() {
     () => true,
   );
   const programs = answer?.programs;
-  if (!programs) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Looking…<//>`;
+  if (!programs) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Loading…<//>`;
   if (!programs.length)
     return html`<${Card} title="Pools and graphs" wide><${Empty}>No program has attached its pools. In one that has some: <code>penstock.attach()</code>.<//><//>`;
   return html`<${Failed} problem=${problem} />${programs.map(
