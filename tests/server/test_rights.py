@@ -253,7 +253,7 @@ def test_a_bound_token_does_not_learn_whose_job_is_in_its_way(place):
     assert first not in told
     assert first[-8:] not in told
     assert "theirs" not in told
-    assert "another job" in told
+    assert "another job" in told.lower()
     assert first in place.client.get(f"/queue/jobs/{own}/explain").content.decode()
     denied = other.post(
         "/lease/request", {"addon_id": "ours", "job_type": "t", "priority": 5}
@@ -391,7 +391,9 @@ def test_no_secret_appears_in_any_answer_or_log(place, caplog):
 
     shown = place.client.get("/tokens").content + place.client.get("/events?limit=500").content
     assert secret.encode() not in shown
-    assert secret.rpartition("_")[2].encode() not in shown
+    assert (
+        secret.split("_", 2)[2].encode() not in shown
+    )  # the part after the public id; it may contain _ itself
     assert secret not in caplog.text
 
 
