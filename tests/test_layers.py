@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -204,3 +205,34 @@ def imported(source: str) -> Iterator[str]:
                 # Relative imports do not occur; whatever they mean, they are taken for the worst.
                 home = "penstock" if level else module
                 yield from (f"{home}.{alias.name}" for alias in names)
+
+
+ARCHITECTURE = PACKAGE.parents[1] / "ARCHITECTURE.md"
+
+
+def walks() -> dict[str, str]:
+    """The text of each walk, by its title."""
+    section = ARCHITECTURE.read_text().split("\n## The walks\n")[1].split("\n## ")[0]
+    return {text.splitlines()[0]: text for text in section.split("\n### ")[1:]}
+
+
+@pytest.mark.parametrize("walk", walks())
+def test_a_walk_has_at_most_ten_hops_and_each_link_leads_to_its_function(walk):
+    text = walks()[walk]
+    links = re.findall(r"\[([^\]]+)\]\((src/[^)]+)\)", text)
+
+    assert [int(number) for number in re.findall(r"(?m)^(\d+)\. ", text)][-1] <= 10
+    assert [link for link in links if not _defines(ARCHITECTURE.parent / link[1], link[0])] == []
+
+
+def _defines(file: Path, name: str) -> bool:
+    """Whether the file exists and defines `Class.method`, a class or a function; a name in words needs the file only."""
+    if not file.exists() or " " in name:
+        return file.exists()
+    scope = ast.parse(file.read_text()).body
+    for part in name.split("."):
+        found = [node for node in scope if getattr(node, "name", None) == part]
+        if not found:
+            return False
+        scope = found[0].body
+    return True
