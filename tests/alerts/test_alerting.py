@@ -311,7 +311,9 @@ def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(job_service, 
 )
 def test_a_command_leaves_nothing_behind_in_time_or_not(tmp_path, stays, outcome):
     file = tmp_path / "pids"
-    command = CommandReceiver((sys.executable, "-c", HANGS, str(file), stays), within=2.0 if outcome else LONG)
+    command = CommandReceiver(
+        (sys.executable, "-c", HANGS, str(file), stays), within=2.0 if outcome else LONG
+    )
     message = Message(number=1, told={"id": "1"}, due=0, until=0)
     if outcome:
         until(lambda: ends(command, message) == f"it {outcome}" and pids(file))

@@ -190,6 +190,14 @@ MUTANTS = [
         ("tests/library/test_running.py",),
     ),
     Mutant(
+        "jobs: a stop misses the request that a worker is about to send",
+        "penstock/client/worker.py",
+        "_WorkerLoop._beat",
+        "                self._worker.fetcher.hang_up()\n",
+        "                pass\n",
+        ("tests/client/test_worker.py", "-k", "stops_at_once"),
+    ),
+    Mutant(
         "jobs: a stop waits for ever",
         "penstock/library/job_runner.py",
         "JobRunner.drain",

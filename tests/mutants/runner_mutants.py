@@ -228,6 +228,14 @@ MUTANTS = [
         ("tests/runner/test_context.py::test_a_generator_stops_between_phases_and_no_phase_is_done_twice",),
     ),
     Mutant(
+        "runner: a visitor without a descriptor keeps the runner busy",
+        "penstock/runner/control_socket.py",
+        "ControlSocket._knocked",
+        "            self._watch.pause(self._socket, _PAUSE_SEC)\n",
+        "",
+        ("tests/runner/test_descriptors.py",),
+    ),
+    Mutant(
         "runner: heartbeats stop",
         "penstock/runner/runner.py",
         "Runner._beat",

@@ -314,9 +314,8 @@ class _WorkerLoop:
             except Exception:  # without heartbeats every lease here runs out
                 log.exception("a heartbeat failed; the next one is tried")
                 next_at = monotonic() + 0.5
-            if (
-                self._stopping.is_set()
-            ):  # the main thread may have been about to ask for jobs when `stop` hung up
+            if self._stopping.is_set():
+                # The main thread may have been about to ask for jobs when `stop` hung up.
                 self._worker.fetcher.hang_up()
             # Looked at often enough that news are told within a second, whatever the lease.
             self._heartbeater_stop.wait(min(0.5, max(0.01, next_at - monotonic())))
