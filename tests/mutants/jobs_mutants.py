@@ -305,7 +305,7 @@ MUTANTS = [
         "jobs: time does not pass inside a job",
         "penstock/testing/virtual.py",
         "VirtualScheduler._shared_service",
-        "            self.clock._passing.append(self._pass)\n",
+        "            self.clock.on_passing(self._pass)\n",
         "",
         ("tests/testing/test_virtual.py",),
     ),

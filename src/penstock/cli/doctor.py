@@ -61,7 +61,7 @@ def look(session: CliSession) -> Iterator[Finding]:
         return
     yield Finding(
         "ok",
-        f"settings: {sum(one.source != 'default' for one in describe(settings))} differ from the defaults",
+        f"settings: {sum(one.source != 'default' for one in describe(settings))} changed from the default",
     )
     for look_at in _LOOKS:
         yield from look_at(settings)

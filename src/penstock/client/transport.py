@@ -242,7 +242,7 @@ class Transport:
         return connection
 
     def _unreachable(self, error: Exception, *, sent: bool) -> Unreachable:
-        why = str(error) or type(error).__name__
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if not sent:
             return Unreachable(
                 f"No scheduler is running at {self.url} ({why}). Start one with `penstock up`.", sent=False

@@ -123,6 +123,14 @@ class VirtualClock:
             passing(moment)
         self._now = moment
 
+    def step_to(self, moment: Moment) -> None:
+        """For a callback of `on_passing`: one step of the way that `move_to` goes."""
+        self._now = moment
+
+    def on_passing(self, callback: Callable[[Moment], None]) -> None:
+        """Call `callback` with the new moment before each move."""
+        self._passing.append(callback)
+
 
 class VirtualScheduler(Scheduler):
     """`inline`: a call that is enqueued runs at once, where it is enqueued, and its error is raised there."""
@@ -149,7 +157,7 @@ class VirtualScheduler(Scheduler):
     def over(cls, scheduler: Scheduler, *, inline: bool = False) -> Iterator[Self]:
         """In place of a program's own scheduler: what its functions enqueue meanwhile is here, and its file is not touched."""
         virtual = cls(inline=inline, rules=scheduler.rules)
-        virtual._functions = scheduler._functions
+        vars(virtual)["_functions"] = vars(scheduler)["_functions"]
         names = ("_opened", "_clock", "_work", "_begin", "_submit", "_submit_async")
         saved = {name: scheduler.__dict__[name] for name in names if name in scheduler.__dict__}
         virtual.start()
@@ -228,7 +236,7 @@ class VirtualScheduler(Scheduler):
         while self._running_now and self.clock() < until:
             due = self._store.alarm()
             beat = self.clock() + self.rules.lease_for // 3
-            self.clock._now = min(until, beat, max(self.clock() + 1, beat if due is None else due))
+            self.clock.step_to(min(until, beat, max(self.clock() + 1, beat if due is None else due)))
             for attempt in self._running_now:
                 attempt.beat()
             self._shared_service.maintenance.step(self.clock())
@@ -236,7 +244,7 @@ class VirtualScheduler(Scheduler):
     # enqueueing
 
     def _submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:  # noqa: ARG002  # see below
-        # Nobody waits for room: only the test itself could make any.
+        # A submit never waits for room: only the test itself could make any.
         receipts = super()._submit(intents, 0)
         if self._inline:
             self._run_ready()
@@ -260,7 +268,7 @@ class VirtualScheduler(Scheduler):
     def _shared_service(self) -> SchedulerService:
         if self._service is None:
             self._service = SchedulerService(self._store, self.rules, reserves=False)
-            self.clock._passing.append(self._pass)
+            self.clock.on_passing(self._pass)
         return self._service
 
     # looking
