@@ -23,7 +23,7 @@ from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
-from penstock.stores.api import Depth
+from penstock.stores.api import Depth, Submit, committed
 from penstock.stores.sqlite.store import SqliteStore
 
 BATCH = 100
@@ -47,7 +47,7 @@ def main(depths: list[int]) -> None:
 
 def fill(store: SqliteStore, jobs: int) -> None:
     for first in range(0, jobs, 5_000):
-        store.submit([JOB] * min(5_000, jobs - first), Depth())
+        committed(store, Submit([JOB] * min(5_000, jobs - first), Depth()))
 
 
 @contextmanager
@@ -87,13 +87,13 @@ def exchange(store: SqliteStore, jobs: int) -> None:
 def submit_one_by_one(store: SqliteStore, jobs: int) -> None:
     with measured("submit, one by one", jobs):
         for _ in range(jobs):
-            store.submit([JOB], Depth())
+            committed(store, Submit([JOB], Depth()))
 
 
 def submit_in_bulk(store: SqliteStore, jobs: int) -> None:
     with measured("submit, 1,000 at a time", jobs):
         for _ in range(0, jobs, 1_000):
-            store.submit([JOB] * 1_000, Depth())
+            committed(store, Submit([JOB] * 1_000, Depth()))
 
 
 def submit_from_processes(path: Path, jobs: int) -> None:
@@ -121,7 +121,7 @@ def submitter(path: str, jobs: int) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(jobs):
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
     store.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import AddonId
 from penstock.scheduler.clock import SteadyClock
-from penstock.stores.api import Depth
+from penstock.stores.api import Depth, SetAddon, Submit, committed
 from penstock.stores.sqlite.store import SqliteStore
 
 __all__ = ["lay", "make"]
@@ -21,10 +21,13 @@ def make(file: Path, queued: int) -> None:
     """Once for many turns: to submit a million takes longer than all that is measured behind them."""
     store = SqliteStore(file, SteadyClock())
     addon = AddonId("paused")
-    store.set_addon(addon, paused=True)
+    committed(store, SetAddon(addon, paused=True))
     for first in range(0, queued, 1_000):
-        store.submit(
-            [Intent(addon_id=addon, job_type="waits", cost_units=1)] * min(1_000, queued - first), Depth()
+        committed(
+            store,
+            Submit(
+                [Intent(addon_id=addon, job_type="waits", cost_units=1)] * min(1_000, queued - first), Depth()
+            ),
         )
     store.close()
     os.environ[_FILE] = str(file)

@@ -14,6 +14,7 @@ from tests.waiting import until
 from penstock.alerts import Alerting, Ways
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.changes import Change, alert_note
+from penstock.stores.api import Apply, committed
 from penstock.stores.memory.store import MemoryStore
 
 
@@ -113,7 +114,7 @@ class Desk:
 
     def alert(self, key="k", **more):
         fields = {"kind": "cost_warning", "addon_id": "photos", "text": f"about {key}"} | more
-        self.store.apply([Change(self.store.now(), (alert_note(Alert(key=key, **fields)),))])
+        committed(self.store, Apply([Change(self.store.now(), (alert_note(Alert(key=key, **fields)),))]))
 
     def alerts(self, kind):
         return [event for event in self.store.events(0, 1_000) if event.reason == kind]

@@ -18,6 +18,7 @@ from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.outbound import pause
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND
+from penstock.stores.api import Apply, committed
 
 T0 = 1_900_000_000 * SECOND
 
@@ -74,8 +75,15 @@ def test_an_addon_has_a_receiver_of_its_own_besides_that_of_all(job_service, rec
 def test_an_alert_that_names_nothing_but_its_reason_is_told_in_words(job_service, receiver):
     job_service.start(webhook=receiver.url)
 
-    job_service.store.apply(
-        [Change(job_service.store.now(), (Note(EventKind.ALERT, "lost", {"held_by": "x"}, of_job=False),))]
+    committed(
+        job_service.store,
+        Apply(
+            [
+                Change(
+                    job_service.store.now(), (Note(EventKind.ALERT, "lost", {"held_by": "x"}, of_job=False),)
+                )
+            ]
+        ),
     )
     [told] = until(lambda: receiver.told)
 

@@ -16,7 +16,6 @@ from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKind
 from penstock.scheduler.host_load import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
-from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.memory.store import MemoryStore
 
 RULES = SchedulerRules(capacity=Capacity(fixed=40))
@@ -30,9 +29,7 @@ class Scene:
         self.store = MemoryStore(lambda: self.now)
         machine = HostLoad(RULES)
         dispatcher = Dispatcher(self.store, RULES, machine, PullingWorkers())
-        job_service = JobService(
-            self.store, RULES, machine, dispatcher, SubmitWaitlist(self.store, RULES.depth)
-        )
+        job_service = JobService(self.store, RULES, machine, dispatcher)
         self.jobs = [
             receipt.job_id for receipt in job_service.submit([Intent(addon_id="chaos", job_type="x")] * 4)
         ]

@@ -15,7 +15,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import Depth, Query, Terms
+from penstock.stores.api import Admit, Apply, Depth, Query, Renew, Submit, Terms, committed
 
 T0 = 1_900_000_000 * SECOND
 NO_LIMIT = Depth()
@@ -47,9 +47,12 @@ class Yard:
 
     def submit(self, n=1, depth=NO_LIMIT, **fields):
         intents = [Intent(**{"addon_id": "a", "job_type": "t"} | fields)] * n
-        return [receipt.job_id for receipt in self.store.submit(intents, depth)]
+        return [receipt.job_id for receipt in committed(self.store, Submit(intents, depth))]
 
-    def tick(self, capacity=90, *, lease=False, caps=None, host="here", limit=None, worker="", labels=()):
+    def tick(self, capacity=90, **fields):
+        return [grant.dispatch for grant in committed(self.store, self.round(capacity, **fields))]
+
+    def round(self, capacity=90, *, lease=False, caps=None, host="here", limit=None, worker="", labels=()):
         offer = Placement.LEASE if lease else Placement.RESERVE
 
         def decide(admission_view):
@@ -59,7 +62,7 @@ class Yard:
                 admission_view, conditions, limits, Ordering(), lambda _: offer, most_leases=limit
             )
 
-        return self.store.admit(host, decide, Terms(worker=worker))
+        return Admit(host, decide, Terms(worker=worker))
 
     def start(self, **fields):
         """A job that runs: its job and its dispatch."""
@@ -69,13 +72,13 @@ class Yard:
 
     def end(self, dispatch, how=EndReason.COMPLETED, **more):
         job = self.store.job(dispatch.job_id)
-        return self.store.apply([changes.end(job, dispatch, how, self.now, **RULES, **more)])[0]
+        return committed(self.store, Apply([changes.end(job, dispatch, how, self.now, **RULES, **more)]))[0]
 
     def beat(self, dispatch, seconds=30, **more):
         beat = changes.Renewal(
             dispatch_id=dispatch.dispatch_id, expires_at=self.now + seconds * SECOND, **more
         )
-        return self.store.renew([beat])[0]
+        return committed(self.store, Renew([beat]))[0]
 
     def state(self, job_id):
         return str(self.store.job(job_id).state)

@@ -20,7 +20,7 @@ from penstock.core.jobs.ordering import (
 )
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import Query, Terms
+from penstock.stores.api import Admit, Query, SetAddon, Terms, committed
 
 
 def test_a_picked_job_is_dispatching_and_its_units_are_reserved(yard):
@@ -51,13 +51,11 @@ def test_what_a_claim_brought_is_known_as_if_it_had_been_read(yard):
     yard.submit(payload="[1]", tags=("x", "y"), priority=70, deadline_at=yard.now + 3_600 * SECOND)
     yard.submit(payload="[2]", idempotency_key="k", max_runtime_sec=60, retry_delays_sec=(1, 2), cost_limit=5)
     yard.submit(payload="[3]")
-    claimed = yard.tick(lease=True)
-
-    jobs = yard.store.claimed(claimed)
+    grants = committed(yard.store, yard.round(lease=True))
+    jobs = [grant.job for grant in grants]
 
     assert ["[0]", "[1]", "[2]", "[3]"] == sorted(job.intent.payload for job in jobs)
-    assert jobs == yard.store.jobs([dispatch.job_id for dispatch in claimed])
-    assert yard.store.claimed(claimed) == jobs
+    assert jobs == yard.store.jobs([grant.dispatch.job_id for grant in grants])
 
 
 def test_a_job_is_given_out_once(yard):
@@ -92,9 +90,9 @@ def test_nobody_decides_on_books_that_another_round_is_about_to_change(yard):
         return RoundResult()
 
     with ThreadPoolExecutor(2) as pool:
-        pool.submit(yard.store.admit, "here", slow, Terms())
+        pool.submit(committed, yard.store, Admit("here", slow))
         first_decides.wait(30)
-        pool.submit(yard.store.admit, "here", quick, Terms())
+        pool.submit(committed, yard.store, Admit("here", quick))
 
     assert overlapped[0] is False
     assert second_decides.is_set()
@@ -118,7 +116,7 @@ def test_a_round_that_fails_leaves_no_trace(yard):
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):
-        yard.store.admit("here", fails, Terms())
+        [grant.dispatch for grant in committed(yard.store, Admit("here", fails, Terms()))]
     assert yard.everything() == before
     assert len(yard.tick()) == 2
 
@@ -140,7 +138,10 @@ def test_a_round_without_a_verdict_writes_nothing(yard):
     yard.submit()
     before = yard.everything()
 
-    assert yard.store.admit("here", lambda admission_view: RoundResult(), Terms()) == []
+    assert [
+        grant.dispatch
+        for grant in committed(yard.store, Admit("here", lambda admission_view: RoundResult(), Terms()))
+    ] == []
     assert yard.everything() == before
 
 
@@ -251,12 +252,12 @@ def test_what_a_round_kept_room_with_is_what_runs_here(yard):
 
 
 def test_a_paused_addon_waits_and_weights_are_kept(yard):
-    yard.store.set_addon("a", paused=True, weight=300)
+    committed(yard.store, SetAddon("a", paused=True, weight=300))
     yard.submit()
     yard.submit(addon_id="b")
 
     assert [d.addon_id for d in yard.tick()] == ["b"]
-    yard.store.set_addon("a", paused=False)
+    committed(yard.store, SetAddon("a", paused=False))
     assert [d.addon_id for d in yard.tick()] == ["a"]
     assert [(a.addon_id, a.weight, a.paused) for a in yard.store.addons()] == [
         ("a", 300, False),
@@ -293,7 +294,9 @@ def loan(yard, cost=10, priority=50, capacity=90):
         decisions.append(decision)
         return round_result
 
-    return yard.store.admit("here", run_round, Terms()), decisions[-1]
+    return [grant.dispatch for grant in committed(yard.store, Admit("here", run_round, Terms()))], decisions[
+        -1
+    ]
 
 
 def test_a_lease_without_a_job_holds_units_like_any_other(yard):

@@ -12,7 +12,7 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.retry import Counters
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import MINUTE, SECOND
-from penstock.stores.api import CompletedDispatch, Query
+from penstock.stores.api import Apply, Complete, CompletedDispatch, Query, committed
 
 
 def test_a_completed_job_is_done_and_its_units_are_back(yard):
@@ -31,15 +31,17 @@ def test_units_come_back_once(yard):
     job, dispatch = yard.start()
     done = changes.end(job, dispatch, EndReason.COMPLETED, yard.now, **yard.rules)
 
-    assert yard.store.apply([done, done]) == [True, False]
-    assert yard.store.apply([done]) == [False]
+    assert committed(yard.store, Apply([done, done])) == [True, False]
+    assert committed(yard.store, Apply([done])) == [False]
     assert yard.store.ledger("here").units == 0
 
 
 def test_of_many_that_are_done_each_counts_on_its_own_merits(yard):
     jobs = [yard.start(cost_units=5, job_type=kind) for kind in ("a", "a", "b", "c", "d")]
     (first, one), (second, two), (third, three), (_, told), (_, gone) = jobs
-    yard.store.apply([changes.stop(told, jobs[3][0], EndReason.CANCELED, yard.now, grace=15 * SECOND)])
+    committed(
+        yard.store, Apply([changes.stop(told, jobs[3][0], EndReason.CANCELED, yard.now, grace=15 * SECOND)])
+    )
     yard.end(gone, EndReason.GRACEFUL_SHUTDOWN)
     yard.later(7)
     names = [one.dispatch_id, two.dispatch_id, one.dispatch_id, "nobody.1", "", "x.0", f"{first.job_id}.2"]
@@ -49,7 +51,7 @@ def test_of_many_that_are_done_each_counts_on_its_own_merits(yard):
         CompletedDispatch(gone.dispatch_id),
     ]
 
-    assert yard.store.complete_soon(done).result() == [True, True, *[False] * 5, True, False, False]
+    assert committed(yard.store, Complete(done)) == [True, True, *[False] * 5, True, False, False]
     assert [yard.state(job.job_id) for job in (first, second, third)] == ["DONE"] * 3
     assert [yard.store.attempts(job.job_id)[0].result for job in (second, third)] == [None, "[1]"]
     assert yard.store.job(first.job_id).active == 7 * SECOND
@@ -63,14 +65,14 @@ def test_what_is_done_when_the_lease_has_run_out_is_refused(yard):
     yard.later(30)
     before = yard.everything()
 
-    assert yard.store.complete_soon([CompletedDispatch(dispatch.dispatch_id)]).result() == [False]
+    assert committed(yard.store, Complete([CompletedDispatch(dispatch.dispatch_id)])) == [False]
     assert yard.everything() == before
 
 
 def test_who_is_done_twice_at_once_is_done_once(yard):
     _, dispatch = yard.start()
 
-    assert yard.store.complete_soon([CompletedDispatch(dispatch.dispatch_id)] * 2).result() == [True, False]
+    assert committed(yard.store, Complete([CompletedDispatch(dispatch.dispatch_id)] * 2)) == [True, False]
 
 
 @pytest.mark.parametrize("what", ["beats", "tells", "is stopped"])
@@ -84,9 +86,9 @@ def test_what_a_run_did_before_it_was_completed_counts(yard, what):
         yard.beat(dispatch, checkpoint="1")
     else:
         stop = changes.stop(dispatch, job, EndReason.CANCELED, yard.now, grace=10 * SECOND)
-        yard.store.apply([stop])
+        committed(yard.store, Apply([stop]))
 
-    done = yard.store.complete_soon([CompletedDispatch(dispatch.dispatch_id)]).result()
+    done = committed(yard.store, Complete([CompletedDispatch(dispatch.dispatch_id)]))
 
     assert done == [what != "is stopped"]
 
@@ -96,7 +98,7 @@ def test_a_reservation_becomes_a_lease_without_a_second_admission(yard):
     [dispatch] = yard.tick()
     started = changes.start(yard.store.job(job_id), dispatch, yard.now, ttl=30 * SECOND, worker="w")
 
-    assert yard.store.apply([started]) == [True]
+    assert committed(yard.store, Apply([started])) == [True]
     assert yard.state(job_id) == "RUNNING"
     assert yard.store.ledger("here").units == 30
     assert yard.store.dispatch(dispatch.dispatch_id).worker == "w"
@@ -109,7 +111,7 @@ def test_a_reservation_that_has_timed_out_cannot_become_a_lease(yard):
     before = yard.everything()
     started = changes.start(yard.store.job(job_id), dispatch, yard.now, ttl=30 * SECOND)
 
-    assert yard.store.apply([started]) == [False]
+    assert committed(yard.store, Apply([started])) == [False]
     assert yard.everything() == before
 
 
@@ -123,7 +125,7 @@ def test_a_stale_completion_changes_nothing(yard, how):
     [second] = yard.tick(lease=True)
     before = yard.everything()
 
-    assert yard.store.apply([stale]) == [False]
+    assert committed(yard.store, Apply([stale])) == [False]
     assert yard.everything() == before
     assert yard.end(second)
 
@@ -134,7 +136,7 @@ def test_a_worker_that_reports_after_its_lease_has_expired_is_too_late(yard):
     before = yard.everything()
     late = changes.end(job, dispatch, EndReason.COMPLETED, yard.now, reported=True, **yard.rules)
 
-    assert yard.store.apply([late]) == [False]
+    assert committed(yard.store, Apply([late])) == [False]
     assert yard.everything() == before
 
 
@@ -143,13 +145,13 @@ def test_of_cancel_and_complete_one_wins(yard):
     done = changes.end(job, dispatch, EndReason.COMPLETED, yard.now, **yard.rules)
     told = changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)
 
-    assert yard.store.apply([told, done]) == [True, False]
+    assert committed(yard.store, Apply([told, done])) == [True, False]
     assert yard.state(job.job_id) == "RUNNING"
 
 
 def test_units_of_a_run_that_was_told_to_stop_are_held_until_it_is_gone(yard):
     job, dispatch = yard.start(cost_units=40)
-    yard.store.apply([changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)])
+    committed(yard.store, Apply([changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)]))
     ending = yard.store.dispatch(dispatch.dispatch_id)
 
     assert (ending.phase, ending.reason) == (DispatchPhase.ENDING, EndReason.CANCELED)
@@ -208,7 +210,7 @@ def test_retry_brings_a_failed_job_back_with_everything_cleared(yard):
     failed = yard.store.job(job.job_id)
     assert (failed.state, failed.ended_at) == (JobState.FAILED, yard.now)
 
-    assert yard.store.apply([changes.retry(failed, yard.now, Ordering())]) == [True]
+    assert committed(yard.store, Apply([changes.retry(failed, yard.now, Ordering())])) == [True]
     back = yard.store.job(job.job_id)
     assert (back.state, back.counters, back.active, back.ended_at) == (JobState.QUEUED, Counters(), 0, None)
     assert yard.kinds(job.job_id)[-1] == "RETRIED"
@@ -217,7 +219,9 @@ def test_retry_brings_a_failed_job_back_with_everything_cleared(yard):
 
 def test_a_canceled_job_leaves_the_line(yard):
     [job_id] = yard.submit()
-    yard.store.apply([changes.cancel(yard.store.job(job_id), None, yard.now, grace=0, **yard.rules)])
+    committed(
+        yard.store, Apply([changes.cancel(yard.store.job(job_id), None, yard.now, grace=0, **yard.rules)])
+    )
 
     assert yard.state(job_id) == "CANCELED"
     assert yard.tick() == []
@@ -228,7 +232,7 @@ def test_an_edit_moves_a_job_in_line(yard):
     job = yard.store.job(second)
     edited = changes.edit(job, replace(job.intent, priority=90), yard.now, Ordering())
 
-    assert yard.store.apply([edited]) == [True]
+    assert committed(yard.store, Apply([edited])) == [True]
     assert yard.store.job(second).intent.priority == 90
     assert [d.job_id for d in yard.tick(capacity=10)] == [second]
     assert [d.job_id for d in yard.tick(capacity=20)] == [first]
@@ -238,11 +242,13 @@ def test_an_edit_can_put_a_start_off_and_bring_it_back(yard):
     [job_id] = yard.submit()
     job = yard.store.job(job_id)
     put_off = replace(job.intent, earliest_start_at=yard.now + 60 * SECOND)
-    yard.store.apply([changes.edit(job, put_off, yard.now, Ordering())])
+    committed(yard.store, Apply([changes.edit(job, put_off, yard.now, Ordering())]))
     assert yard.tick() == []
 
     job = yard.store.job(job_id)
-    yard.store.apply([changes.edit(job, replace(put_off, earliest_start_at=None), yard.now, Ordering())])
+    committed(
+        yard.store, Apply([changes.edit(job, replace(put_off, earliest_start_at=None), yard.now, Ordering())])
+    )
     assert yard.tick()
 
 
@@ -257,7 +263,7 @@ def test_a_change_that_was_decided_on_an_older_state_changes_nothing(yard):
         changes.edit(seen, replace(seen.intent, priority=90), yard.now, Ordering()),
         changes.miss_deadline(seen, yard.now),
     ]
-    assert yard.store.apply(stale) == [False] * 3
+    assert committed(yard.store, Apply(stale)) == [False] * 3
     assert yard.everything() == before
 
 
@@ -269,14 +275,16 @@ def test_a_change_that_was_decided_before_another_attempt_changes_nothing(yard):
     before = yard.everything()
 
     assert yard.state(job_id) == str(seen.state)
-    assert yard.store.apply([changes.miss_deadline(seen, yard.now)]) == [False]
+    assert committed(yard.store, Apply([changes.miss_deadline(seen, yard.now)])) == [False]
     assert yard.everything() == before
 
 
 def test_in_one_call_each_change_stands_on_its_own_merits(yard):
     jobs = [yard.store.job(job_id) for job_id in yard.submit(n=3)]
-    yard.store.apply([changes.miss_deadline(jobs[1], yard.now)])
-    applied = yard.store.apply([changes.cancel(job, None, yard.now, grace=0, **yard.rules) for job in jobs])
+    committed(yard.store, Apply([changes.miss_deadline(jobs[1], yard.now)]))
+    applied = committed(
+        yard.store, Apply([changes.cancel(job, None, yard.now, grace=0, **yard.rules) for job in jobs])
+    )
 
     assert applied == [True, False, True]
     assert [yard.state(job.job_id) for job in jobs] == ["CANCELED", "FAILED", "CANCELED"]
@@ -288,7 +296,7 @@ def test_of_many_that_end_the_same_dispatch_at_once_one_does(yard):
     decided = [changes.end(job, dispatch, how, yard.now, **yard.rules) for how in ends]
 
     with ThreadPoolExecutor(16) as pool:
-        applied = list(pool.map(lambda change: yard.store.apply([change])[0], decided))
+        applied = list(pool.map(lambda change: committed(yard.store, Apply([change]))[0], decided))
 
     assert applied.count(True) == 1
     assert yard.store.ledger("here").units == 0
@@ -377,10 +385,12 @@ def test_pages_of_finished_jobs_are_found_by_state(yard):
 def test_a_remark_can_be_made_wherever_a_job_is(yard, how):
     job, dispatch = yard.start()
     if how is not None:
-        yard.store.apply([changes.end(job, dispatch, how, yard.now, **yard.rules)])
+        committed(yard.store, Apply([changes.end(job, dispatch, how, yard.now, **yard.rules)]))
     job = yard.store.job(job.job_id)
     before = yard.kinds(job.job_id)
 
-    assert yard.store.apply([changes.remark(job, changes.Note(EventKind.SIGNALED, "x"), yard.now)]) == [True]
+    assert committed(
+        yard.store, Apply([changes.remark(job, changes.Note(EventKind.SIGNALED, "x"), yard.now)])
+    ) == [True]
     assert yard.kinds(job.job_id) == [*before, "SIGNALED"]
     assert yard.store.job(job.job_id).state is job.state

@@ -7,6 +7,7 @@ import pytest
 from penstock.core.jobs import changes
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.types import SECOND
+from penstock.stores.api import Apply, committed
 
 GRACE = 15 * SECOND
 RUN_AGAIN = [EndReason.MAX_RUNTIME_EXCEEDED, EndReason.PREEMPTION_TIMEOUT, EndReason.GRACEFUL_SHUTDOWN]
@@ -16,7 +17,9 @@ SETTLE = [EndReason.HARD_CAP_EXCEEDED, EndReason.COST_LIMIT_REACHED]
 def stopping(yard, reason):
     """A job whose run has been told to end, with its dispatch as it is then."""
     job, dispatch = yard.start()
-    assert yard.store.apply([changes.stop(dispatch, job, reason, yard.now, grace=GRACE)]) == [True]
+    assert committed(yard.store, Apply([changes.stop(dispatch, job, reason, yard.now, grace=GRACE)])) == [
+        True
+    ]
     return yard.store.job(job.job_id), yard.store.dispatch(dispatch.dispatch_id)
 
 
@@ -24,7 +27,7 @@ def cancel(yard, job):
     dispatch = yard.store.dispatch(job.dispatch_id)
     change = changes.cancel(job, dispatch, yard.now, grace=GRACE, by="ann", **yard.rules)
     assert change is not None
-    assert yard.store.apply([change]) == [True]
+    assert committed(yard.store, Apply([change])) == [True]
 
 
 def requests(yard, job):
@@ -73,7 +76,7 @@ def test_an_end_that_was_decided_before_the_cancel_is_refused_after_it(yard, fir
     cancel(yard, job)
     before = yard.everything()
 
-    assert yard.store.apply([back]) == [False]
+    assert committed(yard.store, Apply([back])) == [False]
     assert yard.everything() == before
 
 
@@ -83,7 +86,7 @@ def test_an_end_and_a_cancel_that_arrive_together_leave_no_job_in_the_queue(yard
     told = changes.cancel(job, dispatch, yard.now, grace=GRACE, **yard.rules)
     back = changes.end(job, dispatch, first, yard.now, **yard.rules)
 
-    assert yard.store.apply([told, back]) == [True, False]
+    assert committed(yard.store, Apply([told, back])) == [True, False]
     assert yard.store.dispatch(dispatch.dispatch_id).reason is EndReason.CANCELED
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.types import HOUR, SECOND
+from penstock.stores.api import Shift, committed
 
 from .conftest import OF_ONE_HOST
 
@@ -18,7 +19,7 @@ JUMPS = pytest.mark.parametrize("by", [-3 * HOUR, 3 * HOUR])
 
 def set_clock(yard, by):
     yard.clock.now += by
-    yard.store.shift(by)
+    committed(yard.store, Shift(by))
 
 
 def started(yard):

@@ -26,7 +26,21 @@ from penstock.core.jobs.ordering import Ordering, Placement, run_round
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import CompletedDispatch, Depth, Due, Query, Terms
+from penstock.stores.api import (
+    Admit,
+    Apply,
+    Complete,
+    CompletedDispatch,
+    Depth,
+    Due,
+    Prune,
+    Query,
+    Renew,
+    SetAddon,
+    Submit,
+    Terms,
+    committed,
+)
 from penstock.stores.memory.store import MemoryStore
 from penstock.stores.sqlite.store import SqliteStore
 
@@ -101,7 +115,11 @@ class Twins(RuleBasedStateMachine):
             "deadline_at": None if deadline is None else self.now + deadline * SECOND,
             "time_sensitive": deadline == 700,
         }
-        self.both(lambda store: store.submit([Intent(**fields, **times)] * n, Depth(total=12, per_addon=9)))
+        self.both(
+            lambda store: committed(
+                store, Submit([Intent(**fields, **times)] * n, Depth(total=12, per_addon=9))
+            )
+        )
 
     @rule(fields=FIELDS, n=st.integers(1, 3), capacity=st.sampled_from([0, 30, 90]), lease=st.booleans())
     def submit_to_somebody_idle(self, fields, n, capacity, lease):
@@ -115,11 +133,8 @@ class Twins(RuleBasedStateMachine):
             )
 
         def act(store):
-            if isinstance(store, SqliteStore):
-                return store._writer.write(
-                    lambda tx: (tx.submit(intents, depth), tx.admit("h", decide, Terms()))
-                )
-            return store.submit(intents, depth), store.admit("h", decide, Terms())
+            submitted, admitted = store.commit(Submit(intents, depth), Admit("h", decide))
+            return submitted.result(), admitted.result()
 
         self.both(act)
 
@@ -136,7 +151,11 @@ class Twins(RuleBasedStateMachine):
             limits = AdmissionLimits(Caps(per_addon=cap))
             return run_round(admission_view, Conditions(capacity), limits, ORDERING, lambda _: offer)
 
-        granted = self.both(lambda store: store.admit(host, decide, Terms(worker="w")))
+        granted = self.both(
+            lambda store: [
+                grant.dispatch for grant in committed(store, Admit(host, decide, Terms(worker="w")))
+            ]
+        )
         assert not granted or self.model.ledger(host).units <= capacity
 
     @rule(seconds=st.sampled_from([0, 1, 29, 31, 400]))
@@ -153,20 +172,20 @@ class Twins(RuleBasedStateMachine):
             change = changes.end(job, dispatch, how, self.now, reported=reported, **RULES)
         except PenstockError:
             return
-        self.both(lambda store: store.apply([change, change]))
+        self.both(lambda store: committed(store, Apply([change, change])))
 
     @rule(results=st.lists(st.sampled_from([None, "1", "[]"]), min_size=1, max_size=6))
     def complete_many(self, results):
         live = [d.dispatch_id for d in self.model.live()]
         done = [CompletedDispatch(name, result) for name, result in zip(live, results, strict=False)]
-        self.both(lambda store: store.complete_soon([*done, *done[:1]]).result())
+        self.both(lambda store: committed(store, Complete([*done, *done[:1]])))
 
     @rule(data=st.data())
     def start(self, data):
         dispatch = self.some(data, self.model.live(phases=[DispatchPhase.RESERVED]))
         if dispatch is not None:
             change = changes.start(self.model.job(dispatch.job_id), dispatch, self.now, ttl=30 * SECOND)
-            self.both(lambda store: store.apply([change]))
+            self.both(lambda store: committed(store, Apply([change])))
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -179,7 +198,7 @@ class Twins(RuleBasedStateMachine):
         except PenstockError:
             return
         if change is not None:
-            self.both(lambda store: store.apply([change]))
+            self.both(lambda store: committed(store, Apply([change])))
 
     @rule(data=st.data(), priority=st.sampled_from([10, 99]))
     def retry_or_edit(self, data, priority):
@@ -194,7 +213,7 @@ class Twins(RuleBasedStateMachine):
             )
         except PenstockError:
             return
-        self.both(lambda store: store.apply([change]))
+        self.both(lambda store: committed(store, Apply([change])))
 
     @rule(data=st.data(), spent=st.sampled_from([None, 100, 400]), checkpoint=st.sampled_from([None, "[1]"]))
     def beat(self, data, spent, checkpoint):
@@ -204,7 +223,7 @@ class Twins(RuleBasedStateMachine):
             beat = changes.Renewal(
                 dispatch_id=dispatch.dispatch_id, expires_at=until, spent=spent, checkpoint=checkpoint
             )
-            self.both(lambda store: store.renew([beat]))
+            self.both(lambda store: committed(store, Renew([beat])))
 
     @rule()
     def keep(self):
@@ -220,15 +239,15 @@ class Twins(RuleBasedStateMachine):
                     else EndReason.LEASE_EXPIRED
                 )
                 change = changes.end(job, dispatch, how, self.now, **RULES)
-            self.both(lambda store: store.apply([change]))  # noqa: B023 - called at once
+            self.both(lambda store: committed(store, Apply([change])))  # noqa: B023 - called at once
 
     @rule(seconds=st.sampled_from([5, 100]))
     def prune(self, seconds):
-        self.both(lambda store: store.prune(self.now - seconds * SECOND, 2))
+        self.both(lambda store: committed(store, Prune(self.now - seconds * SECOND, 2)))
 
     @rule(addon=st.sampled_from(["a", "b", "*"]), paused=st.booleans(), weight=st.sampled_from([None, 300]))
     def set_addon(self, addon, paused, weight):
-        self.both(lambda store: store.set_addon(addon, paused=paused, weight=weight))
+        self.both(lambda store: committed(store, SetAddon(addon, paused=paused, weight=weight)))
 
     @invariant()
     def they_agree(self):

@@ -11,7 +11,7 @@ from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ordering import RoundResult
 from penstock.core.jobs.types import HOUR, SECOND
-from penstock.stores.api import Due, Terms
+from penstock.stores.api import Admit, Apply, Due, Prune, Shift, Terms, committed
 
 
 def due(yard, limit=100):
@@ -57,7 +57,7 @@ def test_a_reservation_has_no_heartbeat(yard):
 
 def test_a_dispatch_that_was_told_to_stop_hears_it_and_is_not_prolonged(yard):
     job, dispatch = yard.start()
-    yard.store.apply([changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)])
+    committed(yard.store, Apply([changes.cancel(job, dispatch, yard.now, grace=15 * SECOND, **yard.rules)]))
     yard.later(10)
     standing = yard.beat(dispatch)
 
@@ -95,7 +95,9 @@ def test_retry_by_hand_grants_the_limit_once_more_and_keeps_the_total(yard):
     job, dispatch = yard.start()
     yard.beat(dispatch, spent=500)
     yard.end(dispatch, EndReason.JOB_ERROR)
-    yard.store.apply([changes.retry(yard.store.job(job.job_id), yard.now, yard.rules["ordering"])])
+    committed(
+        yard.store, Apply([changes.retry(yard.store.job(job.job_id), yard.now, yard.rules["ordering"])])
+    )
     [again] = yard.tick(lease=True)
 
     assert yard.beat(again, spent=70).spent == 70
@@ -115,7 +117,9 @@ def test_a_reservation_a_lease_and_a_stop_are_overdue_when_their_time_is_over(ya
     yard.tick()
     running, _ = yard.start()
     ending, dispatch = yard.start()
-    yard.store.apply([changes.cancel(ending, dispatch, yard.now, grace=40 * SECOND, **yard.rules)])
+    committed(
+        yard.store, Apply([changes.cancel(ending, dispatch, yard.now, grace=40 * SECOND, **yard.rules)])
+    )
     yard.later(29)
     assert due(yard) == []
 
@@ -165,7 +169,7 @@ def test_a_clock_that_was_set_moves_no_lease(yard):
     _, dispatch = yard.start(max_runtime_sec=60, expected_duration_sec=50)
     yard.clock.now += HOUR
 
-    assert yard.store.shift(HOUR) == 1
+    assert committed(yard.store, Shift(HOUR)) == 1
     moved = yard.store.dispatch(dispatch.dispatch_id)
     assert moved.expires_at == yard.now + 30 * SECOND
     assert moved.stop_at == yard.now + 60 * SECOND
@@ -182,9 +186,9 @@ def test_settled_jobs_are_forgotten_in_steps_with_all_that_was_theirs(yard):
     yard.later(100)
     old = yard.store.events(0, 1)[0].job_id
 
-    assert yard.store.prune(yard.now, 3) == 3
-    assert yard.store.prune(yard.now, 3) == 2
-    assert yard.store.prune(yard.now, 3) == 0
+    assert committed(yard.store, Prune(yard.now, 3)) == 3
+    assert committed(yard.store, Prune(yard.now, 3)) == 2
+    assert committed(yard.store, Prune(yard.now, 3)) == 0
     assert yard.store.job(old) is None
     assert yard.store.attempts(old) == []
     assert yard.store.checkpoint(old) is None
@@ -201,14 +205,14 @@ def failed(yard):
 
 def revived(yard, job_id):
     retry = changes.retry(yard.store.job(job_id), yard.now, yard.rules["ordering"])
-    assert yard.store.apply([retry]) == [True]
+    assert committed(yard.store, Apply([retry])) == [True]
 
 
 def test_a_job_that_was_revived_does_not_count_as_one_that_is_forgotten(yard):
     first, *rest = [failed(yard) for _ in range(4)]
     revived(yard, first)
 
-    assert yard.store.prune(yard.now, 2) == 2
+    assert committed(yard.store, Prune(yard.now, 2)) == 2
     assert [yard.store.job(job_id) is None for job_id in (first, *rest)] == [False, True, True, False]
 
 
@@ -219,7 +223,7 @@ def test_a_job_that_ended_again_is_as_old_as_its_last_end(yard):
     yard.end(again, EndReason.JOB_ERROR, error="no")
     yard.later(10)
 
-    assert yard.store.prune(yard.now, 1) == 1
+    assert committed(yard.store, Prune(yard.now, 1)) == 1
     assert [yard.store.job(job_id) is None for job_id in (first, second)] == [False, True]
 
 
@@ -229,9 +233,9 @@ def test_young_and_blocked_jobs_are_kept(yard):
     blocked, dispatch = yard.start()
     yard.end(dispatch, EndReason.COST_LIMIT_REACHED)
 
-    assert yard.store.prune(yard.now, 10) == 0
+    assert committed(yard.store, Prune(yard.now, 10)) == 0
     yard.later(1)
-    assert yard.store.prune(yard.now, 10) == 1
+    assert committed(yard.store, Prune(yard.now, 10)) == 1
     assert yard.state(blocked.job_id) == "BLOCKED"
 
 
@@ -240,7 +244,7 @@ def test_a_key_protects_for_as_long_as_its_job_can_be_looked_at(yard):
     yard.end(dispatch)
     assert yard.submit(idempotency_key="k") == [job.job_id]
     yard.later(1)
-    yard.store.prune(yard.now, 10)
+    committed(yard.store, Prune(yard.now, 10))
 
     [again] = yard.submit(idempotency_key="k")
     assert again != job.job_id
@@ -252,7 +256,7 @@ def test_a_number_is_never_used_again_after_its_event_was_forgotten(yard):
     yard.end(dispatch)
     yard.later(1)
     last = yard.store.events(0, 100)[-1].seq
-    yard.store.prune(yard.now, 10)
+    committed(yard.store, Prune(yard.now, 10))
     [job_id] = yard.submit()
 
     assert all(event.seq > last for event in yard.store.events(0, 100))
@@ -266,11 +270,11 @@ def test_a_lease_without_a_job_is_released(yard):
         admission_view.ledger.take(admission_class, admission_view.now, yard.rules["ordering"].sharing)
         return RoundResult(loan=admission_class)
 
-    [lease] = yard.store.admit("here", lend, Terms())
+    [lease] = [grant.dispatch for grant in committed(yard.store, Admit("here", lend, Terms()))]
     yard.later(30)
 
     assert due(yard) == [("expired", None)]
-    assert yard.store.apply([changes.release(lease, yard.now, EndReason.LEASE_EXPIRED)]) == [True]
+    assert committed(yard.store, Apply([changes.release(lease, yard.now, EndReason.LEASE_EXPIRED)])) == [True]
     assert yard.store.ledger("here").units == 0
     assert [str(event.kind) for event in yard.store.events(0, 10)] == ["ADMITTED", "RELEASED"]
 

@@ -12,13 +12,13 @@ from tests.contract.conftest import OF_ONE_HOST
 
 from penstock.core.errors import DispatcherHeld, QueueFull
 from penstock.core.jobs.intent import Intent
-from penstock.stores.api import Depth
+from penstock.stores.api import Depth, Submit
 
 INTENT = Intent(addon_id="a", job_type="t")
 
 
 def test_a_submit_that_nobody_waits_for_is_as_durable_as_one_that_somebody_does(yard):
-    answers = [yard.store.submit_soon([INTENT] * 2, Depth()) for _ in range(3)]
+    answers = [yard.store.commit(Submit([INTENT] * 2, Depth()))[0] for _ in range(3)]
 
     receipts = [receipt for answer in answers for receipt in answer.result(60)]
 
@@ -27,7 +27,7 @@ def test_a_submit_that_nobody_waits_for_is_as_durable_as_one_that_somebody_does(
 
 
 def test_its_refusal_reaches_whoever_looks_for_the_answer(yard):
-    answer = yard.store.submit_soon([INTENT] * 2, Depth(total=1))
+    answer = yard.store.commit(Submit([INTENT] * 2, Depth(total=1)))[0]
 
     with pytest.raises(QueueFull):
         answer.result(60)
@@ -53,14 +53,14 @@ def test_who_listens_is_told_of_what_the_dispatching_process_commits(tmp_path):
     store = SqliteStore(path, lambda: 1)
     program = f"""
         from penstock.core.jobs.intent import Intent
-        from penstock.stores.api import Depth
+        from penstock.stores.api import Submit, committed
         from penstock.stores.sqlite.store import SqliteStore
 
         store = SqliteStore({str(path)!r}, lambda: 1)
         store.acquire_dispatch("another process")
         print("ready", flush=True)
         input()
-        store.submit([Intent(addon_id="a", job_type="t")], Depth())
+        committed(store, Submit([Intent(addon_id="a", job_type="t")]))
         input()
         store.close()
     """

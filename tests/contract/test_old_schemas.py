@@ -13,7 +13,7 @@ from tests.contract.test_sqlite import tick
 
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
-from penstock.stores.api import Depth, Query
+from penstock.stores.api import Depth, Prune, Query, Submit, committed
 from penstock.stores.common.statements import migrations, statements
 from penstock.stores.sqlite import connection
 from penstock.stores.sqlite.store import SqliteStore
@@ -90,13 +90,13 @@ def test_every_job_of_an_older_database_is_as_it_was(store):
 
 def test_an_older_database_goes_on(store):
     waits = jobs_of(store)["waits"]
-    [same] = store.submit([waits.intent], Depth())
-    [fresh] = store.submit([Intent(addon_id="a", job_type="new", cost_units=10)], Depth())
+    [same] = committed(store, Submit([waits.intent], Depth()))
+    [fresh] = committed(store, Submit([Intent(addon_id="a", job_type="new", cost_units=10)], Depth()))
 
     assert (waits.job_id, False) == (same.job_id, same.created)
     assert 8 == store.job(fresh.job_id).no
     assert [fresh.job_id] == [dispatch.job_id for dispatch in tick(store, capacity=30)]
-    assert 3 == store.prune(NOW + 1, 10)
+    assert 3 == committed(store, Prune(NOW + 1, 10))
     assert {"blocked", "runs", "reserved", "waits", "new"} == set(jobs_of(store))
 
 

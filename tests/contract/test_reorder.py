@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.types import MINUTE, SECOND
+from penstock.stores.api import Reorder, committed
 
 SLOW, QUICK = Aging(60 * MINUTE), Aging(1 * SECOND)
 
@@ -13,9 +14,9 @@ def order(yard):
 
 
 def reorder(yard, aging, step=2):
-    steps, last = 0, yard.store.reorder(aging, 0, step)
+    steps, last = 0, committed(yard.store, Reorder(aging, 0, step))
     while last:
-        steps, last = steps + 1, yard.store.reorder(aging, last, step)
+        steps, last = steps + 1, committed(yard.store, Reorder(aging, last, step))
     return steps
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND, AddonId
-from penstock.stores.api import Depth
+from penstock.stores.api import Depth, Submit, committed
 from penstock.stores.sqlite.socket_names import SocketNames
 from penstock.stores.sqlite.store import SqliteStore
 from penstock.stores.sqlite.wakeups import present
@@ -88,7 +88,7 @@ def test_a_program_finds_the_dispatcher_under_its_new_name(opened, path, squat):
     second._names._look_at = 0.0  # a second later
 
     assert second._names.wakeups == SocketNames(path).wakeups
-    assert second.submit([JOB], Depth())[0].created
+    assert committed(second, Submit([JOB], Depth()))[0].created
 
 
 def test_the_first_secret_counts_for_all_that_make_one_at_once(path):

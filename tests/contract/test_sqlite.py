@@ -16,14 +16,26 @@ from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
-from penstock.core.jobs.changes import edit, end, start
+from penstock.core.jobs.changes import end
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import CompletedDispatch, Depth, Query, Terms
+from penstock.stores.api import (
+    Admit,
+    Apply,
+    Complete,
+    CompletedDispatch,
+    Depth,
+    Prune,
+    Query,
+    SetAddon,
+    Submit,
+    Terms,
+    committed,
+)
 from penstock.stores.common.statements import migrations
 from penstock.stores.sqlite import connection
 from penstock.stores.sqlite.health import Presence
@@ -51,18 +63,18 @@ def tick(store, capacity=90, offer=Placement.RESERVE):
     def decide(admission_view):
         return run_round(admission_view, Conditions(capacity), AdmissionLimits(), Ordering(), lambda _: offer)
 
-    return store.admit("here", decide, Terms())
+    return [grant.dispatch for grant in committed(store, Admit("here", decide, Terms()))]
 
 
 SUBMITTER = """
 import sys
 from penstock.core.jobs.intent import Intent
-from penstock.stores.api import Depth
+from penstock.stores.api import Submit, committed
 from penstock.stores.sqlite.store import SqliteStore
 
 store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)
 for _ in range(int(sys.argv[2])):
-    [receipt] = store.submit([Intent(addon_id="a", job_type="t")], Depth())
+    [receipt] = committed(store, Submit([Intent(addon_id="a", job_type="t")]))
     print(receipt.job_id, flush=True)
 """
 
@@ -106,15 +118,16 @@ def test_submits_that_arrive_together_share_a_commit(store):
     store._con.set_commit_hook(lambda: bool(commits.append(1)))
     busy, go = Event(), Event()
 
-    def hold(tx):
+    def hold(_):
         busy.set()
         go.wait(30)
+        return RoundResult()
 
     with ThreadPoolExecutor(33) as pool:
-        first = pool.submit(store._writer.write, hold)
+        first = pool.submit(committed, store, Admit("here", hold))
         busy.wait(30)
-        waiting = [pool.submit(store.submit, [JOB], Depth()) for _ in range(32)]
-        while len(store._writer._ops) < 32:
+        waiting = [pool.submit(committed, store, Submit([JOB])) for _ in range(32)]
+        while len(store._writer._commits) < 32:
             pass
         go.set()
         first.result()
@@ -127,23 +140,23 @@ def test_submits_that_arrive_together_share_a_commit(store):
 def test_what_a_rolled_back_transaction_had_seen_is_forgotten(store):
     novelty = Intent(addon_id="a", job_type="never seen")
 
-    def fails(tx):
-        tx.submit([novelty], Depth())
+    def fails(_):
         raise RuntimeError("after the first row of its kind")
 
+    submitted, failed = store.commit(Submit([novelty]), Admit("here", fails))
     with pytest.raises(RuntimeError):
-        store._writer.write(fails)
-    [receipt] = store.submit([novelty], Depth())
+        failed.result()
+    [receipt] = submitted.result()  # written again, alone
     assert [dispatch.job_id for dispatch in tick(store)] == [receipt.job_id]
 
 
 def test_a_move_whose_event_cannot_be_written_does_not_happen(store):
-    [receipt] = store.submit([JOB], Depth())
+    [receipt] = committed(store, Submit([JOB], Depth()))
     store._con.execute(
         "CREATE TEMP TRIGGER mute BEFORE INSERT ON main.trail BEGIN SELECT RAISE(ABORT, 'the trail is full'); END"
     )
 
-    for act in (lambda: store.submit([JOB], Depth()), lambda: tick(store)):
+    for act in (lambda: committed(store, Submit([JOB], Depth())), lambda: tick(store)):
         with pytest.raises(apsw.ConstraintError, match="trail is full"):
             act()
     store._con.execute("DROP TRIGGER mute")
@@ -154,7 +167,7 @@ def test_a_move_whose_event_cannot_be_written_does_not_happen(store):
 def test_the_answer_comes_after_the_commit(store):
     order = []
     store._con.set_commit_hook(lambda: bool(order.append("commit")))
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     order.append("answer")
 
     assert order == ["commit", "answer"]
@@ -208,7 +221,7 @@ def next_version(monkeypatch):
 
 def test_an_older_schema_moves_forward_after_a_backup(path, next_version):
     old = SqliteStore(path, lambda: T0)
-    [receipt] = old.submit([JOB], Depth())
+    [receipt] = committed(old, Submit([JOB], Depth()))
     old.close()
     next_version("CREATE TABLE novelty (x INTEGER) STRICT;")
     new = SqliteStore(path, lambda: T0)
@@ -235,45 +248,45 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(path, next_version):
 
 def test_what_others_write_counts_in_the_next_round(path, store):
     other = SqliteStore(path, lambda: T0)
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [mine] = tick(store, offer=Placement.LEASE)
-    other.submit([JOB], Depth())
-    other.set_addon("a", paused=True)
+    committed(other, Submit([JOB], Depth()))
+    committed(other, SetAddon("a", paused=True))
 
     assert tick(store, offer=Placement.LEASE) == []
-    other.set_addon("a", paused=False)
+    committed(other, SetAddon("a", paused=False))
     assert len(tick(other, offer=Placement.LEASE)) == 1
     with pytest.raises(QueueFull):
-        other.submit([JOB] * 3, Depth(total=2))
-    other.submit([JOB] * 2, Depth(total=2))
+        committed(other, Submit([JOB] * 3, Depth(total=2)))
+    committed(other, Submit([JOB] * 2, Depth(total=2)))
     with pytest.raises(QueueFull):
-        store.submit([JOB], Depth(total=2))
-    assert store.complete_soon([CompletedDispatch(mine.dispatch_id)]).result() == [True]
+        committed(store, Submit([JOB], Depth(total=2)))
+    assert committed(store, Complete([CompletedDispatch(mine.dispatch_id)])) == [True]
     assert len(tick(other, capacity=20, offer=Placement.LEASE)) == 1
     assert store.audit() == []
     other.close()
 
 
 def test_what_a_rolled_back_transaction_had_counted_is_forgotten(store):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
-    def fails(tx):
-        tx.submit([JOB], Depth(total=2))
-        tick_within(tx)
-        tx._pages.flush()
+    def fails(_):
         raise RuntimeError("behind everything")
 
+    submitted, ticked, failed = store.commit(
+        Submit([JOB], Depth(total=2)), Admit("here", lambda _: RoundResult()), Admit("here", fails)
+    )
     with pytest.raises(RuntimeError):
-        store._writer.write(fails)
-    store.submit([JOB], Depth(total=2))
+        failed.result()
+    assert ([], 1) == (ticked.result(), len(submitted.result()))
     with pytest.raises(QueueFull):
-        store.submit([JOB], Depth(total=2))
+        committed(store, Submit([JOB], Depth(total=2)))
     assert len(tick(store, capacity=20)) == 2
     assert store.audit() == []
 
 
 def test_a_job_that_goes_back_can_start_again_in_the_same_commit(store):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [first] = tick(store, offer=Placement.LEASE)
     back = end(
         store.job(first.job_id),
@@ -284,9 +297,10 @@ def test_a_job_that_goes_back_can_start_again_in_the_same_commit(store):
         ordering=Ordering(),
     )
 
-    moved, [second] = store._writer.write(lambda tx: (tx.apply([back]), tick_within(tx)))
+    moved, started = store.commit(Apply([back]), reserving())
+    [(second, _)] = started.result()
 
-    assert moved == [True]
+    assert moved.result() == [True]
     assert (second.job_id, second.fence) == (first.job_id, 2)
     assert store.audit() == []
 
@@ -294,20 +308,20 @@ def test_a_job_that_goes_back_can_start_again_in_the_same_commit(store):
 @pytest.mark.parametrize(("waiting", "comes", "first"), [(20, 50, 1), (50, 20, 0), (50, 50, 0)])
 def test_who_has_just_come_takes_its_turn_among_those_in_the_file(store, waiting, comes, first):
     old, new = (replace(JOB, priority=priority, cost_units=60) for priority in (waiting, comes))
-    [before] = store.submit([old], Depth())
+    [before] = committed(store, Submit([old], Depth()))
 
-    [after], [started] = store._writer.write(lambda tx: (tx.submit([new], Depth()), tick_within(tx)))
+    submitted, started = store.commit(Submit([new]), reserving())
+    [after], [(dispatch, _)] = submitted.result(), started.result()
 
-    assert started.job_id == (before, after)[first].job_id
+    assert dispatch.job_id == (before, after)[first].job_id
 
 
-def tick_within(tx):
-    return tx.admit(
+def reserving():
+    return Admit(
         "here",
         lambda admission_view: run_round(
             admission_view, Conditions(90), AdmissionLimits(), Ordering(), all_alike
         ),
-        Terms(),
     )
 
 
@@ -337,7 +351,7 @@ def test_events_of_a_file_that_had_a_row_for_each_keep_their_numbers(path):
     con.execute(f"PRAGMA user_version = 3; PRAGMA application_id = {connection.APPLICATION_ID}")
     con.close()
     store = SqliteStore(path, lambda: T0)
-    [receipt] = store.submit([JOB], Depth())
+    [receipt] = committed(store, Submit([JOB], Depth()))
 
     told = [(event.seq, event.job_id, str(event.kind), event.dispatch_id) for event in store.events(0, 100)]
     assert told == [
@@ -392,7 +406,7 @@ def test_who_opens_a_new_file_while_another_makes_its_schema_waits_and_keeps_no_
             first.execute(f"PRAGMA user_version = {number}")
         lock.__exit__()
 
-        assert second.result().submit([JOB], Depth())
+        assert committed(second.result(), Submit([JOB], Depth()))
     second.result().close()
     lock.close()
     first.close()
@@ -436,17 +450,17 @@ def test_a_submit_from_another_process_rings_the_dispatcher(path, store):
 
 
 def test_a_full_disk_is_a_clear_error_that_loses_nothing_and_passes(store):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     size = store._con.pragma("page_count")
     store._con.pragma("max_page_count", size)
     large = Intent(addon_id="a", job_type="t", payload='"' + "x" * 100_000 + '"')
 
     with pytest.raises(StoreFailed) as refusal:
-        store.submit([large], Depth())
+        committed(store, Submit([large], Depth()))
     assert refusal.value.data["kind"] == "full"
     assert len(store.find(Query())) == 1
     store._con.pragma("max_page_count", 1_000_000)
-    assert store.submit([large], Depth())
+    assert committed(store, Submit([large], Depth()))
     assert store.audit() == []
 
 
@@ -496,8 +510,8 @@ def test_jobs_of_a_file_from_before_there_were_places_stay_as_they_were(path):
     ]
     assert {d.dispatch_id for d in store.live()} == {"reserved.1", "runs.2", "loan.0"}
     assert str(store.dispatch("over.0").phase) == "ended"
-    assert store.complete_soon([CompletedDispatch("runs.2")]).result() == [True]
-    assert store.prune(31, 10) == 1
+    assert committed(store, Complete([CompletedDispatch("runs.2")])) == [True]
+    assert committed(store, Prune(31, 10)) == 1
     assert store.job("done") is None
     assert store.audit() == []
     store.close()
@@ -508,7 +522,7 @@ def test_a_closed_store_says_so(path):
     store.close()
 
     with pytest.raises(StoreFailed, match="closed"):
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
 
 
 def by_hand(path):
@@ -537,7 +551,7 @@ TWIN = """INSERT INTO active_dispatch (no, class_no, host, fence, phase, events,
     ],
 )
 def test_the_database_itself_refuses_what_would_break_an_invariant(path, store, sql, why):
-    store.submit([JOB] * 2, Depth())
+    committed(store, Submit([JOB] * 2, Depth()))
     tick(store, capacity=10)
 
     with pytest.raises(apsw.ConstraintError, match=why):
@@ -545,9 +559,9 @@ def test_the_database_itself_refuses_what_would_break_an_invariant(path, store, 
 
 
 def test_a_final_state_cannot_be_left_even_by_hand(path, store):
-    store.submit([JOB] * 2, Depth())
+    committed(store, Submit([JOB] * 2, Depth()))
     [run] = tick(store, capacity=10, offer=Placement.LEASE)
-    store.complete_soon([CompletedDispatch(run.dispatch_id)]).result()
+    committed(store, Complete([CompletedDispatch(run.dispatch_id)]))
     con = by_hand(path)
     con.execute("UPDATE job SET state = 'CANCELED', ended_at = 1 WHERE no = 2")
 
@@ -560,13 +574,10 @@ def test_a_final_state_cannot_be_left_even_by_hand(path, store):
 
 def test_a_move_that_finds_another_state_than_it_was_decided_on_is_rolled_back(store):
     """Our own statements name the state they leave: were the check before them broken, nothing would be committed."""
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
-    def wrong(tx):
-        tx._pages.complete([1], [])
-
-    with pytest.raises(AssertionError, match="complete"):
-        store._writer.write(wrong)
+    with pytest.raises(AssertionError, match="complete"), store._transaction as transaction:
+        transaction._pages.complete([1], [])
     assert [str(job.state) for job in store.find(Query())] == ["QUEUED"]
 
 
@@ -585,7 +596,7 @@ def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, 
     for depth in (100, 20_000):
         store = SqliteStore(tmp_path / f"{depth}.db", lambda: T0)
         later = Intent(addon_id="b", job_type="t", priority=100, earliest_start_at=T0 + SECOND)
-        store.submit([JOB] * depth + [later] * depth, Depth())
+        committed(store, Submit([JOB] * depth + [later] * depth, Depth()))
         tick(store, capacity=10)
         costs.append(steps_of(store, lambda: tick(store, capacity)))  # noqa: B023 - called at once
         store.close()
@@ -641,28 +652,6 @@ class Anything(dict):
         return 1
 
 
-def test_what_will_start_is_told_before_it_is_on_disk_and_can_be_made_ready(path, store):
-    store.submit([JOB], Depth())
-    other, seen = SqliteStore(path, lambda: T0), []
-
-    def ahead(granted):
-        seen.append((granted, store.claimed(granted), [str(job.state) for job in other.find(Query())]))
-
-    def decide(admission_view):
-        return run_round(
-            admission_view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.LEASE
-        )
-
-    _, granted = store.exchange_soon([], "here", decide, Terms(), ahead).result()
-    other.close()
-
-    [(foreseen, [job], states)] = seen
-    assert foreseen is granted
-    assert (job.dispatch_id, str(job.state)) == (granted[0].dispatch_id, "RUNNING")
-    assert states == ["QUEUED"]
-    assert [str(job.state) for job in store.find(Query())] == ["RUNNING"]
-
-
 @pytest.mark.parametrize("state", list(JobState))
 def test_a_list_of_any_state_is_walked_in_its_order_and_not_sorted(store, state):
     sql, values = found(Query(states=[state], newest_first=True))
@@ -672,42 +661,11 @@ def test_a_list_of_any_state_is_walked_in_its_order_and_not_sorted(store, state)
     assert not [step for step in plan if "TEMP B-TREE" in step or "SCAN job" in step or "SCAN j" in step]
 
 
-def test_what_never_came_to_be_is_not_handed_out_later(path):
-    """A lease whose commit failed, and a later one of the same job, have the same name."""
-    now = [T0]
-    store = SqliteStore(path, lambda: now[0])
-    store.submit([replace(JOB, priority=10)], Depth())
-    transaction, con = store._writer._begin(), store._con
-
-    class Full:
-        def __getattr__(self, name):
-            return getattr(con, name)
-
-        def execute(self, sql, *values):
-            if sql == "COMMIT":
-                transaction._con = con
-                raise apsw.FullError("full")
-            return con.execute(sql, *values)
-
-    transaction._con = Full()
-    with pytest.raises(StoreFailed):
-        tick(store, offer=Placement.LEASE)
-    now[0] += 1
-    [job] = store.find(Query())
-    store.apply([edit(job, replace(job.intent, priority=99), now[0], Ordering())])
-    [reserved] = tick(store)
-    store.apply([start(store.job(job.job_id), reserved, now[0], ttl=SECOND)])
-
-    [claimed] = store.claimed([store.dispatch(reserved.dispatch_id)])
-    assert claimed.intent.priority == 99
-    store.close()
-
-
 def test_a_page_of_what_is_done_costs_the_same_wherever_it_begins(store):
-    store.submit([replace(JOB, cost_units=1)] * 2_000, Depth())
+    committed(store, Submit([replace(JOB, cost_units=1)] * 2_000, Depth()))
     for _ in range(20):
         runs = tick(store, capacity=100, offer=Placement.LEASE)
-        store.complete_soon([CompletedDispatch(run.dispatch_id) for run in runs]).result()
+        committed(store, Complete([CompletedDispatch(run.dispatch_id) for run in runs]))
 
     def page(**of):
         sql, values = found(Query(states=[JobState.DONE], limit=10, **of))
@@ -725,23 +683,23 @@ def test_a_page_of_what_is_done_costs_the_same_wherever_it_begins(store):
 
 
 def test_what_was_done_together_is_forgotten_one_after_the_other(store):
-    store.submit([replace(JOB, cost_units=1)] * 3, Depth())
+    committed(store, Submit([replace(JOB, cost_units=1)] * 3, Depth()))
     runs = tick(store, offer=Placement.LEASE)
-    store.complete_soon([CompletedDispatch(run.dispatch_id) for run in runs]).result()
+    committed(store, Complete([CompletedDispatch(run.dispatch_id) for run in runs]))
 
     for left in (2, 1, 0):
-        assert store.prune(T0 + 1, 1) == 1
+        assert committed(store, Prune(T0 + 1, 1)) == 1
         assert len(store.find(Query(states=[JobState.DONE]))) == left
         assert store.audit() == []
-    assert store.prune(T0 + 1, 1) == 0
+    assert committed(store, Prune(T0 + 1, 1)) == 0
 
 
 def test_another_process_cannot_complete_under_a_lease_that_has_run_out(path, store):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [run] = tick(store, offer=Placement.LEASE)
     other = SqliteStore(path, lambda: run.expires_at)
 
-    assert other.complete_soon([CompletedDispatch(run.dispatch_id)]).result() == [False]
+    assert committed(other, Complete([CompletedDispatch(run.dispatch_id)])) == [False]
     other.close()
 
 
@@ -749,7 +707,7 @@ def test_a_new_file_and_its_backup_are_their_owners_alone(tmp_path):
     before = os.umask(0o022)
     try:
         store = SqliteStore(tmp_path / "jobs.db", lambda: T0)
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
         connection.copy(tmp_path / "jobs.db", tmp_path / "copy.db")
         shared = {file.name for file in tmp_path.iterdir() if file.stat().st_mode & 0o077}
         store.close()

@@ -15,7 +15,7 @@ apsw = pytest.importorskip("apsw")
 from penstock.core.errors import StoreFailed  # noqa: E402
 from penstock.core.jobs.intent import Intent  # noqa: E402 - after importorskip
 from penstock.core.jobs.types import SECOND  # noqa: E402
-from penstock.stores.api import Depth, Query  # noqa: E402
+from penstock.stores.api import Depth, Query, Submit, committed  # noqa: E402
 from penstock.stores.sqlite import health  # noqa: E402
 from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
 
@@ -35,16 +35,16 @@ def opened(path):
 
 def filled(path, jobs=500):
     store = opened(path)
-    store.submit([JOB] * jobs, Depth())
+    committed(store, Submit([JOB] * jobs, Depth()))
     store.close()
 
 
 def left_open(path):
     """As after a crash: somebody wrote to the file and never closed it."""
     code = (
-        "import os, sys; from penstock.core.jobs.intent import Intent; from penstock.stores.api import Depth\n"
+        "import os, sys; from penstock.core.jobs.intent import Intent; from penstock.stores.api import Submit, committed\n"
         "from penstock.stores.sqlite.store import SqliteStore; store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)\n"
-        "store.submit([Intent(addon_id='a', job_type='t')], Depth()); os._exit(9)"
+        "committed(store, Submit([Intent(addon_id='a', job_type='t')])); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
     assert Path(f"{path}-wal").stat().st_size > 0
@@ -72,15 +72,15 @@ def test_a_full_disk_refuses_and_goes_on_when_there_is_room_again(tmp_path):
         pytest.skip("a small disk can be mounted by root alone")
     try:
         store = opened(folder / "jobs.db")
-        accepted = store.submit([JOB], Depth())
+        accepted = committed(store, Submit([JOB], Depth()))
         ballast = folder / "ballast"
         ballast.write_bytes(b"x" * 1_500_000)
         with pytest.raises(StoreFailed, match=r"jobs\.db.*free") as refusal:
             while True:
-                accepted += store.submit([LARGE], Depth())
+                accepted += committed(store, Submit([LARGE], Depth()))
         assert refusal.value.data["kind"] in {"full", "io"}
         ballast.unlink()
-        accepted += store.submit([LARGE], Depth())
+        accepted += committed(store, Submit([LARGE], Depth()))
         kept = {job.job_id for job in store.find(Query(limit=1_000))}
         problems = store.audit()
         store.close()
@@ -105,7 +105,7 @@ def test_a_file_that_may_only_be_read_is_refused_and_usable_when_it_may_be_writt
         if os.access(path, os.W_OK):
             pytest.skip("this file system has no immutable files")
         with pytest.raises(StoreFailed, match="write") as refusal:
-            opened(path).submit([JOB], Depth())
+            committed(opened(path), Submit([JOB], Depth()))
         assert refusal.value.data["kind"] in {"readonly", "cantopen", "permissions"}
     finally:
         subprocess.run(["chattr", "-i", str(path)], check=False, capture_output=True)
@@ -148,23 +148,23 @@ def test_a_large_file_is_examined_for_no_longer_than_a_start_may_take(path, monk
     monkeypatch.setattr(health, "EXAMINE_SEC", -1.0)
 
     store = opened(path)
-    assert store.submit([JOB], Depth())
+    assert committed(store, Submit([JOB], Depth()))
     store.close()
 
 
 def test_a_wal_that_is_removed_under_us_loses_nothing_that_was_answered(path):
     store = opened(path)
-    before = store.submit([JOB] * 20, Depth())
+    before = committed(store, Submit([JOB] * 20, Depth()))
     Path(f"{path}-wal").unlink()
 
     for _ in range(2):
         with pytest.raises(StoreFailed, match=r"jobs\.db-wal was removed.*start again") as refusal:
-            store.submit([JOB], Depth())
+            committed(store, Submit([JOB], Depth()))
         assert refusal.value.data["kind"] == "wal_removed"
     store.close()
     again = opened(path)
     kept = {job.job_id for job in again.find(Query(limit=100))}
-    again.submit([JOB], Depth())
+    committed(again, Submit([JOB], Depth()))
     problems = again.audit()
     again.close()
     assert kept == {receipt.job_id for receipt in before}
@@ -173,18 +173,18 @@ def test_a_wal_that_is_removed_under_us_loses_nothing_that_was_answered(path):
 
 def test_a_wal_longer_than_what_is_in_it_is_read_to_its_end_and_no_further(path, tmp_path):
     store = opened(path)
-    answered = [store.submit([JOB], Depth())[0].job_id for _ in range(40)]
+    answered = [committed(store, Submit([JOB], Depth()))[0].job_id for _ in range(40)]
     after_a_crash = tmp_path / "crash"
     after_a_crash.mkdir()
     for name in ("jobs.db", "jobs.db-wal"):
         (after_a_crash / name).write_bytes((tmp_path / name).read_bytes())
     length = Path(f"{path}-wal").stat().st_size
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
     assert length == Path(f"{path}-wal").stat().st_size
     again = opened(after_a_crash / "jobs.db")
     kept = [job.job_id for job in again.find(Query(limit=100))]
-    again.submit([JOB], Depth())
+    committed(again, Submit([JOB], Depth()))
     assert sorted(answered) == sorted(kept)
     again.close()
     store.close()
@@ -205,7 +205,7 @@ def test_a_flipped_bit_is_an_error_or_harmless_but_never_a_crash(path, seed):
         return
     try:
         store.find(Query(limit=1_000))
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
     except (StoreFailed, ValueError, KeyError, apsw.Error):
         pass
     finally:

@@ -19,7 +19,7 @@ from penstock.core.errors import OutcomeUnknown, StoreFailed  # noqa: E402
 from penstock.core.jobs.intent import Intent  # noqa: E402 - after importorskip
 from penstock.core.jobs.job import EventKind  # noqa: E402
 from penstock.core.jobs.types import SECOND  # noqa: E402
-from penstock.stores.api import Depth, Query  # noqa: E402
+from penstock.stores.api import Depth, Query, Submit, committed  # noqa: E402
 from penstock.stores.sqlite import high_water  # noqa: E402
 from penstock.stores.sqlite.connection import copy as back_up  # noqa: E402
 from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
@@ -38,7 +38,7 @@ def opened(path, **options):
 
 
 def submitted(store, jobs=1):
-    return {receipt.job_id for receipt in store.submit([JOB] * jobs, Depth())}
+    return {receipt.job_id for receipt in committed(store, Submit([JOB] * jobs, Depth()))}
 
 
 def kept(path, **options):
@@ -64,10 +64,10 @@ def killed(tmp_path_factory):
     """A folder as a killed process left it, and the ids that it was told."""
     folder = tmp_path_factory.mktemp("killed")
     code = (
-        "import os, sys; from penstock.core.jobs.intent import Intent; from penstock.stores.api import Depth\n"
+        "import os, sys; from penstock.core.jobs.intent import Intent; from penstock.stores.api import Submit, committed\n"
         "from penstock.stores.sqlite.store import SqliteStore; store = SqliteStore(sys.argv[1], lambda: 1_900_000_000_000_000)\n"
         "for _ in range(int(sys.argv[2])):\n"
-        "    print(store.submit([Intent(addon_id='a', job_type='t')], Depth())[0].job_id, flush=True)\n"
+        "    print(committed(store, Submit([Intent(addon_id='a', job_type='t')]))[0].job_id, flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", code, str(folder / "jobs.db"), str(JOBS)]
@@ -433,7 +433,7 @@ def test_a_failed_sync_leaves_the_outcome_unknown_and_names_the_jobs_to_ask_for(
     acknowledged = submitted(store)
     syncs.failing = True
     with pytest.raises(OutcomeUnknown, match="may or may not have been written.*Ask for job") as unknown:
-        store.submit([JOB] * 2, Depth())
+        committed(store, Submit([JOB] * 2, Depth()))
     syncs.failing = False
 
     ids = unknown.value.data["job_ids"]
@@ -465,7 +465,7 @@ def test_each_of_those_who_shared_a_failed_commit_is_told_its_own_jobs(path, syn
     submitted(store)
     syncs.failing = True
     with store._writer._writing:
-        answers = [store.submit_soon([JOB], Depth()) for _ in range(3)]
+        answers = [store.commit(Submit([JOB], Depth()))[0] for _ in range(3)]
     ids = [answer.exception().data["job_ids"] for answer in answers]
     syncs.failing = False
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import Depth, Query
+from penstock.stores.api import Depth, Query, Submit, committed
 from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import copy
 from penstock.stores.sqlite.restore import restore
@@ -21,7 +21,7 @@ def opened(path):
 
 
 def submit(store):
-    [receipt] = store.submit([Intent(addon_id="a", job_type="t")], Depth())
+    [receipt] = committed(store, Submit([Intent(addon_id="a", job_type="t")], Depth()))
     return receipt.job_id
 
 

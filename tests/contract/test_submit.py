@@ -11,7 +11,7 @@ from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, Constraint, RunWhen
-from penstock.stores.api import Depth, Query, Receipt
+from penstock.stores.api import Depth, Query, Receipt, Submit, committed
 
 NAMES = st.text("abc:/-.", min_size=1, max_size=12)
 MOMENTS = st.none() | st.integers(0, 4_000_000_000 * SECOND)
@@ -65,7 +65,7 @@ def test_a_submitted_job_is_queued_and_its_trail_says_so(yard):
 )
 @given(intents=st.lists(INTENTS, min_size=1, max_size=5))
 def test_a_job_comes_back_as_it_was_given(yard, intents):
-    receipts = yard.store.submit(intents, Depth())
+    receipts = committed(yard.store, Submit(intents, Depth()))
 
     assert [yard.store.job(r.job_id).intent for r in receipts] == intents
 
@@ -79,7 +79,9 @@ def test_an_unknown_job_is_none(yard):
 def test_the_same_key_and_body_is_the_same_job(yard):
     [first] = yard.submit(idempotency_key="k")
     yard.later(5)
-    [again] = yard.store.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+    [again] = committed(
+        yard.store, Submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+    )
 
     assert (again.job_id, again.created) == (first, False)
     assert len(yard.store.find(Query())) == 1
@@ -103,7 +105,9 @@ def test_the_same_key_with_another_body_is_refused_and_changes_nothing(yard):
 def test_a_key_still_means_its_job_after_the_job_was_edited_and_done(yard):
     job, dispatch = yard.start(idempotency_key="k")
     yard.end(dispatch)
-    [again] = yard.store.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+    [again] = committed(
+        yard.store, Submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+    )
 
     assert again == Receipt(job.job_id, JobState.DONE, created=False)
 
@@ -118,7 +122,10 @@ def test_a_bulk_is_taken_whole_or_not_at_all(yard):
     good = Intent(addon_id="a", job_type="t")
 
     with pytest.raises(KeyConflict):
-        yard.store.submit([good, Intent(addon_id="a", job_type="other", idempotency_key="k"), good], Depth())
+        committed(
+            yard.store,
+            Submit([good, Intent(addon_id="a", job_type="other", idempotency_key="k"), good], Depth()),
+        )
     assert yard.everything() == before
 
 

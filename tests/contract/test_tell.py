@@ -5,12 +5,14 @@ from __future__ import annotations
 from penstock.core.jobs.changes import Note, Renewal
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.types import SECOND
+from penstock.stores.api import Renew, committed
 
 
 def beats(yard, *dispatches, tell, **more):
     until = yard.now + 30 * SECOND
-    return yard.store.renew(
-        [Renewal(dispatch_id=d.dispatch_id, expires_at=until, **more) for d in dispatches], tell
+    return committed(
+        yard.store,
+        Renew([Renewal(dispatch_id=d.dispatch_id, expires_at=until, **more) for d in dispatches], tell),
     )
 
 

@@ -27,14 +27,14 @@ def told():
 
 @pytest.fixture
 def job_runner(told):
-    def exchange_soon(reports, *_):
+    def exchange_soon(reports, *_, **__):
         told.append([report.dispatch_id for report in reports])
         return lambda ready: ([None] * len(reports), ready([]))
 
     job_runner = JobRunner(
         {"f": Mock()}, lambda *_: Mock(ahead=1), workers=2, name="crew", now=lambda: 10**9, far=True
     )
-    job_runner.join(Mock(exchange_soon=exchange_soon, claimed=lambda _: []), ring=Mock())
+    job_runner.join(Mock(exchange_soon=exchange_soon, granted=lambda _: []), ring=Mock())
     job_runner._mean_sec, job_runner._guessed = 0.00001, False
     return job_runner
 
@@ -157,10 +157,10 @@ def test_an_idle_thread_looks_for_itself_and_the_driver_does_not_look_again(job_
 def test_what_is_told_while_somebody_looks_is_looked_for_again(job_runner, told, errands):
     looking = job_runner._job_service.exchange_soon
 
-    def told_of_another(*args):
+    def told_of_another(*args, **more):
         job_runner._scout = 0  # as in any other thread
         job_runner.heard()
-        return looking(*args)
+        return looking(*args, **more)
 
     job_runner.heard()
     job_runner._job_service.exchange_soon = told_of_another
@@ -174,7 +174,7 @@ def test_what_is_told_while_somebody_looks_is_looked_for_again(job_runner, told,
 
 def test_our_own_commit_is_no_reason_to_look_again(job_runner, told, errands):
     looking = job_runner._job_service.exchange_soon
-    job_runner._job_service.exchange_soon = lambda *args: job_runner.heard() or looking(*args)
+    job_runner._job_service.exchange_soon = lambda *args, **more: job_runner.heard() or looking(*args, **more)
     job_runner.heard()
     errands.pop()()
     job_runner.step(10**9)

@@ -19,6 +19,7 @@ from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.types import HOUR, SECOND
 from penstock.library.heartbeats import Heartbeats
 from penstock.scheduler.service import Driver
+from penstock.stores.api import Apply, Shift, committed
 
 
 def kinds(job):
@@ -403,7 +404,7 @@ def test_a_lease_that_the_function_itself_found_lost_costs_no_thread(make):
 
     @scheduler.job
     def unlucky(ctx: penstock.JobContext) -> None:
-        scheduler._store.apply([_end(scheduler, ctx)])
+        committed(scheduler._store, Apply([_end(scheduler, ctx)]))
         with pytest.raises(penstock.JobStopped, match="checkpoint was not saved"):
             ctx.save_checkpoint(1)
 
@@ -738,7 +739,7 @@ def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(make):
     assert "DONE" == handle.state
 
 
-def test_while_all_threads_are_busy_nobody_rides(make):
+def test_while_all_threads_are_busy_nothing_is_claimed_beside_a_submit(make):
     scheduler = make(workers=1)
     go, busy = threading.Event(), threading.Event()
 
@@ -751,9 +752,9 @@ def test_while_all_threads_are_busy_nobody_rides(make):
         first = hold.enqueue()
         assert busy.wait(LONG)
 
-        boarded = scheduler._work.job_runner.board()
+        claimed = scheduler._work.job_runner.claim()
         go.set()
-        assert boarded is None
+        assert claimed is None
         first.result(LONG)
 
 
@@ -763,7 +764,7 @@ def test_nothing_is_claimed_for_a_scheduler_that_stops(real):
     job_runner = real._work.job_runner
     real.stop()
 
-    assert job_runner.board() is None
+    assert job_runner.claim() is None
     assert "QUEUED" == real.job(name="other")(lambda: None).enqueue().state
 
 
@@ -771,12 +772,12 @@ def test_two_never_claim_for_the_same_threads_at_once(real):
     real.job(name="run")(lambda: None)
     with real:
         job_runner = real._work.job_runner
-        until(lambda: job_runner.board() is not None)
+        until(lambda: job_runner.claim() is not None)
 
-        assert job_runner.board() is None
-        job_runner.landed([], stays=False)
-        until(lambda: job_runner.board() is not None)
-        job_runner.landed([], stays=False)
+        assert job_runner.claim() is None
+        job_runner.take([])
+        until(lambda: job_runner.claim() is not None)
+        job_runner.take([])
 
 
 def test_a_cancel_while_the_runtime_limit_stops_a_run_is_the_end_of_the_job(make):
@@ -852,7 +853,7 @@ def test_a_run_keeps_its_lease_when_the_clock_is_set_back(make):
         job = slow.enqueue()
         assert began.wait(LONG)
         scheduler._clock.accept(-3 * HOUR)
-        scheduler._store.shift(-3 * HOUR)
+        committed(scheduler._store, Shift(-3 * HOUR))
         [held] = scheduler._store.live()
         until(lambda: scheduler._store.dispatch(held.dispatch_id).expires_at > held.expires_at)
         go_on.set()

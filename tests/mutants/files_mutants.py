@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(
         "files: numbers of lost events are given out again",
         "penstock/stores/sqlite/maintenance.py",
-        "Upkeep.accept_loss",
+        "SqliteUpkeep.accept_loss",
         "        self._pages.batch = max(self._pages.batch, loss.known + 1)\n",
         "",
         ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
@@ -112,9 +112,9 @@ MUTANTS = [
     Mutant(
         "files: all who shared a failed commit are told the same jobs",
         "penstock/stores/common/group_commit.py",
-        "Writer._run",
-        "op.told(None, _with_jobs(error, result))",
-        "op.told(None, _with_jobs(error, (results or [None])[0]))",
+        "_fail",
+        "answer.set_exception(with_jobs(error, result))",
+        "answer.set_exception(with_jobs(error, answers[0]))",
         ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
     Mutant(

@@ -89,7 +89,7 @@ MUTANTS = [
         "simulation: weights are not heeded",
         "penstock/simulation/play.py",
         "_Stage.__post_init__",
-        "self.store.set_addon(AddonId(addon_id), weight=weight)",
+        "committed(self.store, SetAddon(AddonId(addon_id), weight=weight))",
         "pass",
         ("tests/simulation",),
     ),

@@ -39,9 +39,9 @@ MUTANTS = [
     ),
     Mutant(
         "poison: one that cannot be written takes its batch along",
-        "penstock/scheduler/isolation.py",
-        "write_apart",
-        "        if len(operations) == 1:\n            return [error]\n",
+        "penstock/stores/api.py",
+        "committed_apart",
+        "        if len(items) == 1:\n            return [error]\n",
         "        raise\n",
         ("tests/scheduler/test_apart.py", "-k", "not postgres"),
     ),
@@ -56,9 +56,9 @@ MUTANTS = [
     Mutant(
         "poison: an exchange that fails takes its outcomes along",
         "penstock/scheduler/job_service.py",
-        "JobService.exchange_soon.land",
-        "                done, granted = self._completed(reports), []\n",
-        "                raise\n",
+        "JobService._completed",
+        "                return ending.result()\n            except Unavailable:\n                raise\n            except Exception:\n",
+        "                return ending.result()\n            except OSError:\n",
         ("tests/scheduler/test_apart.py", "-k", "not postgres"),
     ),
     Mutant(

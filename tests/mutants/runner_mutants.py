@@ -239,7 +239,7 @@ MUTANTS = [
         "runner: heartbeats stop",
         "penstock/runner/runner.py",
         "Runner._beat",
-        "        standings = write_apart(self._store.renew, beats) if beats else []\n",
+        "        standings = committed_apart(self._store, Renew, beats)\n",
         "        standings = []\n",
         ("tests/runner/test_ending.py::test_a_job_that_takes_many_leases_and_hears_nobody_runs_once",),
     ),

@@ -14,7 +14,7 @@ from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
 from penstock.core.jobs.states import JobState
-from penstock.stores.api import Query, Terms
+from penstock.stores.api import Admit, Apply, Query, Terms, committed
 from penstock.stores.postgres.store import PostgresStore
 
 
@@ -35,12 +35,12 @@ def main(dsn: str, schema: str, host: str, capacity: int, cap: int) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     while True:
-        granted = store.admit(host, decide, Terms())
+        granted = [grant.dispatch for grant in committed(store, Admit(host, decide, Terms()))]
         ledger = store.ledger(host)
         if ledger.units > capacity or ledger.counts.get(("addon", "a"), 0) > cap:
             excess.append((ledger.units, ledger.counts.get(("addon", "a"), 0)))
         done += [dispatch.job_id for dispatch in granted]
-        assert all(store.apply([changes.completed(d.dispatch_id, store.now()) for d in granted]))
+        assert all(committed(store, Apply([changes.completed(d.dispatch_id, store.now()) for d in granted])))
         if not granted and not store.find(Query(states=[JobState.QUEUED], limit=1)):
             break
     print(json.dumps({"done": done, "excess": excess}))

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
-from penstock.stores.api import CompletedDispatch, Terms
+from penstock.stores.api import Admit, Complete, CompletedDispatch, Terms, committed
 from penstock.stores.postgres import wakeups
 from penstock.stores.postgres.store import PostgresStore
 
@@ -15,15 +15,18 @@ JOB = Intent(addon_id="a", job_type="t")
 
 
 def tick(store, capacity=90, *, offer=Placement.LEASE, host="here", caps=None, limit=None, terms=None):
-    return store.admit(host, decider(capacity, offer, caps, limit), terms or Terms())
+    return [
+        grant.dispatch
+        for grant in committed(store, Admit(host, decider(capacity, offer, caps, limit), terms or Terms()))
+    ]
 
 
 def exchange(store, ended, capacity=90):
     """All of these are done, and what there is room for then starts."""
     done = [CompletedDispatch(dispatch.dispatch_id) for dispatch in ended]
-    answers, started = store.exchange_soon(done, "here", decider(capacity), Terms()).result()
-    assert all(answers)
-    return started
+    ended, started = store.commit(Complete(done), Admit("here", decider(capacity)), wait=True)
+    assert all(ended.result())
+    return [grant.dispatch for grant in started.result()]
 
 
 def decider(capacity, offer=Placement.LEASE, caps=None, limit=None):

@@ -13,7 +13,7 @@ from tests.postgres.conftest import JOB, tick, until_there_is
 import penstock
 from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs.intent import Intent
-from penstock.stores.api import Depth, Query
+from penstock.stores.api import Depth, Query, Submit, committed
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_in_autocommit_it_is_there_at_once(store, con):
 
 
 def test_a_refusal_takes_back_ours_and_leaves_the_callers(store, con):
-    store.submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
+    committed(store, Submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth()))
     con.execute("INSERT INTO orders VALUES (1)")
 
     with pytest.raises(KeyConflict):
@@ -94,7 +94,9 @@ def test_a_transaction_that_stays_open_holds_up_nobody(store, con):
     """Not submits of the same kind, not a round, not an end: the caller may be slow."""
     store.submit_within(con, [JOB], Depth(total=1))
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(lambda: (store.submit([JOB], Depth(total=1)), tick(store), store.events(0, 10)))
+        done = pool.submit(
+            lambda: (committed(store, Submit([JOB], Depth(total=1))), tick(store), store.events(0, 10))
+        )
         [receipt], [dispatch], events = done.result(60)
 
     assert receipt.job_id == dispatch.job_id
@@ -104,7 +106,7 @@ def test_a_transaction_that_stays_open_holds_up_nobody(store, con):
 def test_what_it_told_comes_behind_what_was_seen_meanwhile(store, con):
     """A cursor is one number: what becomes visible late must not have an early one."""
     [late] = store.submit_within(con, [JOB], Depth())
-    store.submit([JOB] * 3, Depth())
+    committed(store, Submit([JOB] * 3, Depth()))
     seen = store.events(0, 10)
     con.commit()
     rest = store.events(seen[-1].seq, 10)

@@ -16,7 +16,7 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.types import SECOND
 from penstock.stores import copying
-from penstock.stores.api import Depth, Query
+from penstock.stores.api import Apply, Depth, Prune, Query, Renew, SetAddon, Submit, committed
 from penstock.stores.copying import copy_to_postgres
 from penstock.stores.opening import SharedOptions
 from penstock.stores.postgres.store import PostgresStore
@@ -32,15 +32,21 @@ def file(tmp_path):
     """With jobs in several states, a checkpoint, spending, a weight, and a gap in the numbers of its events."""
     path = tmp_path / "jobs.db"
     store = SqliteStore(path, lambda: T0)
-    store.submit([JOB] * 5 + [KEYED], Depth())
-    store.set_addon("a", weight=250)
+    committed(store, Submit([JOB] * 5 + [KEYED], Depth()))
+    committed(store, SetAddon("a", weight=250))
     first, second, *_ = tick(store, 40)
-    store.renew(
-        [
-            Renewal(
-                dispatch_id=second.dispatch_id, expires_at=T0 + 30 * SECOND, spent=3, checkpoint='{"at": 1}'
-            )
-        ]
+    committed(
+        store,
+        Renew(
+            [
+                Renewal(
+                    dispatch_id=second.dispatch_id,
+                    expires_at=T0 + 30 * SECOND,
+                    spent=3,
+                    checkpoint='{"at": 1}',
+                )
+            ]
+        ),
     )
     done = changes.end(
         store.job(first.job_id),
@@ -51,8 +57,8 @@ def file(tmp_path):
         ordering=Ordering(),
         result="7",
     )
-    assert store.apply([done]) == [True]
-    store.prune(T0 + 1, 1)
+    assert committed(store, Apply([done])) == [True]
+    committed(store, Prune(T0 + 1, 1))
     store.close()
     return path
 
@@ -83,9 +89,9 @@ def test_all_that_the_file_holds_is_on_the_server_and_numbers_go_on(file, postgr
 
     store = PostgresStore(postgres.dsn, lambda: T0, schema=postgres.schema)
     after, newest = everything(store), store.newest()
-    [again, new] = [store.submit([intent], Depth())[0] for intent in (KEYED, JOB)]
+    [again, new] = [committed(store, Submit([intent], Depth()))[0] for intent in (KEYED, JOB)]
     with pytest.raises(KeyConflict):
-        store.submit([Intent(addon_id="b", job_type="other", idempotency_key="once")], Depth())
+        committed(store, Submit([Intent(addon_id="b", job_type="other", idempotency_key="once")], Depth()))
     told = store.events(newest, 10)
     numbers = [job.no for job in store.find(Query(limit=100))]
     problems = store.audit()
@@ -109,7 +115,7 @@ def test_a_file_that_somebody_dispatches_from_is_not_copied(file, postgres):
 
 def test_a_target_that_holds_something_is_left_alone(file, postgres):
     store = PostgresStore(postgres.dsn, schema=postgres.schema)
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
     with pytest.raises(StoreFailed, match="is not empty"):
         copy_to_postgres(file, postgres.dsn, SharedOptions(postgres.schema))

@@ -18,7 +18,7 @@ from tests.waiting import LONG
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Renewal
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import CompletedDispatch, Depth, Query
+from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Query, Renew, Submit, committed
 from penstock.stores.postgres.database import DatabaseSession
 from penstock.stores.postgres.store import PostgresStore
 from penstock.testing.postgres import PostgresServer
@@ -87,8 +87,8 @@ def through_a_crash(request, server, monkeypatch):
 def test_a_submit_that_a_crash_took_back_is_not_acknowledged_without_a_row(
     store, through_a_crash, intents, depth
 ):
-    store.submit([JOB], Depth())
-    receipts = through_a_crash(lambda: store.submit(intents, depth))
+    committed(store, Submit([JOB], Depth()))
+    receipts = through_a_crash(lambda: committed(store, Submit(intents, depth)))
 
     assert len(intents) == len(receipts)
     assert {r.job_id for r in receipts} <= {job.job_id for job in store.find(Query(limit=1_000))}
@@ -97,7 +97,7 @@ def test_a_submit_that_a_crash_took_back_is_not_acknowledged_without_a_row(
 def test_a_start_that_a_crash_took_back_hands_out_no_dispatch_that_the_database_does_not_have(
     store, through_a_crash
 ):
-    store.submit([JOB] * 3, Depth())
+    committed(store, Submit([JOB] * 3, Depth()))
     tick(store, capacity=10)
     started = through_a_crash(lambda: tick(store, capacity=20))
 
@@ -106,28 +106,28 @@ def test_a_start_that_a_crash_took_back_hands_out_no_dispatch_that_the_database_
 
 
 def test_a_completion_that_a_crash_took_back_is_not_answered_with_done(store, through_a_crash):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [dispatch] = tick(store)
-    [done] = through_a_crash(lambda: store.complete_soon([CompletedDispatch(dispatch.dispatch_id)]).result())
+    [done] = through_a_crash(lambda: committed(store, Complete([CompletedDispatch(dispatch.dispatch_id)])))
 
     assert done
     assert "ended" == store.dispatch(dispatch.dispatch_id).phase
 
 
 def test_a_change_that_a_crash_took_back_is_not_answered_with_success(store, through_a_crash):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [dispatch] = tick(store)
     end = changes.completed(dispatch.dispatch_id, store.now())
-    [changed] = through_a_crash(lambda: store.apply([end]))
+    [changed] = through_a_crash(lambda: committed(store, Apply([end])))
 
     assert changed
     assert "ended" == store.dispatch(dispatch.dispatch_id).phase
 
 
 def test_a_heartbeat_that_a_crash_took_back_does_not_promise_a_longer_lease(store, through_a_crash):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [dispatch] = tick(store)
     beat = Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 500 * SECOND)
-    [standing] = through_a_crash(lambda: store.renew([beat]))
+    [standing] = through_a_crash(lambda: committed(store, Renew([beat])))
 
     assert standing.expires_at == store.dispatch(dispatch.dispatch_id).expires_at

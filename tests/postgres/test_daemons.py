@@ -24,7 +24,7 @@ from tests.waiting import until
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
-from penstock.stores.api import Depth
+from penstock.stores.api import Depth, Submit, committed
 from penstock.stores.postgres.store import PostgresStore
 from penstock.testing.postgres import PostgresServer
 
@@ -210,7 +210,7 @@ def trouble(yard, rng, jobs, kinds):
 def feed(store):
     """Jobs that were acknowledged; what was not may be there or not."""
     try:
-        return {receipt.job_id for receipt in store.submit([JOB] * BULK, Depth())}
+        return {receipt.job_id for receipt in committed(store, Submit([JOB] * BULK, Depth()))}
     except StoreFailed:
         return set()
 

@@ -16,7 +16,7 @@ from penstock.core.jobs.states import JobState
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
-from penstock.stores.api import Depth
+from penstock.stores.api import Depth, Submit, committed
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 CLAIMER = Path(__file__).with_name("claimer.py")
@@ -54,7 +54,7 @@ def test_four_processes_never_take_more_than_there_is_and_nothing_twice(
 ):
     store = opened()
     jobs = 150 * SOAK
-    store.submit([Intent(addon_id="a", job_type="t", cost_units=1)] * jobs, Depth())
+    committed(store, Submit([Intent(addon_id="a", job_type="t", cost_units=1)] * jobs, Depth()))
     answers = claimers(postgres_emptied.place, hosts, capacity, cap)
 
     assert [] == [breach for answer in answers for breach in answer["excess"]]

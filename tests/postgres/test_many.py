@@ -20,10 +20,10 @@ from penstock.core.jobs.ledger import keys_of
 from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
 from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import Depth, Query, Terms
+from penstock.stores.api import Admit, Apply, Depth, Query, Submit, Terms, committed
 from penstock.stores.postgres import admission_view as postgres_floor
 from penstock.stores.postgres.changes import Completing
-from penstock.stores.postgres.rounds import Admission, _Turning
+from penstock.stores.postgres.rounds import _Turning
 
 RULES = {"schedules": Schedules(), "ordering": Ordering()}
 
@@ -32,7 +32,7 @@ def test_a_cap_holds_across_hosts_that_start_the_first_job_of_a_kind_at_once(ope
     """There is no row to count in before the first: it must be made before it can be locked."""
     stores = [opened() for _ in range(4)]
     for round_ in range(5):
-        stores[0].submit([Intent(addon_id=f"new-{round_}", job_type="t")] * 8, Depth())
+        committed(stores[0], Submit([Intent(addon_id=f"new-{round_}", job_type="t")] * 8, Depth()))
         with ThreadPoolExecutor(4) as pool:
             granted = pool.map(
                 lambda pair: tick(pair[1], host=f"host-{pair[0]}", caps=Caps(per_addon=1)), enumerate(stores)
@@ -42,14 +42,14 @@ def test_a_cap_holds_across_hosts_that_start_the_first_job_of_a_kind_at_once(ope
 
 def test_units_that_one_host_gives_back_are_not_lost_beside_another_that_takes(opened):
     one, other = opened(), opened()
-    one.submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 200, Depth())
+    committed(one, Submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 200, Depth()))
 
     def churn(store, host):
         for _ in range(10):
             ended = [
                 changes.completed(d.dispatch_id, store.now()) for d in tick(store, capacity=10, host=host)
             ]
-            assert all(store.apply(ended))
+            assert all(committed(store, Apply(ended)))
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(churn, (one, other), ("one", "other")))
@@ -63,7 +63,9 @@ def test_one_key_submitted_by_many_at_once_is_one_job(opened):
     keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
 
     with ThreadPoolExecutor(8) as pool:
-        receipts = [r for [r] in pool.map(lambda i: stores[i % 4].submit([keyed], Depth()), range(16))]
+        receipts = [
+            r for [r] in pool.map(lambda i: committed(stores[i % 4], Submit([keyed], Depth())), range(16))
+        ]
 
     assert 1 == len({receipt.job_id for receipt in receipts})
     assert 1 == sum(receipt.created for receipt in receipts)
@@ -75,7 +77,7 @@ def test_a_key_that_another_commits_after_we_looked_is_looked_up_again(opened, p
     keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
     with psycopg.connect(postgres_server.dsn) as other, ThreadPoolExecutor(1) as pool:
         [first] = store.submit_within(other, [keyed], Depth())
-        answer = pool.submit(lambda: store.submit([keyed], Depth()))
+        answer = pool.submit(lambda: committed(store, Submit([keyed], Depth())))
         until_there_is(postgres_server, "pg_locks WHERE NOT granted")
         other.commit()
 
@@ -88,7 +90,7 @@ def test_one_key_with_two_bodies_at_once_is_one_job_and_one_conflict(opened):
     def submit(i):
         intent = Intent(addon_id="a", job_type=f"t{i}", idempotency_key="k")
         try:
-            return stores[i].submit([intent], Depth())[0].job_id
+            return committed(stores[i], Submit([intent], Depth()))[0].job_id
         except KeyConflict as conflict:
             return conflict.data["job_id"]
 
@@ -101,7 +103,7 @@ def test_a_depth_limit_is_exact_however_many_submit(opened):
 
     def submit(store, limit):
         try:
-            return len(store.submit([JOB] * 3, Depth(total=limit)))
+            return len(committed(store, Submit([JOB] * 3, Depth(total=limit))))
         except QueueFull:
             return 0
 
@@ -112,7 +114,7 @@ def test_a_depth_limit_is_exact_however_many_submit(opened):
 
 def test_a_round_does_not_wait_for_a_job_that_somebody_is_at(opened, postgres_server):
     store = opened()
-    [first, second] = store.submit([JOB] * 2, Depth())
+    [first, second] = committed(store, Submit([JOB] * 2, Depth()))
     with psycopg.connect(postgres_server.dsn) as other:
         other.execute("SELECT 1 FROM emptied.queue WHERE job_id = %s FOR UPDATE", [first.job_id])
 
@@ -121,7 +123,7 @@ def test_a_round_does_not_wait_for_a_job_that_somebody_is_at(opened, postgres_se
 
 def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(opened):
     store, other = opened(), opened()
-    [first, second] = store.submit([JOB] * 2, Depth())
+    [first, second] = committed(store, Submit([JOB] * 2, Depth()))
     weighed = []
 
     def decide(admission_view):
@@ -130,11 +132,11 @@ def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(op
         )
         if not weighed:
             job = other.job(first.job_id)
-            other.apply([changes.cancel(job, None, other.now(), grace=SECOND, **RULES)])
+            committed(other, Apply([changes.cancel(job, None, other.now(), grace=SECOND, **RULES)]))
         weighed.append([pick.waiting.job_id for pick in verdict.picks])
         return verdict
 
-    granted = store.admit("here", decide, Terms())
+    granted = [grant.dispatch for grant in committed(store, Admit("here", decide, Terms()))]
 
     assert [second.job_id] == [dispatch.job_id for dispatch in granted]
     assert [[first.job_id, second.job_id], [second.job_id]] == weighed
@@ -143,13 +145,13 @@ def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(op
 def test_who_waits_for_the_ledger_in_a_circle_is_tried_again(opened, postgres_server):
     """We lock in one order, but a person at a prompt may not."""
     store = opened()
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [dispatch] = tick(store)
     job = store.job(dispatch.job_id)
     change = changes.end(job, dispatch, EndReason.COMPLETED, store.now(), **RULES)
     with psycopg.connect(postgres_server.dsn) as other, ThreadPoolExecutor(1) as pool:
         other.execute("SELECT 1 FROM emptied.ledger FOR UPDATE")
-        answer = pool.submit(store.apply, [change])
+        answer = pool.submit(committed, store, Apply([change]))
         until_there_is(postgres_server, "pg_locks WHERE NOT granted")
         with suppress(psycopg.errors.DeadlockDetected):  # one of the two is shot
             other.execute("SELECT 1 FROM emptied.job FOR UPDATE")
@@ -177,7 +179,7 @@ def test_numbers_of_events_never_appear_behind_a_reader(opened):
     thread = Thread(target=read)
     thread.start()
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda i: stores[i % 3].submit([JOB] * (1 + i % 3), Depth()), range(90)))
+        list(pool.map(lambda i: committed(stores[i % 3], Submit([JOB] * (1 + i % 3), Depth())), range(90)))
     stop.set()
     thread.join()
 
@@ -188,7 +190,7 @@ def test_numbers_of_events_never_appear_behind_a_reader(opened):
 def test_the_tally_is_right_while_it_is_added_up(opened):
     store, other = opened(), opened()
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: (store.submit([JOB], Depth()), other.events(0, 1)), range(260)))
+        list(pool.map(lambda _: (committed(store, Submit([JOB], Depth())), other.events(0, 1)), range(260)))
 
     assert [] == store.audit()
     assert 260 == store.addons()[0].jobs["QUEUED"]
@@ -215,7 +217,7 @@ def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
                 priority=50,
             )[0]
 
-        return store.admit(f"host-{i}", decide, Terms())
+        return [grant.dispatch for grant in committed(store, Admit(f"host-{i}", decide, Terms()))]
 
     with ThreadPoolExecutor(4) as pool:
         assert 1 == sum(map(len, pool.map(borrow, enumerate(stores))))
@@ -223,7 +225,7 @@ def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
 
 def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opened, postgres_server):
     store = opened()
-    store.submit([Intent(addon_id="a", job_type="t", cost_units=50)], Depth())
+    committed(store, Submit([Intent(addon_id="a", job_type="t", cost_units=50)], Depth()))
     tick(store, capacity=40)
 
     def written(session):
@@ -232,12 +234,10 @@ def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opene
     def before_and_after(session):
         before = written(session)
         turning = _Turning(
-            store._turns.admitting, {("host", "here"), *keys_of(AdmissionClass("a", "t", 50))}, careful=False
+            store._rounds.admitting, {("host", "here"), *keys_of(AdmissionClass("a", "t", 50))}, careful=False
         )
         nothing_ended = Completing(store._link, store._demands, [])
-        turning.run(
-            session, nothing_ended, [Admission("here", lambda admission_view: RoundResult(), Terms())]
-        )
+        turning.run(session, nothing_ended, [Admit("here", lambda admission_view: RoundResult())])
         return before, written(session)
 
     before, after = store._link.transact(before_and_after)
@@ -249,11 +249,11 @@ def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opene
 )
 def test_text_comes_back_as_it_was_given(opened, text):
     store = opened()
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [dispatch] = tick(store)
     job = store.job(dispatch.job_id)
     end = changes.end(job, dispatch, EndReason.JOB_ERROR, store.now(), error=text, **RULES)
-    store.apply([end])
+    committed(store, Apply([end]))
 
     assert text.replace("\0", "\N{SYMBOL FOR NULL}") == store.dispatch(dispatch.dispatch_id).error
 
@@ -265,24 +265,24 @@ def test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and
     store = opened()
     monkeypatch.setattr(postgres_floor, "SLOW_SEC", 0)
     monkeypatch.setattr(postgres_floor, "REST", 1e9)
-    jobs = [receipt.job_id for receipt in store.submit([JOB] * 9, Depth())]
+    jobs = [receipt.job_id for receipt in committed(store, Submit([JOB] * 9, Depth()))]
     started = [d.job_id for d in tick(store, capacity=30)]
-    [first] = store.submit([replace(JOB, priority=60)], Depth())
+    [first] = committed(store, Submit([replace(JOB, priority=60)], Depth()))
     others = [Intent(addon_id=f"other-{n}", job_type="t", cost_units=10) for n in range(2)]
-    of_other_kinds = [receipt.job_id for receipt in store.submit(others, Depth())]
+    of_other_kinds = [receipt.job_id for receipt in committed(store, Submit(others, Depth()))]
     started += [d.job_id for d in tick(store, capacity=80)]
 
     assert {*jobs[:6], *of_other_kinds} == set(started)
-    store._turns.admitting.scan_hint._look_again_at = 0
+    store._rounds.admitting.scan_hint._look_again_at = 0
     assert {first.job_id, jobs[6]} == {d.job_id for d in tick(store, capacity=100)}
 
 
 def test_rounds_that_follow_upon_each_other_see_what_was_put_first_meanwhile_from_here(opened, monkeypatch):
     store = opened()
     monkeypatch.setattr(postgres_floor, "REST", 1e9)
-    store.submit([JOB] * 9, Depth())
+    committed(store, Submit([JOB] * 9, Depth()))
     started = exchange(store, tick(store, capacity=20), capacity=20)
-    [first] = store.submit([replace(JOB, priority=60)], Depth())
+    [first] = committed(store, Submit([replace(JOB, priority=60)], Depth()))
 
     assert first.job_id == exchange(store, started, capacity=20)[0].job_id
 
@@ -297,7 +297,7 @@ def test_a_turn_that_gives_back_as_much_as_it_takes_writes_no_sum_anew(opened):
     def versions():
         return store._link.transact(lambda session: session.plain(sums))
 
-    store.submit([JOB] * 8, Depth())
+    committed(store, Submit([JOB] * 8, Depth()))
     started = tick(store, capacity=20)
     before = versions()
     started = exchange(store, started, capacity=20)
@@ -309,9 +309,9 @@ def test_a_turn_that_gives_back_as_much_as_it_takes_writes_no_sum_anew(opened):
 
 def test_a_turn_that_takes_two_jobs_for_the_units_of_one_counts_two(opened):
     store = opened()
-    store.submit([replace(JOB, cost_units=20)], Depth())
+    committed(store, Submit([replace(JOB, cost_units=20)], Depth()))
     [large] = tick(store, capacity=20)
-    store.submit([replace(JOB, cost_units=10)] * 2, Depth())
+    committed(store, Submit([replace(JOB, cost_units=10)] * 2, Depth()))
 
     assert 2 == len(exchange(store, [large], capacity=20))
     assert [] == store.audit()

@@ -9,7 +9,7 @@ import pytest
 from tests.postgres.conftest import JOB
 from tests.waiting import until
 
-from penstock.stores.api import Depth, Query
+from penstock.stores.api import Depth, Query, Submit, committed
 from penstock.stores.postgres import wakeups
 from penstock.stores.postgres.database import ConnectionOptions
 from penstock.stores.postgres.pipeline import statement
@@ -28,7 +28,7 @@ def test_one_process_hears_of_the_commits_of_another(opened, listens):
     store, heard = opened(), Event()
     store.on_change(heard.set)
     listens(store)
-    opened().submit([JOB], Depth())
+    committed(opened(), Submit([JOB], Depth()))
 
     assert heard.wait(60)
 
@@ -36,7 +36,7 @@ def test_one_process_hears_of_the_commits_of_another(opened, listens):
 @pytest.mark.parametrize("writes_behind_pooler", [True, False])
 def test_behind_a_pooler_it_finds_out_by_looking(opened, writes_behind_pooler):
     heard = wakeup_client(opened(options=ConnectionOptions(pooler=True)))
-    opened(options=ConnectionOptions(pooler=writes_behind_pooler)).submit([JOB], Depth())
+    committed(opened(options=ConnectionOptions(pooler=writes_behind_pooler)), Submit([JOB], Depth()))
 
     assert heard.wait(60)
 
@@ -62,7 +62,7 @@ def test_the_ear_hears_again_after_the_server_cut_it_off(opened, postgres_server
     store = opened()
     heard = wakeup_client(store)
     postgres_server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
-    opened().submit([JOB], Depth())
+    committed(opened(), Submit([JOB], Depth()))
 
     assert heard.wait(60)
 
@@ -70,7 +70,7 @@ def test_the_ear_hears_again_after_the_server_cut_it_off(opened, postgres_server
 def test_a_notice_that_fails_takes_nothing_back(opened):
     store = opened()
     store._link.behind = lambda: ("settle_commit", {"token": "not a token"})
-    receipts = store.submit([JOB], Depth())
+    receipts = committed(store, Submit([JOB], Depth()))
 
     assert [receipt.job_id for receipt in receipts] == [job.job_id for job in store.find(Query())]
 
@@ -81,7 +81,7 @@ def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(ope
     along = store._link.behind
     monkeypatch.setattr(store._link, "behind", lambda: sent.append(along()) or sent[-1])
     for _ in range(3):
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
 
     assert sent[0] is not None
     assert [None, None] == sent[1:]
@@ -90,15 +90,15 @@ def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(ope
 def test_nobody_waits_for_a_notice(opened, postgres):
     """Its statement waits for a lock, so whoever waited for it would wait until the lock is given back."""
     store = opened()
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     store._wakeups._by_notice = False  # its thread would be the one that comes next
     store._link.sql["slow"] = statement("SELECT pg_catalog.pg_advisory_xact_lock(4711)")
     with psycopg.connect(postgres.dsn) as other:
         other.execute("SELECT pg_advisory_xact_lock(4711)")
         store._link.behind = lambda: ("slow", None)
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
         store._link.behind = lambda: None
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
     assert 3 == len(store.find(Query()))
 
@@ -108,7 +108,7 @@ def test_what_was_not_told_goes_along_with_the_next_commit(opened, monkeypatch):
     monkeypatch.setattr(store._wakeups, "_start", lambda *_: None)  # no thread tells of it alone
     for gap in (600, 600, 0, 600):
         monkeypatch.setattr(wakeups, "GAP_SEC", gap)
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
         due.append(store._wakeups._due)
 
     # The last one came too soon behind the third, which had told of the second.
@@ -120,7 +120,7 @@ def test_what_no_commit_takes_along_is_told_alone(opened, monkeypatch):
     monkeypatch.setattr(wakeups, "GAP_SEC", 0.5)
     tell = store._wakeups._tell
     monkeypatch.setattr(store._wakeups, "_tell", lambda: alone.append(tell()))
-    until(lambda: store.submit([JOB], Depth()) and (store._wakeups._due or alone))
+    until(lambda: committed(store, Submit([JOB], Depth())) and (store._wakeups._due or alone))
 
     until(lambda: alone)
     assert not store._wakeups._due

@@ -19,7 +19,7 @@ from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.core.jobs import changes
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import Depth, Query
+from penstock.stores.api import Apply, Depth, Prune, Query, Renew, Submit, committed
 from penstock.stores.postgres import database
 from penstock.stores.postgres.database import ConnectionOptions, DatabaseSession, PipelineConnection
 from penstock.stores.postgres.store import PostgresStore
@@ -43,10 +43,14 @@ def store(server):
 
 
 def test_while_the_server_is_away_everything_says_so_and_afterwards_goes_on(server, store):
-    [receipt] = store.submit([JOB], Depth())
+    [receipt] = committed(store, Submit([JOB], Depth()))
     server.stop()
 
-    for ask in (lambda: store.submit([JOB], Depth()), lambda: tick(store), lambda: store.job(receipt.job_id)):
+    for ask in (
+        lambda: committed(store, Submit([JOB], Depth())),
+        lambda: tick(store),
+        lambda: store.job(receipt.job_id),
+    ):
         with pytest.raises(StoreFailed, match="cannot be reached") as refusal:
             ask()
         assert "unreachable" == refusal.value.data["kind"]
@@ -59,16 +63,16 @@ def test_while_the_server_is_away_everything_says_so_and_afterwards_goes_on(serv
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
 def test_a_restart_between_two_calls_is_not_noticed(server, store, how):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     server.restart(how)
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
     assert 2 == len(tick(store))
 
 
 def test_sessions_that_are_ended_under_us_are_begun_anew(server, store):
     for _ in range(5):
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
         server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'penstock'")
 
     assert 5 == len(store.find(Query()))
@@ -86,7 +90,7 @@ def test_under_sessions_that_keep_ending_every_answer_is_true(server, store):
         receipts, unknown = [], 0
         while monotonic() < stop:
             try:
-                receipts += store.submit([Intent(addon_id=name, job_type="t")], Depth())
+                receipts += committed(store, Submit([Intent(addon_id=name, job_type="t")], Depth()))
             except StoreFailed as failure:
                 unknown += failure.data["kind"] == "unknown"
         return receipts, unknown
@@ -106,7 +110,7 @@ def test_under_sessions_that_keep_ending_every_answer_is_true(server, store):
 
 def test_a_commit_whose_answer_was_lost_is_found_out(server, store, monkeypatch):
     """The connection breaks after the server has committed: the jobs are there, and the caller is told so."""
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     finish, broken = DatabaseSession.finish, []
 
     def break_after_commit(session):
@@ -117,26 +121,26 @@ def test_a_commit_whose_answer_was_lost_is_found_out(server, store, monkeypatch)
             raise psycopg.OperationalError("the connection is lost")
 
     monkeypatch.setattr(DatabaseSession, "finish", break_after_commit)
-    [receipt] = store.submit([JOB], Depth(total=100))
+    [receipt] = committed(store, Submit([JOB], Depth(total=100)))
 
     assert broken
     assert [receipt.job_id] == [job.job_id for job in store.find(Query())][1:]
 
 
-@pytest.mark.parametrize("committed", [True, False])
-def test_a_submit_whose_answer_was_lost_is_there_once(server, store, monkeypatch, committed):
-    store.submit([JOB], Depth())
+@pytest.mark.parametrize("was_committed", [True, False])
+def test_a_submit_whose_answer_was_lost_is_there_once(server, store, monkeypatch, was_committed):
+    committed(store, Submit([JOB], Depth()))
     exchange, broken = PipelineConnection.exchange, []
 
     def break_once(con, calls, behind=()):
         if broken or "INSERT INTO" not in calls[0][0].text.decode():
             return exchange(con, calls, behind)
-        broken.append(exchange(con, calls, behind) if committed else None)
+        broken.append(exchange(con, calls, behind) if was_committed else None)
         con.close()
         raise psycopg.OperationalError("the connection is lost")
 
     monkeypatch.setattr(PipelineConnection, "exchange", break_once)
-    [receipt] = store.submit([JOB], Depth())
+    [receipt] = committed(store, Submit([JOB], Depth()))
 
     assert broken
     assert [receipt.job_id] == [job.job_id for job in store.find(Query())][1:]
@@ -144,11 +148,11 @@ def test_a_submit_whose_answer_was_lost_is_there_once(server, store, monkeypatch
 
 def test_a_submit_that_is_still_under_way_when_its_connection_breaks_is_there_once(server, store):
     """Whoever looks for its job then finds none, and it comes all the same."""
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [con] = store._link._idle
     with ThreadPoolExecutor(1) as pool, psycopg.connect(server.dsn) as other:
         other.execute("LOCK TABLE penstock.job IN SHARE MODE")
-        submitting = pool.submit(store.submit, [JOB], Depth())
+        submitting = pool.submit(committed, store, Submit([JOB]))
         until_there_is(server, "pg_stat_activity WHERE wait_event_type = 'Lock'")
         with socket.socket(fileno=os.dup(con.fileno())) as cut:
             cut.shutdown(socket.SHUT_RD)
@@ -163,11 +167,11 @@ def test_a_submit_that_is_still_under_way_when_its_connection_breaks_is_there_on
 
 def test_a_transaction_that_is_still_under_way_when_its_connection_breaks_is_there_once(server, store):
     """It is made again at once, and the first one, when it gets that far, finds that it must not be committed any more."""
-    store.submit([JOB], Depth(total=100))
+    committed(store, Submit([JOB], Depth(total=100)))
     [con] = store._link._idle
     with ThreadPoolExecutor(1) as pool, psycopg.connect(server.dsn) as other:
         other.execute("LOCK TABLE penstock.job IN SHARE MODE")
-        submitting = pool.submit(store.submit, [JOB], Depth(total=100))
+        submitting = pool.submit(committed, store, Submit([JOB], Depth(total=100)))
         until_there_is(server, "pg_stat_activity WHERE wait_event_type = 'Lock'")
         with socket.socket(fileno=os.dup(con.fileno())) as cut:
             cut.shutdown(socket.SHUT_RD)
@@ -190,23 +194,23 @@ def test_a_transaction_that_is_still_under_way_when_its_connection_breaks_is_the
 
 def test_proofs_of_commits_do_not_pile_up(server, store):
     for _ in range(20):
-        store.submit([JOB], Depth(total=100))
+        committed(store, Submit([JOB], Depth(total=100)))
 
     assert "1" == server.run("SELECT count(*) FROM penstock.commit_marker", "penstock")
 
 
 def test_proofs_that_a_process_left_behind_are_forgotten(server, store):
-    store.submit([JOB], Depth(total=100))
+    committed(store, Submit([JOB], Depth(total=100)))
     server.run("UPDATE penstock.commit_marker SET at = 0", "penstock")
     store._link._answered.clear()  # as if that process were gone
-    store.prune(0, 10)
+    committed(store, Prune(0, 10))
 
     assert "0" == server.run("SELECT count(*) FROM penstock.commit_marker WHERE at = 0", "penstock")
 
 
 def test_an_outcome_that_cannot_be_found_out_is_called_unknown(server, store, monkeypatch):
     """The server goes away with the COMMIT, and does not come back in time."""
-    store.submit([JOB], Depth(total=100))
+    committed(store, Submit([JOB], Depth(total=100)))
     monkeypatch.setattr(database, "FIND_OUT_SEC", 0.1)
     exchange = PipelineConnection.exchange
 
@@ -221,7 +225,7 @@ def test_an_outcome_that_cannot_be_found_out_is_called_unknown(server, store, mo
     monkeypatch.setattr(PipelineConnection, "exchange", lose)
     try:
         with pytest.raises(StoreFailed, match="may or may not have been written") as refusal:
-            store.submit([JOB], Depth(total=100))
+            committed(store, Submit([JOB], Depth(total=100)))
     finally:
         server.start()
     assert "unknown" == refusal.value.data["kind"]
@@ -232,7 +236,7 @@ def test_an_outcome_that_cannot_be_found_out_is_called_unknown(server, store, mo
 def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_is_made_again(
     server, store, monkeypatch
 ):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     once, sent = store._link.once, []
 
     def lose(name, values):
@@ -241,8 +245,8 @@ def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_
         raise OutcomeUnknown("lost", kind="unknown")
 
     monkeypatch.setattr(store._link, "once", lose)
-    with store._submits._writer._writing:
-        answers = [store.submit_soon([JOB], Depth()) for _ in range(3)]
+    with store._submits._writing:
+        answers = [store.commit(Submit([JOB], Depth()))[0] for _ in range(3)]
 
     assert ["unknown"] * 3 == [answer.exception().data["kind"] for answer in answers]
     assert 1 == len(sent)
@@ -261,13 +265,13 @@ def test_a_submit_whose_outcome_is_unknown_is_told_which_jobs_to_ask_for(server,
 
         return lose
 
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     with monkeypatch.context() as patch:
         patch.setattr(link, "once", losing(link.once))
         patch.setattr(link, "transact", losing(link.transact))
         for key in keys:
             with pytest.raises(OutcomeUnknown, match="Ask for job") as unknown:
-                store.submit([replace(JOB, idempotency_key=key)] * 2, Depth())
+                committed(store, Submit([replace(JOB, idempotency_key=key)] * 2, Depth()))
             told.append(unknown.value.data["job_ids"])
 
     # One key in both intents means one job.
@@ -276,18 +280,18 @@ def test_a_submit_whose_outcome_is_unknown_is_told_which_jobs_to_ask_for(server,
 
 
 def test_a_lease_is_judged_by_the_servers_clock(server, store):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     [dispatch] = tick(store)
-    [standing] = store.renew(
-        [changes.Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 100_000)]
+    [standing] = committed(
+        store, Renew([changes.Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 100_000)])
     )
     assert standing is not None
     sleep(0.15)
 
-    assert store.renew(
-        [changes.Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 10**9)]
+    assert committed(
+        store, Renew([changes.Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 10**9)])
     ) == [None]
-    assert [False] == store.apply([changes.completed(dispatch.dispatch_id, store.now())])
+    assert [False] == committed(store, Apply([changes.completed(dispatch.dispatch_id, store.now())]))
     assert [dispatch.dispatch_id] == [item.dispatch.dispatch_id for item in store.overdue(10)]
 
 
@@ -301,7 +305,7 @@ def test_the_clock_is_the_servers_and_never_goes_back(server, store):
 
 def test_a_lock_that_is_not_let_go_ends_in_a_clear_refusal(server, store):
     impatient = PostgresStore(server.dsn, options=ConnectionOptions(lock_timeout_ms=200))
-    impatient.submit([JOB], Depth())
+    committed(impatient, Submit([JOB], Depth()))
     tick(impatient, capacity=0)
     with psycopg.connect(server.dsn) as other:
         other.execute("SELECT 1 FROM penstock.ledger FOR UPDATE")
@@ -330,7 +334,7 @@ def test_a_role_that_may_only_read_is_told_so(server, store):
     reader = PostgresStore(server.address("reader"))
 
     with pytest.raises(StoreFailed, match="does not let us write"):
-        reader.submit([JOB], Depth())
+        committed(reader, Submit([JOB], Depth()))
     assert [] == reader.find(Query())
     reader.close()
 
@@ -340,6 +344,6 @@ def test_a_closed_store_says_so(server, store):
     other.close()
 
     with pytest.raises(StoreFailed, match="closed"):
-        other.submit([JOB], Depth())
+        committed(other, Submit([JOB], Depth()))
     with pytest.raises(StoreFailed, match="closed"):
         other.job("x")

@@ -11,7 +11,7 @@ from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import CompletedDispatch, Depth, Query
+from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Prune, Query, Submit, committed
 from penstock.stores.common.statements import migrations
 from penstock.stores.postgres import migrations as postgres_schema
 from penstock.stores.postgres.database import ConnectionOptions, Database
@@ -91,8 +91,8 @@ def test_what_waited_starts_what_ran_is_done_and_what_failed_is_tried_again(brou
     store = brought_forward
     rules = {"ordering": Ordering()}
     [(done,), again, started] = (
-        store.complete_soon([CompletedDispatch("runs.2")]).result(),
-        store.apply([changes.retry(store.job("failed"), store.now(), **rules)]),
+        committed(store, Complete([CompletedDispatch("runs.2")])),
+        committed(store, Apply([changes.retry(store.job("failed"), store.now(), **rules)])),
         tick(store),
     )
 
@@ -105,8 +105,8 @@ def test_what_waited_starts_what_ran_is_done_and_what_failed_is_tried_again(brou
 def test_what_ended_long_ago_can_be_forgotten(brought_forward):
     store = brought_forward
 
-    assert 1 == store.prune(3_600_000_021, 10)
-    assert 1 == store.prune(7_200_000_031, 10)
+    assert 1 == committed(store, Prune(3_600_000_021, 10))
+    assert 1 == committed(store, Prune(7_200_000_031, 10))
     assert {"waits", "runs"} == {job.job_id for job in store.find(Query())}
     assert [] == store.audit()
 
@@ -121,6 +121,6 @@ def test_an_older_penstock_must_not_come_any_more(brought_forward, postgres, mon
 
 def test_new_jobs_have_new_numbers(brought_forward):
     store = brought_forward
-    [receipt] = store.submit([JOB], Depth())
+    [receipt] = committed(store, Submit([JOB], Depth()))
 
     assert 5 == store.job(receipt.job_id).no

@@ -19,7 +19,7 @@ from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
-from penstock.stores.api import CompletedDispatch, Depth, Query
+from penstock.stores.api import Complete, CompletedDispatch, Depth, Query, Submit, committed
 from penstock.stores.postgres.database import ConnectionOptions
 from penstock.stores.postgres.store import PostgresStore
 
@@ -102,7 +102,7 @@ def test_what_another_process_commits_is_noticed_without_a_notice(opened):
     sleep(1.5)
     told.clear()
 
-    there.submit([JOB], Depth())
+    committed(there, Submit([JOB], Depth()))
 
     assert told.wait(60)
 
@@ -111,9 +111,9 @@ def test_a_setting_of_ours_stays_with_our_transaction(opened, pooled):
     """Others use the same server connections."""
     store = opened()
     for _ in range(10):
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
     [*dispatches] = tick(store)
-    store.complete_soon([CompletedDispatch(d.dispatch_id) for d in dispatches]).result()
+    committed(store, Complete([CompletedDispatch(d.dispatch_id) for d in dispatches]))
 
     with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as con:
         found = {con.execute("SHOW statement_timeout").fetchone()[0] for _ in range(20)}

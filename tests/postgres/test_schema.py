@@ -10,7 +10,7 @@ from tests.postgres.conftest import JOB, tick
 
 from penstock.core.errors import SchemaNewer, StoreFailed
 from penstock.core.jobs.intent import Intent
-from penstock.stores.api import CompletedDispatch, Depth
+from penstock.stores.api import Complete, CompletedDispatch, Depth, Submit, committed
 from penstock.stores.common.statements import migrations, statements
 from penstock.stores.postgres import migrations as postgres_schema
 from penstock.stores.postgres.database import ConnectionOptions
@@ -53,7 +53,7 @@ def test_a_schema_that_was_only_added_to_is_still_good_for_an_older_penstock(pos
     con.execute(f"UPDATE {postgres.schema}.mark SET value = 99 WHERE name = 'schema'")
     con.execute(f"ALTER TABLE {postgres.schema}.job ADD COLUMN hue TEXT NOT NULL DEFAULT 'red'")
     store = opened(postgres)
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
     assert 1 == len(tick(store))
     store.close()
@@ -61,7 +61,7 @@ def test_a_schema_that_was_only_added_to_is_still_good_for_an_older_penstock(pos
 
 def test_old_daemons_go_on_while_a_new_one_brings_the_schema_forward(postgres, con, monkeypatch):
     old = opened(postgres)
-    old.submit([JOB] * 2, Depth())
+    committed(old, Submit([JOB] * 2, Depth()))
     steps = (*migrations("postgres"), "ALTER TABLE penstock.job ADD COLUMN hue TEXT NOT NULL DEFAULT 'red'")
     monkeypatch.setattr(postgres_schema, "migrations", lambda _: steps)
     new = opened(postgres)
@@ -95,7 +95,7 @@ def test_the_tables_of_another_program_are_left_alone(postgres, con):
 def test_a_schema_may_have_any_name(postgres, con):
     name = 'we"ird name'
     store = PostgresStore(postgres.dsn, schema=name)
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
     assert 1 == len(tick(store))
     assert [] == store.audit()
@@ -130,7 +130,7 @@ def prepared(store):
 def test_what_is_asked_often_is_prepared_and_stays_so(postgres):
     store = opened(postgres)
     for _ in range(100):  # which of its connections a store takes is its own business
-        [receipt] = store.submit([JOB], Depth())
+        [receipt] = committed(store, Submit([JOB], Depth()))
         store.job(receipt.job_id)
         if (known := prepared(store)) > 2:
             break
@@ -141,7 +141,7 @@ def test_what_is_asked_often_is_prepared_and_stays_so(postgres):
 
 def test_what_is_asked_twice_in_one_trip_is_prepared_once(opened):
     store = opened()
-    store.submit([JOB] * 1_000, Depth())  # piece by piece
+    committed(store, Submit([JOB] * 1_000, Depth()))  # piece by piece
 
     with store._link.connection() as con:
         names = con.execute("SELECT statement, count(*) FROM pg_prepared_statements GROUP BY 1").fetchall()
@@ -152,10 +152,10 @@ def test_what_is_asked_twice_in_one_trip_is_prepared_once(opened):
 def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
     store = opened(postgres)
     con.execute(f"VACUUM ANALYZE {postgres.schema}.dispatch")
-    store.complete_soon([CompletedDispatch("nobody.1")]).result()
+    committed(store, Complete([CompletedDispatch("nobody.1")]))
     for _ in range(20):
-        store.submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 90, Depth())
-        store.complete_soon([CompletedDispatch(run.dispatch_id) for run in tick(store)]).result()
+        committed(store, Submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 90, Depth()))
+        committed(store, Complete([CompletedDispatch(run.dispatch_id) for run in tick(store)]))
     with store._link.connection() as busiest:
         plans = busiest.execute(
             "SELECT name, statement FROM pg_prepared_statements WHERE statement LIKE '%Of those that run under%'"
@@ -171,7 +171,7 @@ def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
 def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared(postgres):
     store = opened(postgres, options=ConnectionOptions(statement_timeout_ms=7_000, pooler=True))
     for _ in range(8):
-        [receipt] = store.submit([JOB], Depth())
+        [receipt] = committed(store, Submit([JOB], Depth()))
         store.job(receipt.job_id)
     shown = store._link.snapshot(lambda session: session.plain("SHOW statement_timeout"))
 
@@ -224,7 +224,7 @@ TWIN = """INSERT INTO {0}.dispatch (dispatch_id, job_no, class_no, host, fence, 
 )
 def test_the_database_itself_refuses_what_would_break_an_invariant(opened, postgres_emptied, sql, why):
     store = opened()
-    store.submit([JOB] * 2, Depth())
+    committed(store, Submit([JOB] * 2, Depth()))
     tick(store, capacity=10)
 
     with store._link.connection() as con, pytest.raises(psycopg.Error, match=why):
@@ -233,7 +233,7 @@ def test_the_database_itself_refuses_what_would_break_an_invariant(opened, postg
 
 def test_a_final_state_cannot_be_left_even_by_hand(opened):
     store = opened()
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
 
     with store._link.connection() as con, con.transaction(force_rollback=True):
         con.execute("UPDATE emptied.job SET state = 'CANCELED', ended_at = 1")
@@ -243,7 +243,7 @@ def test_a_final_state_cannot_be_left_even_by_hand(opened):
 
 def test_an_attempt_that_has_ended_cannot_live_again_even_by_hand(opened):
     store = opened()
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     tick(store)
 
     with store._link.connection() as con, con.transaction(force_rollback=True):

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from tests.postgres.conftest import JOB
 
-from penstock.stores.api import Depth, Query
-from penstock.stores.common.group_commit import Writer
+from penstock.stores.api import Depth, Query, Submit, committed
+from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.postgres import submit as postgres_forms
 from penstock.stores.postgres import submit as postgres_submit
 from penstock.stores.postgres.database import PipelineConnection
@@ -19,8 +19,8 @@ from penstock.stores.postgres.database import PipelineConnection
 
 @pytest.fixture
 def trips(store, monkeypatch):
-    """How many statements each round trip of a submit had, without what is behind it."""
-    store.submit([JOB], Depth())
+    """How many statements each round trip had, without what is behind it."""
+    committed(store, Submit([JOB], Depth()))
     exchange, seen = PipelineConnection.exchange, []
     # Those that other threads ask when it is time.
     apart = {store._link.sql[name].text for name in ("notify_unsynced", "committed_events", "now")}
@@ -36,15 +36,15 @@ def trips(store, monkeypatch):
 
 
 def test_it_is_one_statement_and_one_round_trip(store, trips):
-    store.submit([JOB] * 3, Depth())
+    committed(store, Submit([JOB] * 3, Depth()))
 
     assert [1] == trips
 
 
 def test_with_a_key_or_a_limit_it_asks_first(store, trips):
-    store.submit([replace(JOB, idempotency_key="k")], Depth())
-    store.submit([JOB], Depth(total=100))
-    [again] = store.submit([replace(JOB, idempotency_key="k")], Depth())
+    committed(store, Submit([replace(JOB, idempotency_key="k")], Depth()))
+    committed(store, Submit([JOB], Depth(total=100)))
+    [again] = committed(store, Submit([replace(JOB, idempotency_key="k")], Depth()))
 
     assert len(trips) >= 5
     assert not again.created
@@ -53,25 +53,25 @@ def test_with_a_key_or_a_limit_it_asks_first(store, trips):
 def test_far_from_its_limits_it_asks_now_and_then_only(store, trips, monkeypatch):
     monkeypatch.setattr(postgres_submit, "FRESH_SEC", 1e9)
     far = Depth(total=1_000_000, per_addon=500_000)
-    store.submit([JOB], far)
+    committed(store, Submit([JOB], far))
     trips.clear()
-    store.submit([JOB], far)
+    committed(store, Submit([JOB], far))
     assert trips == [1]
 
     monkeypatch.setattr(postgres_submit, "FRESH_SEC", -1.0)
-    store.submit([JOB], far)
+    committed(store, Submit([JOB], far))
     assert len(trips) >= 3
 
 
 def test_near_its_limit_it_asks_each_time(store, trips, monkeypatch):
     monkeypatch.setattr(postgres_submit, "FRESH_SEC", 1e9)
     for _ in range(2):
-        store.submit([JOB], Depth(per_addon=postgres_submit.FAR))
+        committed(store, Submit([JOB], Depth(per_addon=postgres_submit.FAR)))
     assert len(trips) >= 4
 
 
 def test_a_bulk_of_several_pieces_is_told_once_and_all_of_it(store):
-    receipts = store.submit([replace(JOB, payload=str(n)) for n in range(700)], Depth())
+    receipts = committed(store, Submit([replace(JOB, payload=str(n)) for n in range(700)], Depth()))
     events = store.events(0, 1_000)
 
     assert [receipt.job_id for receipt in receipts] == [event.job_id for event in events]
@@ -91,9 +91,9 @@ def test_a_bulk_of_several_pieces_is_told_once_and_all_of_it(store):
 )
 def test_one_alone_is_written_as_one_of_several(opened, said):
     store = opened(lambda: 1_000_000)
-    store.submit([replace(JOB, **said)], Depth())
+    committed(store, Submit([replace(JOB, **said)], Depth()))
     other = said | ({"idempotency_key": "other"} if "idempotency_key" in said else {})
-    store.submit([JOB, replace(JOB, **other)], Depth())
+    committed(store, Submit([JOB, replace(JOB, **other)], Depth()))
     with store._link.connection() as con:
         rows = con.execute("""
             SELECT to_jsonb(job) - '{no,job_id,submitted_in,idempotency_key,body_hash}'::text[],
@@ -105,8 +105,8 @@ def test_one_alone_is_written_as_one_of_several(opened, said):
 
 def test_the_character_nul_is_replaced_wherever_it_stands(store):
     odd = replace(JOB, payload="a\0b", unit="c\0d")
-    store.submit([odd], Depth())
-    store.submit([JOB, odd], Depth())
+    committed(store, Submit([odd], Depth()))
+    committed(store, Submit([JOB, odd], Depth()))
     first, _, last = store.find(Query())
 
     for job in (first, last):
@@ -118,8 +118,8 @@ def test_what_is_kept_of_a_kind_is_not_its_moment(opened):
     store = opened(lambda: clock[0])
     soon = replace(JOB, earliest_start_at=2_500_000)
     for clock[0] in (1_000_000, 3_000_000):
-        store.submit([JOB], Depth())
-        store.submit([soon], Depth())
+        committed(store, Submit([JOB], Depth()))
+        committed(store, Submit([soon], Depth()))
     jobs = store.find(Query())
 
     assert [1_000_000, 1_000_000, 3_000_000, 3_000_000] == [job.created_at for job in jobs]
@@ -133,33 +133,33 @@ def test_what_is_kept_of_a_kind_is_not_its_moment(opened):
 def test_no_more_kinds_are_kept_than_come_again(store, monkeypatch):
     monkeypatch.setattr(postgres_forms, "MOST_KEPT", 3)
     for n in range(5):
-        store.submit([replace(JOB, tags=(str(n),))], Depth())
-        store.submit([replace(JOB, idempotency_key=str(n), payload=str(n))], Depth())
+        committed(store, Submit([replace(JOB, tags=(str(n),))], Depth()))
+        committed(store, Submit([replace(JOB, idempotency_key=str(n), payload=str(n))], Depth()))
 
     assert 2 == len(store._submitting._forms._kept)
-    assert not store.submit([replace(JOB, idempotency_key="4", payload="4")], Depth())[0].created
+    assert not committed(store, Submit([replace(JOB, idempotency_key="4", payload="4")], Depth()))[0].created
 
 
 def test_pieces_of_one_kind_and_of_several_are_counted_alike(store, monkeypatch):
     monkeypatch.setattr(postgres_submit, "PIECE", 4)
     b, c = replace(JOB, addon_id="b"), replace(JOB, addon_id="c")
-    store.submit([JOB] * 4 + [JOB, b, JOB, b] + [b] * 4 + [c], Depth())
+    committed(store, Submit([JOB] * 4 + [JOB, b, JOB, b] + [b] * 4 + [c], Depth()))
 
     assert {"a": 6, "b": 6, "c": 1} == {addon.addon_id: sum(addon.jobs.values()) for addon in store.addons()}
     assert ["a"] * 5 + ["b", "a"] + ["b"] * 5 + ["c"] == [job.intent.addon_id for job in store.find(Query())]
 
 
 def test_whoever_submits_alone_wakes_no_other_thread(store, monkeypatch):
-    monkeypatch.setattr(Writer, "put", None)
-    store.submit([JOB], Depth())
+    monkeypatch.setattr(GroupCommit, "commit", None)
+    committed(store, Submit([JOB], Depth()))
 
     assert 1 == len(store.find(Query()))
 
 
 def test_a_submit_does_not_overtake_what_its_thread_handed_in_before(store):
     for _ in range(20):
-        soon = store.submit_soon([replace(JOB, job_type="first")], Depth())
-        store.submit([replace(JOB, job_type="second")], Depth())
+        soon = store.commit(Submit([replace(JOB, job_type="first")], Depth()))[0]
+        committed(store, Submit([replace(JOB, job_type="second")], Depth()))
         assert soon.done()
 
     assert ["first", "second"] * 20 == [job.intent.job_type for job in store.find(Query())]
@@ -171,7 +171,7 @@ def test_many_at_once_go_out_together(store, trips):
 
     def submit(_):
         ready.wait()
-        return store.submit([JOB], Depth())
+        return committed(store, Submit([JOB], Depth()))
 
     with ThreadPoolExecutor(30) as pool:
         receipts = list(pool.map(submit, range(30)))
@@ -183,7 +183,7 @@ def test_many_at_once_go_out_together(store, trips):
 
 def test_what_the_commit_refuses_was_not_submitted(store):
     """The statement itself is answered before its transaction is over."""
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     with store._link.connection() as con:
         con.execute("""
             CREATE FUNCTION emptied.late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'too late'; END $$;
@@ -194,7 +194,7 @@ def test_what_the_commit_refuses_was_not_submitted(store):
         if not told:
             store._link.behind = lambda: None
         with pytest.raises(psycopg.errors.RaiseException, match="too late"):
-            store.submit([JOB], Depth())
+            committed(store, Submit([JOB], Depth()))
     assert 1 == len(store.find(Query()))
     with store._link.connection() as con:
         con.execute("DROP FUNCTION emptied.late() CASCADE")

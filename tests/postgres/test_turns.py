@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 
-import psycopg
 import pytest
 from msgspec.structs import replace
-from tests.postgres.conftest import JOB, exchange, tick
+from tests.postgres.conftest import JOB, decider, exchange, tick
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
 from penstock.core.jobs.spending import Budget
-from penstock.stores.api import Depth, Terms
+from penstock.stores.api import Admit, Depth, Submit, Terms, committed
 from penstock.stores.postgres import rounds
 from penstock.stores.postgres.database import DatabaseSession
 
@@ -40,34 +39,25 @@ def at_commit(store):
 
 
 def test_jobs_are_made_ready_while_their_start_is_being_committed(store, at_commit):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     at_commit("PERFORM pg_advisory_xact_lock(7)")
     with store._link.connect() as holder:
         holder.execute("SELECT pg_advisory_lock(7)")
-        keep = store._turns.admitting.keep
+        jobs_from = store._rounds.admitting.jobs_from
 
         def ready(rows):
             holder.execute("SELECT pg_advisory_unlock(7)")  # the commit waits for this
-            return keep(rows)
+            return jobs_from(rows)
 
-        store._turns.admitting.keep = ready
-        [dispatch] = tick(store)
+        store._rounds.admitting.jobs_from = ready
+        [grant] = committed(store, Admit("here", decider(90)))
 
-    assert [dispatch.job_id] == [job.job_id for job in store.claimed([dispatch])]
-
-
-def test_what_was_made_ready_is_forgotten_when_its_start_is_not_committed(store, at_commit):
-    store.submit([JOB], Depth())
-    at_commit("RAISE EXCEPTION 'no'")
-    with pytest.raises(psycopg.errors.RaiseException):
-        tick(store)
-
-    assert {} == store._just_leased
+    assert grant.dispatch.job_id == grant.job.job_id
 
 
 def test_a_turn_leaves_nothing_to_the_garbage_collector(store):
     """What knows of itself in a circle stays until it is looked for, and to look through all that a turn has read costs more than to read it."""
-    store.submit([JOB] * 6, Depth())
+    committed(store, Submit([JOB] * 6, Depth()))
     started = exchange(store, tick(store, capacity=20), capacity=20)
     gc.collect()
     gc.disable()
@@ -107,9 +97,9 @@ def asked(monkeypatch):
 
 
 def test_who_has_no_budget_and_nothing_due_asks_for_neither(store, asked):
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     tick(store)
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     asked.clear()
 
     assert 1 == len(tick(store))
@@ -120,9 +110,9 @@ def test_what_is_due_steps_into_line_in_the_round_that_sees_it(opened, asked):
     now = [1_000_000_000]
     store = opened(lambda: now[0])
     later = replace(JOB, earliest_start_at=now[0] + 10)
-    store.submit([JOB], Depth())
+    committed(store, Submit([JOB], Depth()))
     tick(store)
-    [receipt], _ = store.submit([later], Depth()), tick(store)
+    [receipt], _ = committed(store, Submit([later], Depth())), tick(store)
     now[0] += 10
     asked.clear()
     [dispatch] = tick(store)
@@ -135,7 +125,7 @@ def test_where_some_were_due_others_are_let_into_line_in_the_same_round_trip(ope
     monkeypatch.setattr(rounds, "STEPPING_SEC", 1_000)
     now = [1_000_000_000]
     store = opened(lambda: now[0])
-    store.submit([replace(JOB, earliest_start_at=now[0] + at) for at in (10, 20)], Depth())
+    committed(store, Submit([replace(JOB, earliest_start_at=now[0] + at) for at in (10, 20)], Depth()))
     now[0] += 10
     tick(store)
     now[0] += 10
@@ -147,16 +137,22 @@ def test_where_some_were_due_others_are_let_into_line_in_the_same_round_trip(ope
 
 def test_who_has_a_budget_asks_what_was_spent_and_then_with_the_rest(store, asked):
     def start():
-        store.submit([JOB], Depth())
+        committed(store, Submit([JOB], Depth()))
         asked.clear()
         limits = AdmissionLimits(Caps(), budgets={"a": Budget(day=1_000, month=5_000)})
-        return store.admit(
-            "here",
-            lambda admission_view: run_round(
-                admission_view, Conditions(90), limits, Ordering(), lambda _: Placement.LEASE
-            ),
-            Terms(),
-        )
+        return [
+            grant.dispatch
+            for grant in committed(
+                store,
+                Admit(
+                    "here",
+                    lambda admission_view: run_round(
+                        admission_view, Conditions(90), limits, Ordering(), lambda _: Placement.LEASE
+                    ),
+                    Terms(),
+                ),
+            )
+        ]
 
     assert 1 == len(start())
     assert ["spent"] == asked[-1]
@@ -166,7 +162,7 @@ def test_who_has_a_budget_asks_what_was_spent_and_then_with_the_rest(store, aske
 
 def test_a_round_that_starts_one_and_refuses_another_tells_of_both(store):
     """The short way to write a start has no place for mentions."""
-    one, other = store.submit([JOB, replace(JOB, job_type="big", cost_units=80)], Depth())
+    one, other = committed(store, Submit([JOB, replace(JOB, job_type="big", cost_units=80)], Depth()))
     tick(store, capacity=50)
 
     kinds = [[event.kind for event in store.events(0, 10, receipt.job_id)] for receipt in (one, other)]

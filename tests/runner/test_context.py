@@ -15,6 +15,7 @@ from penstock import current_job
 from penstock.core.errors import NotFound
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.types import SECOND
+from penstock.stores.api import SetAddon, committed
 from tests import SOURCES
 from tests.waiting import LONG, alive, until
 
@@ -112,14 +113,14 @@ def test_a_preempted_function_goes_on_from_its_checkpoint(plant, tmp_path):
     path = tmp_path / "n"
     job = plant.function("listen", str(path))
     until(lambda: path.exists() and path.read_text() > "2")
-    plant.store.set_addon("a", paused=True)
+    committed(plant.store, SetAddon("a", paused=True))
     plant.runner.ask_to_yield(plant.store.job(job).dispatch_id)
 
     plant.until(job, "QUEUED")
     reached = json.loads(plant.store.checkpoint(job))
     assert plant.events(job)[-1] == ("REQUEUED", "cooperative_preemption")
     path.unlink()
-    plant.store.set_addon("a", paused=False)
+    committed(plant.store, SetAddon("a", paused=False))
     assert int(until(lambda: path.exists() and path.read_text())) > reached
     plant.job_service.cancel(job)
     plant.until(job, "CANCELED")
@@ -129,12 +130,12 @@ def test_a_generator_stops_between_phases_and_no_phase_is_done_twice(plant, tmp_
     done, go = tmp_path / "done", tmp_path / "go"
     job = plant.function("phases", str(done), str(go))
     until(lambda: done.exists() and "think" in done.read_text())
-    plant.store.set_addon("a", paused=True)
+    committed(plant.store, SetAddon("a", paused=True))
     plant.runner.ask_to_yield(plant.store.job(job).dispatch_id)
 
     plant.until(job, "QUEUED")
     assert json.loads(plant.store.checkpoint(job)) == ["fetch", "think"]
-    plant.store.set_addon("a", paused=False)
+    committed(plant.store, SetAddon("a", paused=False))
     assert json.loads(plant.settled(job).result) == ["fetch", "think", "write"]
     assert done.read_text().split() == ["fetch", "think", "write"]
 

@@ -18,6 +18,7 @@ from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND
 from penstock.runner import Leftovers
 from penstock.runner.process_tree import RUNNER_MARK, children, look, marked
+from penstock.stores.api import SetAddon, committed
 from tests import SOURCES
 from tests.waiting import alive, until
 
@@ -84,7 +85,7 @@ def test_after_a_cancel_that_cannot_wait(plants, tmp_path):
 def test_after_preemption(plant, tmp_path, reason, bystanders):
     job, path = plant.tree(tmp_path)
     pids = pids_in(path)
-    plant.store.set_addon("a", paused=True)
+    committed(plant.store, SetAddon("a", paused=True))
     plant.job_service.stop(plant.store.job(job).dispatch_id, reason)
 
     reached(plant, job, pids, "QUEUED")
@@ -256,12 +257,12 @@ def test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands(
         p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(plant.data).mark}) if p.parent == os.getpid()
     ]
     [warden] = [child for child in children(launcher) if root in children(child)]
-    plant.store.set_addon("a", paused=True)
+    committed(plant.store, SetAddon("a", paused=True))
     os.kill({"warden": warden, "launcher": launcher, "root": root}[victim], signal.SIGKILL)
 
     if victim == "launcher":
         # What runs goes on, and the next one starts.
-        plant.store.set_addon("a", paused=False)
+        committed(plant.store, SetAddon("a", paused=False))
         assert plant.settled(plant.command("true")).end == "completed"
         assert plant.state(job) == "RUNNING"
         plant.job_service.cancel(job)

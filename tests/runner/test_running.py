@@ -10,6 +10,7 @@ from penstock.core.errors import BadIntent
 from penstock.runner import Leftovers
 from penstock.runner.payload import Functions, read
 from penstock.runner.process_tree import RUNNER_MARK, children, marked
+from penstock.stores.api import SetAddon, committed
 from tests.waiting import alive, until
 
 from .plant import pids_in
@@ -166,10 +167,10 @@ def test_output_can_be_followed_while_the_job_runs(plant, tmp_path):
 def test_a_link_in_place_of_an_output_folder_is_not_followed(plant, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    plant.store.set_addon("a", paused=True)
+    committed(plant.store, SetAddon("a", paused=True))
     job = plant.command("echo", "secret")
     (plant.data / "runs" / job).symlink_to(elsewhere)
-    plant.store.set_addon("a", paused=False)
+    committed(plant.store, SetAddon("a", paused=False))
 
     assert plant.settled(job).error.startswith("cannot start")
     assert list(elsewhere.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND
 from penstock.runner.output import OutputCleaner
-from penstock.stores.api import Depth
+from penstock.stores.api import Apply, Depth, Prune, Submit, committed
 from penstock.stores.memory.store import MemoryStore
 from tests.waiting import until
 
@@ -33,7 +33,7 @@ class Yard:
 
     def job(self):
         """With an output."""
-        [receipt] = self.store.submit([Intent(addon_id="a", job_type="t")], Depth())
+        [receipt] = committed(self.store, Submit([Intent(addon_id="a", job_type="t")], Depth()))
         self.folder(receipt.job_id)
         return receipt.job_id
 
@@ -48,9 +48,9 @@ class Yard:
         from penstock.core.jobs import changes
 
         job = self.store.job(job_id)
-        self.store.apply([changes.miss_deadline(job, self.now)])
+        committed(self.store, Apply([changes.miss_deadline(job, self.now)]))
         self.now += SECOND
-        assert self.store.prune(self.now, 10) == 1
+        assert committed(self.store, Prune(self.now, 10)) == 1
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class Works:
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
         self.maintenance, self.budgets = Maintenance(store, rules), BudgetEnforcer(store, rules)
         self.woken = Event()  # somebody waits for room
-        self.waitlist = SubmitWaitlist(store, rules.depth, self.woken.set)
+        self.waitlist = SubmitWaitlist(store, self.dispatcher.commit_submits, rules.depth, self.woken.set)
         self.job_service = JobService(store, rules, self.machine, self.dispatcher, self.waitlist)
 
     @property

@@ -8,14 +8,13 @@ import apsw
 import psycopg
 import pytest
 
-from penstock.core.errors import NotWritten, StoreFailed
+from penstock.core.errors import NotWritten
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import JobState
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import WorkerKinds
-from penstock.scheduler.isolation import write_apart
 from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
@@ -37,15 +36,13 @@ class OnSqlite:
         self.store = SqliteStore(folder / "jobs.db", SteadyClock())
 
     def refuse(self, column):
-        def write(transaction):
+        with self.store._transaction as transaction:
             con = transaction._con
             con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)  # the store turns them off
             con.execute(
                 f"CREATE TRIGGER refuse_{column} BEFORE INSERT ON {PLACES[column][0]} "
                 f"WHEN NEW.{column} LIKE '%poison%' BEGIN SELECT RAISE(ABORT, 'no poison here'); END"
             )
-
-        self.store._write(write)
 
 
 class OnPostgres:
@@ -172,29 +169,6 @@ def test_whatever_a_worker_says_can_be_written(ground):
     assert failed.error.startswith("caf\ufffd\u2400caf")
     assert len(failed.error) <= 20_000
     assert ('"caf\ufffd"', '"\ufffd"') == (ground.store.checkpoint(ids[0].rpartition(".")[0]), done.result)
-
-
-def test_each_operation_is_tried_as_often_as_the_batch_can_be_halved():
-    tries = []
-
-    def write(batch):
-        tries.append(list(batch))
-        if 5 in batch:
-            raise ValueError("not five")
-        return batch
-
-    answers = write_apart(write, range(8))
-
-    assert [0, 1, 2, 3, 4, 6, 7] == [answer for answer in answers if not isinstance(answer, ValueError)]
-    assert 4 == sum(5 in batch for batch in tries)
-
-
-def test_a_store_that_is_away_is_no_fault_of_any_operation():
-    def write(_):
-        raise StoreFailed("the disk is full", kind="full")
-
-    with pytest.raises(StoreFailed):
-        write_apart(write, range(8))
 
 
 def test_a_refusal_of_the_database_is_answered_over_http_with_its_own_code():

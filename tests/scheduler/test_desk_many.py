@@ -7,6 +7,7 @@ from unittest.mock import Mock
 from penstock.core.errors import NotFound, Refused, StaleDispatch
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import AdmissionClass
+from penstock.stores.api import Admit
 
 
 def kinds(addon_id=None):
@@ -105,16 +106,18 @@ class Foretold:
     def __getattr__(self, name):
         return getattr(self._store, name)
 
-    def exchange_soon(self, done, host, run_round, terms, ahead):
-        answer = self._store.exchange_soon(done, host, run_round, terms, lambda _: None).result()
-        ahead(self._foretold(answer[1]))
-        return Mock(result=lambda: self._order.append("on disk") or answer)
+    def commit(self, complete, admit, *, wait):
+        silent = Admit(admit.host, admit.run_round, admit.terms)
+        ended, admitted = self._store.commit(complete, silent, wait=wait)
+        grants = admitted.result()
+        admit.preview(self._foretold(grants))
+        return ended, Mock(result=lambda: self._order.append("on disk") or grants)
 
 
 def landing(works, monkeypatch, foretold=lambda granted: granted):
     """What was made ready and when, and what came back."""
     order = []
-    monkeypatch.setattr(works.dispatcher, "_store", Foretold(works.store, foretold, order))
+    monkeypatch.setattr(works.job_service, "_store", Foretold(works.store, foretold, order))
 
     def ready(claimed):
         order.append([c.dispatch.dispatch_id for c in claimed])

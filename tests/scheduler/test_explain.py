@@ -11,6 +11,7 @@ from penstock.core.jobs.reasons import REASONS
 from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.stores.api import RegisterHost, committed
 
 
 def lease_all(works):
@@ -304,7 +305,7 @@ def test_who_asks_at_another_host_is_told_where_it_will_run(works):
         until=until,
         labels=("arm", "gpu"),
     )
-    works.store.register_host(here)
+    committed(works.store, RegisterHost(here))
 
     assert "This host lacks the label gpu; render-1 can run it" in works.job_service.explain(job_id).text
     works.later(31)

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND
+from penstock.stores.api import SetAddon, committed
 
 
 class Load:
@@ -124,7 +125,7 @@ def test_small_jobs_use_the_room_that_is_kept_for_as_long_as_they_end_in_time(lo
 def test_addons_get_the_machine_by_their_weight(long_load):
     load = long_load
     works = load.works
-    works.store.set_addon("heavy", weight=300)
+    committed(works.store, SetAddon("heavy", weight=300))
     for addon_id in ("heavy", "light"):
         works.submit(n=700, addon_id=addon_id, cost_units=15, expected_duration_sec=7)
     load.start()

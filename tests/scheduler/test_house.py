@@ -15,6 +15,7 @@ from penstock.core.jobs.types import MINUTE, SECOND
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import DrainHost, committed
 from penstock.stores.memory.store import MemoryStore
 from penstock.stores.sqlite.store import SqliteStore
 
@@ -164,7 +165,7 @@ def test_a_drain_is_heard_within_a_second_though_it_was_looked_for_just_before(i
     service, clock = idle
     service.driver.round()
     clock.now += SECOND // 10
-    service.store.drain(service.rules.host, draining=True)
+    committed(service.store, DrainHost(service.rules.host, draining=True))
     rounds(service, clock, 1.2)
 
     assert service.machine.drained

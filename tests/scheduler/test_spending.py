@@ -8,6 +8,7 @@ from penstock.core.jobs.admission import AdmissionLimits
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.types import HOUR, SECOND
+from penstock.stores.api import Renew, committed
 
 DAY = 24 * HOUR
 
@@ -66,8 +67,9 @@ def test_a_limit_that_was_passed_while_the_scheduler_died_stops_the_run_at_its_n
     from penstock.core.jobs.changes import Renewal
 
     _, lease = running(works, cost_limit=1_000)
-    works.store.renew(
-        [Renewal(dispatch_id=lease.dispatch_id, expires_at=works.now + 30 * SECOND, spent=2_000)]
+    committed(
+        works.store,
+        Renew([Renewal(dispatch_id=lease.dispatch_id, expires_at=works.now + 30 * SECOND, spent=2_000)]),
     )
 
     assert works.job_service.heartbeat(lease.dispatch_id).stop is EndReason.COST_LIMIT_REACHED
@@ -175,8 +177,9 @@ def test_a_budget_that_was_spent_while_the_scheduler_died_is_closed_by_the_next_
     from penstock.core.jobs.changes import Renewal
 
     job_id, lease = running(budgeted)
-    budgeted.store.renew(
-        [Renewal(dispatch_id=lease.dispatch_id, expires_at=budgeted.now + 30 * SECOND, spent=1_000)]
+    committed(
+        budgeted.store,
+        Renew([Renewal(dispatch_id=lease.dispatch_id, expires_at=budgeted.now + 30 * SECOND, spent=1_000)]),
     )
     budgeted.later(2)
     budgeted.step()

@@ -39,7 +39,9 @@ def test_a_token_that_is_made_and_revoked_is_in_the_trail(place, maintenance):
 
 def test_a_token_that_cannot_be_recorded_is_not_made(place, monkeypatch):
     known = place.server.tokens.all()
-    monkeypatch.setattr(place.store, "apply", lambda _: (_ for _ in ()).throw(RuntimeError("no room")))
+    monkeypatch.setattr(
+        place.store, "commit", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no room"))
+    )
     answer = place.client.post("/tokens/create", {"name": "n", "scopes": ["jobs:read"]})
 
     assert answer.status == 500

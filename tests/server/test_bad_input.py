@@ -67,7 +67,7 @@ def test_a_field_out_of_range_is_named(client, unchanged, field, values):
 
 
 def test_every_field_of_a_submit_is_in_that_list():
-    known = set(wire.Submit.__struct_fields__) - {"payload"}
+    known = set(wire.SubmitBody.__struct_fields__) - {"payload"}
 
     assert known <= {field for field, _ in BAD_FIELDS}
 

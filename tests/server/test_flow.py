@@ -10,6 +10,7 @@ from tests.waiting import until
 
 from penstock.core.jobs.load import Capacity, Reading
 from penstock.core.jobs.types import HOUR
+from penstock.stores.api import Admit, committed
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -516,7 +517,7 @@ def test_health_remembers_a_failed_write_until_another_one_succeeds(tmp_path):
     place = Place(tmp_path, start=False)  # it writes nothing by itself
     try:
         with pytest.raises(StoreFailed):
-            place.store._write(broken)
+            committed(place.store, Admit("here", broken))
         for _ in range(2):
             (problem,) = place.client.get("/health").json["problems"]
             assert problem == "the store cannot be written: its disk is full"

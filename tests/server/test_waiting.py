@@ -406,14 +406,14 @@ def test_a_long_poll_ends_when_its_token_is_revoked(place, verb, path, body):
 def test_submits_at_once_share_commits(place):
     """While the first is being written, sixty-three more arrive: they are written together, and no thread waited for them."""
     begun, everybody_is_here = [], threading.Event()
-    original = place.store._writer._begin
+    original = place.store._writer._write
 
-    def begin():
+    def write(operations):
         begun.append(1)
         assert everybody_is_here.wait(60)
-        return original()
+        return original(operations)
 
-    place.store._writer._begin = begin
+    place.store._writer._write = write
     with ThreadPoolExecutor(64) as pool:
         waiting = [pool.submit(Client(place.server, place.client.token).submit) for _ in range(64)]
         until(lambda: open_requests(place) == 64)

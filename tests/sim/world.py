@@ -31,16 +31,12 @@ from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.recovery import put_in_order, recover
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
-from penstock.stores.api import Depth, Query, Receipt, Store
+from penstock.stores.api import Depth, Operation, Query, Receipt, SetAddon, Store, committed
 
 __all__ = ["CAPACITY", "Broken", "World"]
 
 CAPACITY = 90
 HOST_CAPS = Caps(per_addon=4, constraints={"disk_write_heavy": 1})
-WRITES = frozenset({
-    "submit", "submit_soon", "admit", "apply", "apply_soon", "complete_soon", "exchange_soon", "renew", "renew_soon",
-    "set_addon", "prune", "shift", "reorder",
-})  # fmt: skip
 DEPTH = 6
 DAY = 24 * HOUR
 #: A worker that has not renewed for this part of its lease stops its run.
@@ -62,20 +58,16 @@ class Tap:
         self._world, self._store = world, store
 
     def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._store, name)
-        return self._guarded(verb) if name in WRITES else verb
+        return getattr(self._store, name)
 
-    def _guarded(self, verb: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            self._world.maybe_crash()
-            answer = verb(*args, **more)
-            if isinstance(answer, Future):
-                answer.exception()  # written, or refused
-            self._world.check()
-            self._world.maybe_crash()
-            return answer
-
-        return call
+    def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:
+        self._world.maybe_crash()
+        answers = self._store.commit(*operations, wait=wait)
+        for answer in answers:
+            answer.exception()  # written, or refused
+        self._world.check()
+        self._world.maybe_crash()
+        return answers
 
 
 @dataclass
@@ -153,7 +145,10 @@ class World:
         machine, fetchers = HostLoad(self.rules), PullingWorkers()
         self.dispatcher = Dispatcher(tap, self.rules, machine, fetchers)
         self.maintenance = Maintenance(tap, self.rules)
-        self.room, self.budgets = SubmitWaitlist(tap, self.rules.depth), BudgetEnforcer(tap, self.rules)
+        self.room, self.budgets = (
+            SubmitWaitlist(tap, self.dispatcher.commit_submits, self.rules.depth),
+            BudgetEnforcer(tap, self.rules),
+        )
         self.job_service = JobService(tap, self.rules, machine, self.dispatcher, self.room)
         put_in_order(tap, self.rules.ordering.aging)
         recover(tap, self.rules, self.end_survivors)
@@ -363,7 +358,7 @@ class World:
             lambda: self.job_service.retry(job_id),
             lambda: self.job_service.edit(job_id, priority=99),
             lambda: self.job_service.explain(job_id),
-            lambda: self.store.set_addon(AddonId("b"), paused=self.rng.random() < 0.5),
+            lambda: committed(self.store, SetAddon(AddonId("b"), paused=self.rng.random() < 0.5)),
         ]
         act = self.rng.choice(acts)
         self.send(act)
@@ -489,7 +484,7 @@ class World:
             self.now = (self.now // DAY + 1) * DAY
         self.boot()
         for addon_id in "ab":
-            self.store.set_addon(AddonId(addon_id), paused=False)
+            committed(self.store, SetAddon(AddonId(addon_id), paused=False))
         for worker in self.workers:
             worker.still_until = 0
         for _ in range(600):

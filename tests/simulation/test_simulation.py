@@ -13,7 +13,6 @@ from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKind
 from penstock.scheduler.host_load import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
-from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.simulation import Arrival, figures, made_up, play, replayed
 from penstock.stores.api import Depth
 from penstock.stores.memory.store import MemoryStore
@@ -124,7 +123,7 @@ def test_a_trail_is_played_again_as_it_was():
     store = MemoryStore(lambda: now[0])
     machine = HostLoad(RULES)
     dispatcher = Dispatcher(store, RULES, machine, PullingWorkers())
-    job_service = JobService(store, RULES, machine, dispatcher, SubmitWaitlist(store, RULES.depth))
+    job_service = JobService(store, RULES, machine, dispatcher)
 
     for number in range(2):
         job_service.submit(

@@ -19,7 +19,7 @@ from penstock.core.jobs.changes import Change, alert_note
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Span
 from penstock.scheduler.private_files import private_directory
 from penstock.scheduler.service import Driver
-from penstock.stores.api import Store
+from penstock.stores.api import Apply, Store, committed
 
 __all__ = ["Alerting", "Ways"]
 
@@ -132,4 +132,4 @@ class Alerting:
             text=f"an alert could not be delivered to {way.name}: {why}",
             data={"alert": message.told["id"]},
         )
-        self._store.apply([Change(self._store.now(), (alert_note(alert),))])
+        committed(self._store, Apply([Change(self._store.now(), (alert_note(alert),))]))

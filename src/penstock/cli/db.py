@@ -9,6 +9,7 @@ import click
 
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, fail, passes
+from penstock.stores.api import Apply, committed
 
 if TYPE_CHECKING:
     from penstock.stores.api import Store
@@ -110,7 +111,7 @@ def _record_restore(file: Path, source: str) -> None:
     store = opened(str(file))
     try:
         by, told = f"user {getpass.getuser()}", {"backup": str(Path(source).absolute())}
-        store.apply([admin_event(store.now(), EventKind.RESTORED, "", by, told)])
+        committed(store, Apply([admin_event(store.now(), EventKind.RESTORED, "", by, told)]))
     finally:
         store.close()
 

@@ -68,14 +68,14 @@ class Client:
     # submitters and people
 
     def submit(self, addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> wire.Submitted:
-        """`fields`: any of `wire.Submit`. Durable when it returns."""
+        """`fields`: any of `wire.SubmitBody`. Durable when it returns."""
         return self.submit_job(job_of(addon_id, job_type, payload, **fields))
 
-    def submit_job(self, job: wire.Submit) -> wire.Submitted:
+    def submit_job(self, job: wire.SubmitBody) -> wire.Submitted:
         again = job.idempotency_key is not None
         return self._post("queue/jobs/submit", job, wire.Submitted, again=again, wait_sec=job.wait_sec)
 
-    def submit_many(self, jobs: Sequence[wire.Submit], *, wait_sec: float = 0) -> list[wire.Submitted]:
+    def submit_many(self, jobs: Sequence[wire.SubmitBody], *, wait_sec: float = 0) -> list[wire.Submitted]:
         """All or none, in one transaction."""
         again = all(job.idempotency_key is not None for job in jobs)
         body = wire.SubmitMany(jobs=list(jobs), wait_sec=wait_sec)
@@ -206,13 +206,13 @@ class Client:
         )
 
     def complete(self, job_id: str, lease_id: str, result: Any = None) -> wire.Completed:
-        body = wire.Complete(lease_id=lease_id, state="DONE", result=Raw(json_of(result).encode()))
+        body = wire.CompleteBody(lease_id=lease_id, state="DONE", result=Raw(json_of(result).encode()))
         return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
 
     def fail(
         self, job_id: str, lease_id: str, error: str, *, failure: wire.Failure = wire.Failure.JOB_ERROR
     ) -> wire.Completed:
-        body = wire.Complete(lease_id=lease_id, state="FAILED", error=error, failure=failure)
+        body = wire.CompleteBody(lease_id=lease_id, state="FAILED", error=error, failure=failure)
         return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
 
     def complete_many(self, outcomes: Sequence[wire.OutcomeReport]) -> list[wire.Ended]:
@@ -382,9 +382,9 @@ class Client:
 _OPEN = frozenset({JobState.QUEUED, JobState.DISPATCHING, JobState.RUNNING})
 
 
-def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> wire.Submit:
+def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> wire.SubmitBody:
     """A job to submit, from plain values."""
-    unknown = fields.keys() - set(wire.Submit.__struct_fields__)
+    unknown = fields.keys() - set(wire.SubmitBody.__struct_fields__)
     if unknown:
         problems = [{"field": name, "message": "is not a field of a job"} for name in sorted(unknown)]
         raise BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
@@ -394,7 +394,7 @@ def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> 
             refuse_not_finite(msgspec.to_builtins(payload), "it")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise _bad("payload", f"has no form in JSON: {safe_str(error)}") from None
-    return wire.Submit(addon_id=addon_id, job_type=job_type, payload=Raw(content), **fields)
+    return wire.SubmitBody(addon_id=addon_id, job_type=job_type, payload=Raw(content), **fields)
 
 
 def _body(body: Struct) -> bytes:

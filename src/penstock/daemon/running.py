@@ -39,6 +39,7 @@ from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.users import account
 from penstock.server.listener import Config, Server, serve
 from penstock.settings import Settings
+from penstock.stores.api import SetAddon, committed
 from penstock.stores.opening import open_store, shown
 
 __all__ = ["EXIT_BUG", "EXIT_LATE", "EXIT_SETTINGS", "EXIT_UNAVAILABLE", "run", "run_program", "shares"]
@@ -152,7 +153,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
         ):  # told of each reservation, so it is a two-step worker that is always present
             service.fetchers.polled(WorkerKinds(AddonId(name)), until=FOR_EVER)
         if addon.weight is not None:
-            store.set_addon(AddonId(name), weight=addon.weight, by="settings")
+            committed(store, SetAddon(AddonId(name), weight=addon.weight, by="settings"))
     config = _config(settings)
     server = serve(service, config)
     down.callback(server.stop)

@@ -55,7 +55,6 @@ class JobAttempt:
         "fresh_progress",
         "function",
         "given_up",
-        "lent",
         "lost",
         "pid_told",
         "spent",
@@ -79,7 +78,6 @@ class JobAttempt:
         self.stop: EndReason | None = None
         self.lost = False
         self.given_up = False  # its place is somebody else's
-        self.lent = False  # it runs in a thread that is not of the hands
         self.yielding = False
         self.fresh_progress: float | None = None
         self.spent: Money | None = None

@@ -42,10 +42,6 @@ class JobExecutor(Protocol):
         """A thread that has nothing to do is sent to do this, and then runs what is there. Whether there are such threads."""
         ...
 
-    def lend(self, attempt: JobAttempt) -> Callable[[], None] | None:
-        """Instead of `start`: how a thread that is not one of these runs it, where that is possible."""
-        ...
-
     def rouse(self) -> None:
         """Some have waited for a while: whoever sleeps shall take one."""
         ...
@@ -94,12 +90,6 @@ class ThreadExecutor:
         self._put([node_call], 1)
         return True
 
-    def lend(self, attempt: JobAttempt) -> Callable[[], None] | None:
-        if attempt.function.is_async:
-            return None
-        attempt.lent = True
-        return lambda: self._perform(attempt)
-
     def rouse(self) -> None:
         self._put((), len(self._ready))
 
@@ -114,7 +104,7 @@ class ThreadExecutor:
             self._loop.call_soon_threadsafe(task.cancel)
 
     def give_up(self, attempt: JobAttempt) -> None:
-        if not (attempt.function.is_async or attempt.lent):
+        if not attempt.function.is_async:
             self._hire()
 
     def ask_to_yield(self) -> None:

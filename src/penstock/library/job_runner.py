@@ -25,6 +25,7 @@ from penstock.library.executors import JobExecutor
 from penstock.library.function import JobFunction
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob, JobService
+from penstock.stores.api import Grant
 from penstock.work.outcome import STOPPED, Outcome
 
 __all__ = ["JobRunner"]
@@ -91,7 +92,7 @@ class JobRunner:
         #: It saw all that anybody has told of so far, or is about to.
         self._looked = False
         self._idle = Condition()
-        #: Held by whoever claims, the driver or a ride, from counting the room until what was claimed is in it.
+        #: Held during a claim, by the driver or beside a submit, from counting the room until what was claimed is in it.
         self._claiming = Lock()
         self.executors = executors(self._begin, self._finish)
 
@@ -181,7 +182,9 @@ class JobRunner:
                 if room <= 0 or self._closing or not self._functions:
                     self._settled(over, self._job_service.end_many(reports) if over else [])
                     break
-                landing = self._job_service.exchange_soon(reports, self._kinds, room, self._name)
+                landing = self._job_service.exchange_soon(
+                    reports, self._kinds, room, self._name, wait=self._far
+                )
                 ready, brought = brought, []
                 self._take(ready)
                 answers, brought = landing(self._attempts)
@@ -210,35 +213,25 @@ class JobRunner:
     def _free(self) -> int:
         return self._workers - len(self.running) - len(self._waiting)
 
-    def _take(
-        self, attempts: list[JobAttempt], *, stays: bool = False, here: bool = False
-    ) -> Callable[[], None] | None:
-        """
-        `stays`: whether the thread that brought them can run one itself. The answer is how, if it shall. `here`: it is one of the hands,
-        and takes one without being woken.
-        """
+    def _take(self, attempts: list[JobAttempt], *, here: bool = False) -> None:
+        """`here`: the calling thread is one of the executor's, and takes one without being woken."""
         self._waiting.update({attempt.facts.dispatch_id: attempt for attempt in attempts})
         self._took_at = self._now() if attempts else self._took_at
-        if stays and len(attempts) == 1:
-            run = self.executors.lend(attempts[0])
-            if run is not None:
-                return run
         self.executors.start(attempts, at_once=not self._brief, awake=int(here))
-        return None
 
-    # what the desk asks when a job is submitted: a thread that has nothing to do gets it with the same commit
+    # what the dispatcher asks when a job is submitted: a thread that has nothing to do gets it with the same commit
 
-    def board(self) -> tuple[WorkerKinds, int, str] | None:
+    def claim(self) -> tuple[WorkerKinds, int, str] | None:
         if self._closing or self._free <= 0 or self._over or not self._functions:
             return None
-        # A step that claims now will be rung for this submit, and comes back for it.
+        # A step that claims now will be woken for this submit, and comes back for it.
         if not self._claiming.acquire(blocking=False):
             return None
         return self._kinds, self._free, self._name
 
-    def landed(self, claimed: list[GrantedJob], *, stays: bool) -> Callable[[], None] | None:
+    def take(self, grants: list[Grant]) -> None:
         try:
-            return self._take(self._attempts(claimed), stays=stays)
+            self._take(self._attempts(self._job_service.granted(grants)))
         finally:
             self._claiming.release()
 

@@ -86,9 +86,6 @@ class ProcessExecutor:
     def send(self, node_call: Callable[[], None]) -> bool:  # noqa: ARG002 - the protocol's
         return False  # there are no threads here
 
-    def lend(self, attempt: JobAttempt) -> None:
-        """A thread could not run it."""
-
     def rouse(self) -> None:
         pass  # nothing waits here
 

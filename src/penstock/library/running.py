@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -74,19 +74,21 @@ class BackgroundWork:
         )
         self.job_runner.join(self.service.job_service, self.service.driver.ring)
         self._beats = Heartbeats(store, self.job_runner, rules.lease_for)
-        self._leave: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         self.service.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
         self._beats.start()
-        self._leave = self.service.job_service.ride(self.job_runner)
+        if (
+            not self.service.store.shared
+        ):  # where others dispatch too, a round locks rows that submits must not wait for
+            self.service.dispatcher.idle_worker = self.job_runner
 
     def ring(self) -> None:
         self.service.driver.ring()
 
     def stop(self, timeout: float) -> None:
         """Bounded, whatever the functions do; and done to its end, whatever interrupts the waiting."""
-        self._leave()
+        self.service.dispatcher.idle_worker = None
         try:
             self.job_runner.drain(timeout)
         finally:

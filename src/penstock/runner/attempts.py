@@ -16,6 +16,7 @@ from penstock.core.jobs.types import DispatchId, Money
 from penstock.runner.links import WardenLink, WorkerLink
 from penstock.runner.payload import Work
 from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Admit, Apply, committed
 from penstock.work.outcome import Outcome
 
 __all__ = ["ActiveDispatch", "quarantine_units", "write_notes"]
@@ -60,7 +61,7 @@ class ActiveDispatch:
 
 def write_notes(service: SchedulerService, told: Sequence[tuple[ActiveDispatch, Note]]) -> None:
     now = service.store.now()
-    service.store.apply([changes.remark(run.job, note, now) for run, note in told])
+    committed(service.store, Apply([changes.remark(run.job, note, now) for run, note in told]))
 
 
 def quarantine_units(service: SchedulerService, run: ActiveDispatch) -> DispatchId:
@@ -74,7 +75,10 @@ def quarantine_units(service: SchedulerService, run: ActiveDispatch) -> Dispatch
         admission_view.ledger.take(admission_class, admission_view.now, rules.ordering.sharing)
         return RoundResult(loan=admission_class)
 
-    [held] = service.store.admit(rules.host, take, rules.terms("quarantine"))
+    [held] = [
+        grant.dispatch
+        for grant in committed(service.store, Admit(rules.host, take, rules.terms("quarantine")))
+    ]
     told = {"dispatch_id": run.dispatch_id, "held_by": held.dispatch_id}
     write_notes(service, [(run, Note(EventKind.ALERT, "lost", told))])
     return held.dispatch_id

@@ -34,9 +34,9 @@ from penstock.runner.payload import FUNCTION, JOB_TYPES, CommandPayload, RunnerO
 from penstock.runner.supervisor import ProcessSupervisor
 from penstock.runner.warden import boot_time
 from penstock.scheduler.dispatcher import WorkerKinds
-from penstock.scheduler.isolation import write_apart
 from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Apply, Renew, committed, committed_apart
 from penstock.work.outcome import Outcome
 
 __all__ = ["AFTER_STOP", "Runner"]
@@ -369,7 +369,7 @@ class Runner:
             for run in runs
         ]
         beats += [Renewal(dispatch_id=held, expires_at=until) for held in self._lost.values()]
-        standings = write_apart(self._store.renew, beats) if beats else []
+        standings = committed_apart(self._store, Renew, beats)
         for run, standing in zip(runs, standings, strict=False):
             run.untold = False
             if isinstance(standing, Exception):
@@ -448,7 +448,7 @@ class Runner:
         now, grace = self._store.now(), self._rules.grace
         leased = [run for run in self._runs.values() if run.dispatch.phase is DispatchPhase.LEASED]
         told = [stop(run.dispatch, run.job, EndReason.GRACEFUL_SHUTDOWN, now, grace=grace) for run in leased]
-        self._store.apply([change for change in told if change is not None])
+        committed(self._store, Apply([change for change in told if change is not None]))
 
     def _end_all(self) -> None:
         """

@@ -19,7 +19,7 @@ from penstock.core.jobs.spending import Spending, over, spending_alerts
 from penstock.core.jobs.types import HOUR, AddonId, JobId, Moment, Money
 from penstock.scheduler.clock import comes_later
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Standing, Store
+from penstock.stores.api import Apply, Standing, Store, committed
 
 __all__ = ["BudgetEnforcer"]
 
@@ -80,7 +80,7 @@ class BudgetEnforcer:
     def _close(self, addon_id: AddonId, window: str) -> None:
         live = self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED, DispatchPhase.LEASED])
         jobs = {job.job_id: job for job in self._store.jobs([d.job_id for d in live if d.job_id is not None])}
-        self._store.apply(list(self._endings(live, jobs, window)))
+        committed(self._store, Apply(list(self._endings(live, jobs, window))))
 
     def _endings(self, live: Sequence[Dispatch], jobs: Mapping[JobId, Job], window: str) -> Iterator[Change]:
         now, rules, reason = self._store.now(), self._rules, EndReason.COST_LIMIT_REACHED

@@ -13,25 +13,30 @@ addon is told by the trail. `scheduler/pulling_workers.py` knows which workers a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from penstock.core.errors import Unavailable
 from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.explain import View
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import MOST_PICKS, AdmissionView, Placement, RoundResult, run_round
-from penstock.core.jobs.types import HostId, JobId, Moment, Span
+from penstock.core.jobs.types import JobId, Moment, Span
+from penstock.core.text import error_text
 from penstock.scheduler.host_load import HostLoad
 from penstock.scheduler.pulling_workers import PresentWorker, PullingWorkers, WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Ahead, CompletedDispatch, Rest, Ride, Store, Terms
+from penstock.stores.api import Admit, Grant, Receipt, Store, Submit, committed
 
-__all__ = ["Dispatcher", "PullingWorkers", "ReservationCache", "WorkerKinds", "leased"]
+__all__ = ["Dispatcher", "IdleWorker", "PullingWorkers", "ReservationCache", "WorkerKinds"]
+
+log = logging.getLogger("penstock.scheduler")
 
 
 class ReservationCache:
@@ -81,6 +86,18 @@ class ReservationCache:
 _ALL: Final = 1_000_000
 
 
+class IdleWorker(Protocol):
+    """A worker of this process that waits for jobs, and claims in the commit of the submit that brings them."""
+
+    def claim(self) -> tuple[WorkerKinds, int, str] | None:
+        """Kinds of jobs, how many of them, and its name; None: nothing now. `take` is called once for every claim, before the next."""
+        ...
+
+    def take(self, grants: list[Grant]) -> None:
+        """What came of its claim, durable; perhaps nothing."""
+        ...
+
+
 class Dispatcher:
     def __init__(
         self, store: Store, rules: SchedulerRules, machine: HostLoad, fetchers: PullingWorkers
@@ -90,6 +107,7 @@ class Dispatcher:
         #: a write per head and tick.
         self.refusals: dict[JobId, int] = {}
         self.reserved = ReservationCache()
+        self.idle_worker: IdleWorker | None = None
         #: All that the last round of our own saw in line; None: there was none yet.
         self._in_line: list[AdmissionClass] | None = None
 
@@ -103,43 +121,50 @@ class Dispatcher:
             pass
         return now + self._rules.tick
 
-    def fetch(self, kinds: WorkerKinds, limit: int, worker: str, now: Moment) -> list[Dispatch]:
-        """A round with a worker at hand. What stands before its jobs and is reserved by us is reserved first, so order holds."""
-        return leased(self._store.admit(*self._visit(kinds, limit, worker, now)))
-
-    def exchange_soon(
-        self, done: Sequence[CompletedDispatch], kinds: WorkerKinds, limit: int, worker: str, ahead: Ahead
-    ) -> Future[tuple[list[bool], list[Dispatch]]]:
-        """The same, behind what that worker has done. Some that it is answered with may be only reserved (`leased`)."""
-        visit = self._visit(kinds, limit, worker, self._store.now())
-        return self._store.exchange_soon(done, *visit, ahead)
-
-    def _visit(
-        self, kinds: WorkerKinds, limit: int, worker: str, now: Moment
-    ) -> tuple[HostId, Callable[[AdmissionView], RoundResult], Terms]:
+    def claim(
+        self,
+        kinds: WorkerKinds,
+        limit: int,
+        worker: str,
+        preview: Callable[[list[Grant]], None] | None = None,
+    ) -> Admit:
+        """
+        A round with a worker at hand. Jobs that stand before its own and are reserved by us are reserved first, so order
+        holds: some grants may be reservations.
+        """
+        now = self._store.now()
         self._fetchers.came(kinds, now + self._rules.fetch_for)
-        return self._rules.host, self._decider(now, kinds, limit), self._rules.terms(worker)
+        return Admit(self._rules.host, self._decider(now, kinds, limit), self._rules.terms(worker), preview)
+
+    def commit_submits(self, submits: Sequence[Submit], *, wait: bool = False) -> list[Future[list[Receipt]]]:
+        """
+        The submits and, in the same commit, the claim of the worker that waits for work: one commit where there would be two. The
+        claim cannot harm the submits.
+        """
+        worker = self.idle_worker
+        claim = None if worker is None else worker.claim()
+        if worker is None or claim is None:
+            return self._store.commit(*submits, wait=wait)
+        try:
+            *answers, admitted = self._store.commit(*submits, self.claim(*claim), wait=wait)
+        except BaseException:  # the worker waits for what it claimed, Ctrl-C or not
+            worker.take([])
+            raise
+        admitted.add_done_callback(lambda admitted: worker.take(_grants(admitted)))
+        return answers
+
+    def relay(self, submits: Sequence[Submit]) -> list[Future[list[Receipt]]]:
+        """Submits of other processes."""
+        return self.commit_submits(submits, wait=True)
 
     def offer_to(self, kinds: WorkerKinds, now: Moment) -> None:
         """A two-step worker polls for such jobs. Its first poll reserves those that were left in line for others."""
         if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
             self._round(now)
 
-    def passage(
-        self,
-        kinds: WorkerKinds,
-        limit: int,
-        worker: str,
-        landed: Callable[[list[Dispatch], bool], Rest | None],
-    ) -> Ride:
-        """The same round, for a worker who waits for the next submit and claims in its commit."""
-        return Ride(
-            *self._visit(kinds, limit, worker, self._store.now()),
-            lambda granted, stays: landed(leased(granted or []), stays),
-        )
-
-    def _round(self, now: Moment) -> list[Dispatch]:
-        return self._store.admit(self._rules.host, self._decider(now), self._rules.terms(""))
+    def _round(self, now: Moment) -> list[Grant]:
+        admit = Admit(self._rules.host, self._decider(now), self._rules.terms(""))
+        return committed(self._store, admit)
 
     def _decider(
         self, now: Moment, here: WorkerKinds | None = None, limit: int | None = None
@@ -218,5 +243,10 @@ class Dispatcher:
         return round_result
 
 
-def leased(granted: list[Dispatch]) -> list[Dispatch]:
-    return [dispatch for dispatch in granted if dispatch.started_at is not None]
+def _grants(admitted: Future[list[Grant]]) -> list[Grant]:
+    error = admitted.exception()
+    if error is None:
+        return admitted.result()
+    if not isinstance(error, Unavailable):
+        log.error("a claim beside a submit failed: %s", error_text(error))
+    return []

@@ -15,7 +15,7 @@ from penstock.scheduler.clock import comes_later
 from penstock.scheduler.host_load import HostLoad
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.version import VERSION
-from penstock.stores.api import LOST_FOR, Store
+from penstock.stores.api import LOST_FOR, RegisterHost, RemoveHost, Store, committed
 
 __all__ = ["HostRegistration", "Introduction"]
 
@@ -71,23 +71,26 @@ class HostRegistration:
 
     def leave(self) -> None:
         self._started_at = 0
-        self._store.leave(self._rules.host, self._told.instance)
+        committed(self._store, RemoveHost(self._rules.host, self._told.instance))
 
     def _greet(self, now: Moment) -> None:
         conditions = self._machine.conditions(now)
-        known = self._store.register_host(
-            Host(
-                host=self._rules.host,
-                instance=self._told.instance,
-                capacity=conditions.capacity,
-                quiet=conditions.quiet,
-                labels=self._rules.labels,
-                version=VERSION,
-                url=self._told.url,
-                started_at=self._started_at,
-                seen_at=now,
-                until=now + self._lasts,
-            )
+        known = committed(
+            self._store,
+            RegisterHost(
+                Host(
+                    host=self._rules.host,
+                    instance=self._told.instance,
+                    capacity=conditions.capacity,
+                    quiet=conditions.quiet,
+                    labels=self._rules.labels,
+                    version=VERSION,
+                    url=self._told.url,
+                    started_at=self._started_at,
+                    seen_at=now,
+                    until=now + self._lasts,
+                )
+            ),
         )
         self._machine.drained = known.draining
         self._beat_at = now + self._lasts // 3

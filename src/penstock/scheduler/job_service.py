@@ -14,7 +14,7 @@ replaced is told so and has changed nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -37,20 +37,31 @@ from penstock.core.jobs.viewer import Viewer
 from penstock.core.json_text import storable_json
 from penstock.core.text import error_text, storable, type_name
 from penstock.scheduler.budgets import BudgetEnforcer
-from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds, leased
+from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
 from penstock.scheduler.host_load import HostLoad
-from penstock.scheduler.isolation import write_apart
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist, then
-from penstock.stores.api import CompletedDispatch, Receipt, Rest, Ride, Store, Transactional
+from penstock.stores.api import (
+    Admit,
+    Apply,
+    Complete,
+    CompletedDispatch,
+    Grant,
+    Receipt,
+    Renew,
+    SetAddon,
+    Store,
+    Transactional,
+    committed,
+    committed_apart,
+)
 
 __all__ = [
     "Answer",
     "EndReport",
     "ExchangeAnswer",
     "GrantedJob",
-    "IdleWorker",
     "JobService",
     "YieldRequests",
     "feed",
@@ -122,18 +133,6 @@ class EndReport(NamedTuple):
     error: str | None = None
 
 
-class IdleWorker(Protocol):
-    """
-    A worker that waits for something to do. `board` says what it would take now: kinds, how many, under which name; None: nothing.
-    It is asked inside a transaction. When it has said something it hears by `landed` what came of it, perhaps nothing, before it is asked again.
-    If the thread in which it hears that `stays`, it may answer with what it shall do there.
-    """
-
-    def board(self) -> tuple[WorkerKinds, int, str] | None: ...
-
-    def landed(self, claimed: list[GrantedJob], *, stays: bool) -> Rest | None: ...
-
-
 class Answer(NamedTuple):
     """To a heartbeat. `stop`: why the run must end now, if it must. `should_yield`: it is asked to, at its next safe place."""
 
@@ -155,7 +154,7 @@ class JobService:
     ) -> None:
         self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
         self._waitlist, self._budgets = (
-            waitlist or SubmitWaitlist(store, rules.depth),
+            waitlist or SubmitWaitlist(store, dispatcher.commit_submits, rules.depth),
             BudgetEnforcer(store, rules),
         )
         self._yields, self._explainer = yields or YieldRequests(), Explainer(store, rules, dispatcher)
@@ -228,11 +227,11 @@ class JobService:
 
     def pause(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
         """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""
-        self._store.set_addon(addon_id, paused=True, by=by)
+        committed(self._store, SetAddon(addon_id, paused=True, by=by))
 
     def resume(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
         """Who was paused under its own name stays so when everything is resumed."""
-        self._store.set_addon(addon_id, paused=False, by=by)
+        committed(self._store, SetAddon(addon_id, paused=False, by=by))
 
     def hear(
         self,
@@ -252,7 +251,7 @@ class JobService:
             if job is None:
                 raise NotFound(f"there is no job {job_id}", job_id=job_id)
             change = decide(job)
-            if change is None or self._store.apply([change])[0]:
+            if change is None or committed(self._store, Apply([change]))[0]:
                 return self._store.job(job_id) or job
         raise StaleDispatch(f"job {job_id} kept changing; ask again", job_id=job_id)
 
@@ -283,16 +282,18 @@ class JobService:
                 f"a {job.state} job has no reservation to lease", state=str(job.state), job_id=job_id
             )
         change = changes.start(job, dispatch, self._store.now(), ttl=self._rules.lease_for, worker=worker)
-        if not self._store.apply([change])[0]:
+        if not committed(self._store, Apply([change]))[0]:
             raise StaleDispatch("the reservation was taken, canceled or timed out", job_id=job_id)
         return self._dispatch(dispatch.dispatch_id)
 
     def claim(self, kinds: WorkerKinds, limit: int = 1, worker: str = "") -> list[GrantedJob]:
         """The one-step way: what is reserved for such a worker already, then what may start now."""
-        leases = self._take_up(kinds, limit, worker)
-        if len(leases) < limit:
-            leases += self._dispatcher.fetch(kinds, limit - len(leases), worker, self._store.now())
-        return self.claimed(leases)
+        taken_up = self._take_up(kinds, limit, worker)
+        claimed = self._with_jobs(taken_up)
+        if len(claimed) < limit:
+            admit = self._dispatcher.claim(kinds, limit - len(claimed), worker)
+            claimed += self.granted(committed(self._store, admit))
+        return claimed
 
     def _take_up(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
         """Leases for what is reserved already, on this host: another's units are no room here."""
@@ -310,32 +311,17 @@ class JobService:
                     continue
         return leases
 
-    def claimed(self, leases: Sequence[Dispatch]) -> list[GrantedJob]:
-        """With all that their worker must know."""
-        if not leases:
-            return []
-        jobs = self._store.claimed(leases)
+    def _with_jobs(self, leases: Sequence[Dispatch]) -> list[GrantedJob]:
+        jobs = self._store.jobs([d.job_id for d in leases if d.job_id is not None]) if leases else []
+        return self.granted(map(Grant, leases, jobs))
+
+    def granted(self, grants: Iterable[Grant]) -> list[GrantedJob]:
+        """Of the jobs that were leased, all that their workers must know."""
         return [
             GrantedJob(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
-            for job, d in zip(jobs, leases, strict=True)
+            for d, job in grants
+            if job is not None
         ]
-
-    def ride(self, idle_worker: IdleWorker) -> Callable[[], None]:
-        """Lets one who is idle claim in the commits of submits, until the answer is called."""
-
-        def landed(leases: list[Dispatch], stays: bool) -> Rest | None:
-            try:
-                claimed = self.claimed(leases)
-            except BaseException:  # it must hear that it comes with nothing, or it waits for ever
-                idle_worker.landed([], stays=False)
-                raise
-            return idle_worker.landed(claimed, stays=stays)
-
-        def board() -> Ride | None:
-            wish = idle_worker.board()
-            return None if wish is None else self._dispatcher.passage(*wish, landed)
-
-        return self._store.ride(board)
 
     def ask(
         self, admission_class: AdmissionClass, priority: int, worker: str = ""
@@ -356,8 +342,9 @@ class JobService:
             decided.append(decision)
             return round_result
 
-        granted = self._store.admit(self._rules.host, decide, self._rules.terms(worker))
-        return (granted[0] if granted else None), decided[-1]
+        admit = Admit(self._rules.host, decide, self._rules.terms(worker))
+        grants = committed(self._store, admit)
+        return (grants[0].dispatch if grants else None), decided[-1]
 
     def heartbeat(
         self,
@@ -379,7 +366,7 @@ class JobService:
             checkpoint=checkpoint,
             pid=pid,
         )
-        [standing] = self._store.renew([beat], self._budgets.tell)
+        [standing] = committed(self._store, Renew([beat], self._budgets.tell))
         if standing is None:
             self._dispatch(dispatch_id)
             raise StaleDispatch(
@@ -399,7 +386,7 @@ class JobService:
                 raise StaleDispatch("this dispatch has ended", dispatch_id=dispatch_id)
             job = None if dispatch.job_id is None else self._store.job(dispatch.job_id)
             change = changes.stop(dispatch, job, reason, self._store.now(), grace=self._rules.grace)
-            if change is None or self._store.apply([change])[0]:
+            if change is None or committed(self._store, Apply([change]))[0]:
                 return self._dispatch(dispatch_id)
         raise StaleDispatch("this dispatch kept changing; ask again", dispatch_id=dispatch_id)
 
@@ -433,63 +420,64 @@ class JobService:
         self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int = 1, worker: str = ""
     ) -> tuple[list[JobState | Refused | None], list[GrantedJob]]:
         """`end_many` and `claim`, in one commit where that can be: what has ended makes room for what is claimed."""
-        return self.exchange_soon(reports, kinds, limit, worker)(list)
+        return self.exchange_soon(reports, kinds, limit, worker, wait=True)(list)
 
     def exchange_soon(
-        self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int, worker: str
+        self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int, worker: str, *, wait: bool = False
     ) -> ExchangeAnswer:
-        """The same for who has something to do meanwhile."""
+        """For callers that have something to do meanwhile; `wait`: they have not."""
         reports = [_storable(report) for report in reports]
+        complete = Complete(_done(reports))
         taken_up = self._take_up(kinds, limit, worker)
         if len(taken_up) == limit:
-            ending = self._store.complete_soon(_done(reports))
+            [ending] = self._store.commit(complete, wait=wait)
             return lambda ready: (
                 self._ended(reports, self._completed(reports, ending)),
-                ready(self.claimed(taken_up)),
+                ready(self._with_jobs(taken_up)),
             )
-        ahead: SimpleQueue[list[Dispatch] | None] = SimpleQueue()
-        exchanged = self._dispatcher.exchange_soon(
-            _done(reports), kinds, limit - len(taken_up), worker, ahead.put
-        )
-        exchanged.add_done_callback(lambda _: ahead.put(None))
+        previews: SimpleQueue[list[Grant] | None] = SimpleQueue()
+        admit = self._dispatcher.claim(kinds, limit - len(taken_up), worker, previews.put)
+        ending, admitted = self._store.commit(complete, admit, wait=wait)
+        admitted.add_done_callback(lambda _: previews.put(None))
 
-        def land(
+        def answer(
             ready: Callable[[list[GrantedJob]], list[T]],
         ) -> tuple[list[JobState | Refused | None], list[T]]:
-            foreseen = ahead.get()
+            preview = previews.get()
             made: list[T] | None = None
-            if foreseen is not None and not taken_up and all(d.fence == 1 for d in foreseen):
-                made = ready(self.claimed(leased(foreseen)))  # nothing of it need be read
-            done: Sequence[bool | Exception]
+            if preview is not None and not taken_up and all(grant.dispatch.fence == 1 for grant in preview):
+                made = ready(self.granted(preview))  # nothing of it need be read
+            done = self._completed(reports, ending)
             try:
-                done, granted = exchanged.result()
+                grants = admitted.result()
+            except Unavailable:
+                raise
+            except Exception:
+                log.exception("a claim failed; what has ended is written, and nothing is claimed")
+                grants = []
+            if made is None or grants is not preview:
+                made = ready(self._with_jobs(taken_up) + self.granted(grants))
+            return self._ended(reports, done), made
+
+        return answer
+
+    def _completed(
+        self, reports: Sequence[EndReport], ending: Future[list[bool]] | None = None
+    ) -> Sequence[bool | Exception]:
+        """
+        Most runs end by being completed under a lease that still counts. What follows is known without reading anything; the
+        store refuses it where the world is otherwise, and then we look. `ending`: the answer to the first attempt.
+        """
+        if ending is not None:
+            try:
+                return ending.result()
             except Unavailable:
                 raise
             except Exception:
                 log.exception(
-                    "an exchange failed; its outcomes are written one by one, and nothing is claimed"
+                    "completions that were reported together cannot be written; each is written alone"
                 )
-                done, granted = self._completed(reports), []
-            if made is None or granted is not foreseen:
-                made = ready(self.claimed(taken_up + leased(granted)))
-            return self._ended(reports, done), made
-
-        return land
-
-    def _completed(
-        self, reports: Sequence[EndReport], ending: Future[list[bool]] | None = None
-    ) -> list[bool | Exception]:
-        """
-        Most runs end by being completed under a lease that still counts. What follows is known without reading anything; the
-        store refuses it where the world is otherwise, and then we look. `ending`: it has been asked already.
-        """
-
-        def write(done: Sequence[CompletedDispatch]) -> list[bool]:
-            nonlocal ending
-            first, ending = ending, None
-            return (first or self._store.complete_soon(done)).result()
-
-        return write_apart(write, _done(reports))
+        return committed_apart(self._store, Complete, _done(reports))
 
     def _ended(
         self, reports: Sequence[EndReport], completed: Sequence[bool | Exception]
@@ -507,7 +495,8 @@ class JobService:
                 break
             decided = {i: self._ending(report) for i, report in left.items()}
             changed = {i: change for i, change in decided.items() if isinstance(change, Change)}
-            applied = iter(write_apart(self._store.apply, list(changed.values())))
+            outcomes = committed_apart(self._store, Apply, list(changed.values()))
+            applied = iter(outcomes)
             for i, change in decided.items():
                 written = True if isinstance(change, Refused) else next(applied)
                 if isinstance(written, Exception):

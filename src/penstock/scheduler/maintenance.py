@@ -16,7 +16,7 @@ from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.types import MILLISECOND, Moment, Span
 from penstock.scheduler.clock import SteadyClock, comes_later
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Due, Overdue, Store
+from penstock.stores.api import Apply, Due, Overdue, Prune, Shift, Store, committed
 
 __all__ = ["Maintenance"]
 
@@ -52,11 +52,11 @@ class Maintenance:
         self._look_at = now + self._pause
         while len(overdue := self._store.overdue(self._batch)) > 0:
             decided = [change for item in overdue if (change := self._decide(item, now)) is not None]
-            settled = self._store.apply(decided)
+            settled = committed(self._store, Apply(decided))
             if len(overdue) < self._batch or not any(settled):
                 break
         if not comes_later(self._prune_at, now, self._rules.prune_every):
-            forgotten = self._store.prune(now - self._rules.retention, self._rules.prune_step)
+            forgotten = committed(self._store, Prune(now - self._rules.retention, self._rules.prune_step))
             # A full step means that there is more: come again soon, but let others write in between.
             self._prune_at = now + (self._rules.tick if forgotten else self._rules.prune_every)
         alarm = self._store.alarm()
@@ -71,7 +71,7 @@ class Maintenance:
             if self._shifts is not None:
                 self._shifts(by)
             self._clock.accept(by)
-            self._store.shift(by)
+            committed(self._store, Shift(by))
         return by
 
     def _decide(self, item: Overdue, now: Moment) -> Change | None:

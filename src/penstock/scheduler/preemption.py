@@ -17,7 +17,7 @@ from penstock.scheduler.clock import comes_later
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.job_service import JobService, YieldRequests
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Store
+from penstock.stores.api import Apply, Store, committed
 
 __all__ = ["Preempter"]
 
@@ -126,5 +126,7 @@ class Preempter:
         job = None if dispatch is None or dispatch.job_id is None else self._store.job(dispatch.job_id)
         if job is not None and job.dispatch_id == cycle.victim:
             told = {"for": cycle.wanted_by, "asked": cycle.asked, "until": cycle.due}
-            self._store.apply([changes.remark(job, Note(EventKind.PREEMPT_REQUESTED, data=told), now)])
+            committed(
+                self._store, Apply([changes.remark(job, Note(EventKind.PREEMPT_REQUESTED, data=told), now)])
+            )
             self._yields.ask(cycle.victim)

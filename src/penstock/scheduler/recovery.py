@@ -29,7 +29,7 @@ from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.types import DispatchId, JobId, Moment
 from penstock.scheduler.clock import TOLERANCE
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Store
+from penstock.stores.api import Apply, Reorder, Shift, Store, committed
 
 __all__ = ["Recovered", "Survivors", "put_in_order", "recover", "workers_named"]
 
@@ -70,7 +70,7 @@ def recover(
     for start in range(0, len(here), _BATCH):
         done = _settle(store, rules, here[start : start + _BATCH], gone, done)
     told = {"holder": holder, "put_back": done.put_back, "given_time": done.given_time}
-    store.apply([Change(at=store.now(), notes=(Note(EventKind.SCHEDULER_STARTED, data=told),))])
+    committed(store, Apply([Change(at=store.now(), notes=(Note(EventKind.SCHEDULER_STARTED, data=told),))]))
     if here:
         log.info("found %d in flight: %d put back, %d given time", len(here), *done)
     return done
@@ -90,7 +90,7 @@ def _follow_the_clock(store: Store) -> None:
             "the wall clock was set back by %.1f s or more; leases and delays of retries move with it",
             ahead / 1e6,
         )
-        store.shift(-ahead)
+        committed(store, Shift(-ahead))
 
 
 def put_in_order(store: Store, aging: Aging) -> None:
@@ -98,9 +98,9 @@ def put_in_order(store: Store, aging: Aging) -> None:
     Where jobs stand was reckoned under the aging that was set when they became ready. When it has been changed since, new ones and old ones
     could not be compared. All of them are looked at, in steps between which others write; where nothing has changed nothing is written.
     """
-    last = store.reorder(aging, 0, _STEP)
+    last = committed(store, Reorder(aging, 0, _STEP))
     while last:
-        last = store.reorder(aging, last, _STEP)
+        last = committed(store, Reorder(aging, last, _STEP))
 
 
 def _settle(
@@ -121,8 +121,8 @@ def _settle(
         for d in waiting
     ]
     # Each is compare-and-set: a worker that was faster with its report keeps what it reported.
-    settled = store.apply([change for change in ended if change is not None])
-    prolonged = store.apply(given_time)
+    settled = committed(store, Apply([change for change in ended if change is not None]))
+    prolonged = committed(store, Apply(given_time))
     return Recovered(done.put_back + sum(settled), done.given_time + sum(prolonged))
 
 

@@ -132,7 +132,9 @@ class SchedulerService:
         self.machine = HostLoad(rules)
         self.fetchers = PullingWorkers()
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
-        self.waitlist = SubmitWaitlist(store, rules.depth, self._somebody_waits)
+        self.waitlist = SubmitWaitlist(
+            store, self.dispatcher.commit_submits, rules.depth, self._somebody_waits
+        )
         self.yields = YieldRequests()
         self.job_service = JobService(
             store, rules, self.machine, self.dispatcher, self.waitlist, yields=self.yields
@@ -162,7 +164,7 @@ class SchedulerService:
 
     def start(self, holder: str = "") -> Self:
         holder = holder or f"process {os.getpid()}"
-        self.store.acquire_dispatch(holder)
+        self.store.acquire_dispatch(holder, self.dispatcher.relay)
         try:
             self.registration.join()
             put_in_order(self.store, self.rules.ordering.aging)

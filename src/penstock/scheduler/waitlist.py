@@ -16,15 +16,15 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
 from threading import Lock
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from penstock.core.errors import QueueFull, Unavailable
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, seconds
-from penstock.stores.api import Depth, Receipt, Store
+from penstock.stores.api import Depth, Receipt, Store, Submit
 
-__all__ = ["SubmitWaitlist", "then"]
+__all__ = ["CommitSubmits", "SubmitWaitlist", "then"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,10 @@ _POLL: Final = 1 * SECOND
 #: A hint for who was refused: about as long as it takes some jobs to start.
 _RETRY_AFTER_SEC: Final = 5
 _NOTHING_IS_NEW: Final = Depth(total=0)
+
+
+class CommitSubmits(Protocol):
+    def __call__(self, submits: Sequence[Submit], *, wait: bool = False) -> list[Future[list[Receipt]]]: ...
 
 
 class _Waiter:
@@ -67,8 +71,10 @@ class _Full(NamedTuple):
 class SubmitWaitlist:
     """A part of the engine. `wake`: somebody waits now; see to it that `step` is called, and after every change."""
 
-    def __init__(self, store: Store, depth: Depth, wake: Callable[[], None] = lambda: None) -> None:
-        self._store, self._depth, self._wake = store, depth, wake
+    def __init__(
+        self, store: Store, commit: CommitSubmits, depth: Depth, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self._store, self._commit, self._depth, self._wake = store, commit, depth, wake
         self._waiting: list[_Waiter] = []
         self._full: tuple[_Full, ...] = ()  # what those who wait were last found to wait for
         self._numbers = count(1)
@@ -81,7 +87,11 @@ class SubmitWaitlist:
     def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
         """Now or not at all."""
         full = self._before(intents)
-        return self._store.submit(intents, self._depth) if full is None else self._known(intents, full)
+        return self._committed(intents, self._depth) if full is None else self._known(intents, full)
+
+    def _committed(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        [answer] = self._commit([Submit(intents, depth)], wait=True)
+        return answer.result()
 
     def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
         """QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place."""
@@ -101,7 +111,8 @@ class SubmitWaitlist:
                 _settle(waiter, error if full is None else full.refusal())
 
         depth = self._depth if full is None else _NOTHING_IS_NEW
-        self._store.submit_soon(intents, depth).add_done_callback(answered)
+        [committed] = self._commit([Submit(intents, depth)])
+        committed.add_done_callback(answered)
         return waiter.answer
 
     def _wait(self, waiter: _Waiter, refused: QueueFull) -> None:
@@ -121,7 +132,7 @@ class SubmitWaitlist:
 
     def _known(self, intents: Sequence[Intent], full: _Full) -> list[Receipt]:
         try:
-            return self._store.submit(intents, _NOTHING_IS_NEW)
+            return self._committed(intents, _NOTHING_IS_NEW)
         except QueueFull:
             raise full.refusal() from None
 
@@ -184,7 +195,7 @@ class SubmitWaitlist:
             return None
         outcome: list[Receipt] | Exception
         try:
-            outcome = self._store.submit(waiter.intents, self._depth)
+            outcome = self._committed(waiter.intents, self._depth)
         except QueueFull as refused:  # somebody was quicker
             return _Full(None, refused.limit, refused.queued)
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the answer

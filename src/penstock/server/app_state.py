@@ -31,7 +31,7 @@ from penstock.server.page import CODE_LASTS, Opened, Sessions
 from penstock.server.problems import OverLimit, TooMany
 from penstock.server.tokens import Principal, TokenFile
 from penstock.server.views import when
-from penstock.stores.api import Store
+from penstock.stores.api import Apply, Store, committed
 from penstock.wire import Scope
 
 __all__ = ["OURS", "AppState", "FairPool", "Owners", "Programs", "Request", "Runs", "bearer"]
@@ -217,7 +217,7 @@ class AppState:
 
     def record(self, kind: EventKind, reason: str, who: Principal, data: Mapping[str, Any]) -> None:
         """An act of administration, for the trail, with its principal. It is no addon's event: no bound token sees it. It blocks."""
-        self.store.apply([admin_event(self.store.now(), kind, reason, who.name, data)])
+        committed(self.store, Apply([admin_event(self.store.now(), kind, reason, who.name, data)]))
 
     async def opened(self, session: Opened) -> None:
         """A login link was opened."""

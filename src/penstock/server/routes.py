@@ -87,7 +87,7 @@ _LEASE, _CONFIG, _TOKENS = Scope.WORKER_LEASE, Scope.ADMIN_CONFIG, Scope.ADMIN_T
 
 ROUTES: Final[tuple[Route, ...]] = (
     # submitters and people
-    _post("queue/jobs/submit", _SUBMIT, jobs.submit, wire.Submitted, "Submit a job; the answer means that it is on disk", body=wire.Submit),
+    _post("queue/jobs/submit", _SUBMIT, jobs.submit, wire.Submitted, "Submit a job; the answer means that it is on disk", body=wire.SubmitBody),
     _post("queue/jobs/submit/bulk", _SUBMIT, jobs.submit_bulk, wire.BulkSubmitted, "Submit many jobs, all or none", body=wire.SubmitMany),
     _get("queue/jobs", _READ, jobs.listing, wire.Jobs, "List jobs", query=wire.JobsQuery),
     _get("queue/find", _READ, jobs.find, wire.Found, "Find jobs by a part of their id", query=wire.FindQuery),
@@ -101,7 +101,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("queue/dispatchable", _LEASE, workers.dispatchable, wire.Dispatchable, "List jobs that wait for a worker to request their lease", query=wire.DispatchableQuery),
     _post("queue/claim", _LEASE, workers.claim, wire.ClaimAnswer, "Dispatch and lease in one step", body=wire.ClaimRequest, body_optional=True),
     _post("queue/jobs/{job_id}/ack", _LEASE, workers.ack, wire.HeartbeatAnswer, "Report that the worker has started", body=wire.Ack),
-    _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, wire.Completed, "Report the outcome of a job: DONE or FAILED", body=wire.Complete),
+    _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, wire.Completed, "Report the outcome of a job: DONE or FAILED", body=wire.CompleteBody),
     _post("queue/complete/bulk", _LEASE, workers.complete_bulk, wire.SettledJob, "Report the outcomes of many jobs, each settled or refused on its own", body=wire.Outcomes),
     _post("queue/exchange", _LEASE, workers.exchange, wire.ExchangeAnswerBody, "Report outcomes and claim jobs in one commit", body=wire.ExchangeRequest),
     _post("lease/request", _LEASE, workers.lease_request, wire.LeaseGranted, "Request a lease for a job, or for work without a job", body=wire.LeaseRequest),

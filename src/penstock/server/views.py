@@ -100,7 +100,7 @@ def _constraints(flags: wire.Constraints) -> Constraint:
     return _COMBINED[flags.cpu_heavy, flags.disk_write_heavy, flags.network_heavy]
 
 
-def intent_from(submit: wire.Submit) -> Intent:
+def intent_from(submit: wire.SubmitBody) -> Intent:
     return Intent(
         addon_id=AddonId(submit.addon_id),
         job_type=submit.job_type,

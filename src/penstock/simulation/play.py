@@ -24,8 +24,8 @@ from penstock.scheduler.host_load import HostLoad
 from penstock.scheduler.job_service import EndReport, JobService
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.rules import SchedulerRules
-from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.simulation.load import Arrival
+from penstock.stores.api import SetAddon, committed
 from penstock.stores.memory.store import MemoryStore
 
 __all__ = ["Played", "PlayedJob", "play"]
@@ -91,10 +91,10 @@ class _Stage:
         self.store = MemoryStore(
             lambda: self.now, ordering=self.rules.ordering, new_id=lambda: f"{next(numbers):012}"
         )
-        machine, room = HostLoad(self.rules), SubmitWaitlist(self.store, self.rules.depth)
+        machine = HostLoad(self.rules)
         self.dispatchers = [self._dispatcher(number, machine) for number in range(self.hosts)]
         self.free = [self.rules.capacity.most] * self.hosts
-        self.job_service = JobService(self.store, self.rules, machine, self.dispatchers[0], room)
+        self.job_service = JobService(self.store, self.rules, machine, self.dispatchers[0])
         self.maintenance = Maintenance(self.store, self.rules)
         self.of_job: dict[JobId, PlayedJob] = {}
         self.ends: list[
@@ -102,7 +102,7 @@ class _Stage:
         ] = []  # when, what, where, and the units it gives back
         self.moments: list[Moment] = []  # at which something becomes ready, urgent or too late
         for addon_id, weight in self.weights.items():
-            self.store.set_addon(AddonId(addon_id), weight=weight)
+            committed(self.store, SetAddon(AddonId(addon_id), weight=weight))
 
     def _dispatcher(self, number: int, machine: HostLoad) -> Dispatcher:
         return Dispatcher(
@@ -160,7 +160,8 @@ class _Stage:
         limit = MOST_PICKS if self.hosts == 1 else 1
         while self.of_job:
             host = self.free.index(max(self.free))
-            taken = self.dispatchers[host].fetch(_ANY, limit, "simulated", self.now)
+            claim = self.dispatchers[host].claim(_ANY, limit, "simulated")
+            taken = [grant.dispatch for grant in committed(self.store, claim) if grant.job is not None]
             for dispatch in taken:
                 self._began(dispatch, host)
             if len(taken) < limit:

@@ -1,8 +1,36 @@
 """
-The seam between the engine and a store: few verbs, each one transaction, the same for memory, SQLite and PostgreSQL.
+The seam between the scheduler and a store: one verb that writes, and reads beside it; the same for memory, SQLite and PostgreSQL.
 
-`admit` is the only verb that calls back, because admission must see locked rows: it is a transaction over the ledger, not a
-compare-and-set on one job. Everything else that happens to a job is a `Change`, and `apply` is the one way to make it true.
+Every write is an `Operation`, a frozen value that names what shall become true: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`,
+and the upkeep (`SetAddon`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`). `commit` takes any number
+of operations and answers each with a Future of its own:
+
+    receipts, grants = store.commit(Submit([intent], depth), Admit(host, run_round, terms))
+
+1. The operations of one commit take effect in order and share a transaction, together with what other callers commit at that
+   moment: a sync to disk costs as much as a hundred inserts. An `Admit` comes last in its commit, because a store may
+   write what others end in the same transaction before it.
+2. A Future has its result when the operation is durable, and never before.
+3. Each operation is a savepoint. One that raises fails alone: the store rolls the transaction back and writes the others of it
+   again, one by one. So no operation may count on the success of the one before it. A bulk `Submit` is one operation: all of
+   its jobs or none.
+4. A commit whose outcome is unknown (the sync failed, the server did not answer) is never tried again: every operation of the
+   transaction fails with OutcomeUnknown, and a `Submit` learns which jobs to look for.
+5. `Admit` is the only operation with a function in it that decides: admission must see rows that nobody else can change
+   until its verdict is written. It is a transaction over the ledger, not a compare-and-set on one job. `run_round` must be
+   quick, and the store may call it again. Everything else that happens to a job is a `Change`, decided beforehand and
+   applied by compare-and-set: False says that it was decided on stale knowledge, and that nothing was changed.
+6. `commit` does not block, so an event loop may call it. `wait=True` says that the calling thread will wait for the answers
+   at once: the store may then write in that thread, which saves waking another (`committed` does so). Upkeep may block.
+
+"Complete and claim" is `commit(Complete(...), Admit(...))`: what is done makes room for what starts. A worker that is idle
+claims in the commit of a submit because the service appends its `Admit` to the `Submit`.
+
+Memory writes under one lock. SQLite has one writer thread and one transaction for all that arrived together
+(`common/group_commit.py`). PostgreSQL has three such writers, for submits, for rounds (`Apply`, `Complete`, `Admit`) and
+for heartbeats, because a round locks rows of the ledger that submits must not wait for; so a commit that mixes them becomes
+several transactions there, one behind the other, and upkeep is written in the calling thread. A job that an `Apply` puts back
+into the queue is not seen there by an `Admit` of the same transaction, but by the next.
 """
 
 from __future__ import annotations
@@ -11,10 +39,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from msgspec import Struct, field
 
+from penstock.core.errors import Unavailable
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import Intent
@@ -28,40 +57,71 @@ from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, HostId, 
 __all__ = [
     "LOST_FOR",
     "NOTHING_SPENT",
+    "NO_LIMIT",
     "Addon",
-    "Ahead",
+    "Admit",
+    "Apply",
     "Clock",
+    "Complete",
+    "CompletedDispatch",
     "Depth",
+    "DrainHost",
     "Due",
+    "Grant",
+    "Hosting",
+    "NotesFor",
+    "Operation",
     "Overdue",
+    "Prune",
     "Query",
+    "Reads",
     "Receipt",
-    "Rest",
-    "Ride",
+    "RegisterHost",
+    "Relay",
+    "RemoveHost",
+    "Renew",
+    "Reorder",
+    "SetAddon",
+    "Shift",
     "Standing",
     "Store",
-    "Tell",
+    "Submit",
     "Terms",
     "Transactional",
-    "not_waited_for",
-    "say_nothing",
+    "Upkeep",
+    "Writes",
+    "committed",
+    "committed_apart",
+    "no_notes",
 ]
 
 Clock: TypeAlias = Callable[[], Moment]
 T = TypeVar("T")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+
+#: How long a host that was lost is remembered.
+LOST_FOR: Final[Span] = 24 * HOUR
+NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
+
+
+# what operations carry, and what they are answered with
 
 
 class Depth(Struct, frozen=True):
-    """How many may be queued. Requeues are never refused, so they may exceed it."""
+    """How many jobs may be queued. Requeues are never refused, so they may exceed it."""
 
     total: int | None = None
     per_addon: int | None = None
 
 
+NO_LIMIT: Final = Depth()
+
+
 class Receipt(Struct, frozen=True, gc=False):
     """
-    `created`: False when the idempotency key had been used before, and this is that job. For a job with a deadline the desk adds
-    whether it looks reachable, and from which likely start that follows; None: it cannot be said.
+    `created`: False when the idempotency key had been used before, and this is that job. For a job with a deadline the service
+    adds whether the deadline looks reachable, and from which likely start that follows; None: it cannot be said.
     """
 
     job_id: JobId
@@ -72,46 +132,29 @@ class Receipt(Struct, frozen=True, gc=False):
 
 
 class Terms(Struct, frozen=True):
-    """What a dispatch is made with."""
+    """What a round makes its dispatches with."""
 
     reserve_for: Span = 30 * SECOND
     lease_for: Span = 30 * SECOND
     worker: str = ""
 
 
+class Grant(NamedTuple):
+    """What a round started. `job`: as it is from then on; None for a reservation and for a lease without a job."""
+
+    dispatch: Dispatch
+    job: Job | None = None
+
+
 class CompletedDispatch(NamedTuple):
-    """A worker's word that the job it has under this lease is done."""
+    """A worker's report that the job it has under this lease is done."""
 
     dispatch_id: DispatchId
     result: str | None = None
 
 
-#: What is left to do for the thread that wrote something, when everybody has been answered.
-Rest: TypeAlias = Callable[[], None]
-
-
-class Ride(NamedTuple):
-    """
-    An `admit` for somebody who is idle, in the transaction of the submit that brings the job: one commit where there would be two.
-    `landed` is called once, when it is on disk; None: nothing came of it, and nothing was written. It also hears whether the thread that
-    calls it could stay with what it brings, and may answer with what that thread shall do then: to wake another one takes as long as a commit.
-    """
-
-    host: HostId
-    run_round: Callable[[AdmissionView], RoundResult]
-    terms: Terms
-    landed: Callable[[list[Dispatch] | None, bool], Rest | None]
-
-
-NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
-
-
-#: How long a host that was lost is remembered.
-LOST_FOR: Final[Span] = 24 * HOUR
-
-
 class Standing(Struct, frozen=True, gc=False):
-    """Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the desk can judge its spending."""
+    """Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the service can judge its spending."""
 
     dispatch_id: DispatchId
     job_id: JobId | None
@@ -126,25 +169,21 @@ class Standing(Struct, frozen=True, gc=False):
     addon_spent: Mapping[str, Money] = NOTHING_SPENT
 
 
-#: What a heartbeat gives occasion to tell, written in its transaction. Pure, and perhaps called twice.
-Tell: TypeAlias = Callable[[Standing], Sequence[Note]]
+#: The notes that a heartbeat gives occasion to. Pure, and perhaps called twice.
+NotesFor: TypeAlias = Callable[[Standing], Sequence[Note]]
 
 
-def say_nothing(_: Standing) -> Sequence[Note]:
+def no_notes(_: Standing) -> Sequence[Note]:
     return ()
 
 
-#: What will start if it comes to be written, told while it is being written by a store that has time then, in its thread: `claimed` can be asked for it from
-#: then on, to get ready, but nothing may begin. Perhaps told in vain, perhaps twice.
-Ahead: TypeAlias = Callable[[list[Dispatch]], None]
-
-
-def not_waited_for(_: list[Dispatch]) -> None:
-    pass
+# what reads are asked for and answered with
 
 
 class Due(StrEnum):
-    EXPIRED = "expired"  # a reservation nobody took up, a lease nobody renewed, a stop nobody confirmed
+    EXPIRED = (
+        "expired"  # a reservation that no worker took up, a lease without heartbeats, a stop without an end
+    )
     STOP = "stop"  # a run past its runtime limit or hard cap
     DEADLINE = "deadline"  # a queued job that can no longer start in time
 
@@ -175,97 +214,199 @@ class Addon(Struct, frozen=True):
     jobs: Mapping[JobState, int] = field(default_factory=dict)
 
 
+# the operations
+
+
+class Operation(Struct, Generic[A_co], frozen=True):
+    """One write, answered with a `A_co`."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it writes nothing: then it needs no transaction."""
+        return False
+
+
+class Submit(Operation[list[Receipt]], frozen=True):
+    """New jobs, all or none. QueueFull, KeyConflict."""
+
+    intents: Sequence[Intent]
+    depth: Depth = NO_LIMIT
+
+
+class Apply(Operation[list[bool]], frozen=True):
+    """Changes, each on its own merits. False: decided on stale knowledge, nothing was changed by it."""
+
+    changes: Sequence[Change]
+
+    @property
+    def empty(self) -> bool:
+        return not self.changes
+
+
+class Complete(Operation[list[bool]], frozen=True):
+    """`Apply` of what `changes.completed` makes of each: by far the most frequent change, so the stores have a short way for it."""
+
+    done: Sequence[CompletedDispatch]
+
+    @property
+    def empty(self) -> bool:
+        return not self.done
+
+
+class Renew(Operation[list[Standing | None]], frozen=True):
+    """
+    Heartbeats. None: the dispatch is stale, ended or expired, and nothing was changed; one that is ending is not prolonged.
+    The notes that `notes_for` makes are written along.
+    """
+
+    renewals: Sequence[Renewal]
+    notes_for: NotesFor = no_notes
+
+    @property
+    def empty(self) -> bool:
+        return not self.renewals
+
+
+class Admit(Operation[list[Grant]], frozen=True):
+    """
+    One round of a host. `run_round` decides on rows that nobody else can change until its verdict is written; it must be
+    quick, and the store may call it again. `terms` hold for all that this round starts.
+
+    `preview` is called while the round is being written, in the thread that writes, by a store that has time then: the
+    claimant can make ready what it will run, but nothing may begin before the answer. Perhaps called in vain, perhaps never.
+    """
+
+    host: HostId
+    run_round: Callable[[AdmissionView], RoundResult]
+    terms: Terms = Terms()
+    preview: Callable[[list[Grant]], None] | None = None
+
+
+class SetAddon(Operation[None], frozen=True):
+    """What is None stays. `by`: the principal, for the trail."""
+
+    addon_id: AddonId
+    weight: int | None = None
+    paused: bool | None = None
+    by: str = ""
+
+
+class Prune(Operation[int], frozen=True):
+    """Forget at most `limit` settled jobs that ended before then; answered with how many. BLOCKED jobs stay."""
+
+    before: Moment
+    limit: int
+
+
+class Shift(Operation[int], frozen=True):
+    """
+    The clock was set: every lease, every delay of a retry and the age of every queued job move along, so that none grows or
+    shrinks. Moments that a user gave stay. Answered with how many dispatches moved.
+    """
+
+    by: Span
+
+
+class Reorder(Operation[int], frozen=True):
+    """
+    The order keys of queued jobs are fixed when the jobs become ready, under the aging of that day. Sets those of `limit` jobs
+    behind the number `after` by this aging; answered with the last number it looked at, 0 when there are no more.
+    """
+
+    aging: Aging
+    after: int
+    limit: int
+
+
+class RegisterHost(Operation[Host], frozen=True):
+    """
+    "I am here", until `host.until`; answered with what is known of the host. DispatcherHeld: another scheduler that is alive
+    has that name. To be repeated where the store is `shared`.
+    """
+
+    host: Host
+
+
+class RemoveHost(Operation[None], frozen=True):
+    """The host ends, and says so."""
+
+    host: HostId
+    instance: str
+
+
+class DrainHost(Operation[bool], frozen=True):
+    """The host starts nothing more, until the opposite is said. `by`: the principal, for the trail. False: no such host."""
+
+    host: HostId
+    draining: bool
+    by: str = ""
+
+
+def committed(store: Writes, operation: Operation[A]) -> A:
+    """Commit one operation and wait for its answer."""
+    answer: Future[A]
+    [answer] = store.commit(operation, wait=True)
+    return answer.result()
+
+
+def committed_apart(
+    store: Writes, operation_of: Callable[[Sequence[T]], Operation[list[A]]], items: Sequence[T]
+) -> list[A | Exception]:
+    """
+    Commit one operation for all items and wait. If it fails, commit one for each, so that an item that cannot be written fails
+    alone: the answer to each, or what the store raised for it. Unavailable: nothing can be written now.
+    """
+    if not items:
+        return []
+    try:
+        return list(committed(store, operation_of(items)))
+    except Unavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - it belongs to one of the items
+        if len(items) == 1:
+            return [error]
+    outcomes: list[A | Exception] = []
+    for answer in store.commit(*(operation_of([item]) for item in items), wait=True):
+        try:
+            outcomes += answer.result()
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the outcome
+            outcomes.append(error)
+    return outcomes
+
+
+# the protocols
+
+
+class Writes(Protocol):
+    def now(self) -> Moment:
+        """The one clock: everything that is written or judged here goes by it."""
+        ...
+
+    def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:
+        """Write the operations in order, and answer each when it is durable: see the module."""
+        ...
+
+
 @runtime_checkable
 class Transactional(Protocol):
     """A store in a database that its callers use too."""
 
     def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        """`submit` as part of a transaction of the caller's own: there with its commit, gone with its rollback."""
+        """`Submit` as part of a transaction of the caller's own: there with its commit, gone with its rollback."""
         ...
 
 
-class Store(Protocol):
-    #: Whether others may dispatch from it too.
-    shared: bool
-
-    def now(self) -> Moment:
-        """The one clock. Everything that is written or judged here is by it."""
-        ...
-
-    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        """All or none, durable when it returns. QueueFull, KeyConflict."""
-        ...
-
-    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        """The same for who must not wait here: an event loop. Durable when the Future has its result."""
-        ...
-
-    def admit(
-        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
-    ) -> list[Dispatch]:
-        """`run_round` sees rows that nobody else can change until its verdict is written. It must be quick, and may be called again."""
-        ...
-
-    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
-        """The jobs of what `admit` has just leased: as they were then, for a store may have read them along with it."""
-        ...
-
-    def ride(self, board: Callable[[], Ride | None]) -> Callable[[], None]:
-        """
-        `board` is asked with each submit, inside its transaction, until the answer is called. A hint: where it would save nothing nobody
-        is asked, and a rider whose round fails is left behind, so that it cannot harm the submit.
-        """
-        ...
-
+class Reads(Protocol):
     def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
-        """The same floor, to read only: for explain and for trying out."""
-        ...
-
-    def apply(self, changes: Sequence[Change]) -> list[bool]:
-        """One transaction; each on its own merits. False: decided on stale knowledge, nothing was changed by it."""
-        ...
-
-    def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
-        """Before whatever the same thread asks for next; perhaps in one commit with it."""
-        ...
-
-    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
-        """`apply_soon` of what `changes.completed` says about each: by far the most frequent change of all, so it has a way of its own."""
-        ...
-
-    def exchange_soon(
-        self,
-        done: Sequence[CompletedDispatch],
-        host: HostId,
-        run_round: Callable[[AdmissionView], RoundResult],
-        terms: Terms,
-        ahead: Ahead = not_waited_for,
-    ) -> Future[tuple[list[bool], list[Dispatch]]]:
-        """`complete_soon`, then `admit`, in one commit where that can be: what is done makes room for what starts."""
-        ...
-
-    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
-        """None: stale, ended or expired; nothing was changed. A dispatch that is ending is not prolonged."""
-        ...
-
-    def renew_soon(
-        self, beats: Sequence[Renewal], tell: Tell = say_nothing
-    ) -> Future[list[Standing | None]]: ...
-
-    def overdue(self, limit: int) -> list[Overdue]: ...
-
-    def alarm(self) -> Moment | None:
-        """The next moment at which something becomes ready, urgent or overdue."""
-        ...
-
-    def trouble(self) -> str | None:
-        """Why writes fail at the moment, as far as that is known without a write. None: a write will tell."""
+        """What a round would see, to read only: for explain and for trying out."""
         ...
 
     def job(self, job_id: JobId) -> Job | None: ...
 
     def jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
-        """In the order asked for; what does not exist is left out."""
+        """In the order asked for; jobs that do not exist are left out."""
         ...
 
     def find(self, query: Query) -> list[Job]: ...
@@ -283,82 +424,73 @@ class Store(Protocol):
     def checkpoint(self, job_id: JobId) -> str | None: ...
 
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
-        """By `seq`, or by `n` within one job. Nothing ever appears at or below a number that was seen."""
+        """By `seq`, or by `n` within one job. No event ever appears at or below a number that was seen."""
         ...
 
     def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
-        """The same, for who wants few of them: what is of another kind costs next to nothing."""
+        """`events` for readers of few kinds: events of other kinds cost next to nothing."""
         ...
 
     def newest(self) -> int:
-        """The number of the last event: where somebody begins who wants to hear only what is to come."""
+        """The number of the last event: where a reader begins that wants only what is to come."""
         ...
 
     def ledger(self, host: HostId) -> Ledger: ...
 
     def addons(self) -> list[Addon]: ...
 
-    def set_addon(
-        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None, by: str = ""
-    ) -> None:
-        """`by`: the principal, for the trail."""
+
+class Upkeep(Protocol):
+    def overdue(self, limit: int) -> list[Overdue]: ...
+
+    def alarm(self) -> Moment | None:
+        """The next moment at which something becomes ready, urgent or overdue."""
         ...
 
-    def prune(self, before: Moment, limit: int) -> int:
-        """Forget at most so many settled jobs that ended before then. BLOCKED ones stay."""
-        ...
-
-    def shift(self, by: Span) -> int:
-        """
-        The clock was set: move every lease, every delay of a retry and the age of every queued job along, so that none grows or shrinks. Moments
-        that a user gave stay. Returns how many dispatches were moved.
-        """
-        ...
-
-    def reorder(self, aging: Aging, after: int, limit: int) -> int:
-        """
-        The turns of queued jobs are fixed when they become ready, under the aging of that day. Looks at so many behind the number
-        `after`, sets them by this one, and answers with the last number it looked at; 0: there are no more.
-        """
+    def trouble(self) -> str | None:
+        """Why writes fail at the moment, as far as that is known without a write. None: a write will tell."""
         ...
 
     def audit(self) -> list[str]:
         """Recompute every sum and check every invariant; what is wrong, in words."""
         ...
 
-    def register_host(self, host: Host) -> Host:
-        """
-        "I am here", until `host.until`; answered with what is known of it. DispatcherHeld: somebody else bears that name, and lives.
-        To be told again and again where `shared`.
-        """
-        ...
+    def close(self) -> None: ...
 
-    def leave(self, host: HostId, instance: str) -> None:
-        """It ends, and says so."""
-        ...
+
+#: Commits submits that other processes handed in, and answers each.
+Relay: TypeAlias = Callable[[Sequence[Submit]], list[Future[list[Receipt]]]]
+
+
+class Hosting(Protocol):
+    """The processes that share a store: who dispatches, and how one learns of the commits of another."""
+
+    #: Whether several hosts may dispatch from it.
+    shared: bool
 
     def hosts(self) -> list[Host]:
-        """By name: those that live, those that were lost of late, and those that somebody wants drained."""
+        """By name: hosts that live, hosts that were lost of late, and hosts that are to be drained."""
         ...
 
-    def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
-        """It starts nothing more, until the opposite is said. `by`: the principal, for the trail. False: there is no such host."""
-        ...
-
-    def acquire_dispatch(self, holder: str) -> None:
-        """The right to dispatch from this store. DispatcherHeld names who has it."""
+    def acquire_dispatch(self, holder: str, relay: Relay | None = None) -> None:
+        """
+        The right to dispatch from this store. DispatcherHeld names its holder. Where other processes hand their submits to
+        the one that dispatches, it commits them by `relay`, so that it can claim in the same commit.
+        """
         ...
 
     def release_dispatch(self) -> None:
-        """Somebody else may have it now. Nothing, for who does not hold it."""
+        """Another process may have the right now. A process without it releases nothing."""
         ...
 
-    def on_change(self, ring: Callable[[], None]) -> None:
-        """Called after any commit, here or (by the holder of the dispatch right) in another process. A hint, from any thread."""
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Called after any commit, here or (for the holder of the dispatch right) in another process. A hint, from any thread."""
         ...
 
     def listen(self) -> None:
-        """For some seconds from now `on_change` also tells who does not dispatch of what the dispatching process commits."""
+        """For some seconds from now `on_change` also hears, in a process that does not dispatch, of the dispatcher's commits."""
         ...
 
-    def close(self) -> None: ...
+
+class Store(Writes, Reads, Upkeep, Hosting, Protocol):
+    """All of it: what a scheduler needs."""

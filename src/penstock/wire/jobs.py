@@ -55,7 +55,7 @@ __all__ = [
     "LogsQuery",
     "Said",
     "Say",
-    "Submit",
+    "SubmitBody",
     "SubmitMany",
     "Submitted",
     "WaitQuery",
@@ -78,7 +78,7 @@ def constraint_names(constraints: Constraints) -> tuple[str, ...]:
     return tuple(name for name in constraints.__struct_fields__ if getattr(constraints, name))
 
 
-class Submit(WireRequest):
+class SubmitBody(WireRequest):
     """What a submitter asks for."""
 
     addon_id: AddonName
@@ -120,7 +120,7 @@ class Submitted(WireAnswer):
 class SubmitMany(WireRequest):
     """All or none, in one transaction."""
 
-    jobs: Annotated[list[Submit], Meta(min_length=1, max_length=MAX_BULK)]
+    jobs: Annotated[list[SubmitBody], Meta(min_length=1, max_length=MAX_BULK)]
     wait_sec: Wait = 0
 
 

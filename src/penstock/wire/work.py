@@ -40,7 +40,7 @@ __all__ = [
     "ClaimAnswer",
     "ClaimRequest",
     "ClaimedJob",
-    "Complete",
+    "CompleteBody",
     "Completed",
     "Dispatchable",
     "DispatchableJob",
@@ -165,7 +165,7 @@ class OutcomeReport(WireRequest):
     failure: Failure = Failure.JOB_ERROR
 
 
-class Complete(OutcomeReport):
+class CompleteBody(OutcomeReport):
     """The outcome of a job, by the worker that holds its lease."""
 
 

@@ -47,7 +47,7 @@ __all__ = [
 _LOOK_AGAIN: Final = 2.0
 
 
-async def submit(call: Request[None, wire.Submit]) -> wire.Submitted:
+async def submit(call: Request[None, wire.SubmitBody]) -> wire.Submitted:
     body = call.body
     intent = intent_from(body)
     _may_submit(call, intent)

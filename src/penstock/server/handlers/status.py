@@ -19,7 +19,7 @@ from penstock.scheduler.version import VERSION
 from penstock.server.app_state import AppState, Request
 from penstock.server.problems import Forbidden
 from penstock.server.views import addon_view, host_view, job_counts, lease_view, or_none, when
-from penstock.stores.api import Addon, Query
+from penstock.stores.api import Addon, DrainHost, Query, SetAddon, committed
 
 __all__ = [
     "addon_edit",
@@ -131,7 +131,7 @@ def addon_edit(call: Request[None, wire.AddonEdit]) -> wire.AddonInfo:
         problem = {"field": "body", "message": "must have weight, paused or both"}
         raise BadIntent(f"body {problem['message']}", problems=[problem])
     by = call.principal.name
-    call.store.set_addon(addon_id, weight=or_none(body.weight), paused=or_none(body.paused), by=by)
+    committed(call.store, SetAddon(addon_id, weight=or_none(body.weight), paused=or_none(body.paused), by=by))
     [edited] = _views(call, [a for a in call.store.addons() if a.addon_id == addon_id])
     return edited
 
@@ -186,7 +186,7 @@ def _set_draining(call: Request[None, wire.HostNamed], *, draining: bool) -> wir
     if call.principal.addon_id is not None:
         raise Forbidden(f"this token is bound to addon {call.principal.addon_id}: it may not change hosts")
     name = call.body.host
-    if not call.store.drain(HostId(name), draining, call.principal.name):
+    if not committed(call.store, DrainHost(HostId(name), draining, call.principal.name)):
         names = ", ".join(host.host for host in call.store.hosts())
         raise NotFound(f"there is no host {name}; there is {names}", host=name)
     return wire.Ok()

@@ -219,7 +219,7 @@ def _beat(call: Request[Any, Any], beat: wire.Heartbeat) -> wire.HeartbeatAnswer
     return heartbeat_view(beat.lease_id, answer, call.app_state.service.rules.lease_for)
 
 
-def complete(call: Request[None, wire.Complete]) -> wire.Completed:
+def complete(call: Request[None, wire.CompleteBody]) -> wire.Completed:
     _check_pair(call, call.body.lease_id)
     return _end(call, call.body)
 

@@ -5,7 +5,7 @@ What the stores say alike about hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.core.errors import DispatcherHeld, KeyConflict, OutcomeUnknown, QueueFull
@@ -16,15 +16,15 @@ from penstock.core.jobs.load import Host
 from penstock.core.jobs.types import HostId, JobId
 from penstock.stores.api import Receipt
 
-__all__ = ["SubmitsUnknown", "drain_note", "key_conflict", "name_taken", "refuse_beyond", "with_jobs"]
+__all__ = ["BatchUnknown", "drain_note", "key_conflict", "name_taken", "refuse_beyond", "with_jobs"]
 
 
-class SubmitsUnknown(OutcomeUnknown):
-    """Of several submits that went out together. `receipts`: the answer to each, if they were written."""
+class BatchUnknown(OutcomeUnknown):
+    """Of operations that share a transaction. `answers`: the answer to each, if they were written."""
 
-    def __init__(self, error: OutcomeUnknown, receipts: list[list[Receipt]]) -> None:
+    def __init__(self, error: OutcomeUnknown, answers: Sequence[Any]) -> None:
         super().__init__(str(error), **error.data)
-        self.receipts = receipts
+        self.answers = answers
 
 
 def key_conflict(intent: Intent, job_id: JobId | None) -> KeyConflict:

@@ -1,131 +1,82 @@
 """
-Group commit: one thread owns the write connection, and whatever has arrived together is committed together.
+Group commit: operations that arrive together are written in one transaction.
 
-An fsync costs about as much as a hundred inserts, so sixty-four submitters share one and each still gets its answer only
-after it. When one operation of a batch fails, the batch is rolled back and each runs alone: nobody pays for another's
-mistake, and no savepoint is paid for when all is well. Unless it may have been written after all: then all are told so.
-
-Whoever is idle may ride along (`ride`): its operation goes into the commit of the one that brings it something to do, which would
-otherwise be followed by a commit of its own. Riders are left behind when anything in the batch fails, so they harm nobody.
+An fsync costs about as much as a hundred inserts, so sixty-four submitters share one, and each still gets its answer only after
+it. When one operation of a batch fails, the transaction is rolled back and each operation runs alone: none pays for the mistake
+of another, and no savepoint is paid for while all goes well. The exception is a batch that may have been written after all: it
+is not tried again, and every operation of it fails.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from itertools import zip_longest
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread, main_thread
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias
 
 from penstock.core.errors import OutcomeUnknown, StoreFailed
-from penstock.stores.api import Rest
-from penstock.stores.common.checks import with_jobs
+from penstock.stores.api import Operation, RegisterHost
+from penstock.stores.common.checks import BatchUnknown, with_jobs
 
-__all__ = ["Passage", "Writer", "settling"]
-
-T = TypeVar("T")
-log = logging.getLogger("penstock.stores")
-
-
-class Passage(NamedTuple):
-    """
-    What a rider adds to a transaction. `landed` is called once: with the answer when it is on disk, or None, and nothing was done; and
-    with whether the thread may stay with it.
-    """
-
-    run: Callable[[Any], Any]
-    landed: Callable[[Any, bool], Rest | None]
-
-
-#: Asked inside the transaction, so it must be quick. None: not this time.
-Board: TypeAlias = Callable[[], Passage | None]
-
-
-#: Called once, with the answer when it is on disk or with what went wrong.
-Told: TypeAlias = Callable[[Any, BaseException | None], None]
-
+__all__ = ["Commit", "GroupCommit", "answered", "failed", "in_turn", "outcome_of"]
 
 #: For so long a failed write counts as the state of things, if no other write succeeds.
 RECENT_SEC: Final = 30.0
+#: Operations of one transaction, unless one commit has more.
+MOST: Final = 512
+
+_Pending: TypeAlias = tuple[Operation[Any], Future[Any]]
 
 
-class _Op(NamedTuple):
-    run: Callable[[Any], Any]
-    told: Told
-    brings: bool
-    #: It is small, and says nothing of whether others would succeed.
-    probe: bool = False
-
-
-class Writer:
-    """`after` is called behind every commit, before its answers are given where nobody stays with what it brought."""
+class GroupCommit:
+    """
+    `write` writes operations in one transaction and returns their answers when they are durable; it may be called again with
+    some of them. BatchUnknown: they may have been written. `after` is called behind every transaction, before its answers.
+    """
 
     def __init__(
         self,
-        begin: Callable[[], AbstractContextManager[Any]],
+        write: Callable[[list[Operation[Any]]], Sequence[Any]],
         after: Callable[[], None] = lambda: None,
-        *,
-        most: int = 512,
     ) -> None:
-        self._begin, self._after, self._most = begin, after, most
-        self._ops: deque[_Op] = deque()
-        #: Held by whoever writes a batch: its own thread, or one that carries.
+        self._write, self._after = write, after
+        #: One entry for each commit: its operations stay together.
+        self._commits: deque[list[_Pending]] = deque()
+        #: Held by the thread that writes a batch: the one of this group, or one that waits for its own answers.
         self._writing = Lock()
         self._wake: SimpleQueue[bool] = SimpleQueue()  # False: for the last time
-        self._rung = self._left_untold = False
-        self._boards: tuple[Board, ...] = ()
+        self._woken = False
         self._failed: tuple[float, StoreFailed] | None = None
         self._gate, self._closed = Lock(), False
         self._thread = Thread(target=self._loop, name="penstock-writer", daemon=True)
         self._thread.start()
 
-    def write(self, run: Callable[[Any], T]) -> T:
-        """Returns when it is on disk. `run` may be called twice, the first time for nothing; leaving `begin` commits."""
-        return self.soon(run).result()
-
-    def soon(self, run: Callable[[Any], T], *, brings: bool = False, probe: bool = False) -> Future[T]:
-        """`brings`: riders may find something to do behind it. `probe`: its success does not end a failure (`failure`)."""
-        answer: Future[T] = Future()
-        self.put(run, settling(answer), brings=brings, probe=probe)
-        self._ring()
-        return answer
-
-    def put(
-        self, run: Callable[[Any], Any], told: Told, *, brings: bool = False, probe: bool = False
-    ) -> None:
-        """For who calls `carry` in a moment, and has no use for a Future: making and settling one costs as much as a row."""
-        with self._gate:  # nothing may be put behind the end mark: nobody would ever answer it
+    def commit(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]:
+        """
+        `wait`: the calling thread waits for the answers, so it may write, and no thread need be woken. The main thread
+        never does: a Ctrl-C could come between a transaction and the answers of others.
+        """
+        if all(operation.empty for operation in operations):
+            return [answered([]) for _ in operations]
+        pending = [(operation, Future[Any]()) for operation in operations]
+        with self._gate:  # behind the end mark no thread would ever answer
             if self._closed:
                 raise StoreFailed("the store is closed", kind="closed")
-            self._ops.append(_Op(run, told, brings, probe))
-
-    def carry(self) -> list[Rest]:
-        """
-        Write what is there, in the thread of who calls: it has nothing else to do meanwhile, and waking another one costs as much as a small
-        commit. Not for the main thread, where a Ctrl-C could come between a commit and its answers. What riders would have that thread do
-        now is the answer; whoever then carries in its place must do so at once, for `after` was left to it.
-        """
-        rest: list[Rest] = []
-        if (self._ops or self._left_untold) and self._writing.acquire(blocking=False):
-            try:
-                if self._left_untold:
-                    self._tell()
-                self._batch(rest)
-            finally:
-                self._writing.release()
-        if self._ops:
-            self._ring()
-        return rest
+            self._commits.append(pending)
+        if wait and current_thread() is not main_thread():
+            self._write_here()
+        else:
+            self._wake_thread()
+        return [answer for _, answer in pending]
 
     @property
     def idle(self) -> bool:
-        """Nothing was handed in that has not been answered, or is about to be."""
-        return not (self._ops or self._writing.locked())
+        """No commit waits for its answers, but for those about to get them."""
+        return not (self._commits or self._writing.locked())
 
     @property
     def failure(self) -> StoreFailed | None:
@@ -133,113 +84,131 @@ class Writer:
         failed = self._failed
         return failed[1] if failed is not None and monotonic() - failed[0] < RECENT_SEC else None
 
-    def ride(self, board: Board) -> Callable[[], None]:
-        """From now on, until the answer is called."""
-        with self._gate:
-            self._boards = (*self._boards, board)
-
-        def leave() -> None:
-            with self._gate:
-                self._boards = tuple(known for known in self._boards if known is not board)
-
-        return leave
-
     def close(self) -> None:
-        """What was handed in before is still done."""
+        """Commits that were handed in before are still written."""
         with self._gate:
             if not self._closed:
                 self._closed = True
                 self._wake.put(False)
         self._thread.join()
 
-    def _ring(self) -> None:
-        if not self._rung:  # one ring for all that comes until the thread is up
-            self._rung = True
+    def _write_here(self) -> None:
+        if self._writing.acquire(blocking=False):
+            try:
+                self._write_batch()
+            finally:
+                self._writing.release()
+        if self._commits:
+            self._wake_thread()
+
+    def _wake_thread(self) -> None:
+        if not self._woken:  # once for all commits that come until the thread is up
+            self._woken = True
             self._wake.put(True)
 
     def _loop(self) -> None:
         going = True
         while going:
             going = self._wake.get()
-            self._rung = False  # before it looks: what comes after that must ring again
-            while self._ops:
+            self._woken = False  # before it looks: a commit after that must wake it again
+            while self._commits:
                 with self._writing:
-                    self._batch()
+                    self._write_batch()
 
-    def _tell(self) -> None:
-        self._left_untold = False
-        self._after()
-
-    def _batch(self, rest: list[Rest] | None = None) -> None:
-        """`rest`: where riders may leave what the thread shall do; None: it has no time for that."""
-        batch: list[_Op] = []
-        while self._ops and len(batch) < self._most:
-            batch.append(self._ops.popleft())
+    def _write_batch(self) -> None:
+        batch: list[_Pending] = []
+        while self._commits and len(batch) < MOST:
+            batch += self._commits.popleft()
         if batch:
-            self._run(batch, self._boards, rest)
+            self._run(batch)
 
-    def _run(self, batch: list[_Op], boards: tuple[Board, ...], rest: list[Rest] | None = None) -> None:
-        riders: list[Passage] = []
-        results: list[Any] = []
-        boarding = False
+    def _run(self, batch: list[_Pending]) -> None:
         try:
-            with self._begin() as transaction:
-                results = [op.run(transaction) for op in batch]
-                boarding = bool(boards) and any(op.brings for op in batch)
-                for board in boards if boarding else ():
-                    passage = board()
-                    if passage is not None:
-                        riders.append(passage)
-                brought = [passage.run(transaction) for passage in riders]
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
-            _land(riders, [None] * len(riders), None)
+            answers = self._write([operation for operation, _ in batch])
+        except BaseException as error:  # noqa: BLE001 - it belongs to the callers that wait for the answers
             if isinstance(error, StoreFailed):
                 self._failed = monotonic(), error
-            if (len(batch) == 1 and not boarding) or _perhaps_written(error):
-                for op, result in zip_longest(batch, results):
-                    op.told(None, _with_jobs(error, result))
+            if len(batch) == 1 or _perhaps_written(error):
+                _fail(batch, error)
             else:
-                for op in batch:
-                    self._run([op], ())
+                for each in batch:
+                    self._run([each])
             return
-        if self._failed is not None and not all(op.probe for op in batch):
-            self._failed = None
-        _land(riders, brought, rest)
-        if rest:
-            # It wakes threads that would take the interpreter from the one that has something to begin.
-            self._left_untold = True
-        else:
-            self._tell()
-        for op, result in zip(batch, results, strict=True):
-            op.told(result, None)
+        if self._failed is not None and not all(isinstance(op, RegisterHost) for op, _ in batch):
+            self._failed = (
+                None  # the row of a host is small, and says nothing of whether others would succeed
+            )
+        self._after()
+        for (_, answer), result in zip(batch, answers, strict=True):
+            answer.set_result(result)
 
 
 def _perhaps_written(error: BaseException) -> bool:
-    """Then nobody's turn may be taken again."""
     return isinstance(error, StoreFailed) and error.data.get("kind") == "unknown"
 
 
-def _with_jobs(error: BaseException, result: Any) -> BaseException:
-    if isinstance(error, OutcomeUnknown) and isinstance(result, list):
-        return with_jobs(error, result)
-    return error
-
-
-def settling(answer: Future[Any]) -> Told:
-    def told(result: Any, error: BaseException | None) -> None:
-        if error is None:
-            answer.set_result(result)
+def _fail(batch: list[_Pending], error: BaseException) -> None:
+    answers = error.answers if isinstance(error, BatchUnknown) else []
+    for (_, answer), result in zip_longest(batch, answers):
+        if isinstance(error, OutcomeUnknown) and isinstance(result, list):
+            answer.set_exception(with_jobs(error, result))
         else:
             answer.set_exception(error)
 
-    return told
+
+# commits that no group writes
 
 
-def _land(riders: list[Passage], answers: list[Any], rest: list[Rest] | None) -> None:
-    for passage, answer in zip(riders, answers, strict=True):
+class Commit(Protocol):
+    def __call__(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]: ...
+
+
+def in_turn(steps: Sequence[tuple[Commit, Operation[Any]]]) -> list[Future[Any]]:
+    """Operations that have a writer each: every one is handed in when the one before it has been answered."""
+    answers: list[Future[Any]] = [Future() for _ in steps]
+    left = iter(zip(steps, answers, strict=True))
+
+    def hand_in(_: object = None) -> None:
+        step = next(left, None)
+        if step is None:
+            return
+        (commit, operation), answer = step
         try:
-            left = passage.landed(answer, rest is not None)
-            if left is not None and rest is not None:
-                rest.append(left)
-        except Exception:  # the commit stands; one rider's mistake must not cost the others their answers
-            log.exception("a rider could not take its answer")
+            [written] = commit([operation])
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            answer.set_exception(error)
+            hand_in()
+        else:
+            written.add_done_callback(lambda written: _pass_on(written, answer))
+            written.add_done_callback(hand_in)
+
+    hand_in()
+    return answers
+
+
+def _pass_on(written: Future[Any], answer: Future[Any]) -> None:
+    error = written.exception()
+    if error is None:
+        answer.set_result(written.result())
+    else:
+        answer.set_exception(error)
+
+
+def outcome_of(write: Callable[[], Any]) -> Future[Any]:
+    """Written now, in this thread."""
+    try:
+        return answered(write())
+    except Exception as error:  # noqa: BLE001 - it is the answer
+        return failed(error)
+
+
+def answered(answer: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(answer)
+    return future
+
+
+def failed(error: BaseException) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future

@@ -12,7 +12,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,31 +31,32 @@ from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of, place
 from penstock.core.jobs.ledger import Account
-from penstock.core.jobs.ordering import AdmissionView, Ordering, Pick, Placement, RoundResult
+from penstock.core.jobs.ordering import Ordering, Pick, Placement, RoundResult
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.api import (
     NOTHING_SPENT,
-    Ahead,
+    Admit,
+    Apply,
     Clock,
-    CompletedDispatch,
+    Complete,
     Depth,
+    Grant,
+    NotesFor,
+    Operation,
     Receipt,
-    Ride,
+    Renew,
     Standing,
-    Tell,
+    Submit,
     Terms,
-    not_waited_for,
-    say_nothing,
 )
 from penstock.stores.common.checks import key_conflict, refuse_beyond
 from penstock.stores.common.dispatches import uuid7
+from penstock.stores.common.group_commit import outcome_of
 from penstock.stores.memory.maintenance import MemoryUpkeep
 
 __all__ = ["MemoryStore"]
-
-T = TypeVar("T")
 
 
 class MemoryStore(MemoryUpkeep):
@@ -65,22 +67,40 @@ class MemoryStore(MemoryUpkeep):
     ) -> None:
         super().__init__(clock, ordering=ordering, new_id=new_id)
 
+    def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:  # noqa: ARG002 - it never takes long
+        with self._lock:
+            before = self._seq
+            answers = [outcome_of(partial(self._write, operation)) for operation in operations]
+            has_news = self._seq != before
+        if has_news:
+            self._notify_listeners()
+        return answers
+
+    def _write(self, operation: Operation[Any]) -> Any:
+        match operation:
+            case Submit(intents, depth):
+                return self._submit(intents, depth)
+            case Admit():
+                return self._admit(operation)
+            case Apply(changes):
+                return [self._apply(change) for change in changes]
+            case Complete(done):
+                now = self._clock()
+                return [self._apply(completed(each.dispatch_id, now, each.result)) for each in done]
+            case Renew(renewals, notes_for):
+                return [self._renew(renewal, notes_for) for renewal in renewals]
+        return self._keep_up(operation)
+
     # submit
 
-    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        with self._lock:
-            fresh = [intent for intent in intents if self._known(intent) is None]
-            self._check_depth(fresh, depth)
-            made: dict[tuple[AddonId, str], Intent] = {}
-            for intent in fresh:
-                if intent.idempotency_key is not None:
-                    _same_body(made.setdefault((intent.addon_id, intent.idempotency_key), intent), intent)
-            receipts = [self._known(intent) or self._insert(intent) for intent in intents]
-        self._ring()
-        return receipts
-
-    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        return _at_once(lambda: self.submit(intents, depth))
+    def _submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
+        fresh = [intent for intent in intents if self._known(intent) is None]
+        self._check_depth(fresh, depth)
+        made: dict[tuple[AddonId, str], Intent] = {}
+        for intent in fresh:
+            if intent.idempotency_key is not None:
+                _same_body(made.setdefault((intent.addon_id, intent.idempotency_key), intent), intent)
+        return [self._known(intent) or self._insert(intent) for intent in intents]
 
     def _known(self, intent: Intent) -> Receipt | None:
         if intent.idempotency_key is None or (intent.addon_id, intent.idempotency_key) not in self._keys:
@@ -121,22 +141,15 @@ class MemoryStore(MemoryUpkeep):
 
     # admit
 
-    def admit(
-        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
-    ) -> list[Dispatch]:
-        with self._lock:
-            now = self._clock()
-            self._lines.advance(now)
-            before = self._seq
-            round_result = run_round(self._admission_view(host, now))
-            self._deny(round_result, now)
-            dispatches = [self._pick(pick, host, now, terms) for pick in round_result.picks]
-            if round_result.loan is not None:
-                dispatches.append(self._loan(round_result.loan, host, now, terms))
-            told = self._seq != before
-        if told:
-            self._ring()
-        return dispatches
+    def _admit(self, admit: Admit) -> list[Grant]:
+        host, now, terms = admit.host, self._clock(), admit.terms
+        self._lines.advance(now)
+        round_result = admit.run_round(self._admission_view(host, now))
+        self._deny(round_result, now)
+        grants = [self._pick(pick, host, now, terms) for pick in round_result.picks]
+        if round_result.loan is not None:
+            grants.append(Grant(self._loan(round_result.loan, host, now, terms)))
+        return grants
 
     def _deny(self, round_result: RoundResult, now: Moment) -> None:
         for waiting in round_result.passed:
@@ -152,7 +165,7 @@ class MemoryStore(MemoryUpkeep):
             self._jobs[job_id] = job
             self._note(now, Note(EventKind.DENIED, denial.reason.code, data), job)
 
-    def _pick(self, pick: Pick, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+    def _pick(self, pick: Pick, host: HostId, now: Moment, terms: Terms) -> Grant:
         job = self._jobs[pick.waiting.job_id]
         leased = pick.offer is Placement.LEASE
         dispatch_id = dispatch_id_of(job.job_id, job.fence + 1)
@@ -191,7 +204,7 @@ class MemoryStore(MemoryUpkeep):
             stop_for=stop_for,
             worker=terms.worker if leased else "",
         )
-        return self._hold(dispatch, now)
+        return Grant(self._hold(dispatch, now), job if leased else None)
 
     def _loan(self, admission_class: AdmissionClass, host: HostId, now: Moment, terms: Terms) -> Dispatch:
         dispatch_id = DispatchId(f"{self._new_id()}.0")
@@ -217,39 +230,7 @@ class MemoryStore(MemoryUpkeep):
         account.hold(dispatch.admission_class.cost_units, now, self._ordering.sharing)
         return dispatch
 
-    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
-        return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
-
-    def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
-        """A commit costs nothing here."""
-        return lambda: None
-
     # apply
-
-    def apply(self, changes: Sequence[Change]) -> list[bool]:
-        with self._lock:
-            applied = [self._apply(change) for change in changes]
-        if any(applied):
-            self._ring()
-        return applied
-
-    def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
-        return _at_once(lambda: self.apply(changes))
-
-    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
-        now = self.now()
-        return self.apply_soon([completed(each.dispatch_id, now, each.result) for each in done])
-
-    def exchange_soon(
-        self,
-        done: Sequence[CompletedDispatch],
-        host: HostId,
-        run_round: Callable[[AdmissionView], RoundResult],
-        terms: Terms,
-        ahead: Ahead = not_waited_for,  # noqa: ARG002 - it is written at once
-    ) -> Future[tuple[list[bool], list[Dispatch]]]:
-        completed = self.complete_soon(done)
-        return _at_once(lambda: (completed.result(), self.admit(host, run_round, terms)))
 
     def _apply(self, change: Change) -> bool:
         now = self._clock()
@@ -333,44 +314,32 @@ class MemoryStore(MemoryUpkeep):
 
     # renew
 
-    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
-        with self._lock:
-            before = self._seq
-            standings = [self._renew(beat, tell) for beat in beats]
-            told = self._seq != before
-        if told:
-            self._ring()
-        return standings
-
-    def renew_soon(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
-        return _at_once(lambda: self.renew(beats, tell))
-
-    def _renew(self, beat: Renewal, tell: Tell) -> Standing | None:
+    def _renew(self, renewal: Renewal, notes_for: NotesFor) -> Standing | None:
         now = self._clock()
-        dispatch = self._live.get(beat.dispatch_id)
+        dispatch = self._live.get(renewal.dispatch_id)
         if dispatch is None or dispatch.phase is DispatchPhase.RESERVED or dispatch.expires_at <= now:
             return None
-        more = max(0, (beat.spent or 0) - dispatch.spent)
+        more = max(0, (renewal.spent or 0) - dispatch.spent)
         dispatch = replace(
             dispatch,
-            expires_at=beat.expires_at if dispatch.phase is DispatchPhase.LEASED else dispatch.expires_at,
-            progress=dispatch.progress if beat.progress is None else beat.progress,
+            expires_at=renewal.expires_at if dispatch.phase is DispatchPhase.LEASED else dispatch.expires_at,
+            progress=dispatch.progress if renewal.progress is None else renewal.progress,
             spent=dispatch.spent + more,
-            pid=dispatch.pid if beat.pid is None else beat.pid,
+            pid=dispatch.pid if renewal.pid is None else renewal.pid,
         )
-        self._dispatches[beat.dispatch_id] = self._live[beat.dispatch_id] = dispatch
+        self._dispatches[renewal.dispatch_id] = self._live[renewal.dispatch_id] = dispatch
         for window in windows(now) if more else ():
             self._spent[dispatch.addon_id, window.name] += more
         job = None if dispatch.job_id is None else self._jobs[dispatch.job_id]
         before = 0 if job is None else job.spent - job.spent_before
         if job is not None:
-            progress = job.progress if beat.progress is None else beat.progress
+            progress = job.progress if renewal.progress is None else renewal.progress
             self._jobs[job.job_id] = replace(job, progress=progress, spent=job.spent + more, pid=dispatch.pid)
-            if beat.checkpoint is not None:
-                self._checkpoints[job.job_id] = beat.checkpoint
-                self._note(now, Note(EventKind.CHECKPOINT), job, beat.dispatch_id)
+            if renewal.checkpoint is not None:
+                self._checkpoints[job.job_id] = renewal.checkpoint
+                self._note(now, Note(EventKind.CHECKPOINT), job, renewal.dispatch_id)
         standing = Standing(
-            beat.dispatch_id,
+            renewal.dispatch_id,
             dispatch.job_id,
             dispatch.addon_id,
             dispatch.phase,
@@ -381,18 +350,9 @@ class MemoryStore(MemoryUpkeep):
             None if job is None else job.intent.cost_limit,
             {w.kind: self._spent[dispatch.addon_id, w.name] for w in windows(now)} if more else NOTHING_SPENT,
         )
-        for note in tell(standing):
-            self._note(now, note, job if note.of_job else None, beat.dispatch_id)
+        for note in notes_for(standing):
+            self._note(now, note, job if note.of_job else None, renewal.dispatch_id)
         return standing
-
-
-def _at_once(act: Callable[[], T]) -> Future[T]:
-    answer: Future[T] = Future()
-    try:
-        answer.set_result(act())
-    except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the answer
-        answer.set_exception(error)
-    return answer
 
 
 def _same_body(first: Intent, again: Intent, job_id: JobId | None = None) -> None:

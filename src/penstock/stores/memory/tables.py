@@ -43,7 +43,7 @@ class MemoryTables:
         self._spent: Counter[tuple[AddonId, str]] = Counter()
         self._hosts: dict[HostId, Host] = {}
         self._holder: str | None = None
-        self._rings: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
 
     def now(self) -> Moment:
         return self._clock()

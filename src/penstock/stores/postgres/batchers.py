@@ -1,6 +1,6 @@
 """
-What arrives together in a process goes out together: a lane is a thread that carries one group after the other to the server. While only one thread
-comes it does so by itself.
+The writers of a process on PostgreSQL: operations that arrive together go to the server together. Submits and rounds have a writer each, so
+that a submit never waits for a row of the ledger.
 """
 
 from __future__ import annotations
@@ -8,164 +8,121 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from threading import current_thread, main_thread
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any
 
 from penstock.core.jobs.changes import Change, completed
-from penstock.core.jobs.types import Moment
-from penstock.stores.api import Receipt
-from penstock.stores.common.checks import SubmitsUnknown, with_jobs
-from penstock.stores.common.group_commit import Writer, settling
-from penstock.stores.postgres.changes import Applying, Changes, Completing, Completion
-from penstock.stores.postgres.rounds import Admitting, RoundRequest
-from penstock.stores.postgres.start import Admission
-from penstock.stores.postgres.submit import Submission
+from penstock.core.jobs.job import Dispatch, Job
+from penstock.core.jobs.types import JobId, Moment
+from penstock.stores.api import Admit, Apply, Complete, Grant, Operation, Receipt, Submit
+from penstock.stores.common.checks import BatchUnknown, with_jobs
+from penstock.stores.common.group_commit import GroupCommit, answered, failed
+from penstock.stores.postgres.changes import Applying, Changes, Completing
+from penstock.stores.postgres.rounds import Admitting, RoundAnswers, StartedRound
 
-__all__ = ["Group", "RoundBatcher", "SubmitBatcher", "answered"]
-
-T = TypeVar("T")
-Op = TypeVar("Op")
-Answer = TypeVar("Answer")
-#: What waits for one transaction: changes and completions, in their order, and rounds behind them.
-_Op: TypeAlias = Sequence[Change] | Completion | Admission
+__all__ = ["RoundBatcher", "SubmitBatcher"]
 
 
-class Group(Generic[Op, Answer]):
-    """
-    What arrived together. Answers are filled in when all of it is written, which is before anybody looks at them; and when submits may have been
-    written, for the jobs in them.
-    """
+class SubmitBatcher(GroupCommit):
+    """`write`: all of them in one transaction, answered when that is durable."""
 
-    def __init__(self, carry_out: Callable[[list[Op]], list[list[Answer]]]) -> None:
-        self._carry_out = carry_out
-        self._ops: list[Op] = []
-        self._answers: list[list[Answer]] = []
-
-    def add(self, op: Op) -> list[Answer]:
-        self._ops.append(op)
-        self._answers.append([])
-        return self._answers[-1]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
-            return
-        try:
-            self._fill(self._carry_out(self._ops))
-        except SubmitsUnknown as unknown:
-            self._fill(unknown.receipts)
-            raise
-
-    def _fill(self, answers: Sequence[Sequence[Any]]) -> None:
-        for answer, found in zip(self._answers, answers, strict=True):
-            answer.extend(found)
-
-
-class SubmitBatcher:
-    """Submits. `carry_out`: in one transaction, and answered when that is on disk."""
-
-    def __init__(self, carry_out: Callable[[list[Submission]], list[list[Receipt]]]) -> None:
-        self._carry_out = carry_out
-        self._writer = Writer(lambda: Group(carry_out))
-        #: Who has it submits for itself. One that is lost, by a Ctrl-C at the wrong moment, is not missed: then the lane's own thread does it all.
+    def __init__(self, write: Callable[[list[Submit]], list[list[Receipt]]]) -> None:
+        super().__init__(write)  # type: ignore[arg-type]  # nothing but submits comes here
+        #: The thread that has it submits for itself. If a Ctrl-C at the wrong moment loses it, the writer's own thread does it all.
         self._pass = deque([object()])
-        self._closed = False
 
-    def soon(self, submission: Submission) -> Future[list[Receipt]]:
-        return self._writer.soon(lambda group: group.add(submission))
-
-    def here(self, submission: Submission) -> list[Receipt]:
+    def commit(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]:
         """
-        In the thread of who calls, while nobody else submits: two threads need not wake each other. Also in the main thread, unlike a turn: nobody
-        else waits for what is answered here, and a submit that a Ctrl-C comes into is as open as one that is waited for.
+        In the calling thread while no other one submits, so that two threads need not wake each other. Also in the main
+        thread, unlike a round: no other thread waits for these answers, and a submit that a Ctrl-C comes into is as open
+        as one that is waited for.
         """
-        mine = self._take_pass()
+        mine = self._take_pass() if wait else None
         if mine is None:
-            return self.soon(submission).result()
+            return super().commit(operations)
         try:
-            [receipts] = self._carry_out([submission])
-        except SubmitsUnknown as unknown:
-            raise with_jobs(unknown, unknown.receipts[0]) from unknown
+            return [answered(answer) for answer in self._write(list(operations))]
+        except BatchUnknown as unknown:
+            return [
+                failed(with_jobs(unknown, receipts))
+                for _, receipts in zip(operations, unknown.answers, strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            if len(operations) == 1:
+                return [failed(error)]
         finally:
             self._pass.append(mine)
-        return receipts
+        return super().commit(operations)  # one of them is bad, and fails alone
 
     def _take_pass(self) -> object | None:
-        """Not before what was handed in earlier, perhaps by the same thread."""
-        if self._closed or not self._writer.idle:
+        """Not before submits that were handed in earlier, perhaps by the same thread."""
+        if self._closed or not self.idle:
             return None
         try:
             return self._pass.pop()
         except IndexError:
             return None
 
-    def close(self) -> None:
-        self._closed = True
-        self._writer.close()
 
+class RoundBatcher(GroupCommit):
+    """
+    Changes, completions and rounds. `read_jobs`: for a round whose answer was lost with its connection. `committed`: called
+    after each transaction with whether it wrote events.
+    """
 
-class RoundBatcher:
-    """Turns: what has ended, and the rounds behind it. `committed`: told after each whether there is something to tell of."""
-
-    def __init__(self, admitting: Admitting, committed: Callable[[bool], None]) -> None:
-        self.admitting, self._committed = admitting, committed
+    def __init__(
+        self,
+        admitting: Admitting,
+        read_jobs: Callable[[Sequence[JobId]], list[Job]],
+        committed: Callable[[bool], None],
+    ) -> None:
+        self.admitting, self._read_jobs, self._committed = admitting, read_jobs, committed
         self._applying = Applying(admitting.link, admitting.demands, admitting.ordering)
-        self._writer = Writer(lambda: Group(self._turn))
-        #: Behind it, all that was handed in so far has been answered.
+        #: Behind it, all operations that were handed in so far have been answered.
         self.last: Future[Any] = answered([])
+        super().__init__(self._write_all)
 
-    def soon(self, hand_in: Callable[[Group[_Op, Any]], T]) -> Future[T]:
-        answer = self._writer.soon(hand_in)
-        self.last = answer
-        return answer
+    def commit(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]:
+        answers = super().commit(operations, wait=wait)
+        self.last = answers[-1]
+        return answers
 
-    def here(self, hand_in: Callable[[Group[_Op, Any]], T]) -> Future[T]:
-        """
-        In the thread of who calls, if the lane is free: it has nothing else to do meanwhile, and two threads need not wake each other. Not in the
-        main thread, where a Ctrl-C could come between a commit and its answers.
-        """
-        if current_thread() is main_thread():
-            return self.soon(hand_in)
-        self.last = answer = Future[T]()
-        self._writer.put(hand_in, settling(answer))
-        self._writer.carry()
-        return answer
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _turn(self, ops: list[_Op]) -> list[list[Any]]:
-        """What ended before the rounds, so that these have the room that was given back."""
+    def _write_all(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """The ends before the rounds, so that the rounds have the room that was given back."""
         link, demands = self.admitting.link, self.admitting.demands
-        admissions = [op for op in ops if isinstance(op, Admission)]
-        ending = [op for op in ops if not isinstance(op, Admission)]
-        completions = [op for op in ending if isinstance(op, Completion)]
-        if len(completions) == len(ending):
-            turn = self.admitting.turn(Completing(link, demands, completions), admissions)
+        admissions = [op for op in operations if isinstance(op, Admit)]
+        completions = [op for op in operations if isinstance(op, Complete)]
+        if len(completions) + len(admissions) == len(operations):
+            written = self.admitting.write(Completing(link, demands, completions), admissions)
         else:
             now = link.now()
-            changes = Changes(demands, [_changes(op, now) for op in ending])
+            changes = Changes(demands, [_changes(op, now) for op in operations if not isinstance(op, Admit)])
             if admissions:
-                turn = self.admitting.turn(changes, admissions)
+                written = self.admitting.write(changes, admissions)
             else:
-                turn = RoundRequest(*link.transact(lambda session: self._applying.run(session, changes)))
+                written = RoundAnswers(*link.transact(lambda session: self._applying.run(session, changes)))
             self.admitting.scan_hint.disturbed()
-        self._committed(turn.told)
-        answers, started = iter(turn.answers), iter(turn.started)
-        return [next(started if isinstance(op, Admission) else answers) for op in ops]
+        started = iter([self._grants(started) for started in written.started])
+        self._committed(written.told)
+        applied = iter(written.applied)
+        return [next(started) if isinstance(op, Admit) else next(applied) for op in operations]
+
+    def _grants(self, started: StartedRound) -> list[Grant]:
+        jobs = started.jobs
+        if missing := [d.job_id for d in started.dispatches if _runs(d) and d.job_id not in jobs]:
+            jobs |= {job.job_id: job for job in self._read_jobs([job_id for job_id in missing if job_id])}
+        return [
+            Grant(d, jobs.get(d.job_id) if d.job_id is not None and _runs(d) else None)
+            for d in started.dispatches
+        ]
 
 
-def _changes(op: Sequence[Change] | Completion, now: Moment) -> Sequence[Change]:
-    """Among others in one transaction a completion is one of them, so that all are judged in the order of their arrival."""
-    if isinstance(op, Completion):
-        return [completed(done.dispatch_id, now, done.result) for done in op.done]
-    return op
+def _runs(dispatch: Dispatch) -> bool:
+    return dispatch.job_id is not None and dispatch.started_at is not None
 
 
-def answered(answer: T) -> Future[T]:
-    """Whoever asks for nothing is answered without a commit."""
-    future: Future[T] = Future()
-    future.set_result(answer)
-    return future
+def _changes(operation: Operation[Any], now: Moment) -> Sequence[Change]:
+    """Beside changes, completions are changes too, so that all are judged in the order of their arrival."""
+    if isinstance(operation, Complete):
+        return [completed(done.dispatch_id, now, done.result) for done in operation.done]
+    assert isinstance(operation, Apply)
+    return operation.changes

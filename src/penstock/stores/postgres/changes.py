@@ -21,7 +21,7 @@ from penstock.core.jobs.ledger import keys_of
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
-from penstock.stores.api import CompletedDispatch
+from penstock.stores.api import Complete, CompletedDispatch
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns
 from penstock.stores.postgres.write_batch import (
@@ -34,7 +34,7 @@ from penstock.stores.postgres.write_batch import (
     lock_ledger,
 )
 
-__all__ = ["Applying", "Changes", "Completing", "Completion", "Judged"]
+__all__ = ["Applying", "Changes", "Completing", "Judged"]
 
 
 @dataclass(slots=True)
@@ -350,15 +350,11 @@ def _place_row(no: int, place: Place, demands: PostgresAdmissionClasses, now: Mo
     return (no, *line, demands.number(place.admission_class), *times)
 
 
-class Completion(NamedTuple):
-    done: Sequence[CompletedDispatch]
-
-
 class Completing:
     """Those who came together; perhaps nobody."""
 
     def __init__(
-        self, link: Database, demands: PostgresAdmissionClasses, completions: Sequence[Completion]
+        self, link: Database, demands: PostgresAdmissionClasses, completions: Sequence[Complete]
     ) -> None:
         self._link, self._demands, self._completions = link, demands, completions
         #: Told twice counts once, and the first one is it.

@@ -108,7 +108,6 @@ class DatabaseSession:
         """`behind`: what goes out after the COMMIT of something that is to be told. What becomes of it is of no account."""
         self._con, self._sql, self._opening, self._behind = con, sql, opening, behind
         self._left: list[tuple[str, Values]] = []
-        self._after: list[Callable[[], None]] = []
         #: Marks the transaction in the database, to prove its COMMIT. None: a second time does no harm.
         self.token: str | None = None
         #: Something was left with it to be written.
@@ -136,14 +135,11 @@ class DatabaseSession:
         self,
         name: str,
         values: Mapping[str, Any],
-        prepare: Callable[[list[Any]], Callable[[], None]],
+        prepare: Callable[[list[Any]], None],
     ) -> None:
-        """
-        `prepare` is given its rows while the server still writes and commits what stands behind it, and must do nothing that counts;
-        what it returns is called when all of it is committed.
-        """
+        """`prepare` is given its rows while the server still writes and commits what stands behind it: it must do nothing that counts."""
         self.writes = True
-        self._left.append((name, Heard(values, lambda rows: self._after.append(prepare(rows)))))
+        self._left.append((name, Heard(values, prepare)))
 
     def flush(self) -> None:
         """What comes next must see what was left."""
@@ -154,8 +150,6 @@ class DatabaseSession:
             self.finishing = True
             call = self._behind() if self.tells else None
             self._run_left([(COMMIT, None)], [] if call is None else [(self._sql[call[0]], call[1])])
-            for after in self._after:
-                after()
 
     def _run_left(
         self, more: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,12 +18,12 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment, Money
-from penstock.stores.api import Standing, Tell
+from penstock.stores.api import NotesFor, Renew, Standing
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array, columns
 from penstock.stores.postgres.write_batch import NO_JOB, PostgresWriteBatch, Told
 
-__all__ = ["RenewalBatch", "Renewing"]
+__all__ = ["Renewing"]
 
 
 @dataclass(slots=True)
@@ -52,32 +52,25 @@ class _Run:
     told: bool = False  # its job's row changes too
 
 
-class RenewalBatch(NamedTuple):
-    """What one caller asked for."""
-
-    beats: Sequence[Renewal]
-    tell: Tell
-
-
 class Renewing:
     def __init__(self, link: Database) -> None:
         self._link = link
 
     def run(
-        self, session: DatabaseSession, batches: Sequence[RenewalBatch]
+        self, session: DatabaseSession, batches: Sequence[Renew]
     ) -> tuple[list[list[Standing | None]], bool]:
-        beats = [beat for batch in batches for beat in batch.beats]
+        beats = [beat for batch in batches for beat in batch.renewals]
         telling = sorted({beat.dispatch_id for beat in beats if _tells(beat)})
         ids = {"ids": array(sorted({beat.dispatch_id for beat in beats}))}
         locks = [("lock_jobs_of", {"ids": array(telling)})] if telling else []
         now, answers = self._link.opening(session, *locks, ("dispatches_for_beats", ids))
         beating = _Beating(now, {row[0]: _Run(*row) for row in answers[-1]})
-        renewed = [[beating.renew(beat) for beat in batch.beats] for batch in batches]
+        renewed = [[beating.renew(beat) for beat in batch.renewals] for batch in batches]
         beating.spend(session)
         standings = [
             [
-                beating.told(beat, standing, batch.tell)
-                for beat, standing in zip(batch.beats, row, strict=True)
+                beating.told(beat, standing, batch.notes_for)
+                for beat, standing in zip(batch.renewals, row, strict=True)
             ]
             for batch, row in zip(batches, renewed, strict=True)
         ]
@@ -149,7 +142,7 @@ class _Beating:
             for addon_id, period, spent in session.ask("spend", columns(rows)):
                 self._before[addon_id, period] = spent - self._spent[addon_id, period]
 
-    def told(self, beat: Renewal, standing: Standing | None, tell: Tell) -> Standing | None:
+    def told(self, beat: Renewal, standing: Standing | None, notes_for: NotesFor) -> Standing | None:
         """With what its addon has spent by then: the amounts of one transaction count one after the other."""
         if standing is None:
             return None
@@ -161,7 +154,7 @@ class _Beating:
                 spent[window.kind] = self._before[standing.addon_id, window.name]
             standing = replace(standing, addon_spent=spent)
         run = self._runs[beat.dispatch_id]
-        for note in tell(standing):
+        for note in notes_for(standing):
             whose: Told = NO_JOB
             if note.of_job and run.no is not None:
                 run.told, run.events = True, run.events + 1

@@ -22,11 +22,12 @@ from typing import Any, Final, NamedTuple, Protocol
 import psycopg
 
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import Dispatch
+from penstock.core.jobs.job import Job
 from penstock.core.jobs.ledger import EVERYTHING, Account, Ledger, keys_of
 from penstock.core.jobs.ordering import Ordering, RoundResult
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.types import AddonId, HostId, Moment
+from penstock.stores.api import Admit
 from penstock.stores.postgres.admission_view import (
     Heads,
     PostgresAdmissionView,
@@ -38,10 +39,10 @@ from penstock.stores.postgres.admission_view import (
 from penstock.stores.postgres.changes import Judged
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns
-from penstock.stores.postgres.start import Admission, Starting
+from penstock.stores.postgres.start import StartedRound, Starting
 from penstock.stores.postgres.write_batch import Key, PostgresAdmissionClasses, accounts_from, lock_ledger
 
-__all__ = ["Admitting", "Ends", "RoundRequest"]
+__all__ = ["Admitting", "Ends", "RoundAnswers", "StartedRound"]
 
 #: The code that `refuse_round` raises: another round was at a job before this one.
 ROUND_REFUSED: Final = "JB001"
@@ -52,12 +53,12 @@ STEPS: Final = 5_000
 STEPPING_SEC: Final = 1.0
 
 
-class RoundRequest(NamedTuple):
-    """What came of it: an answer for every change, whether anything is to be told, and what each round started."""
+class RoundAnswers(NamedTuple):
+    """An answer for every change, whether events were written, and what each round started."""
 
-    answers: list[list[bool]]
+    applied: list[list[bool]]
     told: bool
-    started: Sequence[list[Dispatch]] = ()
+    started: Sequence[StartedRound] = ()
 
 
 class Ends(Protocol):
@@ -88,10 +89,11 @@ class Admitting:
         ordering: Ordering,
         *,
         new_id: Callable[[], str],
-        keep: Callable[[list[Any]], Callable[[], None]],
+        jobs_from: Callable[[list[Any]], list[Job]],
     ) -> None:
-        """`keep`: is given the rows of the jobs that are leased, since their workers will ask for them."""
-        self.link, self.demands, self.ordering, self.new_id, self.keep = link, demands, ordering, new_id, keep
+        """`jobs_from`: makes jobs of the rows of those that are leased."""
+        self.link, self.demands, self.ordering, self.new_id = link, demands, ordering, new_id
+        self.jobs_from = jobs_from
         self.scan_hint = ScanHint()
         self._hosts: set[HostId] = set()
         #: The rows that the last turn needed.
@@ -101,7 +103,7 @@ class Admitting:
         #: Somebody went by what was spent, so it is asked for with the rest.
         self.budgeted = False
 
-    def turn(self, ends: Ends, admissions: Sequence[Admission]) -> RoundRequest:
+    def write(self, ends: Ends, admissions: Sequence[Admit]) -> RoundAnswers:
         """What ended, then the rounds, each of which sees what was before it."""
         for host in {admission.host for admission in admissions} - self._hosts:
             self.link.transact(lambda session: session.ask("add_ledger", columns([("host", host)])))  # noqa: B023 - called at once
@@ -132,13 +134,13 @@ class _Turning:
         self._of, self._keys, self._careful = admitting, keys, careful
         self.needed: set[Key] = set()
 
-    def run(self, session: DatabaseSession, ends: Ends, admissions: Sequence[Admission]) -> RoundRequest:
+    def run(self, session: DatabaseSession, ends: Ends, admissions: Sequence[Admit]) -> RoundAnswers:
         of, self.needed = self._of, set()
         seen = _Seen(of, session, self._keys, ends.calls(), ended=len(ends), heads=bool(admissions))
         judged = ends.judge(session, seen.now, seen.ends)
         self._need(judged.keys)
         judged.leave(session, of.demands)
-        started: list[list[Dispatch]] = []
+        started: list[StartedRound] = []
         told = False
         if not admissions:
             judged.pages.accounts = seen.accounts(judged.ended)
@@ -150,11 +152,9 @@ class _Turning:
             before = Judged(seen.now) if number else judged
             started.append(self._round(session, admission, seen, before))
             told |= before.pages.leave(session)
-        return RoundRequest(judged.answers, told, started)
+        return RoundAnswers(judged.answers, told, started)
 
-    def _round(
-        self, session: DatabaseSession, admission: Admission, seen: _Seen, before: Judged
-    ) -> list[Dispatch]:
+    def _round(self, session: DatabaseSession, admission: Admit, seen: _Seen, before: Judged) -> StartedRound:
         """`before`: what ended in this transaction, and is not written yet."""
         of, host = self._of, admission.host
         demands = of.demands.of(session, {no for no, _ in seen.heads.lines})
@@ -181,7 +181,7 @@ class _Turning:
             demands=of.demands,
             ordering=of.ordering,
             new_id=of.new_id,
-            keep=of.keep,
+            jobs_from=of.jobs_from,
         )
         return starting.write(round_result)
 

@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple
 from penstock.core.jobs.changes import Note, running_data, stop_moment
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import Dispatch, EventKind, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.ordering import (
-    AdmissionView,
     Denial,
     Ordering,
     Pick,
@@ -26,8 +25,8 @@ from penstock.core.jobs.ordering import (
     ready_at,
 )
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import DispatchId, HostId, Moment
-from penstock.stores.api import Terms
+from penstock.core.jobs.types import DispatchId, JobId, Moment
+from penstock.stores.api import Admit
 from penstock.stores.common.dispatches import new_dispatch
 from penstock.stores.common.rows import encode
 from penstock.stores.postgres.admission_view import PostgresAdmissionView, Standby
@@ -40,17 +39,18 @@ from penstock.stores.postgres.write_batch import (
     PostgresWriteBatch,
 )
 
-__all__ = ["Admission", "Starting"]
+__all__ = ["StartedRound", "Starting"]
 
 _ADMITTED: Final = "admitted"
 #: What picks have in common.
 _KIND: Final = attrgetter("admission_class", "offer")
 
 
-class Admission(NamedTuple):
-    host: HostId
-    run_round: Callable[[AdmissionView], RoundResult]
-    terms: Terms
+class StartedRound(NamedTuple):
+    """What a round started, complete when its session has been finished. `jobs`: those that it leased."""
+
+    dispatches: list[Dispatch]
+    jobs: dict[JobId, Job]
 
 
 class _Limit(NamedTuple):
@@ -61,19 +61,19 @@ class _Limit(NamedTuple):
 
 
 class Starting:
-    """`keep`: is given the rows of the jobs that are leased, since their workers will ask for them."""
+    """`jobs_from`: makes jobs of the rows of those that are leased."""
 
     def __init__(
         self,
         session: DatabaseSession,
         admission_view: PostgresAdmissionView,
         pages: PostgresWriteBatch,
-        admission: Admission,
+        admission: Admit,
         *,
         demands: PostgresAdmissionClasses,
         ordering: Ordering,
         new_id: Callable[[], str],
-        keep: Callable[[list[Any]], Callable[[], None]],
+        jobs_from: Callable[[list[Any]], list[Job]],
     ) -> None:
         self._session, self._admission_view, self._pages, self._now = (
             session,
@@ -82,10 +82,10 @@ class Starting:
             admission_view.now,
         )
         self._host, self._terms = admission.host, admission.terms
-        self._demands, self._ordering, self._new_id, self._keep = demands, ordering, new_id, keep
+        self._demands, self._ordering, self._new_id, self._jobs_from = demands, ordering, new_id, jobs_from
+        self._jobs: dict[JobId, Job] = {}
 
-    def write(self, round_result: RoundResult) -> list[Dispatch]:
-        """They are in the list when the session has been finished."""
+    def write(self, round_result: RoundResult) -> StartedRound:
         denied = [self._deny(denial) for denial in round_result.denials]
         started: list[Dispatch] = []
         if round_result.picks or round_result.loan is not None:
@@ -95,7 +95,10 @@ class Starting:
             self._session.leave("deny_jobs", columns(denied))
         if round_result.passed:
             self._session.leave("pass_jobs", [self._now, array([w.no for w in round_result.passed])])
-        return started
+        return StartedRound(started, self._jobs)
+
+    def _keep(self, rows: list[Any]) -> None:
+        self._jobs.update((job.job_id, job) for job in self._jobs_from(rows))
 
     def _deny(self, denial: Denial) -> tuple[Any, ...]:
         no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()

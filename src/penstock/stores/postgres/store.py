@@ -1,54 +1,60 @@
 """
 Jobs in a PostgreSQL database, for any number of hosts. Every process may submit, read and dispatch.
 
-Writes that arrive together in a process go out together: submits, turns (changes, and the rounds behind them) and heartbeats each have
-a lane with group commit (`writer`), so that a submit never waits for a ledger row. The server's clock is the clock.
+Operations that arrive together in a process go out together: submits, rounds (with changes and completions) and heartbeats have a
+writer with group commit each, so that a submit never waits for a ledger row. The server's clock is the clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from typing import Any, Final, NamedTuple
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.jobs.changes import Change, Note, Renewal, addon_note
+from penstock.core.jobs.changes import Note, addon_note
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, EventKind, Job
+from penstock.core.jobs.job import EventKind, Job
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.ordering import AdmissionView, Aging, Ordering, RoundResult
-from penstock.core.jobs.types import AddonId, HostId, JobId, Moment, Span
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.types import HostId, Moment
 from penstock.stores.api import (
     LOST_FOR,
-    Ahead,
+    Admit,
+    Apply,
     Clock,
-    CompletedDispatch,
+    Complete,
     Depth,
+    DrainHost,
+    Operation,
+    Prune,
     Receipt,
-    Ride,
+    RegisterHost,
+    Relay,
+    RemoveHost,
+    Renew,
+    Reorder,
+    SetAddon,
+    Shift,
     Standing,
-    Tell,
-    Terms,
-    not_waited_for,
-    say_nothing,
+    Submit,
 )
 from penstock.stores.common.checks import drain_note, name_taken
 from penstock.stores.common.dispatches import uuid7
-from penstock.stores.common.group_commit import Writer
+from penstock.stores.common.group_commit import Commit, GroupCommit, in_turn, outcome_of
 from penstock.stores.common.rows import host_values
 from penstock.stores.common.trail import forget
-from penstock.stores.postgres.batchers import Group, RoundBatcher, SubmitBatcher, answered
+from penstock.stores.postgres.batchers import RoundBatcher, SubmitBatcher
 from penstock.stores.postgres.caller_transaction import borrowed, retried
-from penstock.stores.postgres.changes import Completion
 from penstock.stores.postgres.database import ConnectionOptions, Database, DatabaseSession
 from penstock.stores.postgres.migrations import migrate
 from penstock.stores.postgres.pipeline import array, columns
 from penstock.stores.postgres.reads import PostgresReads
-from penstock.stores.postgres.renew import RenewalBatch, Renewing
+from penstock.stores.postgres.renew import Renewing
 from penstock.stores.postgres.rounds import Admitting
-from penstock.stores.postgres.start import Admission
-from penstock.stores.postgres.submit import Submission, Submitting
+from penstock.stores.postgres.submit import Submitting
 from penstock.stores.postgres.wakeups import NotificationListener
 from penstock.stores.postgres.write_batch import (
     NO_JOB,
@@ -59,9 +65,6 @@ from penstock.stores.postgres.write_batch import (
 )
 
 __all__ = ["PostgresStore"]
-
-#: Of jobs that were leased and not asked for yet.
-MOST_KEPT: Final = 10_000
 
 
 class PostgresStore(PostgresReads):
@@ -93,119 +96,94 @@ class PostgresStore(PostgresReads):
         super().__init__(link, PostgresAdmissionClasses(link))
         self._submitting = Submitting(link, self._demands, self._ordering, new_id)
         self._renewing = Renewing(link)
-        self._just_leased: dict[JobId, Job] = {}
         self._holder: str | None = None
-        self._rings: list[Callable[[], None]] = []
-        self._wakeups = NotificationListener(link, self._heard, by_notice=not options.pooler)
+        self._listeners: list[Callable[[], None]] = []
+        self._wakeups = NotificationListener(link, self._notify_listeners, by_notice=not options.pooler)
         self._submits = SubmitBatcher(self._submit_all)
-        admitting = Admitting(link, self._demands, self._ordering, new_id=new_id, keep=self._keep)
-        self._turns = RoundBatcher(admitting, self._committed)
-        self._beats = Writer(lambda: Group(self._renew_all))
+        admitting = Admitting(
+            link, self._demands, self._ordering, new_id=new_id, jobs_from=self._started_jobs
+        )
+        self._rounds = RoundBatcher(admitting, self.jobs, self._committed)
+        self._renewals = GroupCommit(self._renew_all)  # type: ignore[arg-type]  # nothing but `Renew` comes to it
 
     # writes
 
-    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        return self._submits.here(Submission(intents, depth))
+    def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:
+        """
+        Submits, rounds and heartbeats have a writer each; a commit that needs several of them goes to one behind the other. Upkeep is
+        written in the calling thread.
+        """
+        writer = self._writer_of(operations[0])
+        if len(operations) == 1 or all(self._writer_of(operation) == writer for operation in operations):
+            return writer(operations, wait=wait)
+        return in_turn([(self._writer_of(operation), operation) for operation in operations])
+
+    def _writer_of(self, operation: Operation[Any]) -> Commit:
+        if isinstance(operation, Submit):
+            return self._submits.commit
+        if isinstance(operation, Apply | Complete | Admit):
+            return self._rounds.commit
+        return self._renewals.commit if isinstance(operation, Renew) else self._keep_up
 
     def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         """
         `connection`: a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg. Workers are told with its commit.
         A depth limit is kept but for what others submit at the same time: a lock until the caller's commit would hold up everybody.
         """
-        submission = Submission(intents, depth)
-        self._submitting.prepare([submission])
+        submit = Submit(intents, depth)
+        self._submitting.prepare([submit])
         with self._link.failures():
-            return retried(lambda: self._run_within(connection, submission))
+            return retried(lambda: self._run_within(connection, submit))
 
-    def _run_within(self, connection: Any, submission: Submission) -> list[Receipt]:
+    def _run_within(self, connection: Any, submit: Submit) -> list[Receipt]:
         with borrowed(connection, self._link.sql) as session:
-            [receipts] = self._submitting.run(session, [submission], exact=False)
+            [receipts] = self._submitting.run(session, [submit], exact=False)
             session.leave("notify", {"channel": self._wakeups.channel, "by": ""})
-            self._turns.admitting.scan_hint.disturbed()
+            self._rounds.admitting.scan_hint.disturbed()
             return receipts
 
-    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        return self._submits.soon(Submission(intents, depth))
-
-    def _submit_all(self, submissions: list[Submission]) -> list[list[Receipt]]:
-        self._submitting.prepare(submissions)
-        receipts = self._submitting.submit(submissions)
-        self._turns.admitting.scan_hint.disturbed()
+    def _submit_all(self, submits: list[Submit]) -> list[list[Receipt]]:
+        self._submitting.prepare(submits)
+        receipts = self._submitting.submit(submits)
+        self._rounds.admitting.scan_hint.disturbed()
         self._committed(any(receipt.created for answer in receipts for receipt in answer))
         return receipts
 
-    def admit(
-        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
-    ) -> list[Dispatch]:
-        """Behind what this thread has ended before, and with it in one commit where it has not begun."""
-        return self._turns.here(lambda group: group.add(Admission(host, run_round, terms))).result()
+    def _started_jobs(self, rows: list[Any]) -> list[Job]:
+        return self._jobs_from(rows, self._demands.known)
 
-    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
-        ids = [d.job_id for d in dispatches if d.job_id is not None]
-        kept = {job_id: job for job_id in ids if (job := self._just_leased.pop(job_id, None)) is not None}
-        if missing := [
-            job_id for job_id in ids if job_id not in kept
-        ]:  # reserved before, or a COMMIT without an answer
-            kept |= {job.job_id: job for job in self.jobs(missing)}
-        return [kept[job_id] for job_id in ids if job_id in kept]
-
-    def _keep(self, rows: list[Any]) -> Callable[[], None]:
-        jobs = {job.job_id: job for job in self._jobs_from(rows, self._demands.known)}
-
-        def keep() -> None:
-            if len(self._just_leased) > MOST_KEPT:  # nobody came for them
-                self._just_leased.clear()
-            self._just_leased |= jobs
-
-        return keep
-
-    def ride(self, _board: Callable[[], Ride | None]) -> Callable[[], None]:
-        """A round locks rows, and would hold them through other people's submits."""
-        return lambda: None
-
-    def apply(self, changes: Sequence[Change]) -> list[bool]:
-        return self.apply_soon(changes).result()
-
-    def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
-        if not changes:
-            return answered([])
-        return self._turns.soon(lambda group: group.add(changes))
-
-    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
-        if not done:
-            return answered([])
-        return self._turns.soon(lambda group: group.add(Completion(done)))
-
-    def exchange_soon(
-        self,
-        done: Sequence[CompletedDispatch],
-        host: HostId,
-        run_round: Callable[[AdmissionView], RoundResult],
-        terms: Terms,
-        ahead: Ahead = not_waited_for,  # noqa: ARG002 - the thread that waits for it is the one that writes
-    ) -> Future[tuple[list[bool], list[Dispatch]]]:
-        return self._turns.here(
-            lambda group: (group.add(Completion(done)), group.add(Admission(host, run_round, terms)))
-        )
-
-    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
-        return self.renew_soon(beats, tell).result()
-
-    def renew_soon(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
-        """A heartbeat behind the end of its run must find it ended."""
-        told = _Beats(RenewalBatch(beats, tell), self._turns.last)
-        return self._beats.soon(lambda group: group.add(told)) if beats else answered([])
-
-    def _renew_all(self, told_beats: list[_Beats]) -> list[list[Standing | None]]:
-        wait([beats.after for beats in told_beats])
-        batches = [beats.beats for beats in told_beats]
-        answers, told = self._link.transact(lambda session: self._renewing.run(session, batches))
+    def _renew_all(self, renewals: list[Renew]) -> list[list[Standing | None]]:
+        """A heartbeat behind the end of its run must find it ended, so it waits for the rounds that were handed in before."""
+        self._rounds.last.exception()
+        answers, told = self._link.transact(lambda session: self._renewing.run(session, renewals))
         self._committed(told)
         return answers
 
-    def set_addon(
-        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None, by: str = ""
-    ) -> None:
+    # upkeep
+
+    def _keep_up(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]:  # noqa: ARG002 - it always does
+        return [outcome_of(partial(self._write_upkeep, operation)) for operation in operations]
+
+    def _write_upkeep(self, operation: Operation[Any]) -> Any:
+        match operation:
+            case SetAddon():
+                return self._set_addon(operation)
+            case Prune(before, limit):
+                return self._prune(before, limit)
+            case Shift():
+                return 0  # the clock is the server's, and a jump of ours moves no lease
+            case Reorder():
+                return self._reorder(operation)
+            case RegisterHost(host):
+                return self._register_host(host)
+            case RemoveHost(host_id, instance):
+                return self._remove_host(host_id, instance)
+            case DrainHost():
+                return self._drain_host(operation)
+        raise TypeError(f"{type(operation).__name__} is no operation of this store")
+
+    def _set_addon(self, set_addon: SetAddon) -> None:
+        addon_id, weight, paused, by = set_addon.addon_id, set_addon.weight, set_addon.paused, set_addon.by
         key = ("addon", addon_id)
         self._link.transact(lambda session: session.ask("add_ledger", columns([key])))
 
@@ -224,13 +202,13 @@ class PostgresStore(PostgresReads):
         self._link.transact(write)
         self._committed(told=True)
 
-    def prune(self, before: Moment, limit: int) -> int:
-        self._number()  # somebody must, where nobody reads; and what has no number yet cannot go
-        forgotten = self._link.transact(lambda session: self._prune(session, before, limit))
+    def _prune(self, before: Moment, limit: int) -> int:
+        self._number()  # where no process reads events, this one must; and an event without a number cannot go
+        forgotten = self._link.transact(lambda session: self._forget(session, before, limit))
         self._committed(forgotten > 0)
         return forgotten
 
-    def _prune(self, session: DatabaseSession, before: Moment, limit: int) -> int:
+    def _forget(self, session: DatabaseSession, before: Moment, limit: int) -> int:
         old: list[Any] = []
         seen, done_with = 0, set[int]()
         now, [sheets] = self._link.opening(
@@ -274,19 +252,13 @@ class PostgresStore(PostgresReads):
         pages.leave(session)
         return len(old)
 
-    def reorder(self, aging: Aging, after: int, limit: int) -> int:
-        values = {"after": after, "most": limit, "per_point": aging.per_point}
+    def _reorder(self, reorder: Reorder) -> int:
+        values = {"after": reorder.after, "most": reorder.limit, "per_point": reorder.aging.per_point}
         [(last,)] = self._link.transact(lambda session: session.ask("reorder", values))
-        self._turns.admitting.scan_hint.disturbed()
+        self._rounds.admitting.scan_hint.disturbed()
         return int(last)
 
-    def shift(self, by: Span) -> int:  # noqa: ARG002 - the protocol's
-        """Nothing to do: the clock is the server's, and a jump of ours moves no lease."""
-        return 0
-
-    # hosts
-
-    def register_host(self, host: Host) -> Host:
+    def _register_host(self, host: Host) -> Host:
         def write(session: DatabaseSession) -> Host:
             _, [found] = self._link.opening(session, ("register_host", host_values(host)))
             if not found:
@@ -296,14 +268,16 @@ class PostgresStore(PostgresReads):
 
         return self._link.transact(write)
 
-    def leave(self, host: HostId, instance: str) -> None:
+    def _remove_host(self, host: HostId, instance: str) -> None:
         def write(session: DatabaseSession) -> None:
             for name in ("leave_host", "lose_host"):
                 session.leave(name, {"host": host, "instance": instance})
 
         self._link.transact(write)
 
-    def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
+    def _drain_host(self, drain: DrainHost) -> bool:
+        host, draining, by = drain.host, drain.draining, drain.by
+
         def write(session: DatabaseSession) -> bool:
             now, [found] = self._link.opening(
                 session, ("drain_host", {"host": host, "draining": int(draining)})
@@ -320,8 +294,8 @@ class PostgresStore(PostgresReads):
 
     # the dispatchers
 
-    def acquire_dispatch(self, holder: str) -> None:
-        """One of many: nobody is refused, the ledger keeps them apart."""
+    def acquire_dispatch(self, holder: str, relay: Relay | None = None) -> None:  # noqa: ARG002 - every process commits for itself
+        """One of many: none is refused, the ledger keeps them apart."""
         self._link.transact(
             lambda session: session.leave("register_dispatcher", {"holder": holder, "now": self._link.now()})
         )
@@ -336,26 +310,21 @@ class PostgresStore(PostgresReads):
     def listen(self) -> None:
         self._wakeups.listen()
 
-    def on_change(self, ring: Callable[[], None]) -> None:
-        self._rings.append(ring)
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
 
     def _committed(self, told: bool) -> None:
         if told:
-            self._heard()
+            self._notify_listeners()
             self._wakeups.ring()
 
-    def _heard(self) -> None:
-        for heard in self._rings:
-            heard()
+    def _notify_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def close(self) -> None:
-        self._turns.close()
+        self._rounds.close()
         self._submits.close()
-        self._beats.close()
+        self._renewals.close()
         self._wakeups.close()
         self._link.close()
-
-
-class _Beats(NamedTuple):
-    beats: RenewalBatch
-    after: Future[Any]

@@ -24,15 +24,15 @@ from penstock.core.jobs.job import EventKind, Place, place
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
-from penstock.stores.api import Depth, Receipt
-from penstock.stores.common.checks import SubmitsUnknown, key_conflict, refuse_beyond
+from penstock.stores.api import Depth, Receipt, Submit
+from penstock.stores.common.checks import BatchUnknown, key_conflict, refuse_beyond
 from penstock.stores.common.rows import body_hash, intent_row, job_row
 from penstock.stores.common.trail import pack
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns, text
 from penstock.stores.postgres.write_batch import PostgresAdmissionClasses
 
-__all__ = ["Forms", "Submission", "Submitting"]
+__all__ = ["Forms", "Submitting"]
 
 MOST_KEPT: Final = 1_000
 #: As `job_row` and `intent_row` have them.
@@ -110,11 +110,6 @@ FAR: Final = 100_000
 FRESH_SEC: Final = 1.0
 
 
-class Submission(NamedTuple):
-    intents: Sequence[Intent]
-    depth: Depth
-
-
 class _Used(NamedTuple):
     """A key, and the job that it means."""
 
@@ -130,11 +125,11 @@ class Submitting:
         #: How many were queued, and when that was read.
         self._counted: tuple[float, Counter[AddonId]] = (-1e9, Counter())
 
-    def prepare(self, submissions: Sequence[Submission]) -> None:
+    def prepare(self, submissions: Sequence[Submit]) -> None:
         self._forms.prepare([intent for s in submissions for intent in s.intents])
 
-    def submit(self, submissions: Sequence[Submission]) -> list[list[Receipt]]:
-        """SubmitsUnknown: they may have been written."""
+    def submit(self, submissions: Sequence[Submit]) -> list[list[Receipt]]:
+        """BatchUnknown: they may have been written."""
         receipts: list[list[Receipt]] = []
 
         def take(session: DatabaseSession) -> None:
@@ -151,11 +146,11 @@ class Submitting:
             if (call := batch.call()) is not None:
                 self._link.once(*call)
         except OutcomeUnknown as error:
-            raise SubmitsUnknown(error, receipts) from error
+            raise BatchUnknown(error, receipts) from error
         return receipts
 
     def run(
-        self, session: DatabaseSession, submissions: Sequence[Submission], *, exact: bool = True
+        self, session: DatabaseSession, submissions: Sequence[Submit], *, exact: bool = True
     ) -> list[list[Receipt]]:
         """`exact`: nobody else may submit up to a depth limit at the same time. A transaction of the caller's cannot afford that."""
         keys = sorted({key for s in submissions for intent in s.intents if (key := _key(intent))})
@@ -180,13 +175,13 @@ class Submitting:
         batch.leave(session)
         return receipts
 
-    def _asks(self, submission: Submission) -> bool:
+    def _asks(self, submission: Submit) -> bool:
         """Whether anything must be known before it can be taken."""
         return any(intent.idempotency_key is not None for intent in submission.intents) or (
             _limited(submission.depth) and not self._far(submission)
         )
 
-    def _far(self, submission: Submission) -> bool:
+    def _far(self, submission: Submit) -> bool:
         """Whether the limits are so far away that a count of a moment ago will do."""
         (at, queued), depth = self._counted, submission.depth
         addons = {intent.addon_id for intent in submission.intents}
@@ -210,7 +205,7 @@ class _Batch:
         self._forms, self._now, self._used, self._queued = forms, now, used or {}, queued
         self._taken: list[tuple[JobId, Intent]] = []
 
-    def take(self, submission: Submission, new_id: Callable[[], str]) -> list[Receipt]:
+    def take(self, submission: Submit, new_id: Callable[[], str]) -> list[Receipt]:
         """A bulk that conflicts is refused for that before it is refused for its size."""
         if not any(map(_key, submission.intents)):
             self._check_depth(submission.intents, submission.depth)
@@ -315,7 +310,7 @@ def _limited(depth: Depth) -> bool:
     return depth.total is not None or depth.per_addon is not None
 
 
-def _addons(submissions: Sequence[Submission]) -> Counter[AddonId]:
+def _addons(submissions: Sequence[Submit]) -> Counter[AddonId]:
     return Counter(intent.addon_id for s in submissions for intent in s.intents)
 
 

@@ -21,7 +21,7 @@ from penstock.core.jobs.ledger import FairShare
 from penstock.core.jobs.ordering import Ordering, Pick, Placement
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import DispatchId, HostId, Moment
-from penstock.stores.api import CompletedDispatch, Terms
+from penstock.stores.api import CompletedDispatch, Grant, Terms
 from penstock.stores.sqlite.admission_view import Queued
 from penstock.stores.sqlite.write_batch import SqliteWriteBatch, Started
 
@@ -50,9 +50,9 @@ def take(
     *,
     host: HostId,
     now: Moment,
-) -> list[Dispatch]:
+) -> list[Grant]:
     """What a round has picked becomes dispatches, in its order."""
-    made: list[Dispatch] = []
+    made: list[Grant] = []
     fresh = pages.fresh
     said = pages.said(
         [p.waiting.no for p in picks if p.offer is Placement.LEASE and p.waiting.no not in fresh]
@@ -80,7 +80,7 @@ def _reserve(
     admission_class: AdmissionClass,
     host: HostId,
     now: Moment,
-) -> list[Dispatch]:
+) -> list[Grant]:
     addon_id, until = admission_class.addon_id, now + terms.reserve_for
     made, rows, class_no, phase = (
         [],
@@ -93,11 +93,10 @@ def _reserve(
         dispatch_id = dispatch_id_of(job_id, fence)
         pages.tell((now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", str(fence), None))
         rows.append((no, None, class_no, host, fence, phase, n, pages.batch, now, None, until, ends_at, None, None, ""))  # fmt: skip
-        made.append(
-            Dispatch(
-                dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, None, ends_at
-            )
+        dispatch = Dispatch(
+            dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, None, ends_at
         )
+        made.append(Grant(dispatch))
     pages.add_live(rows)
     return made
 
@@ -111,8 +110,8 @@ def _lease(
     admission_class: AdmissionClass,
     host: HostId,
     now: Moment,
-) -> list[Dispatch]:
-    """They run from now on, and whoever runs them can have the jobs as well."""
+) -> list[Grant]:
+    """They run from now on, and their workers get the jobs as well."""
     addon_id, until, worker = admission_class.addon_id, now + terms.lease_for, terms.worker
     class_no, phase, batch, per_point = (
         pages.number(admission_class),
@@ -122,7 +121,7 @@ def _lease(
     )
     kind, waited, told = (class_no, host, until), -1, running_data(worker, 0)
     made, plain, rows, events = [], list[int](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    fresh, leases, drafts, few = pages.fresh, pages.leased, pages.started, len(picks) < FEW
+    fresh, leases, few, job_of = pages.fresh, pages.leased, len(picks) < FEW, started.job
     for queued, ends_at in picks:
         no, job_id, fence, n = queued.no, queued.job_id, queued.fence + 1, queued.events
         attempt, stop_at, stop_for = _FIRST, None, None
@@ -143,14 +142,12 @@ def _lease(
             )  # fmt: skip
         else:
             plain.append(no)
-        made.append(
-            Dispatch(
-                dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, now, ends_at,
-                stop_at, stop_for, None, worker
-            )
+        dispatch = Dispatch(
+            dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, now, ends_at,
+            stop_at, stop_for, None, worker
         )  # fmt: skip
+        made.append(Grant(dispatch, job_of(queued, dispatch_id)))
         leases[dispatch_id] = (no, n + 2, kind)
-        drafts[dispatch_id, now] = (started, queued, dispatch_id)
     pages.tell(*events)
     pages.lease(kind, worker, plain)
     pages.add_live(rows)

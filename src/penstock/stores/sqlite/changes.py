@@ -17,7 +17,7 @@ from penstock.core.jobs.job import EventKind, Place
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import IN_FLIGHT, JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment, Money, Span
-from penstock.stores.api import NOTHING_SPENT, Standing, Tell
+from penstock.stores.api import NOTHING_SPENT, NotesFor, Standing
 from penstock.stores.common.rows import parts_of
 from penstock.stores.sqlite.connection import one, statements
 from penstock.stores.sqlite.write_batch import NO_JOB, SqliteWriteBatch
@@ -114,23 +114,23 @@ def _own(step: JobStep) -> JobState | None:
 
 
 def renew(
-    con: apsw.Connection, pages: SqliteWriteBatch, beat: Renewal, tell: Tell, now: Moment
+    con: apsw.Connection, pages: SqliteWriteBatch, renewal: Renewal, notes_for: NotesFor, now: Moment
 ) -> Standing | None:
-    job_id, fence = parts_of(beat.dispatch_id)
-    named = {"dispatch_id": beat.dispatch_id, "job_id": job_id, "fence": fence}
+    job_id, fence = parts_of(renewal.dispatch_id)
+    named = {"dispatch_id": renewal.dispatch_id, "job_id": job_id, "fence": fence}
     row = one(con, "dispatches_for_beats", named)
     if row is None:
         return None
     phase, expires_at, reason, addon_id, spent, no, job_id, job_spent, spent_before, n, limit, in_flight = row
     if phase not in (DispatchPhase.LEASED, DispatchPhase.ENDING) or expires_at <= now:
         return None
-    until = beat.expires_at if phase == DispatchPhase.LEASED else expires_at
-    more = max(0, (beat.spent or 0) - spent)
+    until = renewal.expires_at if phase == DispatchPhase.LEASED else expires_at
+    more = max(0, (renewal.spent or 0) - spent)
     if more:
         con.executemany(statements()["spend"], [(addon_id, w.name, more) for w in windows(now)])
     before = 0 if no is None else job_spent - spent_before
     standing = Standing(
-        beat.dispatch_id,
+        renewal.dispatch_id,
         None if job_id is None else JobId(job_id),
         AddonId(addon_id),
         DispatchPhase(phase),
@@ -141,19 +141,19 @@ def renew(
         limit,
         _addon_spent(con, addon_id, now) if more else NOTHING_SPENT,
     )
-    told = list(tell(standing))
-    if no is not None and (more or told or beat.progress is not None or beat.checkpoint is not None):
-        if beat.checkpoint is not None:
-            con.execute(statements()["set_checkpoints"], (no, now, fence, beat.checkpoint))
+    told = list(notes_for(standing))
+    if no is not None and (more or told or renewal.progress is not None or renewal.checkpoint is not None):
+        if renewal.checkpoint is not None:
+            con.execute(statements()["set_checkpoints"], (no, now, fence, renewal.checkpoint))
             told.insert(0, Note(EventKind.CHECKPOINT))
-        con.execute(statements()["beat_jobs"], (beat.progress, more, no))
+        con.execute(statements()["beat_jobs"], (renewal.progress, more, no))
     for note in told:
         whose = NO_JOB
         if note.of_job and no is not None:
             n += 1
             whose = (no, JobId(job_id), n, JobState.RUNNING)
-        pages.note(now, note, whose, beat.dispatch_id)
-    con.execute(statements()["renew"], (until, beat.progress, spent + more, n, beat.pid, in_flight))
+        pages.note(now, note, whose, renewal.dispatch_id)
+    con.execute(statements()["renew"], (until, renewal.progress, spent + more, n, renewal.pid, in_flight))
     return standing
 
 

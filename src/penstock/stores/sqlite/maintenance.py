@@ -15,7 +15,17 @@ from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, Moment, Span
-from penstock.stores.api import LOST_FOR
+from penstock.stores.api import (
+    LOST_FOR,
+    DrainHost,
+    Operation,
+    Prune,
+    RegisterHost,
+    RemoveHost,
+    Reorder,
+    SetAddon,
+    Shift,
+)
 from penstock.stores.common.checks import drain_note, name_taken
 from penstock.stores.common.rows import host_values, listed
 from penstock.stores.common.trail import forget
@@ -23,17 +33,35 @@ from penstock.stores.sqlite.connection import one, query
 from penstock.stores.sqlite.guard import Loss
 from penstock.stores.sqlite.write_batch import NO_JOB, SqliteWriteBatch
 
-__all__ = ["Upkeep"]
+__all__ = ["SqliteUpkeep"]
 
 _FORGET: Final = ("forget_mentions", "forget_checkpoint", "forget_intent", "forget_dispatches", "forget_job")
 _numbers: Final = msgspec.json.Decoder(list[int]).decode
 
 
-class Upkeep:
+class SqliteUpkeep:
     _con: apsw.Connection
     _sql: dict[str, str]
     _pages: SqliteWriteBatch
     _now: Moment
+
+    def keep_up(self, operation: Operation[Any]) -> Any:
+        match operation:
+            case SetAddon(addon_id, weight, paused, by):
+                return self.set_addon(addon_id, weight, paused, by)
+            case Prune(before, limit):
+                return self.prune(before, limit)
+            case Shift(by):
+                return self.shift(by)
+            case Reorder(aging, after, limit):
+                return self.reorder(aging, after, limit)
+            case RegisterHost(host):
+                return self.register_host(host)
+            case RemoveHost(host_id, instance):
+                return self.remove_host(host_id, instance)
+            case DrainHost(host_id, draining, by):
+                return self.drain_host(host_id, draining, by)
+        raise TypeError(f"{type(operation).__name__} is no operation of this store")
 
     def set_addon(self, addon_id: AddonId, weight: int | None, paused: bool | None, by: str) -> None:
         account = self._pages.accounts.setdefault(addon_id, Account())
@@ -49,11 +77,11 @@ class Upkeep:
         self._con.execute(self._sql["forget_hosts"], {"before": host.seen_at - LOST_FOR})
         return replace(host, draining=bool(row[0]))
 
-    def leave(self, host: HostId, instance: str) -> None:
+    def remove_host(self, host: HostId, instance: str) -> None:
         for name in ("leave_host", "lose_host"):
             self._con.execute(self._sql[name], {"host": host, "instance": instance})
 
-    def drain(self, host: HostId, draining: bool, by: str) -> bool:
+    def drain_host(self, host: HostId, draining: bool, by: str) -> bool:
         if one(self._con, "drain_host", {"host": host, "draining": int(draining)}) is None:
             return False
         self._pages.note(self._now, drain_note(host, draining, by), NO_JOB)

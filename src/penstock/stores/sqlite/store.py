@@ -1,7 +1,7 @@
 """
 Jobs in one SQLite file. Any process on the host may submit and read; the one that holds the dispatch lock dispatches.
 
-Writes go through one thread that commits them in groups (`writer`); reads have connections of their own, so a long
+Operations that arrive together share a transaction (`common/group_commit.py`); reads have connections of their own, so a long
 list on a page does not make a submit wait.
 """
 
@@ -13,32 +13,18 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import apsw
+import msgspec
 
-from penstock.core.errors import StoreFailed
-from penstock.core.jobs.changes import Change, Renewal
-from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, Job
-from penstock.core.jobs.load import Host
-from penstock.core.jobs.ordering import AdmissionView, Aging, Ordering, RoundResult
-from penstock.core.jobs.types import AddonId, HostId, JobId, Moment, Span
-from penstock.stores.api import (
-    Ahead,
-    Clock,
-    CompletedDispatch,
-    Depth,
-    Receipt,
-    Ride,
-    Standing,
-    Tell,
-    Terms,
-    not_waited_for,
-    say_nothing,
-)
+from penstock.core.errors import OutcomeUnknown
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.types import JobId, Moment
+from penstock.stores.api import Clock, Operation, Receipt, Relay, Submit, committed
+from penstock.stores.common.checks import BatchUnknown
 from penstock.stores.common.dispatches import uuid7
-from penstock.stores.common.group_commit import Passage, Writer
+from penstock.stores.common.group_commit import GroupCommit, answered
 from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import DispatchLock, WriteLock, connect, failures, migrate
 from penstock.stores.sqlite.guard import FileGuard, Loss, refuse_behind, refuse_missing
@@ -46,18 +32,14 @@ from penstock.stores.sqlite.health import Presence, free_bytes, refuse_network_f
 from penstock.stores.sqlite.high_water import HighWaterMark
 from penstock.stores.sqlite.reads import SqliteReads
 from penstock.stores.sqlite.socket_names import SocketNames
-from penstock.stores.sqlite.submit_relay import Reply, SubmitRelayClient, SubmitRelayServer, SubmitRequest
-from penstock.stores.sqlite.transaction import CommitCallbacks, Transaction
+from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
+from penstock.stores.sqlite.transaction import AcceptLoss, Transaction
 from penstock.stores.sqlite.wakeups import WakeupClient, WakeupServer, notify
-from penstock.stores.sqlite.write_batch import Drafts, made
 
 __all__ = ["SqliteStore"]
 
-T = TypeVar("T")
 #: With less room than this, some submits fail and others do not.
 LEAST_FREE: Final = 1 << 20
-#: Of jobs that were leased and not asked for yet.
-MOST_KEPT: Final = 1_000
 
 
 class SqliteStore(SqliteReads):
@@ -77,7 +59,7 @@ class SqliteStore(SqliteReads):
         with failures(self._path), ExitStack() as opened:
             loss = self._open(opened, accept_loss)
             opened.pop_all()
-        self._rings: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self._wakeups: WakeupServer | None = None
         self._wakeup_client: WakeupClient | None = None
         self._dispatch_lock: DispatchLock | None = None
@@ -86,10 +68,8 @@ class SqliteStore(SqliteReads):
         self._relay: SubmitRelayServer | None = None
         self._relay_lock = Lock()
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._news = False
-        #: Jobs that were leased and not asked for yet, which whoever runs them will do at once.
-        self._just_started: Drafts = {}
-        transaction = Transaction(
+        self._has_news = False
+        self._transaction = Transaction(
             self._con,
             self._write_lock,
             self._path,
@@ -97,12 +77,12 @@ class SqliteStore(SqliteReads):
             self._ordering,
             guard=self._guard,
             new_id=self._new_id,
-            ties=CommitCallbacks(self._written, self._committed),
+            committed=self._committed,
         )
-        self._writer = Writer(lambda: transaction, self._tell)
+        self._writer = GroupCommit(self._write, self._announce)
         if loss is not None:
             try:
-                self._write(lambda tx: tx.accept_loss(loss))
+                committed(self, AcceptLoss(loss))
             except BaseException:  # Ctrl-C included: what was opened is closed
                 self.close()
                 raise
@@ -132,130 +112,58 @@ class SqliteStore(SqliteReads):
 
     # writes
 
-    def submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        if self._relay is None:
-            line = self._relay_client.line(len(intents))
+    def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:
+        """A thread that waits for one submit hands it to the process that commits for others, if there is one."""
+        submit = operations[0]
+        if wait and len(operations) == 1 and isinstance(submit, Submit) and self._relay is None:
+            line = self._relay_client.line(len(submit.intents))
             if line is not None:
-                return self._submit_by_relay(line, intents, depth)
+                return self._submit_by_relay(line, submit)
             if self._write_lock.contended:
                 self._stand_in()
-        return self.submit_soon(intents, depth).result()
+        return self._writer.commit(operations, wait=wait)
 
-    def _submit_by_relay(self, line: socket.socket, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        request = SubmitRequest([JobId(self._new_id()) for _ in intents], list(intents), depth)
-        receipts, sure = self._relay_client.deliver(request, line)
+    def _submit_by_relay(self, line: socket.socket, submit: Submit) -> list[Future[Any]]:
+        named = NamedSubmit(submit.intents, submit.depth, [JobId(self._new_id()) for _ in submit.intents])
+        receipts, sure = self._relay_client.deliver(named, line)
         if receipts is not None:
-            return receipts
-        return self._writer.soon(_submitting(request, sure=sure), brings=True).result()
+            return [answered(receipts)]
+        return self._writer.commit([msgspec.structs.replace(named, sure=sure)])
 
-    def submit_soon(self, intents: Sequence[Intent], depth: Depth) -> Future[list[Receipt]]:
-        return self._writer.soon(lambda tx: tx.submit(intents, depth), brings=True)
-
-    def claimed(self, dispatches: Sequence[Dispatch]) -> list[Job]:
-        started = [self._just_started.pop((d.dispatch_id, d.admitted_at), None) for d in dispatches]
-        known = [made(draft) for draft in started if draft is not None]
-        if len(known) < len(dispatches):  # reserved before
-            return self.jobs([d.job_id for d in dispatches if d.job_id is not None])
-        return known
-
-    def ride(self, board: Callable[[], Ride | None]) -> Callable[[], None]:
-        def passage() -> Passage | None:
-            ride = board()
-            if ride is None:
-                return None
-            host, run_round, terms, landed = ride
-            return Passage(lambda tx: tx.admit(host, run_round, terms), landed)
-
-        return self._writer.ride(passage)
-
-    def admit(
-        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
-    ) -> list[Dispatch]:
-        return self._write(lambda tx: tx.admit(host, run_round, terms))
-
-    def apply(self, changes: Sequence[Change]) -> list[bool]:
-        return self.apply_soon(changes).result()
-
-    def apply_soon(self, changes: Sequence[Change]) -> Future[list[bool]]:
-        return self._writer.soon(lambda tx: tx.apply(changes)) if changes else _nothing()
-
-    def complete_soon(self, done: Sequence[CompletedDispatch]) -> Future[list[bool]]:
-        return self._writer.soon(lambda tx: tx.complete(done)) if done else _nothing()
-
-    def exchange_soon(
-        self,
-        done: Sequence[CompletedDispatch],
-        host: HostId,
-        run_round: Callable[[AdmissionView], RoundResult],
-        terms: Terms,
-        ahead: Ahead = not_waited_for,
-    ) -> Future[tuple[list[bool], list[Dispatch]]]:
-        def run(tx: Transaction) -> tuple[list[bool], list[Dispatch]]:
-            answers, granted = tx.complete(done), tx.admit(host, run_round, terms)
-            tx.tell_ahead(lambda: ahead(granted))
-            return answers, granted
-
-        return self._writer.soon(run)
-
-    def renew(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> list[Standing | None]:
-        return self.renew_soon(beats, tell).result()
-
-    def renew_soon(self, beats: Sequence[Renewal], tell: Tell = say_nothing) -> Future[list[Standing | None]]:
-        return self._writer.soon(lambda tx: tx.renew(beats, tell)) if beats else _nothing()
-
-    def set_addon(
-        self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None, by: str = ""
-    ) -> None:
-        self._write(lambda tx: tx.set_addon(addon_id, weight, paused, by))
-
-    def prune(self, before: Moment, limit: int) -> int:
-        return self._write(lambda tx: tx.prune(before, limit))
-
-    def reorder(self, aging: Aging, after: int, limit: int) -> int:
-        return self._write(lambda tx: tx.reorder(aging, after, limit))
-
-    def shift(self, by: Span) -> int:
-        return self._write(lambda tx: tx.shift(by))
-
-    def _write(self, run: Callable[[Transaction], T]) -> T:
-        return self._writer.soon(run).result()
-
-    def _written(self, started: Drafts) -> None:
-        if len(self._just_started) > MOST_KEPT:  # nobody came for them
-            self._just_started.clear()
-        self._just_started.update(started)
+    def _write(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        answers: list[Any] = []
+        try:
+            with self._transaction as transaction:
+                for operation in operations:
+                    answers.append(transaction.write(operation))  # noqa: PERF401 - those before a failure count
+        except OutcomeUnknown as unknown:
+            raise BatchUnknown(unknown, answers) from unknown
+        return answers
 
     def _committed(self) -> None:
-        self._news = True
+        self._has_news = True
 
-    def _tell(self) -> None:
-        """After a commit, and what rode along in it has been handed over: whoever is rung for it may find it done."""
-        if not self._news:
+    def _announce(self) -> None:
+        """After a transaction, before its answers."""
+        if not self._has_news:
             return
-        self._news = False
-        for heard in self._rings:
-            heard()
+        self._has_news = False
+        self._notify_listeners()
         if self._wakeups is not None:
             self._wakeups.tell()
         elif notify(self._names.wakeups, self._sender) and self._relay is not None:
             self._stand_down()  # the dispatcher commits for all from now on, and starts what it commits
 
-    # letters from other processes
+    # submits of other processes
 
-    def _take(self, request: SubmitRequest, reply: Reply) -> None:
-        try:
-            # A failed commit is undone, whatever its outcome after a crash would be: the sender writes for itself, in its place.
-            self._writer.put(_submitting(request), lambda receipts, _: reply(receipts), brings=True)
-        except StoreFailed:  # it is closed
-            reply(None)
+    def _commit_relayed(self, submits: Sequence[Submit]) -> list[Future[list[Receipt]]]:
+        return self._writer.commit(submits, wait=True)
 
     def _stand_in(self) -> None:
-        """Several processes write, and nobody dispatches: one of them may as well commit for all."""
+        """Several processes write, and none dispatches: one of them may as well commit for all."""
         with self._relay_lock, suppress(OSError):  # another one was quicker
             self._names.make()
-            self._relay = self._relay or SubmitRelayServer(
-                self._names.stand_in, self._take, self._writer.carry
-            )
+            self._relay = self._relay or SubmitRelayServer(self._names.stand_in, self._commit_relayed)
 
     def _stand_down(self) -> None:
         with self._relay_lock:
@@ -263,18 +171,6 @@ class SqliteStore(SqliteReads):
             self._write_lock.contended = False
         if relay is not None:
             relay.close()
-
-    # hosts
-
-    def register_host(self, host: Host) -> Host:
-        known: Future[Host] = self._writer.soon(lambda tx: tx.register_host(host), probe=True)
-        return known.result()
-
-    def leave(self, host: HostId, instance: str) -> None:
-        self._write(lambda tx: tx.leave(host, instance))
-
-    def drain(self, host: HostId, draining: bool, by: str = "") -> bool:
-        return self._write(lambda tx: tx.drain(host, draining, by))
 
     def trouble(self) -> str | None:
         free = free_bytes(self._path)
@@ -285,18 +181,17 @@ class SqliteStore(SqliteReads):
 
     # the dispatcher
 
-    def acquire_dispatch(self, holder: str) -> None:
+    def acquire_dispatch(self, holder: str, relay: Relay | None = None) -> None:
         self._dispatch_lock = DispatchLock(self._path, holder)
-        self._wakeups = WakeupServer(self._names, self._heard)
+        self._wakeups = WakeupServer(self._names, self._notify_listeners)
         self._stand_down()
-        with suppress(
-            OSError
-        ):  # one that stopped at this moment still has the name: others write for themselves
-            self._relay = SubmitRelayServer(self._names.relay, self._take, self._writer.carry)
+        # One that stopped at this moment still has the name: others write for themselves.
+        with suppress(OSError):
+            self._relay = SubmitRelayServer(self._names.relay, relay or self._commit_relayed)
 
-    def _heard(self) -> None:
-        for heard in self._rings:
-            heard()
+    def _notify_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def release_dispatch(self) -> None:
         wakeups, self._wakeups = self._wakeups, None
@@ -307,13 +202,13 @@ class SqliteStore(SqliteReads):
         if lock is not None:
             lock.close()
 
-    def on_change(self, ring: Callable[[], None]) -> None:
-        self._rings.append(ring)
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
 
     def listen(self) -> None:
         if self._wakeups is None:
             if self._wakeup_client is None:
-                self._wakeup_client = WakeupClient(self._names, self._heard)
+                self._wakeup_client = WakeupClient(self._names, self._notify_listeners)
             self._wakeup_client.ask()
 
     def close(self) -> None:
@@ -329,15 +224,3 @@ class SqliteStore(SqliteReads):
         self._mark.close()
         self._write_lock.close()
         self._sender.close()
-
-
-def _submitting(request: SubmitRequest, *, sure: bool = True) -> Callable[[Transaction], list[Receipt]]:
-    names, intents, depth = request
-    return lambda tx: tx.submit(intents, depth, names, sure=sure)
-
-
-def _nothing() -> Future[list[Any]]:
-    """Whoever asks for nothing is answered without a commit."""
-    answer: Future[list[Any]] = Future()
-    answer.set_result([])
-    return answer

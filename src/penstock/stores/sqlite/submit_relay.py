@@ -19,22 +19,26 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread, current_thread
-from typing import Any, Final, NamedTuple, TypeAlias
+from threading import Lock, Thread, current_thread
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import Constraint, JobId, RunWhen
-from penstock.stores.api import Depth, Receipt, Rest
+from penstock.stores.api import Depth, Receipt, Relay, Submit
+from penstock.stores.common.group_commit import failed
 from penstock.stores.sqlite.socket_names import SocketNames
 
-__all__ = ["Reply", "SubmitRelayClient", "SubmitRelayServer", "SubmitRequest"]
+__all__ = ["NamedSubmit", "SubmitRelayClient", "SubmitRelayServer"]
 
 #: What is larger pays for its own commit easily.
 MOST_JOBS: Final = 64
@@ -45,16 +49,11 @@ SHY_SEC: Final = 10.0
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-class SubmitRequest(NamedTuple):
-    """A submit on its way. The ids are the sender's."""
+class NamedSubmit(Submit, frozen=True):
+    """A submit whose sender gave the jobs their ids. Not `sure`: another process may have written them already."""
 
-    names: list[JobId]
-    intents: list[Intent]
-    depth: Depth
-
-
-#: Receipts, durable; or None: not done, write for yourself and see why.
-Reply: TypeAlias = Callable[[list[Receipt] | None], None]
+    job_ids: Sequence[JobId] = ()
+    sure: bool = True
 
 
 # what travels
@@ -70,9 +69,9 @@ _letters: Final = msgspec.msgpack.Decoder(tuple[list[str], list[_Row], tuple[int
 _answers: Final = msgspec.msgpack.Decoder(list[tuple[str, str, bool]] | None)
 
 
-def _written(request: SubmitRequest) -> bytes:
-    rows = [_said(intent) for intent in request.intents]
-    return _encode((request.names, rows, (request.depth.total, request.depth.per_addon)))
+def _written(submit: NamedSubmit) -> bytes:
+    rows = [_said(intent) for intent in submit.intents]
+    return _encode((submit.job_ids, rows, (submit.depth.total, submit.depth.per_addon)))
 
 
 class _Reader:
@@ -82,11 +81,9 @@ class _Reader:
         self._like: tuple[Any, ...] = ()
         self._last: Intent | None = None
 
-    def read(self, text: bytes) -> SubmitRequest:
+    def read(self, text: bytes) -> NamedSubmit:
         names, rows, depth = _letters.decode(text)
-        return SubmitRequest(
-            [JobId(name) for name in names], [self._intent(row) for row in rows], Depth(*depth)
-        )
+        return NamedSubmit([self._intent(row) for row in rows], Depth(*depth), names)  # type: ignore[arg-type]
 
     def _intent(self, row: _Row) -> Intent:
         like = (*row[:8], *row[9:])  # all but the payload
@@ -99,23 +96,17 @@ class _Reader:
 
 # the end that commits
 
-_open_posts: weakref.WeakSet[SubmitRelayServer] = weakref.WeakSet()
+_open_servers: weakref.WeakSet[SubmitRelayServer] = weakref.WeakSet()
 
 
 class SubmitRelayServer:
     """
-    OSError: somebody has this name already. Both are called from the post's own thread: `take` with each letter, `taken` when all that
-    lay there has been taken. If there is something left to do for the thread then, another one serves from there on: to wake that one takes
-    as long as it ever did, but nobody waits for it.
+    OSError: another process has this name already. `relay` is called from the server's own thread, with all submits that lay there; it
+    commits them, in that thread if it can.
     """
 
-    def __init__(
-        self,
-        name: str,
-        take: Callable[[SubmitRequest, Reply], None],
-        taken: Callable[[], Sequence[Rest]] = list,
-    ) -> None:
-        self._take, self._taken, self._reader = take, taken, _Reader()
+    def __init__(self, name: str, relay: Relay) -> None:
+        self._relay, self._reader = relay, _Reader()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._listener.bind(name)
@@ -127,143 +118,118 @@ class SubmitRelayServer:
         self._watched = select.epoll()
         for each in (self._listener, self._ended):
             self._watched.register(each, select.EPOLLIN)
-        self._guests: set[socket.socket] = set()
-        self._heard_at: dict[int, socket.socket] = {}
-        self._owed: set[socket.socket] = set()  # who waits for an answer
+        self._senders: set[socket.socket] = set()
+        self._sender_at: dict[int, socket.socket] = {}
+        self._unanswered: set[socket.socket] = set()
         self._closed = False
         #: Between an answer and the closing of what it goes to: the number may be another file's by then.
         self._lock = Lock()
-        #: Threads that have served, and may again: True is the turn of one of them, False its end.
-        self._turns: SimpleQueue[bool] = SimpleQueue()
-        self._resting: list[Thread] = []
-        self._served = Event()  # by the last of them
-        self._hire()
-        _open_posts.add(self)
-
-    def _hire(self) -> None:
-        self._thread = Thread(target=self._work, name="penstock-post", daemon=True)
+        self._thread = Thread(target=self._serve, name="penstock-relay", daemon=True)
         self._thread.start()
+        _open_servers.add(self)
 
     def close(self) -> None:
-        """No further letter; those in hand are still answered."""
+        """No further submit is taken; those in hand are still answered."""
         self._wake.send(b"0")
-        # It may find out by itself that somebody else takes letters now.
+        # It may find out by itself that another process takes submits now.
         if current_thread() is not self._thread:
-            self._served.wait()
             self._thread.join()
         with self._lock:
-            self._shut(self._guests - self._owed)
-            resting, self._resting = self._resting, []
-        for thread in resting:
-            self._turns.put(False)
-            thread.join()
+            self._shut(self._senders - self._unanswered)
 
-    def _shut(self, guests: set[socket.socket]) -> None:
+    def _shut(self, senders: set[socket.socket]) -> None:
         self._closed = True
-        self._guests -= guests
-        for each in (*guests, self._listener, self._wake, self._ended):
+        self._senders -= senders
+        for each in (*senders, self._listener, self._wake, self._ended):
             each.close()
 
     def leave_to_parent(self) -> None:
-        """A fork has these sockets too, and no thread that serves them: senders would wait at a door that nobody opens."""
-        self._lock = Lock()  # whoever held it stayed in the parent
-        self._shut(set(self._guests))
+        """A fork has these sockets too, and no thread that serves them: senders would wait for ever."""
+        self._lock = Lock()  # the thread that held it stayed in the parent
+        self._shut(set(self._senders))
 
-    def _work(self) -> None:
-        while True:
-            rest = self._serve()
-            if not rest:
-                self._watched.close()
-                self._served.set()
-                return
-            self._hand_over()
-            for each in rest:
-                each()
-            if not self._rests():
-                return
-
-    def _serve(self) -> Sequence[Rest]:
-        """Until there is something else to do; nothing, when it is over."""
-        over = False
-        while not (over or self._closed):
-            if rest := self._taken():
-                return rest  # if it is over, the next one finds that as well
+    def _serve(self) -> None:
+        going = True
+        while going and not self._closed:
+            submits: list[tuple[socket.socket, NamedSubmit]] = []
             for fd, _ in self._watched.poll():
-                guest = self._heard_at.get(fd)
-                if guest is not None:
-                    if not self._hear(guest):
+                sender = self._sender_at.get(fd)
+                if sender is not None:
+                    submit = self._read(sender)
+                    if submit is not None:
+                        submits.append((sender, submit))
+                    else:
                         self._watched.unregister(fd)
-                        del self._heard_at[fd]
-                        self._part(guest)
+                        del self._sender_at[fd]
+                        self._part(sender)
                 elif fd == self._ended.fileno():
-                    over = True
+                    going = False
                 else:
                     self._welcome()
-        return () if self._closed else self._taken()
+            if submits:
+                self._commit(submits)
+        self._watched.close()
 
-    def _hand_over(self) -> None:
+    def _commit(self, submits: list[tuple[socket.socket, NamedSubmit]]) -> None:
         with self._lock:
-            next_one = self._resting.pop() if self._resting else None
-        if next_one is None:
-            self._hire()
-        else:
-            self._thread = next_one
-            self._turns.put(True)
-
-    def _rests(self) -> bool:
-        """Until it is its turn again. Not, if that is not to be expected."""
-        with self._lock:
-            if self._closed or self._resting:
-                return False
-            self._resting.append(current_thread())
-        return self._turns.get()
+            self._unanswered.update(sender for sender, _ in submits)
+        try:
+            answers = self._relay([submit for _, submit in submits])
+        except StoreFailed:  # it is closed
+            answers = [failed(StoreFailed("the store is closed", kind="closed"))] * len(submits)
+        for (sender, _), answer in zip(submits, answers, strict=True):
+            answer.add_done_callback(partial(self._answer, sender))
 
     def _welcome(self) -> None:
         with contextlib.suppress(OSError):  # gone again, or we have no descriptors left
-            guest, _ = self._listener.accept()
+            sender, _ = self._listener.accept()
             with self._lock:
-                self._guests.add(guest)
-            if _is_ours(guest):
-                self._watched.register(guest, select.EPOLLIN)
-                self._heard_at[guest.fileno()] = guest
+                self._senders.add(sender)
+            if _is_ours(sender):
+                self._watched.register(sender, select.EPOLLIN)
+                self._sender_at[sender.fileno()] = sender
             else:
-                self._part(guest)
+                self._part(sender)
 
-    def _hear(self, guest: socket.socket) -> bool:
+    def _read(self, sender: socket.socket) -> NamedSubmit | None:
+        """None: it has gone."""
         try:
-            text = guest.recv(MOST_BYTES)
-            request = self._reader.read(text) if text else None
+            text = sender.recv(MOST_BYTES)
+            return self._reader.read(text) if text else None
         except (OSError, ValueError):  # msgspec's errors are ValueErrors: a Penstock of another version
-            return False
-        if request is None:
-            return False
-        with self._lock:
-            self._owed.add(guest)
-        self._take(request, lambda receipts: self._answer(guest, receipts))
-        return True
+            return None
 
-    def _answer(self, guest: socket.socket, receipts: list[Receipt] | None) -> None:
-        text = _encode(None if receipts is None else [(r.job_id, r.state, r.created) for r in receipts])
+    def _answer(self, sender: socket.socket, answer: Future[list[Receipt]]) -> None:
+        """
+        The receipts, durable; or None: not done, write for yourself and see why. A failed commit is undone, whatever its outcome after a
+        crash would be, so the sender may write in its place.
+        """
+        receipts = (
+            None
+            if answer.exception() is not None
+            else [(r.job_id, r.state, r.created) for r in answer.result()]
+        )
+        text = _encode(receipts)
         with self._lock:
             try:
                 if self._closed:
-                    guest.shutdown(socket.SHUT_RD)  # before it can send its next one here
-                guest.send(text, _AT_ONCE)
+                    sender.shutdown(socket.SHUT_RD)  # before it can send its next one here
+                sender.send(text, _AT_ONCE)
             except OSError:
                 pass  # it did not wait
-            self._owed.discard(guest)
+            self._unanswered.discard(sender)
             if self._closed:
-                self._guests.discard(guest)
-                guest.close()
+                self._senders.discard(sender)
+                sender.close()
 
-    def _part(self, guest: socket.socket) -> None:
+    def _part(self, sender: socket.socket) -> None:
         with self._lock:
-            self._guests.discard(guest)
-            guest.close()
+            self._senders.discard(sender)
+            sender.close()
 
 
 def _after_fork() -> None:
-    for relay in list(_open_posts):
+    for relay in list(_open_servers):
         relay.leave_to_parent()
 
 
@@ -287,9 +253,9 @@ class SubmitRelayClient:
             return None
         return self._line()
 
-    def deliver(self, request: SubmitRequest, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
+    def deliver(self, submit: NamedSubmit, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
         """The answer, if there was one; and whether it is certain that without one nothing was written."""
-        text = _written(request)
+        text = _written(submit)
         if len(text) > MOST_BYTES:
             self._idle.put(line)
             return None, True

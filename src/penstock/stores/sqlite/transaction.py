@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, Self, cast
 
 import apsw
 from msgspec.structs import replace
@@ -16,10 +17,24 @@ from penstock.core.jobs.changes import Change, DispatchStep, JobStep, Note, Rene
 from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent, all_but_payload
 from penstock.core.jobs.job import Dispatch, EventKind, place
-from penstock.core.jobs.ordering import AdmissionView, Ordering, Placement, RoundResult
+from penstock.core.jobs.ordering import Ordering, Placement, RoundResult
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
-from penstock.stores.api import Clock, CompletedDispatch, Depth, Receipt, Standing, Tell, Terms
+from penstock.stores.api import (
+    Admit,
+    Apply,
+    Clock,
+    Complete,
+    Depth,
+    Grant,
+    NotesFor,
+    Operation,
+    Receipt,
+    Renew,
+    Standing,
+    Submit,
+    Terms,
+)
 from penstock.stores.common.checks import key_conflict, refuse_beyond
 from penstock.stores.common.dispatches import new_dispatch
 from penstock.stores.common.rows import body_hash, by_name, encode, intent_row, job_row, listed
@@ -27,12 +42,13 @@ from penstock.stores.sqlite.admission_view import NewQueued, Queued, SqliteAdmis
 from penstock.stores.sqlite.batch import complete, take
 from penstock.stores.sqlite.changes import Moved, move_dispatch, move_job, renew
 from penstock.stores.sqlite.connection import WriteLock, failures, one, query, statements
-from penstock.stores.sqlite.guard import FileGuard, FileLost
-from penstock.stores.sqlite.maintenance import Upkeep
+from penstock.stores.sqlite.guard import FileGuard, FileLost, Loss
+from penstock.stores.sqlite.maintenance import SqliteUpkeep
+from penstock.stores.sqlite.submit_relay import NamedSubmit
 from penstock.stores.sqlite.totals import SqliteTotals
-from penstock.stores.sqlite.write_batch import NO_JOB, Drafts, SqliteWriteBatch
+from penstock.stores.sqlite.write_batch import NO_JOB, SqliteWriteBatch
 
-__all__ = ["Transaction"]
+__all__ = ["AcceptLoss", "Transaction"]
 
 _SUBMITTED, _QUEUED = str(EventKind.SUBMITTED), str(JobState.QUEUED)
 #: What `apply` reads by.
@@ -44,14 +60,15 @@ STEPS: Final = 5_000
 _NO_ROW: Final = (0, "", 0, 0, AddonId(""), "")
 
 
-class CommitCallbacks(NamedTuple):
-    """What the store must hear: what will have started when this is on disk, and that it is, with something told."""
+class AcceptLoss(Operation[None], frozen=True):
+    """The first operation on a file that was put back: see `guard`."""
 
-    written: Callable[[Drafts], None]
-    committed: Callable[[], None]
+    loss: Loss
 
 
-class Transaction(Upkeep):
+class Transaction(SqliteUpkeep):
+    """`committed` is called when one is durable that has written events."""
+
     def __init__(
         self,
         con: apsw.Connection,
@@ -62,12 +79,12 @@ class Transaction(Upkeep):
         *,
         guard: FileGuard,
         new_id: Callable[[], str],
-        ties: CommitCallbacks,
+        committed: Callable[[], None],
     ) -> None:
         self._con, self._lock, self._path, self._ordering = con, lock, path, ordering
         self._clock, self._now = clock, 0
-        self._new_id, self._ties = new_id, ties
-        self._ahead: list[Callable[[], None]] = []
+        self._new_id, self._committed = new_id, committed
+        self._previews: list[Callable[[], None]] = []
         self._demands, self._sums = SqliteAdmissionClasses(), SqliteTotals(con)
         self._guard, self._failures = guard, failures(path)
         self._sql = statements()
@@ -107,27 +124,22 @@ class Transaction(Upkeep):
             self._end(error)
         self._failures.__exit__(kind, error, trace)
         if error is None and self._pages.told:
-            self._ties.committed()
+            self._committed()
         del self._pages  # with the payloads of what was submitted
-
-    def tell_ahead(self, tell: Callable[[], None]) -> None:
-        """Called when all is written but the last of it, which takes a while, and needs no interpreter."""
-        self._ahead.append(tell)
 
     def _end(self, error: BaseException | None) -> None:
         stands = False
         try:
             if error is None:
                 self._pages.flush()
-                self._ties.written(self._pages.started)
-                for tell in self._ahead:
-                    tell()
+                for preview in self._previews:  # the sync takes a while, and needs no interpreter
+                    preview()
                 self._commit()
                 self._sums.committed()
                 stands = True
                 self._guard.committed(self._sums.event)
         finally:
-            self._ahead.clear()
+            self._previews.clear()
             if not stands:
                 self._undo()
             self._lock.__exit__()
@@ -163,6 +175,27 @@ class Transaction(Upkeep):
         self._demands.forget()
         self._sums.forget()
         self._like = None
+
+    def write(self, operation: Operation[Any]) -> Any:
+        match operation:
+            case NamedSubmit():
+                return self.submit(operation.intents, operation.depth, operation.job_ids, sure=operation.sure)
+            case Submit(intents, depth):
+                return self.submit(intents, depth)
+            case Complete(done):
+                return complete(self._pages, done, self._ordering.sharing, self._now)
+            case Admit():
+                grants = self.admit(operation)
+                if operation.preview is not None:
+                    self._previews.append(partial(operation.preview, grants))
+                return grants
+            case Apply(changes):
+                return self.apply(changes)
+            case Renew(renewals, notes_for):
+                return self.renew(renewals, notes_for)
+            case AcceptLoss(loss):
+                return self.accept_loss(loss)
+        return self.keep_up(operation)
 
     # submit
 
@@ -257,9 +290,8 @@ class Transaction(Upkeep):
 
     # admit
 
-    def admit(
-        self, host: HostId, run_round: Callable[[AdmissionView], RoundResult], terms: Terms
-    ) -> list[Dispatch]:
+    def admit(self, admit: Admit) -> list[Grant]:
+        host, terms = admit.host, admit.terms
         now, admission_view = self._now, self._pages.admission_view(host, self._now)
         if admission_view.anybody:
             # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
@@ -267,14 +299,14 @@ class Transaction(Upkeep):
             if step:
                 self._con.executemany(self._sql["step_into_line"], step)
         try:
-            round_result = run_round(admission_view)
+            round_result = admit.run_round(admission_view)
         finally:
             admission_view.close()
         self._deny(round_result, now)
-        dispatches = take(self._pages, round_result.picks, terms, self._ordering, host=host, now=now)
+        grants = take(self._pages, round_result.picks, terms, self._ordering, host=host, now=now)
         if round_result.loan is not None:
-            dispatches.append(self._loan(round_result.loan, host, now, terms))
-        return dispatches
+            grants.append(Grant(self._loan(round_result.loan, host, now, terms)))
+        return grants
 
     def _deny(self, round_result: RoundResult, now: Moment) -> None:
         if round_result.denials or round_result.passed:
@@ -310,9 +342,6 @@ class Transaction(Upkeep):
         return made
 
     # apply
-
-    def complete(self, done: Sequence[CompletedDispatch]) -> list[bool]:
-        return complete(self._pages, done, self._ordering.sharing, self._now)
 
     def apply(self, changes: Sequence[Change]) -> list[bool]:
         self._pages.forget_leases()
@@ -371,10 +400,10 @@ class Transaction(Upkeep):
 
     # renew
 
-    def renew(self, beats: Iterable[Renewal], tell: Tell) -> list[Standing | None]:
+    def renew(self, renewals: Iterable[Renewal], notes_for: NotesFor) -> list[Standing | None]:
         self._pages.forget_leases()
         self._pages.flush_rows()
-        return [renew(self._con, self._pages, beat, tell, self._now) for beat in beats]
+        return [renew(self._con, self._pages, renewal, notes_for, self._now) for renewal in renewals]
 
 
 def _same_body(first: tuple[Receipt, bytes], intent: Intent) -> Receipt:

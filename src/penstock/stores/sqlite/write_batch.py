@@ -37,7 +37,7 @@ from penstock.stores.sqlite.connection import one, statements
 from penstock.stores.sqlite.multirow import insert, update, write
 from penstock.stores.sqlite.totals import Held, Kept, Lease, SqliteTotals
 
-__all__ = ["NO_JOB", "Draft", "Drafts", "SqliteWriteBatch", "Started", "Told", "made"]
+__all__ = ["NO_JOB", "SqliteWriteBatch", "Started", "Told"]
 
 _decode: Final = msgspec.json.Decoder(tuple[Any, ...]).decode
 #: What `said_of` leaves out of a job that has nothing of it.
@@ -95,17 +95,6 @@ class Started:
         self._life = (not_before, failed, active, spent, spent_before, progress)
 
 
-#: A job that was started, until somebody asks for it.
-Draft: TypeAlias = tuple[Started, Queued, DispatchId]
-#: By dispatch and its moment: one that never came to be, because its commit failed, comes back under the same name.
-Drafts: TypeAlias = dict[tuple[DispatchId, Moment], Draft]
-
-
-def made(draft: Draft) -> Job:
-    started, queued, dispatch_id = draft
-    return started.job(queued, dispatch_id)
-
-
 Told: TypeAlias = tuple[int | None, JobId | None, int, JobState | None]
 NO_JOB: Final[Told] = (None, None, 0, None)
 #: Which one of those asked for, and what is known of it (`Lease`).
@@ -141,9 +130,8 @@ class SqliteWriteBatch:
         self.accounts = sums.accounts
         self.touched: set[AddonId] = set()
         self.told = False
-        #: What was submitted here, and what of it started here: nobody need read it to run it.
+        #: Submitted here: no worker that starts one of them need read it.
         self.fresh: dict[int, Intent] = {}
-        self.started: Drafts = {}
 
     def next_no(self) -> int:
         self._no += 1

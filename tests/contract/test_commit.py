@@ -1,0 +1,299 @@
+"""`commit`: several operations in one transaction, each answered for itself."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.waiting import until
+
+from penstock.core.errors import QueueFull, StoreFailed
+from penstock.core.jobs.admission import AdmissionLimits, Conditions
+from penstock.core.jobs.changes import Renewal, end
+from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
+from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import (
+    Admit,
+    Apply,
+    Complete,
+    CompletedDispatch,
+    Depth,
+    Prune,
+    Renew,
+    SetAddon,
+    Submit,
+    Terms,
+    committed,
+    committed_apart,
+)
+from penstock.stores.sqlite.store import SqliteStore
+
+T0 = 1_900_000_000_000_000
+JOB = Intent(addon_id="a", job_type="t", cost_units=1)
+
+
+def claim(most=10, worker="w"):
+    def decide(admission_view):
+        return run_round(
+            admission_view,
+            Conditions(90),
+            AdmissionLimits(),
+            Ordering(),
+            lambda _: Placement.LEASE,
+            most_leases=most,
+        )
+
+    return Admit("here", decide, Terms(worker=worker))
+
+
+def failing(_):
+    raise RuntimeError("in the middle of a round")
+
+
+def answers(futures):
+    return [future.exception() or future.result() for future in futures]
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_operations_take_effect_in_their_order(yard, wait):
+    store = yard.store
+    receipts, grants = answers(store.commit(Submit([JOB]), claim(), wait=wait))
+
+    assert [receipt.job_id for receipt in receipts] == [grant.dispatch.job_id for grant in grants]
+    assert ["SUBMITTED", "DISPATCHING", "RUNNING"] == yard.kinds(receipts[0].job_id)
+
+    done = CompletedDispatch(grants[0].dispatch.dispatch_id)
+    ended, again, beat = answers(
+        store.commit(
+            Complete([done]),
+            Complete([done]),
+            Renew([Renewal(dispatch_id=done.dispatch_id, expires_at=yard.now + SECOND)]),
+            wait=wait,
+        )
+    )
+    assert ([True], [False], [None]) == (ended, again, beat)
+
+
+def test_what_a_worker_has_done_makes_room_for_what_it_claims(yard):
+    yard.submit(2, cost_units=60)
+    [first] = committed(yard.store, claim())
+    done = CompletedDispatch(first.dispatch.dispatch_id)
+
+    assert [] == committed(yard.store, claim())
+    ended, [second] = answers(yard.store.commit(Complete([done]), claim()))
+
+    assert [True] == ended
+    assert first.dispatch.job_id != second.dispatch.job_id
+
+
+def test_a_grant_has_its_job_as_if_it_had_been_read(yard):
+    deadline = yard.now + 3_600 * SECOND
+    for intent in (
+        replace(JOB, payload="[1]", tags=("x",), priority=70, deadline_at=deadline, time_sensitive=True),
+        JOB,
+    ):
+        _, [grant] = answers(yard.store.commit(Submit([intent]), claim()))
+
+        assert [grant.job] == yard.store.jobs([grant.dispatch.job_id])
+        assert grant.dispatch == yard.store.dispatch(grant.dispatch.dispatch_id)
+
+
+def test_a_later_attempt_has_its_job_as_it_is_by_then(yard):
+    _, [first] = answers(yard.store.commit(Submit([JOB]), claim()))
+    ended = end(
+        first.job,
+        first.dispatch,
+        EndReason.GRACEFUL_SHUTDOWN,
+        yard.now,
+        schedules=Schedules(),
+        ordering=Ordering(),
+    )
+    committed(yard.store, Apply([ended]))
+    [second] = committed(yard.store, claim())
+
+    assert 2 == second.job.fence == second.dispatch.fence
+    assert [second.job] == yard.store.jobs([second.dispatch.job_id])
+
+
+def test_a_reservation_comes_without_its_job(yard):
+    yard.submit()
+    reserve = Admit(
+        "here",
+        lambda view: run_round(
+            view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE
+        ),
+    )
+    [grant] = committed(yard.store, reserve)
+
+    assert grant.job is None
+    assert grant.dispatch.started_at is None
+
+
+def test_a_claim_beside_a_submit_is_a_round_and_jobs_that_wait_longer_go_first(yard):
+    old = yard.submit(2)
+    _, [grant] = answers(yard.store.commit(Submit([JOB]), claim(most=1)))
+
+    assert old[0] == grant.dispatch.job_id
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_operation_that_fails_harms_no_other_of_its_commit(yard, wait):
+    before, failed, after = yard.store.commit(
+        Submit([JOB]), Admit("here", failing), SetAddon("a", weight=7), wait=wait
+    )
+
+    assert [True] == [receipt.created for receipt in before.result()]
+    with pytest.raises(RuntimeError, match="in the middle"):
+        failed.result()
+    assert after.result() is None
+    assert [("a", 7)] == [(addon.addon_id, addon.weight) for addon in yard.store.addons()]
+    assert ["QUEUED"] == [yard.state(receipt.job_id) for receipt in before.result()]
+
+
+def test_a_bulk_submit_is_one_operation_all_of_it_or_none(yard):
+    depth = Depth(total=3)
+    first, second, third = yard.store.commit(*(Submit([JOB] * n, depth) for n in (2, 2, 1)))
+
+    assert 2 == len(first.result())
+    with pytest.raises(QueueFull):
+        second.result()
+    assert 1 == len(third.result())
+
+
+def test_a_submit_that_is_refused_brings_no_job_for_the_claim_beside_it(yard):
+    refused, claimed = yard.store.commit(Submit([JOB], Depth(total=0)), claim())
+
+    with pytest.raises(QueueFull):
+        refused.result()
+    assert [] == claimed.result()
+
+
+def test_operations_that_write_nothing_are_answered(yard):
+    nothing = (Apply([]), Complete([]), Renew([]))
+
+    assert [[]] * 3 == answers(yard.store.commit(*nothing))
+    assert [[]] == answers(yard.store.commit(Apply([]), wait=True))
+    assert [[], [], 0] == answers(yard.store.commit(Complete([]), claim(), Prune(0, 10)))
+    assert 0 == yard.store.newest()
+
+
+def test_listeners_hear_of_a_commit_that_wrote_events_and_of_no_other(yard):
+    heard = []
+    yard.store.on_change(lambda: heard.append(yard.store.newest()))
+    answers(yard.store.commit(Submit([JOB]), claim()))
+    seen = list(heard)
+    answers(yard.store.commit(Admit("here", lambda _: RoundResult())))
+
+    assert 3 == seen[-1]
+    assert seen == heard
+
+
+class Refusing:
+    """A store that cannot write items marked as bad."""
+
+    def __init__(self, store, bad, error):
+        self._store, self._bad, self._error = store, bad, error
+        self.commits = []
+
+    def commit(self, *operations, wait=False):
+        self.commits.append([len(operation.done) for operation in operations])
+        refuse = Admit("here", self._refuse)
+        return [
+            self._store.commit(refuse if self._bad in operation.done else operation, wait=wait)[0]
+            for operation in operations
+        ]
+
+    def _refuse(self, _):
+        raise self._error
+
+
+def completions(yard, n):
+    yard.submit(n, cost_units=1)
+    return [CompletedDispatch(grant.dispatch.dispatch_id) for grant in committed(yard.store, claim(n))]
+
+
+def test_an_item_that_cannot_be_written_fails_alone(yard):
+    done = completions(yard, 4)
+    refusing = Refusing(yard.store, done[2], ValueError("no"))
+    written = committed_apart(refusing, Complete, done)
+
+    assert [[4], [1, 1, 1, 1]] == refusing.commits
+    assert [True, True, True] == [written[n] for n in (0, 1, 3)]
+    assert "no" == str(written[2])
+    assert [] == committed_apart(refusing, Complete, [])
+    [alone] = committed_apart(refusing, Complete, done[2:3])
+    assert isinstance(alone, ValueError)
+
+
+def test_a_store_that_cannot_write_at_all_is_asked_once(yard):
+    done = completions(yard, 2)
+    refusing = Refusing(yard.store, done[0], StoreFailed("full", kind="full"))
+    with pytest.raises(StoreFailed):
+        committed_apart(refusing, Complete, done)
+
+    assert [[2]] == refusing.commits
+
+
+# one transaction, where it can be counted
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = SqliteStore(tmp_path / "jobs.db", lambda: T0)
+    yield store
+    problems = store.audit()
+    store.close()
+    assert problems == []
+
+
+def test_a_job_is_submitted_and_claimed_by_one_transaction(store):
+    commits = []
+    store._con.set_commit_hook(lambda: bool(commits.append(1)))
+    answers(store.commit(Submit([JOB]), claim()))
+
+    assert 1 == len(commits)
+
+
+def test_what_is_answered_is_on_disk(store, tmp_path):
+    seen = []
+
+    def look(answer):
+        other = SqliteStore(tmp_path / "jobs.db", lambda: T0)
+        seen.extend(str(other.job(grant.dispatch.job_id).state) for grant in answer.result())
+        other.close()
+
+    _, claimed = store.commit(Submit([JOB]), claim())
+    claimed.add_done_callback(look)
+    until(lambda: seen)
+
+    assert ["RUNNING"] == seen
+
+
+def test_a_preview_comes_before_the_answer_with_the_same_grants(store, tmp_path):
+    committed(store, Submit([JOB]))
+    other, seen = SqliteStore(tmp_path / "jobs.db", lambda: T0), []
+
+    def preview(grants):
+        seen.append((grants, [str(other.job(grant.job.job_id).state) for grant in grants]))
+
+    admit = claim()
+    grants = committed(store, Admit(admit.host, admit.run_round, admit.terms, preview))
+    other.close()
+
+    [(foreseen, states)] = seen
+    assert foreseen is grants
+    assert ["QUEUED"] == states
+    assert "RUNNING" == str(grants[0].job.state)
+
+
+def test_a_callback_that_fails_stops_no_other(store):
+    def fails(_):
+        raise RuntimeError("no hands")
+
+    for _ in range(2):
+        [submitted] = store.commit(Submit([JOB]))
+        submitted.add_done_callback(fails)
+
+        assert 1 == len(submitted.result())
