@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 from tests.waiting import until
 
-from penstock.alerts import Alerting, Ways
+from penstock.alerts import Alerting, AlertTargets
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.changes import Change, alert_note
 from penstock.stores.api import Apply, committed
@@ -99,7 +99,7 @@ class Desk:
         return self.folder / "webhook.secret"
 
     def start(self, **ways):
-        ways = Ways(**{"secret_file": self.secret_file, "allow_private": True} | ways)
+        ways = AlertTargets(**{"secret_file": self.secret_file, "allow_private": True} | ways)
         self.running = Alerting(self.store, self.folder / "alerts", ways).start()
         return self
 

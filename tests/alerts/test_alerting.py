@@ -11,8 +11,7 @@ import pytest
 from tests.waiting import LONG, alive, until
 
 from penstock.alerts.command import CommandReceiver
-from penstock.alerts.messenger import MessageRefused, Messenger, ReceiverAway
-from penstock.alerts.reader import Message, Spool
+from penstock.alerts.delivery import Message, MessageRefused, Messenger, ReceiverAway, Spool
 from penstock.core.jobs.alerts import Repeats
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.job import EventKind
@@ -267,7 +266,7 @@ def test_messages_to_a_receiver_that_is_no_more_are_removed(job_service, caplog)
     job_service.start()
 
     assert not (job_service.folder / "alerts" / "webhook").exists()
-    assert "no receiver for it is set any more" in caplog.text
+    assert "the settings no longer name its receiver" in caplog.text
 
 
 # Nobody waits for anybody
@@ -322,7 +321,7 @@ def test_a_command_leaves_nothing_behind_in_time_or_not(tmp_path, stays, outcome
     command = CommandReceiver(
         (sys.executable, "-c", HANGS, str(file), stays), within=2.0 if outcome else LONG
     )
-    message = Message(number=1, told={"id": "1"}, due=0, until=0)
+    message = Message(number=1, content={"id": "1"}, due=0, until=0)
     if outcome:
         until(lambda: ends(command, message) == f"it {outcome}" and pids(file))
     else:
@@ -353,7 +352,7 @@ def ends(command, message):
 def test_how_a_command_ended_is_told(argv, said):
     told = {"id": "1", "text": "a\0b" + "x" * 200_000}
 
-    assert said == ends(CommandReceiver(argv), Message(number=1, told=told, due=0, until=0))
+    assert said == ends(CommandReceiver(argv), Message(number=1, content=told, due=0, until=0))
 
 
 # Trying again, on a clock that is moved
@@ -390,7 +389,7 @@ class Rounds:
 
     def put(self, number, lives=24 * HOUR):
         return self.spool.put(
-            Message(number=number, told={"id": str(number)}, due=self.now, until=self.now + lives)
+            Message(number=number, content={"id": str(number)}, due=self.now, until=self.now + lives)
         )
 
     def run(self, span):
@@ -490,7 +489,7 @@ def test_a_full_spool_takes_no_more_and_then_tells_how_many_found_no_room(rounds
     rounds.put(9)
 
     [message] = rounds.spool.messages()
-    assert {"id": "9", "not_told": 3} == message.told
+    assert {"id": "9", "not_told": 3} == message.content
     assert 1 == caplog.text.count("is full")
 
 

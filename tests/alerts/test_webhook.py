@@ -14,8 +14,7 @@ from threading import Thread
 
 import pytest
 
-from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
-from penstock.alerts.reader import Message
+from penstock.alerts.delivery import Message, MessageRefused, ReceiverAway, Stopped
 from penstock.alerts.webhook import Webhook, secrets_in
 from penstock.core.jobs.outbound import refusal
 from penstock.core.jobs.types import SECOND
@@ -23,7 +22,7 @@ from penstock.scheduler.private_files import Unsafe
 
 NOW = 1_900_000_000 * SECOND
 MESSAGE = Message(
-    number=7, told={"id": "ab-7", "type": "alert", "text": "ünser"}, due=NOW, until=NOW + SECOND
+    number=7, content={"id": "ab-7", "type": "alert", "text": "ünser"}, due=NOW, until=NOW + SECOND
 )
 
 

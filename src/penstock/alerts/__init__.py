@@ -1,13 +1,13 @@
 """
-Alerts, and calls to those who wait for a job, carried out of the house (`docs/alerts.md`).
+Alerts, and notices to workers that a job waits for them, sent to commands and webhooks (`docs/alerts.md`).
 
-    trail ──▶ reader: whom does it concern, was it told just now? ──▶ spool: a file a message ──▶ messenger: one thread a receiver
+    trail ──▶ TrailReader: which receivers, sent just now? ──▶ Spool: one file per message ──▶ Messenger: one thread per receiver
 
-The reader decides and never waits; what it decided lies on the disk before it goes on; a messenger knows its own receiver and nobody else's.
+The reader decides and never waits; its messages are on the disk before it reads on; each messenger serves one receiver.
 """
 
 from __future__ import annotations
 
-from penstock.alerts.alerting import Alerting, Ways
+from penstock.alerts.alerting import Alerting, AlertTargets
 
-__all__ = ["Alerting", "Ways"]
+__all__ = ["AlertTargets", "Alerting"]

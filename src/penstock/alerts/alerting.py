@@ -1,4 +1,4 @@
-"""The reader and its messengers, put together: who is told what follows from the settings, and nothing here waits for anybody."""
+"""The trail reader and its messengers, put together from the settings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Self
 
 from penstock.alerts.command import CommandReceiver
-from penstock.alerts.messenger import Messenger, Way
-from penstock.alerts.reader import UNDELIVERED, Message, Reader, Receivers, Spool
+from penstock.alerts.delivery import Message, Messenger, Spool, Target
+from penstock.alerts.trail_reader import UNDELIVERED, Receivers, TrailReader
 from penstock.alerts.webhook import Webhook, secrets_in
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.changes import Change, alert_note
@@ -21,14 +21,14 @@ from penstock.scheduler.private_files import private_directory
 from penstock.scheduler.service import Driver
 from penstock.stores.api import Apply, Store, committed
 
-__all__ = ["Alerting", "Ways"]
+__all__ = ["AlertTargets", "Alerting"]
 
 log = logging.getLogger("penstock.alerts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
-    """Where alerts go. `dispatchable`: by addon, who is told that a job waits for its worker, for as long as it waits."""
+class AlertTargets:
+    """Where alerts go. `dispatchable`: by addon, the address that is notified while a job waits for its worker."""
 
     log: bool = True
     command: tuple[str, ...] = ()
@@ -44,30 +44,32 @@ class Ways:
 
 class Alerting:
     """
-    For the process that dispatches: two readers of one folder would tell everything twice. `start` raises Unsafe when there is no
-    secret to sign with; nothing that happens later reaches anybody but the log.
+    Only for the process that dispatches: two readers of one folder would send everything twice. Raises Unsafe when there is no secret
+    to sign with; later errors go to the log only.
     """
 
-    def __init__(self, store: Store, folder: Path, ways: Ways) -> None:
-        self._store, self._folder, self._ways = store, private_directory(folder), ways
-        if ways.webhook or ways.of_addon or ways.dispatchable:
-            secrets_in(ways.secret_file)
+    def __init__(self, store: Store, folder: Path, targets: AlertTargets) -> None:
+        self._store, self._folder, self._targets = store, private_directory(folder), targets
+        if targets.webhook or targets.of_addon or targets.dispatchable:
+            secrets_in(targets.secret_file)
         self._messengers: list[Messenger] = []
         receivers = Receivers(
-            alerts=self._general(),
-            of_addon={name: self._post("addon", name, url) for name, url in ways.of_addon.items()},
-            dispatchable={name: self._post("job", name, url) for name, url in ways.dispatchable.items()},
+            alerts=self._for_all_addons(),
+            of_addon={name: self._for_addon("addon", name, url) for name, url in targets.of_addon.items()},
+            dispatchable={
+                name: self._for_addon("job", name, url) for name, url in targets.dispatchable.items()
+            },
         )
-        self._tidy()
-        self._reader = Reader(
+        self._remove_stale()
+        self._reader = TrailReader(
             store,
             self._folder / "reader.json",
             receivers,
-            window=ways.window,
-            keep_for=ways.retry_for,
-            dispatchable_for=ways.dispatchable_for,
-            logged=ways.log,
-            posted=self._ring,
+            window=targets.window,
+            keep_for=targets.retry_for,
+            dispatchable_for=targets.dispatchable_for,
+            logged=targets.log,
+            posted=self._notify,
         )
         self._rounds = [
             Driver(store.now, [messenger], name=f"penstock-messenger-{n}")
@@ -82,54 +84,56 @@ class Alerting:
         return self
 
     def stop(self) -> None:
-        """At once: what is on its way is cut off, and is delivered after the next start."""
+        """At once: a delivery under way is cut off, and is repeated after the next start."""
         self._reading.stop()
         for messenger in self._messengers:
-            messenger.way.cut()
+            messenger.target.cut()
         for driver in self._rounds:
             driver.stop()
         self._reader.note(self._store.now())
 
-    def _general(self) -> list[Spool]:
-        ways = self._ways
-        spools = [self._messenger(CommandReceiver(ways.command), "command")] if ways.command else []
-        return spools + ([self._messenger(self._webhook(ways.webhook), "webhook")] if ways.webhook else [])
+    def _for_all_addons(self) -> list[Spool]:
+        targets = self._targets
+        spools = [self._messenger(CommandReceiver(targets.command), "command")] if targets.command else []
+        return spools + (
+            [self._messenger(self._webhook(targets.webhook), "webhook")] if targets.webhook else []
+        )
 
-    def _post(self, role: str, addon: str, url: str) -> Spool:
-        # By role and not by address: an owner who mends an address gets what could not be delivered to the wrong one.
+    def _for_addon(self, role: str, addon: str, url: str) -> Spool:
+        # By role and not by address: after the owner corrects an address, it gets the messages that failed before.
         return self._messenger(
             self._webhook(url), f"{role}-{hashlib.sha256(addon.encode()).hexdigest()[:16]}"
         )
 
     def _webhook(self, url: str) -> Webhook:
-        return Webhook(url, self._ways.secret_file, private=self._ways.allow_private)
+        return Webhook(url, self._targets.secret_file, private=self._targets.allow_private)
 
-    def _messenger(self, way: Way, name: str) -> Spool:
-        self._messengers.append(Messenger(way, Spool(self._folder / name), self._gave_up))
+    def _messenger(self, target: Target, name: str) -> Spool:
+        self._messengers.append(Messenger(target, Spool(self._folder / name), self._gave_up))
         return self._messengers[-1].spool
 
-    def _tidy(self) -> None:
-        """Messages to receivers that there are no more."""
+    def _remove_stale(self) -> None:
+        """Remove the spools of receivers that the settings no longer name."""
         known = {messenger.spool.folder for messenger in self._messengers}
         for folder in self._folder.iterdir():
             if folder.is_dir() and folder not in known:
-                log.warning("%s: no receiver for it is set any more, so it is removed", folder)
+                log.warning("%s: the settings no longer name its receiver, so it is removed", folder)
                 shutil.rmtree(folder)
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         for driver in self._rounds:
             driver.ring()
 
-    def _gave_up(self, way: Way, message: Message, why: str) -> None:
-        """In the trail too, where the page and the streams see it. A notice that a job waits is worth nothing when it does no more."""
-        if message.told["type"] != "alert":
+    def _gave_up(self, target: Target, message: Message, why: str) -> None:
+        """Record an undelivered alert in the trail, for the page and the streams. Other notices are out of date by now."""
+        if message.content["type"] != "alert":
             return
         alert = Alert(
             kind=UNDELIVERED,
-            addon_id=AddonId(message.told["addon_id"] or ""),
+            addon_id=AddonId(message.content["addon_id"] or ""),
             job_id=None,
-            key=f"{UNDELIVERED}/{way.name}",
-            text=f"an alert could not be delivered to {way.name}: {why}",
-            data={"alert": message.told["id"]},
+            key=f"{UNDELIVERED}/{target.name}",
+            text=f"an alert could not be delivered to {target.name}: {why}",
+            data={"alert": message.content["id"]},
         )
         committed(self._store, Apply([Change(self._store.now(), (alert_note(alert),))]))

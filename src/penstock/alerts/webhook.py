@@ -24,8 +24,7 @@ from threading import Event, Thread, Timer
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from penstock.alerts.messenger import MessageRefused, ReceiverAway, Stopped
-from penstock.alerts.reader import Message
+from penstock.alerts.delivery import Message, MessageRefused, ReceiverAway, Stopped
 from penstock.core.jobs.outbound import refusal
 from penstock.core.jobs.types import SECOND, Moment
 from penstock.scheduler.private_files import Unsafe, private_file, replace_file
@@ -71,7 +70,7 @@ class Webhook:
         self._hang_up()
 
     def _headers(self, message: Message, now: Moment) -> dict[str, str]:
-        at, message_id = now // SECOND, str(message.told["id"])
+        at, message_id = now // SECOND, str(message.content["id"])
         try:
             keys = secrets_in(self._secret_file)
         except (OSError, Unsafe) as error:

@@ -23,7 +23,7 @@ from typing import Final
 
 import penstock
 from penstock import web
-from penstock.alerts import Alerting, Ways
+from penstock.alerts import Alerting, AlertTargets
 from penstock.client.signals import heard
 from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
@@ -146,7 +146,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     )
     service.start(_holder(settings))
     down.callback(service.stop)
-    down.callback(Alerting(store, settings.data_dir / "alerts", _ways(settings)).start().stop)
+    down.callback(Alerting(store, settings.data_dir / "alerts", _alert_targets(settings)).start().stop)
     for name, addon in settings.addons.items():
         if (
             addon.webhook is not None
@@ -219,19 +219,19 @@ def _socket(settings: Settings) -> Path | None:
 _MAX_SOCKET_PATH: Final = 107
 
 
-def _ways(settings: Settings) -> Ways:
-    told, addons = settings.alerts, settings.addons
-    return Ways(
-        log=told.log,
-        command=told.command,
-        webhook=told.webhook,
+def _alert_targets(settings: Settings) -> AlertTargets:
+    alerts, addons = settings.alerts, settings.addons
+    return AlertTargets(
+        log=alerts.log,
+        command=alerts.command,
+        webhook=alerts.webhook,
         of_addon={name: one.alert_webhook for name, one in addons.items() if one.alert_webhook is not None},
         dispatchable={name: one.webhook for name, one in addons.items() if one.webhook is not None},
         dispatchable_for=settings.leases.start_timeout,
         secret_file=settings.webhook_secret_file,
-        allow_private=told.allow_private,
-        window=told.window,
-        retry_for=told.retry_for,
+        allow_private=alerts.allow_private,
+        window=alerts.window,
+        retry_for=alerts.retry_for,
     )
 
 
