@@ -61,15 +61,15 @@ if TYPE_CHECKING:
     from penstock.library.function import JobFunction as JobFunction
     from penstock.library.handle import JobHandle as JobHandle
     from penstock.library.scheduler import Scheduler as Scheduler
-    from penstock.pools.child.remote_errors import RemoteError as RemoteError
+    from penstock.pools.calling import Task as Task
+    from penstock.pools.child.protocol import RemoteError as RemoteError
     from penstock.pools.context import CallContext as CallContext
     from penstock.pools.context import current_call as current_call
     from penstock.pools.future import Call as Call
-    from penstock.pools.future import CancelSignal as CancelSignal
+    from penstock.pools.guards import CancelSignal as CancelSignal
     from penstock.pools.options import set_defaults as set_defaults
+    from penstock.pools.pool import SingletonWorker as SingletonWorker
     from penstock.pools.pool import WorkerPool as WorkerPool
-    from penstock.pools.singleton import SingletonWorker as SingletonWorker
-    from penstock.pools.task import Task as Task
     from penstock.telemetry.hooks import QueueHooks as QueueHooks
     from penstock.telemetry.otel import instrument as instrument
     from penstock.telemetry.registry import snapshot as snapshot
@@ -143,19 +143,19 @@ _HOMES = {
     "penstock.library.function": ("JobFunction",),
     "penstock.library.handle": ("JobHandle",),
     "penstock.library.scheduler": ("Scheduler",),
-    "penstock.pools.child.remote_errors": ("RemoteError",),
+    "penstock.pools.calling": ("Task",),
+    "penstock.pools.child.protocol": ("RemoteError",),
     "penstock.pools.context": (
         "CallContext",
         "current_call",
     ),
-    "penstock.pools.future": (
-        "Call",
-        "CancelSignal",
-    ),
+    "penstock.pools.future": ("Call",),
+    "penstock.pools.guards": ("CancelSignal",),
     "penstock.pools.options": ("set_defaults",),
-    "penstock.pools.pool": ("WorkerPool",),
-    "penstock.pools.singleton": ("SingletonWorker",),
-    "penstock.pools.task": ("Task",),
+    "penstock.pools.pool": (
+        "SingletonWorker",
+        "WorkerPool",
+    ),
     "penstock.telemetry.hooks": ("QueueHooks",),
     "penstock.telemetry.otel": ("instrument",),
     "penstock.telemetry.registry": (

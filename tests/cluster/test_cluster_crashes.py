@@ -26,14 +26,14 @@ SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
 def worker_of(call):
     """The pid of the worker that has this call now."""
-    return call.home.pid
+    return call.worker.pid
 
 
 def test_a_killed_worker_fails_the_call_that_it_ran_and_no_other(make_pool, gate):
     with make_pool(2, max_in_flight=4) as pool:
         dying, other, *behind = (pool.submit(calls.wait_for, str(gate), n) for n in range(4))
         until(lambda: pool.snapshot().load_by_worker == (1, 1))
-        until(lambda: dying.home.ready and other.home.ready)
+        until(lambda: dying.worker.ready and other.worker.ready)
         os.kill(worker_of(dying), signal.SIGKILL)
 
         with pytest.raises(penstock.WorkerCrashedError) as caught:
@@ -180,7 +180,7 @@ def test_a_lost_machine_is_given_the_time_of_its_lease(machines, tmp_path):
     with penstock.WorkerPool(1, kind="cluster", cluster=terms) as pool:
         future = pool.submit(calls.mark_and_wait, str(log), "began", "never")
         until(lambda: lines(log), 60)
-        link = future.home.link
+        link = future.worker.link
         machines.remove_node(machine, allow_graceful=False)
 
         with pytest.raises(penstock.WorkerCrashedError):
@@ -228,7 +228,9 @@ def test_a_program_that_is_killed_leaves_no_actor(machines, tmp_path):
 
 
 def test_a_worker_whose_pool_has_fallen_silent_ends_itself(machines, gate, monkeypatch):
-    monkeypatch.setattr("penstock.cluster.workers._BEATS", 0.001)  # one when it comes, and no other
+    monkeypatch.setattr(
+        "penstock.cluster.workers._HEARTBEATS_PER_LEASE", 0.001
+    )  # one when it comes, and no other
     with penstock.WorkerPool(1, kind="cluster", cluster=penstock.Cluster(lease=1)) as pool:
         with pytest.raises(penstock.WorkerCrashedError):
             pool.submit(calls.wait_for, str(gate)).result(60)
@@ -262,7 +264,7 @@ def test_workers_killed_at_random_lose_no_call_and_run_none_twice_unasked(make_p
 
 
 def kill_some_worker(pool):
-    pids = [worker.pid for worker in pool._group.workers if worker.ready]
+    pids = [worker.pid for worker in pool.internals.group.workers if worker.ready]
     if pids:
         with suppress(ProcessLookupError):
             os.kill(random.choice(pids), signal.SIGKILL)

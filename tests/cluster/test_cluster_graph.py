@@ -46,7 +46,7 @@ def test_a_killed_worker_has_its_node_run_again_and_no_other(machines, gate, tmp
         with penstock.GraphExecutor(compute=1, cluster=pool) as executor:
             run = executor.submit(g.compile(), timeout=90)
             until(lambda: sorted(lines(log)) == ["first", "second"], 60)
-            os.kill(pool._group.workers[0].pid, signal.SIGKILL)
+            os.kill(pool.internals.group.workers[0].pid, signal.SIGKILL)
             until(lambda: len(lines(log)) == 3, 60)
             gate.touch()
 

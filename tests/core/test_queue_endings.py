@@ -384,7 +384,7 @@ def test_a_paused_queue_that_is_fed_and_cancelled_for_ever_stays_small(make_scen
     for _ in range(1000):
         scene.enter("a")
         scene.cancel("a")
-        longest = max(longest, len(scene.queue._pending))
+        longest = max(longest, scene.queue.stored()[0])
 
     assert longest < 50
     assert scene.pending == "keep"
@@ -399,7 +399,7 @@ def test_a_full_queue_whose_waiters_give_up_for_ever_stays_small(make_scene):
     for _ in range(1000):
         scene.enter("b")
         scene.cancel("b")
-        longest = max(longest, len(scene.queue._waiters))
+        longest = max(longest, scene.queue.stored()[2])
 
     assert longest < 50
     assert scene.waiting == "keep"

@@ -206,9 +206,9 @@ class Comparison:
         # Those that are marked and still stand in line are never many: to feed and cancel for ever takes no memory.
         if phase is CancelPhase.QUEUED:
             entered = sum(call.eager for call in self.model.granted)
-            assert len(self.queue._pending) <= 2 * len(self.model.pending) + 32 + entered
+            assert self.queue.stored()[0] <= 2 * len(self.model.pending) + 32 + entered
         if phase is CancelPhase.WAITING:
-            assert len(self.queue._waiters) <= 2 * len(self.model.waiting) + 32
+            assert self.queue.stored()[2] <= 2 * len(self.model.waiting) + 32
 
     def lose(self, one, two):
         """What one worker had, in any order; it died of the first, or of no call of ours. Some have ended before."""
@@ -277,7 +277,7 @@ class Comparison:
             state.pending + state.reserved + state.in_flight <= limits.max_queue_depth + limits.max_in_flight
         )
         assert not (self.pumped and free and state.pending)
-        assert len(self.queue._front) <= limits.max_in_flight
+        assert self.queue.stored()[1] <= limits.max_in_flight
 
     def end(self, *calls):
         for call in calls:

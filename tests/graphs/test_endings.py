@@ -20,7 +20,7 @@ from tests.waiting import until
 FAR = 30
 
 
-def here():
+def this_run():
     run = current_run()
     assert run is not None
     return run
@@ -96,7 +96,7 @@ def test_a_value_that_comes_after_the_end_is_not_in_the_result(executor, held):
 
 def test_a_node_may_cancel_its_own_run(executor):
     graph = Graph()
-    graph.add(lambda: here().cancel("enough"), name="stops")
+    graph.add(lambda: this_run().cancel("enough"), name="stops")
     graph.add(lambda stops: stops, name="after")
 
     result = executor.run(graph.compile(), check=False)
@@ -109,7 +109,7 @@ def test_cancelling_whoever_awaits_a_run_cancels_the_run(executor, held):
     async def main():
         task = asyncio.create_task(executor.arun(held_graph(held)))
         await asyncio.to_thread(held.entered.wait, FAR)
-        [run] = executor._runs
+        [run] = executor.live_runs
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -181,13 +181,13 @@ def test_the_deadline_is_checked_before_every_node_and_not_left_to_the_timer(exe
 
     def hogs():
         without_timer.wait(FAR)
-        while here().remaining:
+        while this_run().remaining:
             pass
 
     graph.add(hogs, name="hogs")
     graph.add(lambda hogs: hogs, name="after")
     run = executor.submit(graph.compile(), timeout=2)
-    run._timer.cancel()
+    run.deadline_timer.cancel()
     without_timer.set()
     result = run.result(timeout=FAR)
 
@@ -201,8 +201,8 @@ def test_a_run_that_ended_leaves_no_timer_behind(executor):
     run = executor.submit(graph.compile(), timeout=3600)
     run.result()
 
-    assert run._timer is not None
-    assert run._timer.canceled
+    assert run.deadline_timer is not None
+    assert run.deadline_timer.canceled
 
 
 # Close
@@ -225,7 +225,7 @@ def test_close_in_the_middle_of_many_runs_ends_them_all():
 
     def count(name, feeds):
         with lock:
-            calls[here().id, name] += 1
+            calls[this_run().id, name] += 1
 
     async def count_async(name, feeds):
         await asyncio.sleep(0)
@@ -291,7 +291,7 @@ def test_close_names_a_thread_whose_run_ended_long_ago(held, no_thread_stays):
     run = executor.submit(held_graph(held))
     held.entered.wait(FAR)
     run.cancel()
-    while executor._io._written_off == []:
+    while not executor.snapshot().totals["terminated"]:
         held.left.wait(0.001)
 
     [left] = executor.close(timeout=0.1)
@@ -382,7 +382,7 @@ def test_whoever_is_interrupted_while_waiting_cancels_the_run(executor, held, mo
         held.entered.wait(FAR)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.graphs.lazy_future.LazyFuture.result", interrupted)
+    monkeypatch.setattr("penstock.pools.future.LazyFuture.result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         executor.run(plan)
 
@@ -431,7 +431,7 @@ def test_the_deadline_is_checked_before_a_node_of_the_event_loop_too(executor):
 
     async def blocks():
         without_timer.wait(FAR)
-        while here().remaining:
+        while this_run().remaining:
             pass
 
     async def after(blocks): ...
@@ -439,7 +439,7 @@ def test_the_deadline_is_checked_before_a_node_of_the_event_loop_too(executor):
     graph.add(blocks, name="blocks")
     graph.add(after, name="after")
     run = executor.submit(graph.compile(), timeout=2)
-    run._timer.cancel()
+    run.deadline_timer.cancel()
     without_timer.set()
     result = run.result(timeout=FAR)
 
@@ -479,7 +479,7 @@ def test_something_of_ours_that_fails_ends_the_run_and_not_the_worker(executor, 
         raise AssertionError("a bug of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.graphs.run_queue.RunQueue._pass_on", bug)
+        patch.setattr("penstock.graphs.run_queue.RunQueue._push_elsewhere", bug)
         result = executor.run(plan, check=False)
 
     assert (result.status, str(result.errors["b"])) == (RunStatus.ERROR, "a bug of ours")

@@ -15,7 +15,7 @@ from penstock.graphs.run_context import current_run
 LANES = ["compute", "io", "async"]
 
 
-def here():
+def this_run():
     run = current_run()
     assert run is not None
     return run
@@ -178,10 +178,10 @@ def test_the_nodes_beside_an_error_are_told(executor):
 
     def thread():
         started.release()
-        while not here().cancelled:
+        while not this_run().cancelled:
             threading.Event().wait(0.001)
         told.append("thread")
-        here().check()
+        this_run().check()
 
     async def task():
         started.release()
@@ -272,9 +272,9 @@ def test_a_run_that_ends_does_not_wait_for_a_retry(executor):
     graph = Graph()
     graph.add(boom, name="later", retries=1, retry_delay=3600)
     run = executor.submit(graph.compile())
-    while not run.attempts._pauses:
+    while not run.attempts.retry_timers:
         threading.Event().wait(0.001)
-    [timer] = run.attempts._pauses.values()
+    [timer] = run.attempts.retry_timers.values()
     run.cancel()
 
     assert run.result(timeout=0).canceled == ["later"]

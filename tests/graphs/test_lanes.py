@@ -28,38 +28,38 @@ class InBetween(list):
         self.then()
 
 
-def share_of(lane):
+def run_queue_of(lane):
     return RunQueue(SimpleNamespace(), lane, 0)
 
 
 def test_a_node_that_comes_while_an_entry_retires_is_not_left_alone():
     """The one who pushed it saw no spare entry, so it is for the one who retires to see the node."""
-    share = share_of(SimpleNamespace(entries=1))
-    share.spare.pop()
-    share.spare = InBetween(share.spare, lambda: share.ready.append(7))
+    run_queue = run_queue_of(SimpleNamespace(entries=1))
+    run_queue.free_entries.pop()
+    run_queue.free_entries = InBetween(run_queue.free_entries, lambda: run_queue.ready.append(7))
 
-    assert share.has_more()
-    assert list(share.spare) == []
+    assert run_queue.has_more()
+    assert list(run_queue.free_entries) == []
 
 
 def test_an_entry_that_somebody_else_took_up_again_retires():
-    share = share_of(SimpleNamespace(entries=1))
-    share.spare.pop()
+    run_queue = run_queue_of(SimpleNamespace(entries=1))
+    run_queue.free_entries.pop()
 
     def push():
-        share.ready.append(7)
-        share.spare.pop()
+        run_queue.ready.append(7)
+        run_queue.free_entries.pop()
 
-    share.spare = InBetween(share.spare, push)
+    run_queue.free_entries = InBetween(run_queue.free_entries, push)
 
-    assert not share.has_more()
+    assert not run_queue.has_more()
 
 
 def test_no_more_entries_than_there_are_workers():
     pushed: deque = deque()
-    share = share_of(SimpleNamespace(entries=3, push=pushed.append))
-    share.ready.extend(range(100))
-    share.offer(100)
+    run_queue = run_queue_of(SimpleNamespace(entries=3, push=pushed.append))
+    run_queue.ready.extend(range(100))
+    run_queue.enter_lane(100)
 
     assert len(pushed) == 3
 
@@ -68,7 +68,7 @@ def test_a_worker_does_not_go_to_sleep_on_work_that_came_before_it_could_be_seen
     lane = ThreadLane("lane", 1, count(1))
     worker = LaneWorker(lane, 1)
     lane.items.append(SimpleNamespace())
-    thread = threading.Thread(target=lane._sleep, args=(worker,))
+    thread = threading.Thread(target=lane.sleep, args=(worker,))
     thread.start()
     thread.join(5)
     slept = thread.is_alive()
@@ -119,15 +119,15 @@ def test_of_two_items_that_end_together_only_one_ends_the_map():
     first, second = attempts.begin(0), attempts.begin(0)
     ended = []
 
-    class Gate:
+    class EndsTheSecond:
         def __enter__(self): ...
 
         def __exit__(self, *_):
             run.lock = threading.Lock()
-            ended.append(attempts._took(second, "second"))
+            ended.append(attempts.store_value(second, "second"))
 
-    run.lock = Gate()
-    ended.append(attempts._took(first, "first"))
+    run.lock = EndsTheSecond()
+    ended.append(attempts.store_value(first, "first"))
     executor.close()
 
     assert ended == [True, False]

@@ -42,7 +42,7 @@ def test_a_run_ends_whatever_a_node_raises(executor, lane, trace):
 
     assert dict.fromkeys(RAISING, RunStatus.OK) == {name: run.status for name, run in ended.items()}
     assert all(list(run.errors) == ["bad"] and run.values == {"good": 1} for run in ended.values())
-    assert executor._totals.failed == len(RAISING)
+    assert executor.snapshot().totals["failed"] == len(RAISING)
 
 
 @pytest.mark.parametrize("lane", ["compute", "async"])
@@ -67,7 +67,7 @@ def test_a_process_may_raise_whatever_it_likes():
 def test_a_span_ends_whatever_a_node_raises(executor):
     exporter, tracers = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
-    executor._instrument(meters_for(None), tracers, histograms=True, spans=True)
+    executor.attach_telemetry(meters_for(None), tracers, histograms=True, spans=True)
 
     for name in RAISING:
         executor.submit(poisoned(name, "compute", on_error="skip_dependents")).result(LONG)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.core.calls.graph_plan import Const, RunStatus
+from penstock.core.calls.graph_plan import Const, Queue, RunStatus
 from penstock.core.errors import BadCall, CallTimeout, NotPicklable, PoolClosedError, WorkerCrashedError
 from penstock.graphs.builder import Graph
 from penstock.graphs.executor import GraphExecutor
@@ -163,7 +163,7 @@ def test_closing_ends_the_workers_of_a_pool_of_our_own_and_leaves_nobody_behind(
     executor = GraphExecutor(compute=1, processes=1)
     run = executor.submit(graph_of(forever, inputs={"marker": Const(marker)}))
     worker = read_pid(marker)
-    pool = executor._process.pool
+    pool = executor.lane_queues[Queue.PROCESS].pool
     assert pool is not None
 
     assert executor.close(timeout=10) == []

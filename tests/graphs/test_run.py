@@ -14,7 +14,7 @@ from penstock.graphs.executor import GraphExecutor
 from penstock.graphs.run_context import current_run
 
 
-def here():
+def this_run():
     run = current_run()
     assert run is not None
     return run
@@ -238,7 +238,7 @@ def test_inside_a_node_the_run_can_be_seen(executor):
     graph = Graph(env=("x",))
 
     def look():
-        run = here()
+        run = this_run()
         return run.node, dict(run.env), run.remaining is not None and 0 < run.remaining <= 60, run.cancelled
 
     async def look_async():

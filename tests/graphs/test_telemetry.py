@@ -28,7 +28,7 @@ class Sdk:
         self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
 
     def watch(self, executor, *, histograms=True, spans=True):
-        executor._instrument(meters_for(self.meters), self.tracers, histograms=histograms, spans=spans)
+        executor.attach_telemetry(meters_for(self.meters), self.tracers, histograms=histograms, spans=spans)
 
     def points(self, name):
         data = self.reader.get_metrics_data()

@@ -22,22 +22,22 @@ MUTANTS = [
         "cluster: a death is heard only by the next call",
         "penstock/cluster/workers.py",
         "ClusterWorkers._open",
-        "            dead=lambda _, error: self._lost(worker, link, error) if error is not None else None,\n",
+        "            dead=lambda _, error: self._on_error(worker, link, error) if error is not None else None,\n",
         "            dead=lambda _, error: None,\n",
         ("tests/cluster/test_cluster_crashes.py::test_an_idle_worker_that_is_killed_is_noticed_at_once",),
     ),
     Mutant(
         "cluster: a cancel is not told to the worker",
         "penstock/cluster/workers.py",
-        "ClusterWorkers.tell_canceled",
-        "        self._sender.post(self._cancel, worker, worker.link, call.dispatch)\n",
+        "ClusterWorkers.stop_call",
+        "        self._ray_thread.run(self._cancel, worker, worker.link, call.dispatch)\n",
         "",
         ("tests/cluster/test_cluster_pool.py::test_a_running_call_sees_its_cancel_and_keeps_its_worker",),
     ),
     Mutant(
         "cluster: a cancelled call that no worker has is run all the same",
         "penstock/cluster/workers.py",
-        "ClusterWorkers.tell_canceled",
+        "ClusterWorkers.stop_call",
         "            self._inbox.remove(call)\n",
         "",
         ("tests/cluster/test_cluster_pool.py::test_a_call_cancelled_before_it_begins_never_runs",),
@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant(
         "cluster: a requeued call goes behind those that never began",
         "penstock/cluster/workers.py",
-        "ClusterWorkers.pump",
+        "ClusterWorkers.dispatch_pending",
         "            insort(self._inbox, call, key=_in_order)\n",
         "            self._inbox.append(call)\n",
         ("tests/cluster/test_cluster_crashes.py::test_a_requeued_call_comes_before_those_that_never_began",),
@@ -63,9 +63,9 @@ MUTANTS = [
     Mutant(
         "cluster: workers are left on the cluster",
         "penstock/cluster/workers.py",
-        "ClusterWorkers._dismiss",
-        "        self._sender.post(self._see_out, worker, worker.link, worker.ready)\n",
-        "        self._sender.post(self._bury, worker, worker.link)\n",
+        "ClusterWorkers._send_exit",
+        "        self._ray_thread.run(self._retire_actor, worker, worker.link, worker.ready)\n",
+        "        self._ray_thread.run(self._confirm_death, worker, worker.link)\n",
         ("tests/cluster/test_cluster_pool.py::test_closing_leaves_no_actor_and_no_process",),
     ),
     Mutant(
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "cluster: nobody keeps a lease up",
         "penstock/cluster/actor.py",
-        "Actor.beat",
+        "Actor.heartbeat",
         "        self._until = sent + self._lag + self._lease\n",
         "        self._until = min(self._until, sent + self._lag + self._lease)\n",
         ("tests/cluster/test_cluster_crashes.py::test_beats_keep_a_worker_alive_past_its_lease",),
@@ -95,7 +95,7 @@ MUTANTS = [
     Mutant(
         "cluster: a worker that does not answer is waited for without end",
         "penstock/cluster/actor_link.py",
-        "ActorLink.beat",
+        "ActorLink.heartbeat",
         "            return clock() < self.lease_over()\n",
         "            return True\n",
         (
@@ -138,10 +138,10 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: what is in the script travels by name",
-        "penstock/cluster/actor.py",
+        "penstock/cluster/workers.py",
         "ClusterPacker._pack",
-        "        data, buffers = wire.pack_arguments(fn, args, kwargs, portable=True)\n",
-        "        data, buffers = wire.pack_arguments(fn, args, kwargs)\n",
+        "        data, buffers = protocol.pack_arguments(fn, args, kwargs, portable=True)\n",
+        "        data, buffers = protocol.pack_arguments(fn, args, kwargs)\n",
         ("tests/cluster/test_cluster_crashes.py::test_functions_of_a_script_travel_by_value",),
     ),
     Mutant(

@@ -43,7 +43,7 @@ def test_arrays_come_back_as_they_went(pool):
 def test_a_large_array_does_not_travel_through_the_socket(pool):
     sent = []
     pool.submit(calls.echo, 0).result(30)
-    worker = pool._group.workers[0]
+    worker = pool.internals.group.workers[0]
     flush = worker.flush
     worker.flush = lambda: (sent.append(sum(len(str(m)) for m in worker.outbox)), flush())[1]
 
@@ -103,10 +103,10 @@ def test_shared_memory_is_reused_and_given_back(pool):
     assert used < 20_000_000
 
     gc.collect()
-    pool._group._trim()
-    until(lambda: pool._group._packer.kept == 0)
+    pool.internals.group.trim()
+    until(lambda: pool.internals.group.packer.kept == 0)
     pool.submit(calls.echo, 1).result(30)
-    pool._group._trim()
+    pool.internals.group.trim()
     assert shared_bytes() < used
 
 
@@ -118,5 +118,5 @@ def test_a_cancelled_payload_gives_its_memory_back():
             future.cancel()
         gc.collect()
 
-        assert 5 == len(pool._group._packer._arena.returned)
+        assert 5 == len(pool.internals.group.packer.arena.returned)
         pool.resume()

@@ -46,7 +46,7 @@ def test_a_call_whose_key_is_canceled_ends_in_on_cancel(kind):
         [(what, call)] = hooks.heard
         assert f"cancel {CancelPhase.WAITING}" == what
         assert call.cancelled()
-        assert 1 == pool._call_queue.totals.canceled
+        assert 1 == pool.internals.call_queue.totals.canceled
 
 
 def test_a_call_whose_signal_is_canceled_ends_in_on_cancel(kind):
@@ -193,9 +193,12 @@ class Play:
 
     async def map(self):
         """It makes as many calls as there is room for."""
-        if self.pool._call_queue.refusal is None and self.pool._call_queue.queue.limits.policy == "block":
+        if (
+            self.pool.internals.call_queue.refusal is None
+            and self.pool.internals.call_queue.queue.limits.policy == "block"
+        ):
             results = self.pool.map(calls.echo, ["m", "m", "m"])
-            self.made += len(results._calls)
+            self.made += len(results.calls)
             results.close()
 
     async def cancel(self):
@@ -215,12 +218,12 @@ class Play:
         self.signal.cancel()
 
     async def crash(self):
-        if self.pool._group.kind == "process":
+        if self.pool.internals.group.kind == "process":
             self.made += 1
             self.futures.append(self.pool.submit(calls.die))
 
     async def restart(self):
-        if self.pool._call_queue.refusal is not None:
+        if self.pool.internals.call_queue.refusal is not None:
             self.pool.restart()
 
     async def breathe(self):

@@ -17,8 +17,7 @@ import calls
 import pytest
 
 import penstock
-from penstock.graphs.lazy_future import LazyFuture
-from penstock.pools.future import Call
+from penstock.pools.future import Call, LazyFuture
 from tests.pools.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
 from tests.waiting import until
 
@@ -103,9 +102,9 @@ def test_a_map_with_much_room_raises_what_one_of_its_calls_raised():
 def test_what_a_run_of_calls_finds_no_room_for_is_left_outside(gate):
     """As when somebody else took the room after the map had looked."""
     with full_pool(gate) as (pool, _, _):
-        some = [Call(pool._call_queue, calls.echo) for _ in range(3)]
+        some = [Call(pool.internals.call_queue, calls.echo) for _ in range(3)]
 
-        assert 0 == pool._call_queue.enter_run(some)
+        assert 0 == pool.internals.call_queue.enter_run(some)
         assert 1 == pool.state.pending
         gate.touch()
 
@@ -385,7 +384,7 @@ class _Gate:
 
     class group:
         @staticmethod
-        def lead(call, timeout=None):
+        def read_while_waiting(call, timeout=None):
             return False
 
 
@@ -423,7 +422,7 @@ def test_who_sees_that_a_future_is_done_is_not_told_again(kind_of_future, args):
     """The standard library counts what it is told: told twice, `wait` comes back early and `as_completed` breaks."""
     watched, ears = _someone_comes_when_it_is_done(kind_of_future)
 
-    watched(*args)._settle(1, None)
+    watched(*args).set_outcome(1, None)
 
     assert 0 == ears.heard
 
@@ -445,14 +444,14 @@ def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
             self.__dict__["state"] = state
 
     def ask():
-        with call._condition:
-            seen.append(call._state)
+        with call._condition:  # as `concurrent.futures.wait` does
+            seen.append(call._state)  # as above
             came.set()
 
     asker = threading.Thread(target=ask)
     call = Slow(_Gate, abs)
 
-    call._settle(1, None)
+    call.set_outcome(1, None)
 
     asker.join()
     assert [FINISHED] == seen
@@ -462,7 +461,7 @@ def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
 def test_who_comes_while_futures_are_settled_misses_none(kind_of_future, args):
     def settle_all(futures):
         for future in futures:
-            future._settle(1, None)
+            future.set_outcome(1, None)
 
     switch = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -17,7 +17,7 @@ from tests.pools.test_pool_calls import full_pool, gate, kind  # noqa: F401  # f
 from tests.waiting import until
 
 
-class Listener(penstock.QueueHooks):
+class ReplyHandler(penstock.QueueHooks):
     def __init__(self):
         self.heard = []
         self.states = []
@@ -48,7 +48,7 @@ class Listener(penstock.QueueHooks):
 
 
 def test_hooks_hear_the_life_of_a_call_in_order(kind):
-    listener = Listener()
+    listener = ReplyHandler()
     with penstock.WorkerPool(1, kind=kind, hooks=listener) as pool:
         call = pool.submit(calls.echo, 1)
         call.result(30)
@@ -62,7 +62,7 @@ def test_hooks_hear_the_life_of_a_call_in_order(kind):
 
 
 def test_each_call_ends_in_exactly_one_of_settle_cancel_and_reject(gate):
-    listener = Listener()
+    listener = ReplyHandler()
     with full_pool(gate, policy="drop-oldest", hooks=listener) as (pool, running, evicted):
         newest = pool.submit(calls.echo, 1)
         newest.cancel()
@@ -76,7 +76,7 @@ def test_each_call_ends_in_exactly_one_of_settle_cancel_and_reject(gate):
 
 
 def test_a_requeue_is_told(tmp_path):
-    listener = Listener()
+    listener = ReplyHandler()
     options = {"crash_policy": "restart-requeue-in-flight", "restart_delay": 0.001}
     with penstock.WorkerPool(1, hooks=[listener], **options) as pool:
         call = pool.submit(calls.die_until, str(tmp_path / "log"), 1)
@@ -87,7 +87,7 @@ def test_a_requeue_is_told(tmp_path):
 
 
 def test_dispose_tells_the_hooks_of_every_call_that_it_ends(gate):
-    listener = Listener()
+    listener = ReplyHandler()
     pool = penstock.WorkerPool(1, hooks=listener)
     running, pending = pool.submit(calls.wait_for, str(gate)), pool.submit(calls.echo, 1)
     pool.dispose()
@@ -117,7 +117,7 @@ def test_a_hook_that_raises_is_logged_and_nothing_else_breaks(kind, caplog):
 
 
 def test_a_hook_that_raises_keeps_the_news_from_no_other(kind, caplog):
-    listener = Listener()
+    listener = ReplyHandler()
     with (
         caplog.at_level(logging.ERROR, "penstock"),
         penstock.WorkerPool(1, kind=kind, hooks=[Broken(), listener]) as pool,
@@ -138,7 +138,7 @@ def test_a_hook_that_raises_no_exception_but_a_base_exception_is_logged_as_well(
 
         on_dispatch = on_settle = on_queued
 
-    listeners = [Listener() for _ in range(others)]
+    listeners = [ReplyHandler() for _ in range(others)]
     with (
         caplog.at_level(logging.ERROR, "penstock"),
         penstock.WorkerPool(1, kind=kind, hooks=[Leaving(), *listeners]) as pool,
@@ -162,7 +162,7 @@ def test_ctrl_c_while_a_hook_runs_reaches_the_main_thread():
 
 
 def test_a_hook_that_raises_for_one_call_of_a_run_hears_of_the_others(caplog):
-    class Fussy(Listener):
+    class Fussy(ReplyHandler):
         def on_settle(self, call):
             super().on_settle(call)
             raise RuntimeError("not this one")

@@ -118,15 +118,15 @@ class Brake:
     """Calls that begin when they are handed out, and end when they are let go."""
 
     def __init__(self) -> None:
-        self._begun = threading.Semaphore(0)
+        self._iterated = threading.Semaphore(0)
         self._go = threading.Event()
 
     def __call__(self) -> None:
-        self._begun.release()
+        self._iterated.release()
         assert self._go.wait(SOON)
 
     def begun(self) -> None:
-        assert self._begun.acquire(timeout=SOON)
+        assert self._iterated.acquire(timeout=SOON)
 
     def let_go(self) -> None:
         self._go.set()
@@ -267,8 +267,9 @@ def test_what_costs_a_call_time_can_be_left_out(meter: Meter) -> None:
 
     assert meter.points("task.duration_ms") == []
     assert meter.value("task.success.total") == 1
-    assert pool._call_queue.hook_dispatcher._hooks == ()
-    assert pool._tracing is None
+    hooks = pool.internals.call_queue.hooks
+    assert hooks.queued is hooks.dispatch is hooks.settle is None
+    assert pool.internals.tracing is None
 
 
 def test_to_instrument_twice_is_to_instrument_once(meter: Meter, spans: Spans) -> None:
@@ -301,12 +302,16 @@ def test_the_global_providers_are_used_also_if_they_are_set_later(
 ) -> None:
     # An earlier test in this process may have used the global provider: its instruments belong to the proxy that is replaced here.
     monkeypatch.setattr(meters, "_meters", weakref.WeakKeyDictionary())
-    internal = metrics._internal
+    internal = metrics._internal  # OpenTelemetry has no public way to reset its providers
     monkeypatch.setattr(internal, "_METER_PROVIDER", None)
-    monkeypatch.setattr(internal, "_PROXY_METER_PROVIDER", type(internal._PROXY_METER_PROVIDER)())
-    monkeypatch.setattr(internal, "_METER_PROVIDER_SET_ONCE", type(internal._METER_PROVIDER_SET_ONCE)())
+    monkeypatch.setattr(internal, "_PROXY_METER_PROVIDER", type(internal._PROXY_METER_PROVIDER)())  # as above
+    monkeypatch.setattr(
+        internal, "_METER_PROVIDER_SET_ONCE", type(internal._METER_PROVIDER_SET_ONCE)()
+    )  # as above
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", type(trace._TRACER_PROVIDER_SET_ONCE)())
+    monkeypatch.setattr(
+        trace, "_TRACER_PROVIDER_SET_ONCE", type(trace._TRACER_PROVIDER_SET_ONCE)()
+    )  # as above
     with WorkerPool(1, kind="thread") as pool:
         instrument(pool)
         metrics.set_meter_provider(meter.provider)

@@ -39,7 +39,7 @@ def test_every_call_ends_and_its_neighbours_notice_nothing(kind):
 
         assert [n + 1 for n in range(len(beside))] == [call.result(LONG) for call in beside]
         assert [] == [name for name, error in ended.items() if error is None]
-        assert 0 == pool._call_queue.totals.crashed
+        assert 0 == pool.internals.call_queue.totals.crashed
 
 
 def test_a_key_that_cannot_be_shown_is_refused_in_words():

@@ -12,7 +12,7 @@ import calls
 import pytest
 
 import penstock
-from penstock.pools.child.remote_errors import RemoteTraceback
+from penstock.pools.child.protocol import RemoteTraceback
 from tests.waiting import until
 
 KINDS = ["process", "thread"]
@@ -452,18 +452,18 @@ def test_a_function_knows_its_call(kind):
     assert penstock.current_call() is None
 
 
-def test_the_watch_waits_for_whoever_is_about_to_let_go_of_the_pipes(monkeypatch):
-    """To look again and again would take the interpreter from the one that needs it to let go."""
+def test_the_reader_thread_waits_for_a_caller_that_is_about_to_release_the_pipes(monkeypatch):
+    """Polling again and again would take the interpreter from the thread that needs it to let go."""
     with penstock.WorkerPool(1) as pool:
         pool.submit(calls.echo, 1).result(30)
-        watch = pool._group._watch
-        until(lambda: not watch._muted)
+        reader = pool.internals.group.reader
+        until(lambda: not reader.muted)
         looks = []
-        wait = watch._poller.wait
+        wait = reader.poller.wait
         monkeypatch.setattr(
-            watch._poller, "wait", lambda patience: (looks.append(patience), wait(patience))[1]
+            reader.poller, "wait", lambda patience: (looks.append(patience), wait(patience))[1]
         )
-        with watch._reading:
+        with reader.reading:
             call = pool.submit(calls.echo, 2)
             until(lambda: looks)
             time.sleep(0.2)

@@ -120,7 +120,7 @@ def test_each_refusal_of_a_halted_pool_is_an_error_of_its_own(kind):
     options = {"crash_policy": "fail-task", "initializer": calls.fail, "initargs": ("no luck",)}
     with penstock.WorkerPool(1, kind=kind, **options) as pool:
         pool.submit(calls.pid).exception(30)
-        until(lambda: pool._call_queue.dead)
+        until(lambda: pool.internals.call_queue.dead)
         refusals = []
         for _ in range(3):
             with pytest.raises(penstock.WorkerCrashedError, match="no luck") as refused:
@@ -304,10 +304,10 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path):
         if __name__ == "__main__":
             pool = penstock.WorkerPool(2, start="eager")
             pool.submit(calls.spawn_child_and_wait, {str(tmp_path / "child")!r})
-            pids = {{w.pid for w in pool._group.workers}}
+            pids = {{w.pid for w in pool.internals.group.workers}}
             while None in pids:
                 time.sleep(0.01)
-                pids = {{w.pid for w in pool._group.workers}}
+                pids = {{w.pid for w in pool.internals.group.workers}}
             while not __import__("os").path.exists({str(tmp_path / "child")!r}):
                 time.sleep(0.01)
             print(*pids, flush=True)
@@ -382,7 +382,7 @@ def test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call(
             assert held.wait(60)  # from here on nobody reads answers
             lost = pool.submit(calls.large, str(log), 1_000_000)
             until(lambda: lines(log) == ["made"])
-            worker = lost.home
+            worker = lost.worker
             until(lambda: worker.running == 0)
             os.kill(worker.pid, signal.SIGKILL)
             until(lambda: not alive(worker.pid))

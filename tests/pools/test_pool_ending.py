@@ -199,7 +199,7 @@ def test_a_call_that_runs_too_long_times_out_and_its_worker_is_replaced(tmp_path
         with pytest.raises(penstock.CallTimeout) as caught:
             pool.submit(calls.stubborn, str(tmp_path / "log")).result(30)
         assert "in-flight" == caught.value.phase
-        pool._timeout = None
+        pool.internals.timeout = None
         assert 1 == pool.submit(calls.echo, 1).result(30)
         assert 1 == pool.snapshot().totals["timed_out"]
 
@@ -223,7 +223,7 @@ def test_one_signal_ends_many_calls_and_every_later_one(kind, gate):
             pool.task(calls.echo, signal=stop).submit(2)
         gate.touch()
         assert "ran" == running.result(30)
-        assert not stop._calls
+        assert not stop._calls  # a leak cannot be seen from outside
 
 
 def test_keys_timeouts_and_signals_combine(gate):
@@ -233,7 +233,7 @@ def test_keys_timeouts_and_signals_combine(gate):
             task = pool.task(
                 calls.echo, key_of=lambda v: v, timeout=0.05 if end == "timeout" else 60, signal=stop
             )
-            pool._call_queue.queue.max_queue_depth += 1
+            pool.internals.call_queue.queue.max_queue_depth += 1
             call = task.submit(end)
             match end:
                 case "key":
@@ -245,7 +245,7 @@ def test_keys_timeouts_and_signals_combine(gate):
             with pytest.raises(penstock.CallTimeout if end == "timeout" else penstock.CallCanceled):
                 call.result(30)
             stop = penstock.CancelSignal()
-        assert 0 == len(pool._call_queue.keys)
+        assert 0 == len(pool.internals.call_queue.keys)
         gate.touch()
 
 

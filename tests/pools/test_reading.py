@@ -20,34 +20,33 @@ class Poller:
     def __init__(self, answers):
         self.turns = deque([[(7, 1)]] * answers)
 
-    def pipes(self, timeout=0):
+    def ready_pipes(self, timeout=0):
         return self.turns.popleft() if self.turns else []
 
 
-class Crew:
+class Group:
     def __init__(self):
         self.settled = 0
-        self.answers_may_come = True
+        self.replies_may_come = True
 
     def settle(self, worker, messages):
         self.settled += len(messages)
 
     def more_may_come(self):
-        return self.answers_may_come
+        return self.replies_may_come
 
 
 @pytest.fixture
 def group():
-    return Crew()
+    return Group()
 
 
 def read(group, answers):
-    """Someone is told of the first of these answers, and the others come while it is settled."""
-    watch = ReplyReader(group, "test")
-    watch.close()
-    watch._workers[7] = Worker()
-    watch._poller = Poller(answers)
-    watch._read(watch._poller.pipes())
+    """A reader gets the first of these replies, and the others arrive while it is settled."""
+    poller = Poller(answers)
+    reader = ReplyReader(group, "test", poller)
+    reader.workers[7] = Worker()
+    reader.read(poller.ready_pipes())
 
 
 def test_an_answer_that_came_meanwhile_needs_no_wake_up_of_its_own(group):
@@ -63,7 +62,7 @@ def test_whoever_reads_goes_back_to_its_own_work_after_a_few(group):
 
 
 def test_nobody_looks_for_answers_when_none_can_come(group):
-    group.answers_may_come = False
+    group.replies_may_come = False
 
     read(group, answers=3)
 

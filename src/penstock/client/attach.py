@@ -19,7 +19,7 @@ from penstock import wire
 from penstock.client.client import Client
 from penstock.core.errors import PenstockError, Unavailable
 from penstock.graphs.executor import GraphExecutor
-from penstock.graphs.run_recorder import LaneBars
+from penstock.graphs.trace import LaneBars
 from penstock.telemetry.registry import Registered, TaskSnapshot, registered
 
 __all__ = ["Attachment", "attach"]

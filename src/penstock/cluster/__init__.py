@@ -1,1 +1,4 @@
-"""Workers on a Ray cluster, as a third kind beside processes and threads. Nothing here is imported before a pool asks for it."""
+"""
+Workers on a Ray cluster, as a third kind beside processes and threads. Nothing here is imported before a pool
+needs it.
+"""

@@ -1,20 +1,16 @@
-"""The worker, on whatever machine of the cluster it is.
+"""
+The worker, on whatever machine of the cluster it is.
 
-Ray gives it three lines of threads: one runs calls, one by one; one hears of cancels and beats while a call runs; and
-one is held for as long as the worker lives, so that its end is heard by the pool at once, whether it works or idles.
+Ray gives it three groups of threads: one runs calls, one by one; one gets cancels and heartbeats while a call
+runs; and one waits for as long as the worker lives, so that the pool notices its end at once, whether it
+works or idles.
 
-It ends itself when it has not heard from its pool for as long as its lease says. So a pool that cannot reach it needs
-only to wait before it gives the call to another worker: nothing runs twice at the same time. A beat grants time from
-when it was *sent*: one that was held up on its way grants that much less. The two clocks differ by an unknown amount,
-which the quickest beat so far bounds best.
-
-The payload of a call to a cluster worker: pickled for a machine that may lack the caller's script, with what is large
-beside it in Ray's object store.
-
-It lies there from before the call enters the queue until it is settled, so that a requeued call does not copy it again.
+It ends itself when it has had no heartbeat from its pool for the time of its lease. So a pool that cannot
+reach it needs only to wait before it gives the call to another worker: no call runs twice at the same time. A
+heartbeat grants time from the moment when it was *sent*: one that was delayed on its way grants that much
+less. The two clocks differ by an unknown amount, which the quickest heartbeat so far bounds best.
 """
 
-#: Of what travels between a pool and its workers. A machine whose Penstock speaks another one is refused.
 from __future__ import annotations
 
 import math
@@ -26,60 +22,68 @@ import threading
 import time
 from typing import Any, Final
 
-from penstock.pools.child import protocol as wire
-from penstock.pools.child.call_target import CallTarget, Unready, is_plain_result, make_context, unsendable
-from penstock.pools.child.packing import PackedFunction, Packer
-from penstock.pools.child.remote_errors import pack_error
-from penstock.pools.context import CallContext, in_process
-from penstock.pools.future import Call
+from penstock.pools.child import protocol
+from penstock.pools.child.call_target import (
+    CallTarget,
+    SetupFailed,
+    is_plain_result,
+    make_context,
+    unsendable,
+)
+from penstock.pools.child.protocol import pack_error
+from penstock.pools.context import CallContext, process_contexts
 from penstock.pools.timers import clock
 
+#: The version of the messages between a pool and its workers. A machine with another version is refused.
 PROTOCOL: Final = 1
-#: The lines of threads beside the one that runs calls, and how wide each is.
-LINES: Final = {"control": 1, "hold": 1}
+#: Ray's groups of threads beside the one that runs calls, and the number of threads in each.
+CONCURRENCY_GROUPS: Final = {"control": 1, "lifetime": 1}
 
 
 class Actor:
     def __init__(self, lease: float) -> None:
         self._target = CallTarget()
         self._running: tuple[int, Any] = (0, None)
-        self._canceled = 0  # the dispatch that was cancelled last; a worker has one call at a time
+        self._canceled = 0  # the dispatch that was canceled last; a worker has one call at a time
         self._reports_memory = False
-        self._leaving = threading.Event()
+        self._released = threading.Event()
         self._lease = lease
-        self._lag = math.inf  # our clock minus the pool's, and what the quickest beat took
+        self._lag = math.inf  # our clock minus the pool's, plus the delay of the quickest heartbeat
         self._until = math.inf
-        in_process.append(self._context)
+        process_contexts.append(self._context)
 
-    # The line of calls
+    # The thread of calls
 
     def set_up(
-        self, protocol: int, paths: list[str], blob: bytes, *, reports_memory: bool
+        self, version: int, paths: list[str], blob: bytes, *, reports_memory: bool
     ) -> tuple[str, int, tuple[str, str] | None]:
-        """Where we are, and why no call can run here, if so."""
-        import ray  # noqa: PLC0415  # here it is, and the pool's side must be able to say that it is missing there
+        """Returns the machine, the process, and why no call can run here, if so."""
+        import ray  # noqa: PLC0415  # the pool's side must be able to say that it is missing there
 
         self._reports_memory = reports_memory
         node = ray.get_runtime_context().get_node_id()
         try:
-            if protocol != PROTOCOL:
-                raise Unready(
+            if version != PROTOCOL:
+                raise SetupFailed(
                     "its machine has another version of Penstock than the pool; install the same", ""
                 )
-            sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]  # noqa: PTH112  # as sys.path is made of
+            sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]  # noqa: PTH112  # sys.path has strings
             self._target.set_up(blob)
-        except Unready as unready:
-            return node, os.getpid(), (unready.reason, unready.trace)
+        except SetupFailed as failed_setup:
+            return node, os.getpid(), (failed_setup.reason, failed_setup.trace)
         return node, os.getpid(), None
 
     def call(
         self, dispatch: int, body: Any, function: Any, blob: bytes | None, extra: Any
     ) -> tuple[int, Any, float, int]:
-        """What became of it, how long it took, and how large we are. `blob` is the function, the first time that it is named."""
+        """
+        Returns the kind of outcome, the outcome, how long the call took, and our memory. `blob` is the
+        function, the first time that it is named.
+        """
         if blob is not None:
             self._target.functions[function] = blob
         if self._canceled == dispatch:
-            return wire.SKIPPED, None, 0.0, 0
+            return protocol.SKIPPED, None, 0.0, 0
         terms = trace = None
         if extra is not None:
             (attempt, key, remaining), trace = extra
@@ -89,8 +93,8 @@ class Actor:
         try:
             call = (None, body, {}) if type(body) is tuple else unpack(body)
             value = self._target.invoke(function, call, trace)
-        except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
-            kind, payload = wire.ERROR, pack_error(error)
+        except BaseException as error:  # noqa: BLE001  # the caller gets SystemExit and KeyboardInterrupt, too
+            kind, payload = protocol.ERROR, pack_error(error)
         else:
             kind, payload = _pack(value)
         return kind, payload, clock() - started, _memory() if self._reports_memory else 0
@@ -99,12 +103,12 @@ class Actor:
         dispatch, terms = self._running
         return make_context(dispatch, terms, lambda: self._canceled == dispatch)
 
-    # The line of control
+    # The group `control`
 
     def cancel(self, dispatch: int) -> None:
         self._canceled = dispatch
 
-    def beat(self, sent: float) -> None:
+    def heartbeat(self, sent: float) -> None:
         if self._until == math.inf:
             threading.Thread(target=self._keep_lease, name="penstock-lease", daemon=True).start()
         self._lag = min(self._lag, clock() - sent)
@@ -115,23 +119,23 @@ class Actor:
             time.sleep(min(remaining, self._lease))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def let_go(self) -> None:
-        self._leaving.set()
+    def release(self) -> None:
+        self._released.set()
 
-    # The line that is held
+    # The group `lifetime`
 
-    def hold(self) -> None:
-        self._leaving.wait()
+    def wait_for_release(self) -> None:
+        self._released.wait()
 
 
 def _pack(value: Any) -> tuple[int, Any]:
     if is_plain_result(value):
-        return wire.PLAIN, value
+        return protocol.PLAIN, value
     try:
-        data, buffers = wire.pack_result(value)
-    except Exception as error:  # noqa: BLE001  # whatever pickling raises
-        return wire.ERROR, pack_error(unsendable(value, error))
-    return wire.PICKLED, [data, *map(pickle.PickleBuffer, buffers)] if buffers else data
+        data, buffers = protocol.pack_result(value)
+    except Exception as error:  # noqa: BLE001  # pickling may raise anything
+        return protocol.ERROR, pack_error(unsendable(value, error))
+    return protocol.PICKLED, [data, *map(pickle.PickleBuffer, buffers)] if buffers else data
 
 
 def _memory() -> int:
@@ -142,25 +146,10 @@ def _memory() -> int:
         return 0
 
 
-class ClusterPacker(Packer):
-    def __init__(self, ray: Any) -> None:
-        super().__init__()
-        self._ray = ray
-
-    def _function(self, fn: Any) -> PackedFunction | None:
-        """What is in `__main__` travels by value, with each call: no other machine could import it."""
-        return None if getattr(fn, "__module__", None) == "__main__" else super()._function(fn)
-
-    def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        data, buffers = wire.pack_arguments(fn, args, kwargs, portable=True)
-        large = buffers or len(data) >= wire.LARGE
-        call.body = self._ray.put([data, *map(pickle.PickleBuffer, buffers)]) if large else data
-
-
 def unpack(body: Any) -> Any:
     """
-    Pickled bytes, or a list of them and their buffers. Buffers are copied: those in the object store are read-only and
-    shared by all, and an array that came by a process worker can be written to, too.
+    The inverse of packing: pickled bytes, or a list of them and their buffers. Buffers are copied: those in
+    the object store are read-only and shared, and an array that came from a process worker can be written to.
     """
     if type(body) is bytes:
         return pickle.loads(body)

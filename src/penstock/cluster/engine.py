@@ -1,6 +1,5 @@
-"""What a pool wants of a cluster. Made without Ray, so that options can be written down where it is not installed.
-
-Ray, where it is installed and there is a cluster to be had.
+"""
+The options of a pool on a cluster, which can be made where Ray is not installed; and the connection to Ray.
 """
 
 from __future__ import annotations
@@ -12,20 +11,23 @@ from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.pools.child import protocol
-from penstock.pools.child.remote_errors import RemoteError, pack_error
+from penstock.pools.child.protocol import RemoteError, pack_error
 from penstock.pools.options import seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """
-    `address` is where the cluster is, if the program has not connected to one itself (`ray.init`): "auto" is the one of
-    this machine, or the one that RAY_ADDRESS names; "local" starts one for this program. `cpus`, `gpus` and `resources` are
-    what one worker takes of it. `runtime_env` is Ray's: how code and packages reach the other machines.
+    What a pool takes of a Ray cluster.
 
-    `lease` is how long, in seconds, a worker goes on without hearing from the pool before it ends itself, and therefore
-    how long the pool waits before it gives the call of a worker on a lost machine to another. A function that keeps the
-    interpreter's lock for longer than that costs its worker.
+    `address` is where the cluster is, if the program has not connected to one itself (`ray.init`): "auto" is
+    the one of this machine, or the one that RAY_ADDRESS names; "local" starts one for this program. `cpus`,
+    `gpus` and `resources` are what one worker takes. `runtime_env` is Ray's: how code and packages reach the
+    other machines.
+
+    `lease` is how long, in seconds, a worker goes on without a heartbeat from the pool before it ends itself,
+    and therefore how long the pool waits before it gives the call of a worker on a lost machine to another. A
+    function that keeps the interpreter's lock for longer than that loses its worker.
     """
 
     address: str = "auto"
@@ -58,16 +60,16 @@ class NoCluster(PenstockError):
 
 
 class ClusterUnreachable(PenstockError):
-    """The engine does not answer, or the worker does not."""
+    """Ray or a worker does not answer."""
 
     code = "unreachable"
 
 
 def connect(terms: Cluster) -> Any:
     """The module `ray`, connected: as the program has done it itself, or else to `terms.address`."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked whether to send any
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the user has not agreed to send any
     try:
-        import ray  # noqa: PLC0415  # only for those who ask for it: it takes a second
+        import ray  # noqa: PLC0415  # it takes a second to import
     except ModuleNotFoundError as missing:
         if missing.name != "ray":
             raise
@@ -86,7 +88,7 @@ def connect(terms: Cluster) -> Any:
 
 
 def most_workers(ray: Any, terms: Cluster) -> int:
-    """How many workers the cluster could hold now, were it empty."""
+    """How many workers the cluster could have now, were it empty."""
     has = ray.cluster_resources()
     wants = {"CPU": terms.cpus, "GPU": terms.gpus, **terms.resources}
     return int(
@@ -95,15 +97,15 @@ def most_workers(ray: Any, terms: Cluster) -> int:
 
 
 def check_connected(ray: Any) -> None:
-    """Before whatever is asked of it: Ray would start a cluster of its own rather than say no."""
+    """Call this before any request: without a connection Ray would start a cluster of its own."""
     if not ray.is_initialized():
         raise ClusterUnreachable("the program has disconnected from Ray")
 
 
 def is_certain(ray: Any, error: BaseException, node: str | None) -> bool:
     """
-    Whether the worker is dead, and not merely out of reach. A machine that the cluster has given up may still run; the
-    actors of a program that has disconnected are ended by the cluster.
+    Whether the worker is dead, and not merely out of reach. A machine that the cluster has given up may still
+    run; the actors of a program that has disconnected are ended by the cluster.
     """
     if not ray.is_initialized():
         return True
@@ -113,7 +115,7 @@ def is_certain(ray: Any, error: BaseException, node: str | None) -> bool:
 
 
 def failed_by_ray(error: BaseException) -> tuple[int, bytes, float, int]:
-    """The answer to a call that came to an end and whose result Ray could not bring: it fails alone."""
+    """The answer to a call that ended and whose result Ray could not bring: only this call fails."""
     return (
         protocol.ERROR,
         pack_error(RemoteError(f"Ray could not bring the result: {in_words(error)}")),
@@ -123,7 +125,7 @@ def failed_by_ray(error: BaseException) -> tuple[int, bytes, float, int]:
 
 
 def in_words(error: BaseException | None) -> str:
-    """Ray's account of a death, without the names and numbers that come first."""
+    """Ray's description of a death, without the names and numbers that come first."""
     words = " ".join(line for line in str(error or "it left").splitlines() if not line.startswith("\t"))
     start = max(words.find("The actor is dead"), words.find("The actor never ran"), 0)
     return words[start : start + 400].strip()

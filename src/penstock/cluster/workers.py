@@ -1,19 +1,19 @@
-"""The thread that talks to the engine for one crew.
+"""
+Workers on a Ray cluster, behind the same call queue and by the same rules as process workers.
 
-What is asked of it is done in order and with no lock held: a call into Ray may take a while, and Ray tells what happened
-on threads of its own, which must not run callers' code.
+Dispatched calls wait in one inbox on this side, and any worker that is free takes the next: a worker has one
+call at a time (see `ClusterWorker`). Ray reports a worker's death; a worker that may live on out of reach
+counts as dead when its lease is over (see `actor.py`), and not before.
 
-Workers on a Ray cluster, behind the same gate and by the same rules as process workers.
-
-What is handed out lies in one inbox on this side, and whichever worker is free takes the next: a worker has one call at
-a time (see `worker`). Ray tells of a worker's death; a worker that may live on where nobody can reach it is taken for
-dead when its lease is over (see `actor`), and not before.
+All calls into Ray happen on one thread of the group, in order and with no lock held: they may take a while,
+and Ray reports events on threads of its own, which must not run callers' code.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 import sys
 import threading
 from bisect import insort
@@ -23,7 +23,7 @@ from operator import attrgetter
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cluster.actor import ClusterPacker, unpack
+from penstock.cluster.actor import unpack
 from penstock.cluster.actor_link import ActorLink, ClusterWorker, actor_class
 from penstock.cluster.engine import (
     Cluster,
@@ -34,14 +34,14 @@ from penstock.cluster.engine import (
     in_words,
     is_certain,
 )
-from penstock.pools.blocking import never_block_here
 from penstock.pools.call_queue import CallQueue
 from penstock.pools.child import protocol
-from penstock.pools.child.packing import PackedFunction
-from penstock.pools.child.remote_errors import cannot_be_rebuilt, unpack_error
+from penstock.pools.child.protocol import cannot_be_rebuilt, unpack_error
+from penstock.pools.context import never_block_here
 from penstock.pools.future import Call
 from penstock.pools.timers import Timer, call_at, clock
-from penstock.pools.workers.base import COLD, LIVE, Condition, Unled
+from penstock.pools.workers.base import COLD, LIVE, Condition, SelfReporting
+from penstock.pools.workers.packing import PackedFunction, Packer
 from penstock.pools.workers.supervision import SupervisedWorkers
 
 if TYPE_CHECKING:
@@ -50,149 +50,153 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 
-class CallSender:
+class RayThread:
+    """The thread that talks to Ray for one worker group."""
+
     def __init__(self, name: str) -> None:
         self._name = name
-        self._errands: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def post(self, fn: Callable[..., object], *args: Any) -> None:
-        """From any thread; the first one starts it, with the gate's lock held."""
-        self._errands.put((fn, args))
+    def run(self, fn: Callable[..., object], *args: Any) -> None:
+        """
+        Call `fn` on this thread. From any thread; the first call starts it, with the call queue's lock held.
+        """
+        self._tasks.put((fn, args))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"penstock-{self._name}", daemon=True)
             self._thread.start()
 
     def when(self, ref: Any, answer: Callable[[Any, BaseException | None], object]) -> None:
-        """Have `answer` called with what Ray has to say about this reference."""
-        ref.future().add_done_callback(lambda future: self.post(_tell, answer, future))
+        """Call `answer` with the result or the error of this reference."""
+        ref.future().add_done_callback(lambda future: self.run(_call_answer, answer, future))
 
-    def leave(self) -> None:
-        self._errands.put(None)
+    def stop(self) -> None:
+        self._tasks.put(None)
 
     def _run(self) -> None:
         never_block_here()
-        while (node_call := self._errands.get()) is not None:
-            fn, args = node_call
+        while (task := self._tasks.get()) is not None:
+            fn, args = task
             try:
                 fn(*args)
-            except Exception:  # the next errand is another worker's and knows nothing of this one
-                log.exception("the courier of %s stumbled", self._name)
-            del node_call, fn, args  # or the last result would live until the next one comes
+            except Exception:  # the next task concerns another worker
+                log.exception("a task for Ray of %s failed", self._name)
+            del task, fn, args  # or the last result would live until the next task
 
 
-def _tell(answer: Callable[[Any, BaseException | None], object], future: Any) -> None:
+def _call_answer(answer: Callable[[Any, BaseException | None], object], future: Any) -> None:
     error = future.exception()
     answer(None if error is not None else future.result(), error)
 
 
-#: How often a worker hears from us within the time of its lease.
-_BEATS: Final = 6
-#: How long Ray has to say that a worker is dead, after something else went wrong with it.
+#: Heartbeats within the time of a lease.
+_HEARTBEATS_PER_LEASE: Final = 6
+#: How long Ray has to report a worker's death, after another error.
 _DOUBT: Final = 1.0
-#: After so many seconds somebody should hear that the cluster has no place for a worker.
+#: After so many seconds without a place on the cluster a warning is logged.
 _LONG_TO_START: Final = 30.0
 
 
 _in_order = attrgetter("serial")
 
 
-class ClusterWorkers(Unled, SupervisedWorkers[ClusterWorker]):
+class ClusterWorkers(SelfReporting, SupervisedWorkers[ClusterWorker]):
     kind = "cluster"
 
     def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
         self._terms = options.cluster or Cluster()
         self._ray = connect(self._terms)
         self._actors = actor_class(self._ray, self._terms)
-        self._sender = CallSender(call_queue.name)
+        self._ray_thread = RayThread(call_queue.name)
         super().__init__(
-            call_queue, options, [ClusterWorker(place, self._end) for place in range(options.workers)]
+            call_queue, options, [ClusterWorker(number, self._end) for number in range(options.workers)]
         )
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
         self._setup = paths, protocol.pack_setup(options.setup(), portable=True)
-        self._inbox: list[
-            Call[Any]
-        ] = []  # handed out, and with no worker yet; what came back from one is first
-        self._beat_timer: Timer | None = None
+        self._inbox: list[Call[Any]] = []  # dispatched, without a worker yet; requeued calls are first
+        self._heartbeat_timer: Timer | None = None
         self.gone = threading.Event()
-        self.describe = ClusterPacker(self._ray).describe
+        self.pack_call = ClusterPacker(self._ray).pack_call
 
-    # Handing out (with the gate's lock held)
+    # Assigning calls (with the call queue's lock held)
 
-    def pump(self, now: float) -> None:
+    def dispatch_pending(self, now: float) -> None:
         call_queue = self._call_queue
-        queue, hook_dispatcher = call_queue.queue, call_queue.hook_dispatcher
+        queue, hooks = call_queue.queue, call_queue.hooks
         while queue.pending and (call := queue.take(now)) is not None:
             call_queue.totals.dispatched += 1
             insort(self._inbox, call, key=_in_order)
-            hook_dispatcher.note(hook_dispatcher.dispatch, call)
+            hooks.record(hooks.dispatch, call)
         if self._inbox:
-            self._share_out()
+            self._assign_inbox()
 
-    def _share_out(self) -> None:
+    def _assign_inbox(self) -> None:
         limit = self._options.max_calls
         for worker in self.workers:
             if not self._inbox:
                 return
-            if worker.free and (limit is None or worker.handed < limit):
-                self._hand(worker, self._inbox.pop(0))
+            if worker.free and (limit is None or worker.assigned < limit):
+                self._assign(worker, self._inbox.pop(0))
         short = len(self._inbox) - sum(worker.coming for worker in self.workers)
         cold = [worker for worker in self.workers if worker.condition is COLD]
         for worker in cold[: max(short, 0)]:
             self._start(worker)
 
-    def _hand(self, worker: ClusterWorker, call: Call[Any]) -> None:
+    def _assign(self, worker: ClusterWorker, call: Call[Any]) -> None:
         function, blob = call.function, None
         if type(function) is PackedFunction:
-            if function.number not in worker.known:
-                worker.known.add(function.number)
+            if function.number not in worker.functions_sent:
+                worker.functions_sent.add(function.number)
                 blob = function.blob
             function = function.number
-        call.home = worker
+        call.worker = worker
         worker.calls[call.dispatch] = call
-        worker.handed += 1
-        self._sender.post(self._send, worker, worker.link, call, call.dispatch, (call.body, function, blob))
+        worker.assigned += 1
+        self._ray_thread.run(
+            self._send, worker, worker.link, call, call.dispatch, (call.body, function, blob)
+        )
 
-    def tell_canceled(self, call: Call[Any], now: float) -> None:
+    def stop_call(self, call: Call[Any], now: float) -> None:
         if call in self._inbox:
             self._inbox.remove(call)
             self._call_queue.queue.settle(call, call.dispatch, now)
             return
-        worker: ClusterWorker = call.home
-        self._sender.post(self._cancel, worker, worker.link, call.dispatch)
-        self._give_grace(worker, call.dispatch, now)
+        worker: ClusterWorker = call.worker
+        self._ray_thread.run(self._cancel, worker, worker.link, call.dispatch)
+        self._start_grace(worker, call.dispatch, now)
 
     def in_flight(self) -> Iterator[Call[Any]]:
         yield from super().in_flight()
         yield from list(self._inbox)
 
-    # Coming and going (with the gate's lock held)
+    # Starting and ending workers (with the call queue's lock held)
 
     def _start(self, worker: ClusterWorker) -> None:
-        link = ActorLink(self._ray, self._actors, self._terms.lease, self._sender.when)
+        link = ActorLink(self._ray, self._actors, self._terms.lease, self._ray_thread.when)
         worker.connect(link)
         self._call_queue.totals.spawned += 1
-        self._sender.post(self._spawn, worker, link)
-        call_at(clock() + _LONG_TO_START, self._complain, worker, link)
-        if self._beat_timer is None:
-            self._beat_later()
+        self._ray_thread.run(self._spawn, worker, link)
+        call_at(clock() + _LONG_TO_START, self._warn_not_placed, worker, link)
+        if self._heartbeat_timer is None:
+            self._schedule_heartbeats()
 
-    def _dismiss(self, worker: ClusterWorker) -> None:
-        self._sender.post(self._see_out, worker, worker.link, worker.ready)
+    def _send_exit(self, worker: ClusterWorker) -> None:
+        self._ray_thread.run(self._retire_actor, worker, worker.link, worker.ready)
 
     def _end(self, worker: ClusterWorker, link: ActorLink) -> None:
-        self._sender.post(self._try, worker, link, link.kill)
+        self._ray_thread.run(self._try, worker, link, link.kill)
 
-    def _clear_away(self, worker: ClusterWorker) -> None:
-        super()._clear_away(worker)
+    def _release(self, worker: ClusterWorker) -> None:
+        super()._release(worker)
         if self._closing:
-            self._wind_up()
+            self._close_when_empty()
 
-    def _wind_up(self) -> None:
+    def _close_when_empty(self) -> None:
         if not any(worker.opened for worker in self.workers):
-            if self._beat_timer is not None:
-                self._beat_timer.cancel()
-            self._sender.leave()
+            if self._heartbeat_timer is not None:
+                self._heartbeat_timer.cancel()
+            self._ray_thread.stop()
             self.gone.set()
 
     def stop(self) -> None:
@@ -202,17 +206,17 @@ class ClusterWorkers(Unled, SupervisedWorkers[ClusterWorker]):
             self._inbox.clear()
             self._requeue(inbox, [], clock())
 
-    # What the courier does (with no lock held)
+    # On the Ray thread (with no lock held)
 
     def _try(self, worker: ClusterWorker, link: ActorLink, act: Any, *args: Any) -> None:
-        """Tell the engine something about this worker. If it will not hear us, the worker is lost to us."""
+        """Make a call to Ray for this worker. If that fails, the worker is lost to us."""
         if worker.link is not link:
             return
         try:
             check_connected(self._ray)
             act(*args)
-        except Exception as error:  # noqa: BLE001  # Ray raises whatever comes up, a bare Exception for an unknown actor
-            self._lost(worker, link, error)
+        except Exception as error:  # noqa: BLE001  # Ray may raise anything, a bare Exception for an unknown actor
+            self._on_error(worker, link, error)
 
     def _spawn(self, worker: ClusterWorker, link: ActorLink) -> None:
         self._try(worker, link, self._open, worker, link)
@@ -221,17 +225,19 @@ class ClusterWorkers(Unled, SupervisedWorkers[ClusterWorker]):
         link.open(
             self._setup,
             reports_memory=self._options.max_memory is not None,
-            ready=lambda answer, error: self._came(worker, link, answer, error),
-            dead=lambda _, error: self._lost(worker, link, error) if error is not None else None,
+            ready=lambda answer, error: self._on_ready(worker, link, answer, error),
+            dead=lambda _, error: self._on_error(worker, link, error) if error is not None else None,
         )
 
-    def _came(self, worker: ClusterWorker, link: ActorLink, answer: Any, error: BaseException | None) -> None:
+    def _on_ready(
+        self, worker: ClusterWorker, link: ActorLink, answer: Any, error: BaseException | None
+    ) -> None:
         if error is not None:
-            self._lost(worker, link, error)
+            self._on_error(worker, link, error)
             return
         link.node, pid, words = answer
         if words is not None:
-            worker.last_words = words
+            worker.failure = words
             self._try(worker, link, link.kill)
             return
 
@@ -239,11 +245,11 @@ class ClusterWorkers(Unled, SupervisedWorkers[ClusterWorker]):
             if worker.link is link:
                 worker.ready, worker.pid, worker.idle_since = True, pid, now
 
-        self._try(worker, link, link.beat)
+        self._try(worker, link, link.heartbeat)
         self._call_queue.change(is_ready)
         with self._call_queue.lock:
-            if worker.free and self._minds_idleness:
-                self._fell_idle(worker, clock())
+            if worker.free and self._checks_idle:
+                self._on_idle(worker, clock())
 
     def _send(
         self,
@@ -257,7 +263,7 @@ class ClusterWorkers(Unled, SupervisedWorkers[ClusterWorker]):
             return
         extra = None
         if call.attempt > 1 or call.guarded or call.extra is not None:
-            # The clocks of two machines have nothing in common: a deadline travels as the time that is left.
+            # The clocks of two machines have nothing in common: a deadline travels as the time that remains.
             remaining = None if call.deadline is None else call.deadline - clock()
             key = call.key if protocol.is_plain(call.key) else protocol.try_dump(call.key)
             extra = (call.attempt, key, remaining), call.extra
@@ -277,7 +283,7 @@ class ClusterWorkers(Unled, SupervisedWorkers[ClusterWorker]):
         if isinstance(error, self._ray.exceptions.RayTaskError):
             answer = failed_by_ray(error)
         elif error is not None:
-            self._lost(worker, link, error)
+            self._on_error(worker, link, error)
             return
         call_queue = self._call_queue
         kind, value, ran_for, size = answer
@@ -295,73 +301,101 @@ class ClusterWorkers(Unled, SupervisedWorkers[ClusterWorker]):
             elif counts:
                 call_queue.totals.succeeded += 1
                 self.crashes = 0
-            if self._minds_idleness:
-                self._fell_idle(worker, now)
-            self.pump(now)
+            if self._checks_idle:
+                self._on_idle(worker, now)
+            self.dispatch_pending(now)
             wake = call_queue.collect_granted()
-            call_queue.note_state()
-        call_queue.report([(call, *_unpack(kind, value))] if counts else (), wake)
+            call_queue.record_state()
+        call_queue.deliver([(call, *_unpack(kind, value))] if counts else (), wake)
 
-    def _see_out(self, worker: ClusterWorker, link: ActorLink, was_ready: bool) -> None:
-        if not was_ready:  # it may be waiting for a place on the cluster, and would do so to the end of time
+    def _retire_actor(self, worker: ClusterWorker, link: ActorLink, was_ready: bool) -> None:
+        if not was_ready:  # it may wait for a place on the cluster for ever
             self._try(worker, link, link.kill)
             return
-        self._try(worker, link, link.dismiss, lambda _, error: self._lost(worker, link, error))
+        self._try(worker, link, link.retire, lambda _, error: self._on_error(worker, link, error))
         call_at(clock() + self._options.grace, self._end, worker, link)
 
-    # Deaths, and what may be one (with no lock held)
+    # Deaths, certain and possible (with no lock held)
 
-    def _lost(self, worker: ClusterWorker, link: ActorLink, error: BaseException | None) -> None:
-        """Ray says that it died, or it cannot be reached. `error` is None for one that left as it was told."""
+    def _on_error(self, worker: ClusterWorker, link: ActorLink, error: BaseException | None) -> None:
+        """
+        Ray reports its death, or it cannot be reached. `error` is None for a worker that exited on request.
+        """
         if worker.link is not link or link.given_up:
             return
         worker.cause = worker.cause or in_words(error)
         if error is None or is_certain(self._ray, error, link.node):
-            self._bury(worker, link)
+            self._confirm_death(worker, link)
         elif not link.doubted:
             link.doubted = True
-            with self._call_queue.lock:  # it gets no call from now on
+            with self._call_queue.lock:  # it gets no more calls
                 if worker.condition is LIVE:
-                    worker.condition = Condition.LEAVING
-                    self._offer(clock())
-            call_at(clock() + _DOUBT, self._sender.post, self._give_up, worker, link)
+                    worker.condition = Condition.RETIRING
+                    self._update_slots(clock())
+            call_at(clock() + _DOUBT, self._ray_thread.run, self._give_up, worker, link)
 
     def _give_up(self, worker: ClusterWorker, link: ActorLink) -> None:
-        """Nobody has said that it is dead. What Ray says after we had it killed is no proof: it may have reached nobody."""
+        """
+        Its death was not reported. A report after our kill is no proof: the kill may not have reached it.
+        """
         if worker.link is not link:
             return
         link.given_up = True
-        with suppress(Exception):  # it will not hear us either, or is dead already; its lease ends it
+        with suppress(Exception):  # it cannot be reached, or is dead already; its lease ends it
             link.kill()
-        call_at(max(link.lease_over(), clock()), self._sender.post, self._bury, worker, link)
+        call_at(max(link.lease_over(), clock()), self._ray_thread.run, self._confirm_death, worker, link)
 
-    def _bury(self, worker: ClusterWorker, link: ActorLink) -> None:
+    def _confirm_death(self, worker: ClusterWorker, link: ActorLink) -> None:
         if worker.link is link:
-            self.bury(worker)
+            self.on_death(worker)
 
-    def _beat_later(self) -> None:
-        self._beat_timer = call_at(clock() + self._terms.lease / _BEATS, self._sender.post, self._beat_all)
+    def _schedule_heartbeats(self) -> None:
+        self._heartbeat_timer = call_at(
+            clock() + self._terms.lease / _HEARTBEATS_PER_LEASE, self._ray_thread.run, self._heartbeat_all
+        )
 
-    def _beat_all(self) -> None:
+    def _heartbeat_all(self) -> None:
         for worker in self.workers:
             if worker.link is not None and worker.ready:
-                self._try(worker, worker.link, self._beat, worker.link)
+                self._try(worker, worker.link, self._heartbeat, worker.link)
         with self._call_queue.lock:
-            self._beat_timer = None
+            self._heartbeat_timer = None
             if any(worker.opened for worker in self.workers):
-                self._beat_later()
+                self._schedule_heartbeats()
 
-    def _beat(self, link: ActorLink) -> None:
-        if not link.beat():
+    def _heartbeat(self, link: ActorLink) -> None:
+        if not link.heartbeat():
             raise ClusterUnreachable(
                 f"it has not answered for {self._terms.lease:g} s; its machine may be lost"
             )
 
-    def _complain(self, worker: ClusterWorker, link: ActorLink) -> None:
+    def _warn_not_placed(self, worker: ClusterWorker, link: ActorLink) -> None:
         if worker.link is link and worker.coming:
             log.warning(
-                "%s: the cluster has had no place for worker %d yet", self._call_queue.name, worker.place
+                "%s: the cluster has had no place for worker %d yet", self._call_queue.name, worker.number
             )
+
+
+class ClusterPacker(Packer):
+    """
+    Packs calls for a machine that may lack the caller's script, with large buffers in Ray's object store.
+
+    A payload lies there from before the call enters the queue until it is settled, so that a requeued call
+    does not copy it again.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        super().__init__()
+        self._ray = ray
+
+    def _function(self, fn: Any) -> PackedFunction | None:
+        """A function of `__main__` travels by value, with each call: no other machine could import it."""
+        return None if getattr(fn, "__module__", None) == "__main__" else super()._function(fn)
+
+    def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        data, buffers = protocol.pack_arguments(fn, args, kwargs, portable=True)
+        large = buffers or len(data) >= protocol.LARGE
+        call.body = self._ray.put([data, *map(pickle.PickleBuffer, buffers)]) if large else data
 
 
 def _unpack(kind: int, value: Any) -> tuple[Any, BaseException | None]:
@@ -369,5 +403,5 @@ def _unpack(kind: int, value: Any) -> tuple[Any, BaseException | None]:
         return value, None
     try:
         return (None, unpack_error(value)) if kind == protocol.ERROR else (unpack(value), None)
-    except Exception as error:  # noqa: BLE001  # the result's own code runs here
+    except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
         return None, cannot_be_rebuilt(error)

@@ -1,1 +1,4 @@
-"""Graphs of steps inside one program: written in `builder`, run by `executor`, looked at in `trace` and `picture`."""
+"""
+Graphs of steps inside one program: written in `builder`, run by `executor`, looked at in `trace` and
+`picture`.
+"""

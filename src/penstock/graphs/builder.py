@@ -1,5 +1,5 @@
 """
-Writing a graph.
+Building a graph.
 
     g = Graph("report", env={"day": date})
 
@@ -11,9 +11,9 @@ Writing a graph.
 
     plan = g.compile()
 
-Parameters say what a node needs: a parameter is fed by the node of its name, or by the environment. A decorated
-function stays the function it was, so it can be tested, called and pickled as before. Nothing is checked until
-`compile`, which then reports everything at once.
+Parameters say what a node needs: a parameter is fed by the node of its name, or by the environment. A
+decorated function stays the function it was, so it can be tested, called and pickled as before. Nothing is
+checked until `compile`, which reports all problems at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _OPTIONS = [field.name for field in fields(NodeSpec) if field.name != "fn"]
 
 class Graph:
     def __init__(self, name: str = "graph", *, env: Mapping[str, Any] | Iterable[str] = ()) -> None:
-        """`env` names what each run brings along, with a type where there is one to check against."""
+        """
+        `env` names the inputs that each run brings along, with a type where there is one to check against.
+        """
         self.name = name
         self._env: dict[str, Any] = dict(env) if isinstance(env, Mapping) else dict.fromkeys(env, Any)
         self._specs: list[NodeSpec] = []
@@ -64,9 +66,9 @@ class Graph:
         """
         Add a function as a node.
 
-        `lane`: "compute" (default), "io" (default for `async def`), "process" or "cluster". `timeout` is for one attempt.
-        `on_error`: "fail" ends the run, "skip_dependents" only what needs this node. `retry_delay` doubles with each
-        retry; only errors in `retry_on` are tried again.
+        `lane`: "compute" (default), "io" (default for `async def`), "process" or "cluster". `timeout` is for
+        one attempt. `on_error`: "fail" ends the run, "skip_dependents" skips only the nodes that need this
+        one. `retry_delay` doubles with each retry; only errors in `retry_on` are retried.
         """
         return self._decorated(fn, options)
 
@@ -91,24 +93,25 @@ class Graph:
     ) -> Callable[[F], F]: ...
     def map(self, fn: Any = None, /, **options: Any) -> Any:
         """
-        Add a function that is called once for each item of a list which another node makes; the node's value is the
-        list of results, in the order of the items.
+        Add a function that is called once for each item of a list which another node makes; the node's value
+        is the list of results, in the order of the items.
 
-        The item goes to the first parameter that nothing else feeds, or to the one named by `each`. `limit` bounds how
-        many items are worked on at once. `retries` and `timeout` are for one item. One item that fails for good fails
-        the node.
+        The item goes to the first parameter that nothing else feeds, or to the one named by `each`. `limit`
+        bounds how many items run at once. `retries` and `timeout` are for one item. One item that fails for
+        good fails the node.
         """
         return self._decorated(fn, {**options, "maps": True})
 
     def add(self, fn: Callable[..., Any], /, name: str | None = None, **options: Any) -> str:
         """
-        The explicit form: `g.add(join, name="joined", inputs={"left": "orders", "right": Env("rates")})`. Takes the
-        options of `node`, and those of `map` if there is an `over`. Returns the node's name, to feed others with.
+        The explicit form: `g.add(join, name="joined", inputs={"left": "orders", "right": Env("rates")})`.
+        Takes the options of `node`, and those of `map` if there is an `over`. Returns the node's name, to
+        feed other nodes with.
         """
         return self._append(fn, {**options, "name": name, "maps": "over" in options}).title
 
     def compile(self) -> Plan:
-        """Check everything and freeze it. Raises one GraphError with all that is wrong (`error.problems`)."""
+        """Check everything and freeze it. Raises one GraphError with all problems (`error.problems`)."""
         return compile_plan(self.name, self._specs, self._env)
 
     def _decorated(self, fn: Any, options: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
 """
-Runs plans: the lanes, the runs that are alive, and the end of it all.
+Runs plans: the lanes, the live runs, and the end of them all.
 
-An executor is made once and serves every run of a program. Its threads start when they are needed, take turns between
-runs, and leave when it is closed.
+An executor is made once and serves every run of a program. Its threads start when they are needed, take turns
+between runs, and end when it is closed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ from penstock.core.calls.graph_plan import Plan, Queue
 from penstock.core.errors import BadCall, PoolClosedError
 from penstock.graphs.lanes import LoopLane, ThreadLane
 from penstock.graphs.pool_lane import PoolLane, cluster_lane, process_lane
-from penstock.graphs.result import RunResult
+from penstock.graphs.result import GraphTotals, LaneCounts, RunResult
 from penstock.graphs.run import Run
-from penstock.graphs.run_context import here
-from penstock.graphs.run_recorder import LaneBars, RunRecorder
+from penstock.graphs.run_context import thread_state
 from penstock.graphs.scheduled import Scheduled
-from penstock.graphs.totals import GraphState, GraphTotals
-from penstock.graphs.trace import TraceRecorder
+from penstock.graphs.trace import LaneBars, RunRecorder, TraceRecorder
 from penstock.pools.options import seconds, whole
 from penstock.pools.timers import clock
 from penstock.telemetry import registry
@@ -52,12 +50,12 @@ log = logging.getLogger("penstock")
 
 T = TypeVar("T")
 
-_AGES: Final = 10.0 * 365 * 24 * 3600
+_FOREVER: Final = 10.0 * 365 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A thread that `close` could not wait for, and the node it is in (None: what `schedule` gave it)."""
+    """A thread that `close` could not wait for, and the node it is in (None: a call of `schedule`)."""
 
     thread: str
     node: str | None
@@ -65,12 +63,12 @@ class LeftBehind:
 
 class GraphExecutor:
     """
-    `compute` and `io` are numbers of threads, `tasks` is how many `async def` nodes may be in flight, and nodes of the
-    process lane go to `pool` (any Executor; a WorkerPool can also end what runs) or to a pool of `processes` workers made
-    with the first of them. Nodes of the cluster lane go to `cluster`: a pool with kind="cluster", or the terms of one
-    that is made now and goes with the executor. `trace` is the share of runs that are recorded, from 0 to 1. `grace` is how long a node
-    that is not wanted any more may go on before its thread is given up and replaced, and how long an error waits for
-    the nodes beside it.
+    `compute` and `io` are numbers of threads, `tasks` is how many `async def` nodes may be in flight. Nodes
+    of the process lane go to `pool` (any Executor; a WorkerPool can also end running calls) or to a pool of
+    `processes` workers made with the first of them. Nodes of the cluster lane go to `cluster`: a pool with
+    kind="cluster", or the options of one that is made now and closed with the executor. `trace` is the share
+    of runs that are recorded, from 0 to 1. `grace` is how long a node may go on when its run has ended before
+    its thread is given up and replaced, and how long an error waits for the nodes beside it.
     """
 
     def __init__(
@@ -110,17 +108,16 @@ class GraphExecutor:
         self._process = process_lane(pool, processes or os.cpu_count() or 1)
         self._cluster = cluster_lane(cluster)
         # In the order of `Queue`.
-        self._lanes = (self._compute, self._io, self._loop, self._process, self._cluster)
+        self.lane_queues = (self._compute, self._io, self._loop, self._process, self._cluster)
         self._sample = float(trace)
-        self._runs: set[Run] = set()
-        self._calls: set[Scheduled[Any]] = set()
+        self.live_runs: set[Run] = set()
+        self.live_calls: set[Scheduled[Any]] = set()
         self._submitted = count(1)
         self._totals = GraphTotals(self._compute, self._io)
         self._telemetry: GraphTelemetry | None = None
-        self._spotlight = RunRecorder(self.name)
-        self._state = GraphState(self)
+        self._run_recorder = RunRecorder(self.name)
         registry.register(self)
-        self._undertaker = weakref.finalize(self, _let_go, self._lanes)
+        self._finalizer = weakref.finalize(self, _stop_lanes, self.lane_queues)
 
     # Running
 
@@ -134,10 +131,10 @@ class GraphExecutor:
         check: bool = True,
     ) -> RunResult:
         """
-        Run the plan and wait for it. Raises what ended the run, unless `check=False`: then the result says it. After
-        `timeout` seconds the run ends, whatever its nodes are doing.
+        Run the plan and wait for it. Raises the error that ended the run, unless `check=False`: then the
+        result has it. After `timeout` seconds the run ends, whatever its nodes are doing.
         """
-        if self._is_ours():
+        if self._on_own_thread():
             raise BadCall(
                 "run() inside a node would make its worker wait for other workers, and in the end all of them for each "
                 "other; make the node an async def and await arun(), or submit() and do not wait"
@@ -145,8 +142,8 @@ class GraphExecutor:
         run = self.submit(plan, env, timeout=timeout, trace=trace)
         try:
             result = run.result()
-        except BaseException:  # Ctrl-C: nobody else knows of this run
-            run.cancel("whoever waited for it was interrupted")
+        except BaseException:  # Ctrl-C: the caller never gets this run
+            run.cancel("the caller that waited for it was interrupted")
             raise
         return result.check() if check else result
 
@@ -155,11 +152,11 @@ class GraphExecutor:
         plan: Plan,
         env: Mapping[str, Any] | None = None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  # it is the run's own, and is kept also when nobody awaits
+        timeout: float | None = None,  # noqa: ASYNC109  # it is the run's own, also when no task awaits it
         trace: bool | None = None,
         check: bool = True,
     ) -> RunResult:
-        """The same from asyncio. Cancelling the task that awaits it cancels the run."""
+        """The same from asyncio. Canceling the task that awaits it cancels the run."""
         result = await self.submit(plan, env, timeout=timeout, trace=trace)
         return result.check() if check else result
 
@@ -171,7 +168,10 @@ class GraphExecutor:
         timeout: float | None = None,
         trace: bool | None = None,
     ) -> Run:
-        """Start a run and return its Future at once. `trace` says whether to record it, instead of leaving it to chance."""
+        """
+        Start a run and return its Future at once. `trace` says whether to record it; None leaves it to the
+        executor's share.
+        """
         env = {} if env is None else env
         deadline = None
         if timeout is not None:
@@ -182,14 +182,14 @@ class GraphExecutor:
             self._check_cluster()
         if self.closed:
             self._refuse()
-        curious = trace or self._sample or self._telemetry is not None or self._spotlight.vacant
-        recorder = self._recorder(plan, trace) if curious else None
+        may_record = trace or self._sample or self._telemetry is not None or self._run_recorder.wanted
+        recorder = self._make_recorder(plan, trace) if may_record else None
         run = Run(self, plan, env, deadline, recorder)
         if recorder is not None:
-            self._spotlight.offer(run)
-        self._runs.add(run)
+            self._run_recorder.show_run(run)
+        self.live_runs.add(run)
         if self.closed:
-            # It closes this very moment, and may have looked for live runs before there was this one.
+            # The executor is being closed now, and may have listed its live runs before this one was added.
             run.cancel("the executor was closed")
         run.start()
         return run
@@ -198,17 +198,22 @@ class GraphExecutor:
         self, fn: Callable[..., T], /, *args: Any, lane: str | None = None, **kwargs: Any
     ) -> Scheduled[T]:
         """
-        Call any function on a lane, without a graph. What comes back can be awaited from any event loop, waited for as
-        a Future, and chained with `then`. An `async def` runs on the I/O lane's event loop.
+        Call any function on a lane, without a graph. The returned Future can be awaited from any event loop
+        and chained with `then`. An `async def` runs on the I/O lane's event loop.
         """
-        scheduled: Scheduled[T] = self._scheduled(fn, lane)
-        scheduled._call = (fn, args, kwargs)
+        scheduled: Scheduled[T] = self.make_scheduled(fn, lane, args, kwargs)
         if self.closed:
             self._refuse()
-        scheduled._start()
+        scheduled.start()
         return scheduled
 
-    def _scheduled(self, fn: Callable[..., Any], lane: str | None) -> Scheduled[Any]:
+    def make_scheduled(
+        self,
+        fn: Callable[..., Any],
+        lane: str | None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Scheduled[Any]:
         waits = inspect.iscoroutinefunction(fn)
         if lane is not None and lane not in list(LaneName):
             raise ValueError(
@@ -219,15 +224,17 @@ class GraphExecutor:
         queue = Queue.LOOP if waits else Queue[str(lane or LaneName.COMPUTE).upper()]
         if queue is Queue.CLUSTER:
             self._check_cluster()
-        return Scheduled(self, self._lanes[queue], fn)
+        return Scheduled(self, self.lane_queues[queue], fn, args, kwargs)
 
-    # Looking
+    # State
 
     def snapshot(self) -> TaskSnapshot:
-        """Like a pool's. What is pending are nodes that are ready; those that still lack an input are not counted."""
-        runs, workers = list(self._runs), [*self._compute.census(), *self._io.census()]
-        inside = {number for run in runs for number in list(run.at)}
-        now = self._state.state()
+        """
+        Like a pool's. Pending nodes are those that are ready; nodes that still lack an input are not counted.
+        """
+        runs, workers = list(self.live_runs), [*self._compute.worker_numbers(), *self._io.worker_numbers()]
+        inside = {number for run in runs for number in list(run.node_by_worker)}
+        now = self.counts()
         return TaskSnapshot(
             name=self.name,
             kind="graph",
@@ -235,7 +242,7 @@ class GraphExecutor:
             in_flight=now.in_flight,
             pending_queue_depth=now.pending,
             waiting_queue_depth=now.waiting,
-            max_in_flight=sum(lane.width for lane in self._lanes),
+            max_in_flight=sum(lane.width for lane in self.lane_queues),
             max_queue_depth=math.inf,
             policy="turns",
             paused=self.closed,
@@ -247,49 +254,59 @@ class GraphExecutor:
 
     def lanes(self) -> LaneBars | None:
         """
-        One run for a Gantt chart: bars by worker, while it goes on and when it is over. Asking is what has a run recorded: the next one, and
-        after its end another. None: none has begun since somebody first asked.
+        One run for a Gantt chart: bars by worker, while it goes on and when it is over. A call has the next
+        run recorded, and after its end another. None: no run has begun since the first call.
         """
-        return self._spotlight.look()
+        return self._run_recorder.look()
 
     def __repr__(self) -> str:
-        return f"<GraphExecutor {self.name!r}: {len(self._runs)} runs, {self._state.state().in_flight} nodes in flight>"
+        return f"<GraphExecutor {self.name!r}: {len(self.live_runs)} runs, {self.counts().in_flight} nodes in flight>"
 
-    def _instrument(
+    def attach_telemetry(
         self, meters: Meters, tracer_provider: TracerProvider | None, *, histograms: bool, spans: bool
     ) -> None:
-        """What `penstock.instrument` asks of whatever is registered and has it."""
+        """Called by `penstock.instrument`. Called again, the last call counts."""
         from penstock.graphs.graph_telemetry import GraphTelemetry  # noqa: PLC0415  # it imports OpenTelemetry
 
-        GraphTelemetry.watch(self, meters, tracer_provider, histograms=histograms, spans=spans)
+        self._telemetry = telemetry = GraphTelemetry(
+            self.label, meters if histograms else None, tracer_provider, spans=spans
+        )
+        meters.follow(self, GraphExecutor.counts, self._totals, telemetry.labels)
+
+    def counts(self) -> LaneCounts:
+        runs = list(self.live_runs)
+        in_threads = sum(len(run.node_by_worker) for run in runs)
+        elsewhere = sum(len(lane.running) for lane in (self._loop, self._process, self._cluster))
+        return LaneCounts(in_threads + elsewhere, sum(run.ready() for run in runs), 0)
 
     # Closing
 
     def close(self, timeout: float | None = 10.0) -> list[LeftBehind]:
         """
-        No node starts any more, live runs end as canceled, threads are waited for. Returns by its timeout, with the
-        threads that it had to leave behind because their node did not return: they are daemons, and hold up nothing.
+        Start no more nodes, cancel live runs, and wait for the threads. Returns within its timeout, with the
+        threads that it had to leave behind because their node did not return: they are daemons, and hold up
+        nothing.
         """
-        until = clock() + (_AGES if timeout is None else _checked_timeout(timeout))
+        until = clock() + (_FOREVER if timeout is None else _checked_timeout(timeout))
         self.closed = True
-        runs, calls = list(self._runs), list(self._calls)
+        runs, calls = list(self.live_runs), list(self.live_calls)
         endings: list[Run | Scheduled[Any]] = [*runs, *calls]
         for ending in endings:
             ending.cancel("the executor was closed")
-        for lane in self._lanes:
+        for lane in self.lane_queues:
             lane.stop()
         for pool in (self._process, self._cluster):
             pool.close(max(0.0, until - clock()))
-        left = [
-            LeftBehind(worker.thread.name, None if worker.task is None else worker.task.node_in(worker))
+        left_behind = [
+            LeftBehind(worker.thread.name, None if worker.entry is None else worker.entry.node_in(worker))
             for lane in (self._compute, self._io)
             for worker in lane.join(until)
         ]
         if self._loop.join(until):
-            left.append(LeftBehind(self._loop.name, self._loop.node_in()))
-        for one in left:
-            log.warning("%s: the thread %s was left behind in node %r", self.name, one.thread, one.node)
-        return left
+            left_behind.append(LeftBehind(self._loop.name, self._loop.node_in()))
+        for thread in left_behind:
+            log.warning("%s: the thread %s was left behind in node %r", self.name, thread.thread, thread.node)
+        return left_behind
 
     def __enter__(self) -> Self:
         return self
@@ -299,7 +316,7 @@ class GraphExecutor:
     ) -> None:
         self.close()
 
-    async def aclose(self, timeout: float | None = 10.0) -> list[LeftBehind]:  # noqa: ASYNC109  # for the threads, not for us
+    async def aclose(self, timeout: float | None = 10.0) -> list[LeftBehind]:  # noqa: ASYNC109  # for the threads, not for this coroutine
         """`close` without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(None, self.close, timeout)
 
@@ -321,33 +338,38 @@ class GraphExecutor:
     def _refuse(self) -> None:
         raise PoolClosedError(f"{self.name} is closed")
 
-    # What runs ask of it
+    # For runs and scheduled calls
 
-    def _is_ours(self) -> bool:
-        """Is this one of the threads that runs would have to be run by?"""
-        lane = None if here.worker is None else here.worker.lane
+    def _on_own_thread(self) -> bool:
+        """Whether this thread belongs to the lanes that run nodes."""
+        lane = None if thread_state.worker is None else thread_state.worker.lane
         return lane in (self._compute, self._io) or threading.current_thread() is self._loop.thread
 
-    def _write_off(self, worker: int) -> None:
-        self._compute.write_off(worker)
-        self._io.write_off(worker)
+    def replace_worker(self, worker: int) -> None:
+        self._compute.replace_worker(worker)
+        self._io.replace_worker(worker)
 
-    def _forget(self, run: Run, result: RunResult) -> None:
-        self._runs.discard(run)
+    def on_run_end(self, run: Run, result: RunResult) -> None:
+        self.live_runs.discard(run)
         self._totals.add(result)
-        self._spotlight.ended(run, result)
+        self._run_recorder.ended(run, result)
         if self._telemetry is not None and result.trace is not None:
             self._telemetry.measure(result, result.trace)
 
-    def _recorder(self, plan: Plan, wanted: bool | None) -> TraceRecorder | None:
-        """Decided once a run: by who submits it, by the sampler of OpenTelemetry, by our own share of the runs, by who looks on."""
+    def _make_recorder(self, plan: Plan, wanted: bool | None) -> TraceRecorder | None:
+        """
+        Decided once a run: by the caller, by the sampler of OpenTelemetry, by the executor's share of the
+        runs, or by `lanes()`.
+        """
         spans = None if self._telemetry is None else self._telemetry.begin(plan)
         if wanted is None:
-            wanted = self._is_next() or self._spotlight.fits(plan)
+            wanted = self._is_sampled() or self._run_recorder.accepts(plan)
         return TraceRecorder(spans) if wanted or spans is not None else None
 
-    def _is_next(self) -> bool:
-        """Every n-th run rather than a roll of dice: the same share, and the same runs when a program runs again."""
+    def _is_sampled(self) -> bool:
+        """
+        Every n-th run rather than at random: the same share, and the same runs when a program runs again.
+        """
         number = next(self._submitted)
         return int(number * self._sample) > int((number - 1) * self._sample)
 
@@ -365,7 +387,7 @@ def _check_env(plan: Plan, env: Mapping[str, Any]) -> None:
         raise BadCall(f"the run of {plan.name!r} lacks {names} in its env{given}", missing=missing)
 
 
-def _let_go(lanes: Iterable[ThreadLane | LoopLane | PoolLane]) -> None:
-    """An executor that nobody holds any more, or the end of the program: let the threads leave."""
+def _stop_lanes(lanes: Iterable[ThreadLane | LoopLane | PoolLane]) -> None:
+    """The executor was dropped, or the program ends: let the threads end."""
     for lane in lanes:
         lane.stop()

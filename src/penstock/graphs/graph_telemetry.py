@@ -1,36 +1,36 @@
 """
-Graphs in OpenTelemetry: the pools' metrics with the pools' names, a span a run and a span an attempt.
+Graphs in OpenTelemetry: the pools' metrics under the pools' names, a span for each run and a span for each
+attempt.
 
-Gauges and counters are read when somebody collects them. Spans are begun where the run is submitted, so that the caller's
-span is their parent, and the tracer's sampler decides there, once for the whole run: a run that is not sampled keeps
-its fast path. Histograms are filled from the runs that are recorded, by a sampled span or by the executor's own `trace`.
+Gauges and counters are read at collection. Spans begin where the run is submitted, so that the caller's span
+is their parent, and the tracer's sampler decides there, once for the whole run: a run that is not sampled
+keeps its fast path. Histograms are filled from recorded runs, be it by a sampled span or by the executor's
+own `trace`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from opentelemetry import trace
 from opentelemetry.context import attach
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
 
 from penstock.core.calls.graph_plan import RunStatus
-from penstock.pools.options import task_name
-from penstock.pools.span_errors import record_error
 from penstock.pools.timers import clock
-from penstock.telemetry.meters import Meters, _Watched
+from penstock.telemetry.registry import task_name
+from penstock.telemetry.spans import record_error
 
 if TYPE_CHECKING:
     from penstock.core.calls.graph_plan import Plan
-    from penstock.graphs.executor import GraphExecutor
-    from penstock.graphs.node_calls import NodeAttempt
+    from penstock.graphs.node_attempts import NodeAttempt
     from penstock.graphs.result import RunResult
     from penstock.graphs.trace import Trace
+    from penstock.telemetry.meters import Meters
 
 __all__ = ["GraphTelemetry", "RunSpans"]
 
@@ -41,7 +41,10 @@ log = logging.getLogger("penstock")
 
 
 def quietly(fn: Callable[P, None]) -> Callable[P, None]:
-    """Processors and exporters are somebody's code. What they raise is logged, and the run ends as it would have."""
+    """
+    Log exceptions of this function. Processors and exporters are foreign code; the run must end as it would
+    have without them.
+    """
 
     @wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -54,32 +57,15 @@ def quietly(fn: Callable[P, None]) -> Callable[P, None]:
 
 
 class GraphTelemetry:
-    """Of one executor; `watch` is what `instrument()` calls."""
+    """The telemetry of one executor."""
 
-    def __init__(self, executor: GraphExecutor, meters: Meters | None, tracer: Tracer | None) -> None:
-        self._labels = {"pool": executor.label, "kind": "graph", "policy": "turns"}
-        self._meters = meters
-        self._tracer = tracer
-
-    @classmethod
-    def watch(
-        cls,
-        executor: GraphExecutor,
-        meters: Meters,
-        tracer_provider: TracerProvider | None,
-        *,
-        histograms: bool,
-        spans: bool,
+    def __init__(
+        self, label: str, meters: Meters | None, provider: TracerProvider | None, *, spans: bool
     ) -> None:
-        """Asked again, with another provider, the last one counts."""
-        tracer = trace.get_tracer("penstock", tracer_provider=tracer_provider) if spans else None
-        executor._telemetry = telemetry = cls(executor, meters if histograms else None, tracer)
-        labels = tuple(telemetry._labels.items())
-        lock: Any = weakref.ref(executor._state)  # read as a pool's gate and totals are
-        totals: Any = executor._totals
-        with meters._lock:
-            if not any(watched.totals is totals for watched in meters._watched):
-                meters._watched.append(_Watched(lock, totals, labels))
+        """`meters` is None without histograms."""
+        self.labels = {"pool": label, "kind": "graph", "policy": "turns"}
+        self._meters = meters
+        self._tracer = trace.get_tracer("penstock", tracer_provider=provider) if spans else None
 
     def begin(self, plan: Plan) -> RunSpans | None:
         """None: there are no spans, or this run is not sampled."""
@@ -87,7 +73,7 @@ class GraphTelemetry:
             return None
         now = clock()
         zero = time.time_ns() - int(now * 1e9)
-        attributes: dict[str, str | int] = {"graph": plan.name, "nodes": len(plan), **self._labels}
+        attributes: dict[str, str | int] = {"graph": plan.name, "nodes": len(plan), **self.labels}
         span = self._tracer.start_span(
             f"penstock.graph {plan.name}",
             kind=SpanKind.PRODUCER,
@@ -98,19 +84,19 @@ class GraphTelemetry:
 
     @quietly
     def measure(self, result: RunResult, recorded: Trace) -> None:
-        """The histograms, from a run that was recorded."""
+        """Fill the histograms from a recorded run."""
         if self._meters is None:
             return
         for event in recorded.events:
             fn = result.plan.functions[result.plan.index[event.node]]
-            labels = {"task": task_name(fn), **self._labels}
+            labels = {"task": task_name(fn), **self.labels}
             self._meters.wait.record(event.queue_delay * 1000, labels)
             self._meters.pending.record(event.queue_delay * 1000, labels)
             self._meters.duration.record(event.seconds * 1000, labels)
 
 
 class RunSpans:
-    """The spans of one run that is sampled."""
+    """The spans of one sampled run."""
 
     def __init__(self, span: Span, tracer: Tracer, zero: int) -> None:
         self._span = span
@@ -135,7 +121,7 @@ class RunSpans:
 
     @quietly
     def enter(self, span: Span) -> None:
-        """Inside the context in which the node will be called: what it does there belongs to its span."""
+        """Called inside the context in which the node runs: its own spans become children of this one."""
         attach(trace.set_span_in_context(span))
 
     @quietly

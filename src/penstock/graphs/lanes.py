@@ -1,13 +1,14 @@
-"""Where nodes wait and who runs them: one queue a lane, served by threads that outlive every run.
+"""
+Lanes: the queues in which nodes wait, and the threads that run them and outlive every run.
 
-What waits in a queue is not a node but a run's `Share` of the lane, once for each worker that it could keep busy. A
-worker takes the share at the head, works on its ready nodes for a turn, and puts it back at the tail if any are left.
-So runs take turns however many nodes each of them has, and a node costs no entry of its own.
+An entry in a lane's queue is not a node but a run's `RunQueue`, once for each worker that it could keep busy.
+A worker takes the entry at the head, runs its ready nodes for a turn, and puts it back at the tail if any are
+left. So runs take turns however many nodes each of them has, and a node costs no entry of its own.
 
-A lane's queue is a deque and its sleepers are a list: both are touched only by operations that the interpreter makes
-atomic, and nobody ever waits for a lock to hand out work. One push rings one bell.
+A lane's queue is a deque and its sleeping workers are a list: both are touched only by operations that the
+interpreter makes atomic, and no thread ever waits for a lock to hand out work. One push wakes one worker.
 
-The I/O lane's event loop: a thread that runs `async def` nodes, so many at once.
+`LoopLane` is the event loop of the I/O lane: a thread that runs up to `width` `async def` nodes at once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, Protocol
 
-from penstock.graphs.run_context import RunContext, here
+from penstock.graphs.run_context import RunContext, thread_state
 from penstock.pools.timers import clock
 
 __all__ = ["LaneEntry", "LaneQueue", "LaneWorker", "LoopLane", "NodeCall", "ThreadLane"]
@@ -31,9 +32,9 @@ log = logging.getLogger("penstock")
 
 
 class NodeCall(Protocol):
-    """One call on its way: an attempt at a node, or what `schedule` was given."""
+    """One call on its way: an attempt at a node, or a call of `schedule`."""
 
-    handle: Any  # what can be cancelled: an asyncio task, a future of the pool, or nothing yet
+    handle: Any  # what can be canceled: an asyncio task, a future of the pool, or nothing yet
 
     @property
     def unwanted(self) -> bool: ...
@@ -48,43 +49,43 @@ class LaneEntry(Protocol):
     """What waits in a lane's queue."""
 
     def turn(self, worker: LaneWorker) -> None:
-        """Work on it for a while, in a worker thread."""
+        """Run its calls for a while, in a worker thread."""
 
     def next_call(self) -> NodeCall | None:
-        """Take one call off it, for lanes that start calls instead of making them."""
+        """Take one call off it, for lanes that start calls instead of running them."""
 
     def has_more(self) -> bool:
-        """Is there another call to take? If not, its entry in the queue is over."""
+        """Whether there is another call to take. If not, its entry in the queue ends."""
 
     def broken(self, worker: LaneWorker, error: BaseException) -> None:
-        """Something of ours failed in its turn. Whoever waits for it must not wait for ever."""
+        """An error of Penstock itself in its turn: end the run, so that no caller waits for ever."""
 
     def node_in(self, worker: LaneWorker) -> str | None:
         """The node that the worker is in."""
 
     def context_in(self, worker: LaneWorker) -> RunContext | None:
-        """What `current_run` finds there."""
+        """What `current_run` returns there."""
 
 
 class LaneQueue(Protocol):
-    width: int  # how many may run at once
-    entries: int  # how often one run may stand in the queue
+    width: int  # how many calls may run at once
+    entries: int  # how often one run may be in the queue
 
-    def push(self, task: LaneEntry) -> None: ...
+    def push(self, entry: LaneEntry) -> None: ...
 
 
 class LaneWorker:
-    __slots__ = ("lane", "number", "surplus", "task", "thread", "wakeup")
+    __slots__ = ("entry", "lane", "number", "replaced", "thread", "wakeup")
 
     def __init__(self, lane: ThreadLane, number: int) -> None:
         self.lane = lane
         self.number = number
-        self.task: LaneEntry | None = None
+        self.entry: LaneEntry | None = None
         self.wakeup = threading.Lock()
-        self.wakeup.acquire()  # sleeping is taking it a second time
-        self.surplus = False  # written off while it was stuck; leaves when it comes back
+        self.wakeup.acquire()  # a worker sleeps by acquiring it a second time
+        self.replaced = False  # replaced while it was stuck; its thread ends when its node returns
         self.thread = threading.Thread(
-            target=lane._work, args=(self,), name=f"{lane.name}-{number}", daemon=True
+            target=lane.work, args=(self,), name=f"{lane.name}-{number}", daemon=True
         )
 
 
@@ -97,47 +98,47 @@ class ThreadLane:
         self.items: deque[LaneEntry] = deque()
         self.workers: dict[int, LaneWorker] = {}
         self._asleep: list[LaneWorker] = []
-        self._written_off: list[LaneWorker] = []
-        self.hired = self.given_up = 0
+        self._stuck_workers: list[LaneWorker] = []
+        self.threads_started = self.threads_given_up = 0
         self._numbers = numbers  # shared by the lanes of an executor: a run knows its workers by number
-        self._roster = threading.Lock()
+        self._workers_lock = threading.Lock()
         self._stopping = False
 
-    def push(self, task: LaneEntry) -> None:
-        self.items.append(task)
+    def push(self, entry: LaneEntry) -> None:
+        self.items.append(entry)
         asleep = self._asleep
         if asleep:
             try:
                 worker = asleep.pop()
             except IndexError:
-                return  # those who just woke up will see it
+                return  # the workers that just woke up will see it
             worker.wakeup.release()
         elif len(self.workers) < self.width:
-            self._hire()
+            self._start_worker()
 
-    def write_off(self, number: int) -> None:
-        """Its node does not come back: let somebody else have its place. The thread itself cannot be ended."""
-        with self._roster:
+    def replace_worker(self, number: int) -> None:
+        """Its node does not return: start another worker in its place. The thread itself cannot be ended."""
+        with self._workers_lock:
             worker = self.workers.pop(number, None)
             if worker is None:
                 return
-            worker.surplus = True
-            self.given_up += 1
-            self._written_off = [lost for lost in self._written_off if lost.thread.is_alive()] + [worker]
-        self._hire()
+            worker.replaced = True
+            self.threads_given_up += 1
+            self._stuck_workers = [lost for lost in self._stuck_workers if lost.thread.is_alive()] + [worker]
+        self._start_worker()
 
-    def census(self) -> list[int]:
-        """The numbers of those that work here."""
+    def worker_numbers(self) -> list[int]:
         return list(self.workers)
 
     def stop(self) -> None:
-        """No more turns. Threads that sleep leave now, the others when they come back from their node."""
+        """No more turns. Sleeping threads end now, the others when their node returns."""
         self._stopping = True
         self.items.clear()
-        with self._roster:
+        with self._workers_lock:
             workers = list(self.workers.values())
         for worker in workers:
-            # A worker about to lie down looks at the flag after entering the list, so each either sees it or is here.
+            # A worker about to sleep checks the flag after it has entered the list, so each either sees it or
+            # is here.
             try:
                 self._asleep.remove(worker)
             except ValueError:
@@ -145,65 +146,68 @@ class ThreadLane:
             worker.wakeup.release()
 
     def join(self, until: float) -> list[LaneWorker]:
-        """Those that have not left by then, the written-off among them."""
-        with self._roster:
-            workers = [*self.workers.values(), *self._written_off]
+        """The workers that have not ended by then, replaced ones included."""
+        with self._workers_lock:
+            workers = [*self.workers.values(), *self._stuck_workers]
         for worker in workers:
             if worker.thread is not threading.current_thread():
                 worker.thread.join(max(0.0, until - clock()))
         return [worker for worker in workers if worker.thread.is_alive()]
 
-    def _hire(self) -> None:
-        with self._roster:
+    def _start_worker(self) -> None:
+        with self._workers_lock:
             if self._stopping or len(self.workers) >= self.width:
                 return
             worker = LaneWorker(self, next(self._numbers))
             self.workers[worker.number] = worker
             try:
                 worker.thread.start()
-                self.hired += 1
+                self.threads_started += 1
             except RuntimeError:
-                # No more threads to be had. Whoever is here already will get round to it.
+                # The system has no more threads. The present workers will take the entry.
                 del self.workers[worker.number]
                 if not self.workers:
                     raise
                 log.warning("%s: no thread could be started beyond %d", self.name, len(self.workers))
 
-    def _work(self, worker: LaneWorker) -> None:
-        here.worker = worker
+    def work(self, worker: LaneWorker) -> None:
+        thread_state.worker = worker
         items = self.items
-        while not (worker.surplus or self._stopping):
+        while not (worker.replaced or self._stopping):
             try:
-                task: LaneEntry | None = items.popleft()
+                entry: LaneEntry | None = items.popleft()
             except IndexError:
-                self._sleep(worker)
+                self.sleep(worker)
                 continue
-            worker.task = task
-            assert task is not None
+            worker.entry = entry
+            assert entry is not None
             try:
-                task.turn(worker)
-            except BaseException as error:  # a mistake of ours must not leave the run waiting
+                entry.turn(worker)
+            except BaseException as error:  # an error of ours must not leave the run waiting
                 log.exception("%s failed in a turn; please report this", self.name)
-                task.broken(worker, error)
-            worker.task = task = None  # or a sleeping worker keeps its last run alive
+                entry.broken(worker, error)
+            worker.entry = entry = None  # or a sleeping worker keeps its last run alive
 
-    def _sleep(self, worker: LaneWorker) -> None:
+    def sleep(self, worker: LaneWorker) -> None:
         asleep = self._asleep
         asleep.append(worker)
-        if self.items or self._stopping:  # pushed before we could be seen asleep: nobody may ring
+        if self.items or self._stopping:  # pushed before this worker was in the list: no wake-up may come
             try:
                 asleep.remove(worker)
             except ValueError:
-                pass  # somebody rings after all
+                pass  # a wake-up comes after all
             else:
                 return
         worker.wakeup.acquire()
 
 
 class LoopLane:
-    """Its thread starts with the first node. Runs take turns node by node: starting one is all that happens here."""
+    """
+    The event loop's thread starts with the first node. Runs take turns node by node: this lane only starts
+    them.
+    """
 
-    entries = 1  # the loop itself is the only one who takes from the queue
+    entries = 1  # only the loop itself takes from the queue
 
     def __init__(self, name: str, width: int) -> None:
         self.name = name
@@ -213,31 +217,31 @@ class LoopLane:
         self.thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
-        self._rung = False
+        self._wakeup_pending = False
         self._stopping = False
 
-    def push(self, task: LaneEntry) -> None:
-        self.items.append(task)
-        if not self._rung:
-            self._rung = True
+    def push(self, entry: LaneEntry) -> None:
+        self.items.append(entry)
+        if not self._wakeup_pending:
+            self._wakeup_pending = True
             loop = self._started()
             if loop is not None:
-                with suppress(RuntimeError):  # closed meanwhile
-                    loop.call_soon_threadsafe(self._pump)
+                with suppress(RuntimeError):  # the loop was closed meanwhile
+                    loop.call_soon_threadsafe(self._start_pending)
 
     def stop(self) -> None:
-        """No more nodes start, and those that run are cancelled."""
+        """No more nodes start, and running ones are canceled."""
         self._stopping = True
         self.items.clear()
         with self._starting:
             if self._loop is not None:
                 with suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(self._wind_up)
+                    self._loop.call_soon_threadsafe(self._cancel_all)
 
     def join(self, until: float) -> bool:
         """
-        True: the thread has not left by then, because a node blocks it. Nodes that will not be cancelled do not hold
-        it up: they are dropped.
+        True: the thread has not ended by then, because a node blocks it. Nodes that refuse to be canceled do
+        not hold it up: they are dropped.
         """
         thread, loop = self.thread, self._loop
         if thread is None or loop is None or thread is threading.current_thread():
@@ -260,36 +264,36 @@ class LoopLane:
         with self._starting:
             if self._loop is None and not self._stopping:
                 loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._serve, args=(loop,), name=self.name, daemon=True)
+                thread = threading.Thread(target=self._run_loop, args=(loop,), name=self.name, daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # no more threads to be had
+                except RuntimeError:  # the system has no more threads
                     loop.close()
-                    self._rung = False
+                    self._wakeup_pending = False
                     raise
                 self._loop, self.thread = loop, thread
             return None if self._stopping else self._loop
 
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
         finally:
             for node_call, task in self.running.items():
                 log.warning(
-                    "%s: node %r would not be cancelled and was dropped", self.name, node_call.node_name()
+                    "%s: node %r could not be canceled and was dropped", self.name, node_call.node_name()
                 )
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio would say the same, nameless
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # asyncio would warn without the node's name
             asyncio.set_event_loop(None)
             loop.close()
 
-    def _pump(self) -> None:
-        self._rung = False  # before looking: what comes later rings again
+    def _start_pending(self) -> None:
+        self._wakeup_pending = False  # before looking: a later push wakes the loop again
         while self.items and len(self.running) < self.width and not self._stopping:
-            task = self.items.popleft()
-            node_call = task.next_call()
-            if task.has_more():
-                self.items.append(task)
+            entry = self.items.popleft()
+            node_call = entry.next_call()
+            if entry.has_more():
+                self.items.append(entry)
             if node_call is not None:
                 self._begin(node_call)
 
@@ -298,32 +302,32 @@ class LoopLane:
         task = loop.create_task(self._drive(node_call), context=node_call.context())
         self.running[node_call] = task
         task.add_done_callback(partial(self._ended, node_call))
-        node_call.handle = _FromAnyThread(loop, task)
-        if node_call.unwanted:  # its run ended before there was anything to cancel
+        node_call.handle = _ThreadSafeCancel(loop, task)
+        if node_call.unwanted:  # its run ended before the task existed
             task.cancel()
 
     async def _drive(self, node_call: NodeCall) -> None:
         try:
             value = await node_call.invoke()
-        except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error, and the loop lives on
+        except BaseException as error:  # noqa: BLE001  # any exception is the node's error, and the loop goes on
             self._settle(node_call, None, error)
         else:
             self._settle(node_call, value, None)
 
     def _settle(self, node_call: NodeCall, value: Any, error: BaseException | None) -> None:
-        """It counts as gone before anybody hears of it."""
+        """Remove it from `running` before its outcome is known outside."""
         self.running.pop(node_call, None)
         node_call.settle(value, error)
 
     def _ended(self, node_call: NodeCall, _: asyncio.Task[None]) -> None:
-        if node_call in self.running:  # cancelled before its first step, so nothing in it could say so
+        if node_call in self.running:  # canceled before its first step, so it could not settle itself
             self._settle(node_call, None, asyncio.CancelledError())
         if self._stopping:
             self._leave_if_idle()
-        elif self.items and not self._rung:
-            self._pump()
+        elif self.items and not self._wakeup_pending:
+            self._start_pending()
 
-    def _wind_up(self) -> None:
+    def _cancel_all(self) -> None:
         for task in list(self.running.values()):
             task.cancel()
         self._leave_if_idle()
@@ -333,8 +337,8 @@ class LoopLane:
             asyncio.get_running_loop().stop()
 
 
-class _FromAnyThread:
-    """An asyncio task may only be cancelled by its own loop."""
+class _ThreadSafeCancel:
+    """Cancels an asyncio task from any thread: only its own loop may do that."""
 
     __slots__ = ("_loop", "_task")
 

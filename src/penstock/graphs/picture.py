@@ -1,9 +1,10 @@
 """
 A graph as an SVG: lanes by color, times and critical path from a trace.
 
-Graphviz does the layout, through pygraphviz: since 2.0 its wheels bring the Graphviz libraries along, so there is no
-program to install beside Python. Others tried: `graphviz` and `pydot` start a `dot` that must be there already; igraph and
-grandalf lay out layers well but are GPL; networkx places layers without untangling their edges.
+Graphviz does the layout, through pygraphviz: since 2.0 its wheels contain the Graphviz libraries, so there is
+no program to install beside Python. Alternatives tried: `graphviz` and `pydot` start a `dot` program that
+must be installed; igraph and grandalf lay out layers well but are GPL; networkx places layers without
+untangling their edges.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _GREY: Final = "#8a8a8a"
 
 
 def draw(plan: Plan, trace: Trace | None = None, *, limit: int = 500) -> str:
-    """Without a trace: what is planned. With one: what happened. Above `limit` nodes nobody could read it."""
+    """Without a trace: the plan. With one: what happened. Above `limit` nodes a picture is not readable."""
     if len(plan) > limit:
         raise BadCall(
             f"graph {plan.name!r} has {len(plan)} nodes; a picture of more than {limit} needs limit= set higher"
@@ -66,7 +67,7 @@ def draw(plan: Plan, trace: Trace | None = None, *, limit: int = 500) -> str:
 
 def _graphviz() -> Any:
     try:
-        import pygraphviz  # noqa: PLC0415  # an extra: only those who draw need it
+        import pygraphviz  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise BadCall(
             "pictures of graphs need pygraphviz; install it with: pip install 'penstock[pictures]'"

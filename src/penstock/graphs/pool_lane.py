@@ -1,4 +1,4 @@
-"""The lanes for processes and for clusters: compute nodes in the workers of a pool."""
+"""The process and cluster lanes: compute nodes in the workers of a pool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from penstock.pools.blocking import may_block, own_threads
+from penstock.pools.context import may_block, thread_state
 
 if TYPE_CHECKING:
     from penstock.cluster.engine import Cluster
@@ -21,10 +21,10 @@ __all__ = ["PoolLane", "cluster_lane", "process_lane"]
 
 def process_lane(pool: Executor | None, workers: int) -> PoolLane:
     if pool is not None:
-        return PoolLane(pool, _room_of(pool, workers))
+        return PoolLane(pool, _width_for(pool, workers))
 
     def make() -> WorkerPool:
-        from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # most graphs have no node for it
+        from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # most graphs have no process node
 
         return WorkerPool(workers, max_queue_depth=workers)
 
@@ -37,18 +37,18 @@ def cluster_lane(cluster: WorkerPool | Cluster | None) -> PoolLane:
     from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # as above
 
     if isinstance(cluster, WorkerPool):
-        return PoolLane(cluster, _room_of(cluster, 1))
+        return PoolLane(cluster, _width_for(cluster, 1))
     made = WorkerPool(kind="cluster", cluster=cluster)
-    return PoolLane(made, _room_of(made, 1), own=made)
+    return PoolLane(made, _width_for(made, 1), own=made)
 
 
 class PoolLane:
     """
-    Feeds a pool: one that somebody gave us, or one of our own, which `make` makes with the first node.
+    Feeds a pool: a given one, or one of its own, which `make` makes with the first node.
 
-    Not everything that is ready goes into the pool's queue: only as much as keeps its workers busy, the rest waits
-    here, where runs take turns. Bounds, crash policy and killing are the pool's business; any `Executor` will do, but
-    only a WorkerPool can end a call that already runs.
+    Not all ready nodes go into the pool's queue: only as many as keep its workers busy; the others wait here,
+    where runs take turns. Bounds, crash policy and killing are the pool's; any `Executor` will do, but only a
+    WorkerPool can end a call that already runs.
     """
 
     entries = 1  # one thread at a time takes from the queue
@@ -71,8 +71,8 @@ class PoolLane:
         self._feeding = threading.Lock()
         self._stopping = False
 
-    def push(self, task: LaneEntry) -> None:
-        self.items.append(task)
+    def push(self, entry: LaneEntry) -> None:
+        self.items.append(entry)
         self._feed()
 
     def stop(self) -> None:
@@ -82,21 +82,24 @@ class PoolLane:
             future.cancel()
 
     def close(self, timeout: float) -> None:
-        """Our own pool goes with us, its workers killed if need be; one that we were given stays."""
+        """Dispose of the lane's own pool, with its workers; a given one stays."""
         with self._lock:
             own, self._own = self._own, None
         if own is not None:
             own.dispose(timeout=timeout)
 
     def _feed(self) -> None:
-        """Who finds it taken leaves: the one who has it looks again after letting go."""
+        """
+        Start calls while there is room. A thread that finds another one here returns: the other looks again
+        after it has finished.
+        """
         while self._can_start() and self._feeding.acquire(blocking=False):
             try:
                 while self._can_start():
-                    task = self.items.popleft()
-                    node_call = task.next_call()
-                    if task.has_more():
-                        self.items.append(task)
+                    entry = self.items.popleft()
+                    node_call = entry.next_call()
+                    if entry.has_more():
+                        self.items.append(entry)
                     if node_call is not None:
                         self._start(node_call)
             finally:
@@ -108,22 +111,22 @@ class PoolLane:
     def _start(self, node_call: NodeCall) -> None:
         try:
             fn, args, kwargs = node_call.remote()
-            with _not_waiting():
+            with _never_blocking():
                 future = node_call.context().run(self._pool().submit, fn, *args, **kwargs)
-        except BaseException as error:  # noqa: BLE001  # a closed or full pool, or what cannot be pickled: the node's error
+        except BaseException as error:  # noqa: BLE001  # a closed or full pool, or arguments that cannot be pickled: the node's error
             node_call.settle(None, error)
             return
         self.running[future] = node_call
         node_call.handle = future
         future.add_done_callback(self._ended)
-        if node_call.unwanted:  # its run ended before there was anything to cancel
+        if node_call.unwanted:  # its run ended before the future existed
             future.cancel()
 
     def _ended(self, future: Future[Any]) -> None:
         node_call = self.running.pop(future)
         try:
             value = future.result()
-        except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error
+        except BaseException as error:  # noqa: BLE001  # any exception is the node's error
             node_call.settle(None, error)
         else:
             node_call.settle(value, None)
@@ -137,10 +140,10 @@ class PoolLane:
             return self.pool
 
 
-def _room_of(pool: Executor, workers: int) -> int:
+def _width_for(pool: Executor, workers: int) -> int:
     """
-    What the pool takes without anybody waiting at its door, but never more than keeps its workers busy. `workers` is a
-    guess, for an Executor that does not say how many it has.
+    The number of calls that the pool takes without making a caller wait, but no more than keep its workers
+    busy. `workers` is a guess, for an Executor that does not say how many it has.
     """
     state = getattr(pool, "state", None)
     if state is None:
@@ -149,13 +152,13 @@ def _room_of(pool: Executor, workers: int) -> int:
 
 
 @contextmanager
-def _not_waiting() -> Iterator[None]:
-    """If others have filled the pool, the Future waits for room, and not the worker that happened to get us here."""
+def _never_blocking() -> Iterator[None]:
+    """If the pool is full, the Future waits for a place, and not the worker thread that submits."""
     if not may_block():
         yield
         return
-    own_threads.yes = True
+    thread_state.never_blocks = True
     try:
         yield
     finally:
-        own_threads.yes = False
+        thread_state.never_blocks = False

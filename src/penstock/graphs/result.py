@@ -1,37 +1,44 @@
-"""What came of a run, by the names of its nodes."""
+"""The result of a run, by the names of its nodes; and the totals of all runs of an executor."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import CancelledError
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from penstock.core.calls.graph_plan import UNSET, NodeStatus, Plan, RunStatus
 from penstock.core.errors import CallCanceled, CallTimeout, NodeFailed, NodeSkipped
 from penstock.core.text import error_line, is_kind
 
 if TYPE_CHECKING:
+    from penstock.graphs.lanes import ThreadLane
     from penstock.graphs.trace import Trace
 
-__all__ = ["RunResult"]
+__all__ = ["GraphTotals", "LaneCounts", "RunResult"]
+
+_MANY: Final = 1000
+_NODES: Final = ("dispatched", "succeeded", "failed", "canceled", "timed_out", "rejected", "requeued")
+_WORKERS: Final = ("spawned", "crashed", "terminated")
 
 
 class RunResult:
     """
-    `status` is ok, error, canceled or deadline: the first cause that struck. `result["node"]` is that node's value; for
-    a node without one it raises what happened instead, so that half a result is never mistaken for a whole one.
+    `status` is ok, error, canceled or deadline: the first cause. `result["node"]` is that node's value; for a
+    node without one it raises the reason, so that a partial result is never mistaken for a complete one.
 
-    Made lazily: a run that went well keeps its list of values, and names are looked up when somebody asks.
+    Made lazily: a run that went well keeps its list of values, and names are looked up on demand.
     """
 
-    # What a run that went well leaves as it is; an instance writes only what differs.
+    # Defaults for a run that went well; an instance writes only what differs.
     reason: str | None = None
     cause: str | None = None  # the node that failed
     trace: Trace | None = None  # of a recorded run
     _errors: Mapping[int, BaseException] = MappingProxyType({})
-    _skipped: Mapping[int, int] = MappingProxyType({})  # and the node that each was skipped for
+    _skipped: Mapping[int, int] = MappingProxyType({})  # and the failed node that each needs
     _canceled: AbstractSet[int] = frozenset()
 
     def __init__(self, plan: Plan, status: RunStatus, values: Sequence[Any], seconds: float) -> None:
@@ -42,9 +49,9 @@ class RunResult:
 
     def __repr__(self) -> str:
         counts = {status: len(self.nodes(status)) for status in NodeStatus}
-        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        message = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         why = f" ({self.reason})" if self.reason else ""
-        return f"<RunResult of {self._plan.name!r}: {self.status}{why}; {told}>"
+        return f"<RunResult of {self._plan.name!r}: {self.status}{why}; {message}>"
 
     def __getitem__(self, node: str) -> Any:
         number = self._number(node)
@@ -65,7 +72,10 @@ class RunResult:
 
     @property
     def whole(self) -> bool:
-        """Does every node have its value? An ok run may lack some: of nodes that fail alone, with their dependents."""
+        """
+        Does every node have its value? An ok run may lack some: of nodes that fail alone, with their
+        dependents.
+        """
         return self.status is RunStatus.OK and not self._errors
 
     @property
@@ -86,7 +96,7 @@ class RunResult:
 
     @property
     def canceled(self) -> list[str]:
-        """The nodes that were in flight when the run ended, and whose results nobody took."""
+        """The nodes that were in flight when the run ended, and whose results were dropped."""
         return self.nodes(NodeStatus.CANCELED)
 
     def node(self, name: str) -> NodeStatus:
@@ -97,18 +107,29 @@ class RunResult:
 
     def check(self) -> RunResult:
         """
-        Raise what ended the run, or return this. The error of a node is raised as itself, with a note that names the
-        node; only what would be mistaken for something else (a SystemExit, a CancelledError) comes as NodeFailed.
+        Raise the error that ended the run, or return this. The error of a node is raised as itself, with a
+        note that names the node; only an error that would be mistaken for something else (a SystemExit, a
+        CancelledError) is raised as NodeFailed.
         """
-        told = f"the run of {self._plan.name!r} {self.reason}"
+        message = f"the run of {self._plan.name!r} {self.reason}"
         match self.status:
             case RunStatus.ERROR:
                 self._raise_for(self._plan.index[str(self.cause)])
             case RunStatus.DEADLINE:
-                raise CallTimeout(told, phase="in-flight", result=self)
+                raise CallTimeout(message, phase="in-flight", result=self)
             case RunStatus.CANCELED:
-                raise CallCanceled(told, phase="in-flight", result=self)
+                raise CallCanceled(message, phase="in-flight", result=self)
         return self
+
+    def set_failures(
+        self,
+        *,
+        errors: Mapping[int, BaseException],
+        skipped: Mapping[int, int],
+        canceled: AbstractSet[int] = frozenset(),
+    ) -> None:
+        """Called by the run, by the numbers of its nodes. `skipped` names the failed node that each needs."""
+        self._errors, self._skipped, self._canceled = errors, skipped, canceled
 
     def _number(self, name: str) -> int:
         try:
@@ -146,3 +167,72 @@ class RunResult:
                 )
             case _:
                 raise NodeSkipped(f"node {name!r} was skipped: {self._why_skipped(number)}", node=name)
+
+
+class GraphTotals:
+    """
+    Counts of what an executor has done so far.
+
+    Many threads end runs, and none should wait for another to count them: each appends a note, and a reader,
+    or a thread that finds many notes, adds them up. The names are those of a pool's totals: a node is to a
+    graph what a call is to a pool. Runs are counted beside them.
+    """
+
+    def __init__(self, *lanes: ThreadLane) -> None:
+        self.last_error: str | None = None
+        self._lanes = lanes
+        self._sums = dict.fromkeys((*_NODES, *_WORKERS, *(f"runs_{status}" for status in RunStatus)), 0)
+        self._notes: deque[tuple[str, int, int, int]] = deque()
+        self._adding = threading.Lock()
+
+    def __getattr__(self, name: str) -> int:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self.as_dict()[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def add(self, result: RunResult) -> None:
+        if result.whole:
+            self._notes.append((result.status, len(result.plan), 0, 0))
+        else:
+            self._add_partial(result)
+        if len(self._notes) > _MANY and self._adding.acquire(blocking=False):
+            try:
+                self._add_up()
+            finally:
+                self._adding.release()
+
+    def _add_partial(self, result: RunResult) -> None:
+        errors = result.errors
+        self._notes.append(
+            (result.status, len(result.values), len(errors), len(result.nodes(NodeStatus.CANCELED)))
+        )
+        for node, error in errors.items():
+            self.last_error = f"node {node!r} of {result.plan.name!r}: {error_line(error)}"
+
+    def as_dict(self) -> dict[str, int]:
+        with self._adding:
+            self._add_up()
+            self._sums["spawned"] = sum(lane.threads_started for lane in self._lanes)
+            self._sums["terminated"] = sum(lane.threads_given_up for lane in self._lanes)
+            return dict(self._sums)
+
+    def _add_up(self) -> None:
+        sums = self._sums
+        for _ in range(len(self._notes)):
+            status, succeeded, failed, canceled = self._notes.popleft()
+            sums[f"runs_{status}"] += 1
+            sums["dispatched"] += succeeded + failed + canceled
+            sums["succeeded"] += succeeded
+            sums["failed"] += failed
+            sums["canceled"] += canceled
+
+
+class LaneCounts(NamedTuple):
+    """The nodes of an executor now; the names are those of a pool's `QueueState`."""
+
+    in_flight: int
+    pending: int
+    waiting: int

@@ -1,15 +1,17 @@
 """
 One run of a plan: the values, the counts, and the one way it ends.
 
-The right to count is one token in a list, `counting`: `pop` takes it and `append` gives it back, both atomic, for a third
-of what a lock costs. Nobody waits for it: a worker that finds it gone leaves the node it has finished in `arrivals`, and the
-holder looks there after giving it back. So a thread that loses the interpreter in the middle of counting stops nobody,
-which a lock that is waited for would (each waiter would take it while without the interpreter, and every node after that
-would cost a change of threads). `lock` is a lock, and guards the life of the run: what is in flight, the first cause, the
-end. It is taken when something other than a plain node's success happens.
+The right to count is one token in a list, `count_token`: `pop` takes it and `append` gives it back, both
+atomic, for a third of the cost of a lock. No thread waits for it: a worker that finds it gone leaves the node
+it has finished in `arrivals`, and the holder looks there after giving it back. So a thread that loses the
+interpreter in the middle of counting stops no other, which a lock that is waited for would (each waiter would
+take it while without the interpreter, and every node after that would cost a change of threads). `lock` is a
+lock, and guards the life of the run: attempts in flight, the first cause, the end. It is taken when something
+other than a plain node's success happens.
 
-`at` says which node each worker is in. A worker writes it *before* it looks at `cause`; the one who ends the run sets
-`cause` before it looks at `at`. So a node that is not in `at` by then is certain never to be called.
+`node_by_worker` says which node each worker is in. A worker writes it *before* it reads `cause`; the thread
+that ends the run sets `cause` before it reads `node_by_worker`. So a node that is not in it by then is
+certain never to be called.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.core.calls.graph_plan import Plan, RunStatus, Step
 from penstock.core.errors import CallEnded
 from penstock.core.text import add_note, is_kind
-from penstock.graphs.lazy_future import LazyFuture
-from penstock.graphs.node_calls import NodeAttempts
+from penstock.graphs.node_attempts import NodeAttempts
 from penstock.graphs.result import RunResult
 from penstock.graphs.run_queue import RunQueue
 from penstock.graphs.trace import Trace, TraceRecorder
+from penstock.pools.future import LazyFuture
 from penstock.pools.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
@@ -38,33 +40,33 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 _ids: Final = count(1)
-_TOLD_TO_STOP: Final = (CancelledError, asyncio.CancelledError, CallEnded)
+_STOP_ERRORS: Final = (CancelledError, asyncio.CancelledError, CallEnded)
 
 
 class Run(LazyFuture[RunResult]):
-    """What `submit` returns: a Future of the RunResult. It can be cancelled at any time, and awaited."""
+    """What `submit` returns: a Future of the RunResult. It can be canceled at any time, and awaited."""
 
-    # Slots, because there are more than thirty attributes with those of a Future: then the interpreter gives up sharing
-    # the keys of instances, and a run of ten nodes took half as long again.
+    # Slots, because there are more than thirty attributes with those of a Future: then the interpreter no
+    # longer shares the keys of instances, and a run of ten nodes took half as long again.
     __slots__ = (
-        "_culprit",
-        "_patience",
+        "_failed_node",
+        "_grace_timer",
         "_reason",
-        "_shares",
+        "_run_queues",
         "_stopped",
-        "_timer",
         "arrivals",
-        "at",
         "attempts",
         "cause",
         "context",
-        "counting",
+        "count_token",
         "deadline",
+        "deadline_timer",
         "env",
         "errors",
         "executor",
         "id",
         "lock",
+        "node_by_worker",
         "over",
         "pending",
         "plan",
@@ -100,73 +102,78 @@ class Run(LazyFuture[RunResult]):
             plan.steps if recorder is None and not plan.tolerant else plan.own_steps(recorder is not None)
         )
         self.pending = list(plan.pending)
-        self.counting = [None]
-        self.arrivals: list[int] = []  # arrived, not yet counted; ~node for one that failed alone
-        self.at: dict[int, int] = {}
+        self.count_token = [None]
+        self.arrivals: list[
+            int
+        ] = []  # nodes that are done and not yet counted; ~node for one that failed alone
+        self.node_by_worker: dict[int, int] = {}
         self.context = copy_context()
         self.lock = threading.Lock()
         self.attempts = None if plan.simple and recorder is None else NodeAttempts(self)
         self.errors: dict[int, BaseException] = {}
         self.skipped: dict[int, int] = {}
-        self._stopped: set[int] = set()  # nodes that stopped by themselves, as they were asked to
-        self._shares: dict[int, RunQueue] = {}
+        self._stopped: set[int] = set()  # nodes that stopped when their run had ended
+        self._run_queues: dict[int, RunQueue] = {}
         for queue in plan.lanes:
-            self._shares[queue] = RunQueue(self, executor._lanes[queue], queue)
-        self._culprit: int | None = None
+            self._run_queues[queue] = RunQueue(self, executor.lane_queues[queue], queue)
+        self._failed_node: int | None = None
         self._reason: str | None = None
-        self._timer: Timer | None = None  # for its deadline
-        self._patience: Timer | None = None  # for what is in flight beside an error
+        self.deadline_timer: Timer | None = None  # for its deadline
+        self._grace_timer: Timer | None = None  # for the nodes in flight beside an error
 
     # From outside
 
     def cancel(self, reason: str | None = None) -> bool:
         """
-        End the run now, whatever its nodes are doing: no more of them start, those in flight are told, and whoever
-        waits gets a RunResult of status `canceled`. False if it had ended before, by itself or by another cause.
+        End the run now, whatever its nodes are doing: no more of them start, those in flight are stopped, and
+        callers that wait get a RunResult of status `canceled`. False if it had ended before, by itself or by
+        another cause.
         """
-        return self._strike(RunStatus.CANCELED, None, f"was canceled: {reason}" if reason else "was canceled")
+        return self._set_cause(
+            RunStatus.CANCELED, None, f"was canceled: {reason}" if reason else "was canceled"
+        )
 
     def start(self) -> None:
         if self.deadline is not None:
             if clock() >= self.deadline:
                 self.expire()
                 return
-            self._timer = call_at(self.deadline, self.expire)
+            self.deadline_timer = call_at(self.deadline, self.expire)
         try:
             for queue, nodes in self.plan.roots:
                 self.push(queue, nodes)
-        except BaseException:  # not one thread could be started
+        except BaseException:  # no thread could be started
             self.cancel("it could not be started")
             raise
 
     def expire(self) -> None:
-        self._strike(RunStatus.DEADLINE, None, "ran out of time")
+        self._set_cause(RunStatus.DEADLINE, None, "ran out of time")
 
     # Nodes that become ready
 
     def ready(self) -> int:
-        return sum(len(share.ready) for share in list(self._shares.values()))
+        return sum(len(run_queue.ready) for run_queue in list(self._run_queues.values()))
 
     def push(self, queue: int, nodes: tuple[int, ...]) -> None:
-        share = self._shares.get(queue)
-        if share is not None and self.cause is None:  # else the run is over
-            share.ready.extend(nodes)
-            share.offer(len(nodes))
+        run_queue = self._run_queues.get(queue)
+        if run_queue is not None and self.cause is None:  # otherwise the run is over
+            run_queue.ready.extend(nodes)
+            run_queue.enter_lane(len(nodes))
 
     def arrived(self, node: int) -> None:
-        """It is done and its value is in place: let its successors know. From any thread."""
+        """The node is done and its value is in place: count it for its successors. From any thread."""
         self.arrivals.append(node)
         self.take_arrivals()
 
     def take_arrivals(self) -> None:
         """
-        Nothing is left behind: whoever fails to get the token has put its node there before trying, and the holder
-        looks again after giving it back.
+        Count the nodes in `arrivals`. None is left behind: a thread that does not get the token has put its
+        node there before trying, and the holder looks again after giving it back.
         """
-        arrivals, counting, plan = self.arrivals, self.counting, self.plan
+        arrivals, count_token, plan = self.arrivals, self.count_token, self.plan
         while arrivals:
             try:
-                counting.pop()
+                count_token.pop()
             except IndexError:
                 return
             ready: list[int] = []
@@ -178,7 +185,7 @@ class Run(LazyFuture[RunResult]):
                         plan.give_up(cast("list[Step]", self.steps), self.skipped, node)
                     ready += plan.arrive(self.pending, node)
             finally:
-                counting.append(None)
+                count_token.append(None)
             for node in ready:
                 if node == plan.end:
                     self.end()
@@ -188,11 +195,11 @@ class Run(LazyFuture[RunResult]):
     # Ending
 
     def failed(self, node: int, error: BaseException, *, alone: bool = True) -> None:
-        """For good. Its policy says who suffers: if it may fail `alone`, only its dependents."""
+        """The node failed for good. If it may fail `alone`, its policy can limit that to its dependents."""
         with self.lock:
             if self.over or node in self.errors:
                 return
-            if self.cause is not None and is_kind(error, _TOLD_TO_STOP):
+            if self.cause is not None and is_kind(error, _STOP_ERRORS):
                 self._stopped.add(node)
                 return
             self.errors[node] = error
@@ -201,78 +208,78 @@ class Run(LazyFuture[RunResult]):
             self.arrivals.append(~node)
             self.take_arrivals()
         else:
-            self._strike(RunStatus.ERROR, node, f"ended with the error of {self.plan.names[node]!r}")
+            self._set_cause(RunStatus.ERROR, node, f"ended with the error of {self.plan.names[node]!r}")
 
-    def _strike(self, status: RunStatus, culprit: int | None, reason: str) -> bool:
+    def _set_cause(self, status: RunStatus, failed_node: int | None, reason: str) -> bool:
         """
-        The first cause is the status of the run. After an error the run waits for what is in flight, so that nothing
-        still works when the error is seen, but only for the grace period. Cancel and deadline wait for nobody.
+        Record the first cause, which is the status of the run, and end the run. After an error the run waits
+        for the nodes in flight, so that no node still works when the caller sees the error, but only for the
+        grace period. Cancel and deadline wait for no node.
         """
         with self.lock:
             if self.over:
                 return False
             first = self.cause is None
             if first:
-                self.cause, self._culprit, self._reason = status, culprit, reason
+                self.cause, self._failed_node, self._reason = status, failed_node, reason
         if status is not RunStatus.ERROR:
             self.end()
         elif first:
             if self.attempts is not None:
-                self.attempts.tell()
-            if not self.wind_down():
-                self._patience = call_at(clock() + self.executor.grace, self.end)
+                self.attempts.stop_all()
+            if not self.end_if_idle():
+                self._grace_timer = call_at(clock() + self.executor.grace, self.end)
         return first
 
-    def wind_down(self) -> bool:
-        """There is a cause: end the run if nothing is in flight any more."""
+    def end_if_idle(self) -> bool:
+        """There is a cause: end the run if no node is in flight any more."""
         with self.lock:
             if self.over:
                 return True
-            inside = any(node not in self.errors for node in list(self.at.values()))
-            if inside or (self.attempts is not None and self.attempts.outside()):
+            inside = any(node not in self.errors for node in list(self.node_by_worker.values()))
+            if inside or (self.attempts is not None and self.attempts.outside_threads()):
                 return False
         self.end()
         return True
 
     def end(self) -> None:
-        """The only way out. After this nothing that comes back changes anything."""
+        """The only way out. After this nothing that returns changes anything."""
         with self.lock:
             if self.over:
                 return
             self.over = True
-        for timer in (self._timer, self._patience):
+        for timer in (self.deadline_timer, self._grace_timer):
             if timer is not None:
                 timer.cancel()
         if self.attempts is not None:
-            self.attempts.drop()
-        shares, self._shares = self._shares, {}  # or run and shares hold each other
-        for share in shares.values():
-            share.ready.clear()
-        inside = list(self.at.items()) if self.cause is not None else []
-        result = self._result_of(inside)
+            self.attempts.abandon_all()
+        run_queues, self._run_queues = self._run_queues, {}  # or the run and its queues hold each other
+        for run_queue in run_queues.values():
+            run_queue.ready.clear()
+        inside = list(self.node_by_worker.items()) if self.cause is not None else []
+        result = self._make_result(inside)
         try:
-            self.executor._forget(self, result)
+            self.executor.on_run_end(self, result)
         finally:  # whatever fails in counting or telemetry, the caller gets the result
-            self._settle(result, None)
+            self.set_outcome(result, None)
         for worker, node in inside:
-            if node not in self.errors:  # those have come back, or are watched since they timed out
+            if node not in self.errors:  # those have returned, or are watched since they timed out
                 self.watch(worker, node)
 
-    def _result_of(self, inside: list[tuple[int, int]]) -> RunResult:
+    def _make_result(self, inside: list[tuple[int, int]]) -> RunResult:
         seconds = clock() - self.started
         if self.cause is None:
             result = RunResult(self.plan, RunStatus.OK, self.values, seconds)
+            if self.errors:
+                result.set_failures(errors=self.errors, skipped=self.skipped)
         else:
-            # A node that is left behind may still write its value: not into what we hand out.
+            # A node that is left behind may still write its value: not into this result.
             result = RunResult(self.plan, self.cause, self.values.copy(), seconds)
             begun = self.attempts.begun if self.attempts is not None else ()
-            result._canceled = self._stopped.union(begun, (node for _, node in inside)).difference(
-                self.skipped
-            )
+            canceled = self._stopped.union(begun, (node for _, node in inside)).difference(self.skipped)
+            result.set_failures(errors=self.errors, skipped=self.skipped, canceled=canceled)
             result.reason = self._reason
-            result.cause = None if self._culprit is None else self.plan.names[self._culprit]
-        if self.errors:
-            result._errors, result._skipped = self.errors, self.skipped
+            result.cause = None if self._failed_node is None else self.plan.names[self._failed_node]
         if self.recorder is not None:
             result.trace = Trace(result, self.id, self.started, self.recorder)
             if self.recorder.spans is not None:
@@ -280,9 +287,11 @@ class Run(LazyFuture[RunResult]):
         return result
 
     def watch(self, worker: int, node: int) -> None:
-        """The worker is in a node that nobody waits for: if it does not come back soon, somebody takes its place."""
-        call_at(clock() + self.executor.grace, self._write_off_if_stuck, worker, node)
+        """
+        The worker is in a node whose result is not wanted: replace the worker if it does not return soon.
+        """
+        call_at(clock() + self.executor.grace, self._replace_if_stuck, worker, node)
 
-    def _write_off_if_stuck(self, worker: int, node: int) -> None:
-        if self.at.get(worker) == node:
-            self.executor._write_off(worker)
+    def _replace_if_stuck(self, worker: int, node: int) -> None:
+        if self.node_by_worker.get(worker) == node:
+            self.executor.replace_worker(worker)

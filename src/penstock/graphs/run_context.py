@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ["RunContext", "current_run"]
 
-#: The run of a node on the event loop or in a process. Set in a copy of the context in which the run was started, so
-#: nodes also see their caller's context variables, a tracing span for one. (What a node in a thread sets there, the next
-#: node of the same turn may see or not.)
-_current: ContextVar[RunContext] = ContextVar("penstock_run")
+#: The run of a node on the event loop or in a process. Set in a copy of the context in which the run was
+#: started, so nodes also see their caller's context variables, for example a tracing span. (A variable that a
+#: node in a thread sets may or may not be seen by the next node of the same turn.)
+current_context: ContextVar[RunContext] = ContextVar("penstock_run")
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     worker: LaneWorker | None = None
 
 
-#: In a worker thread the worker knows: so a turn has nothing to set, and only who asks pays.
-here = _Here()
+#: In a worker thread the worker has the run: so a turn sets nothing, and only `current_run` costs.
+thread_state = _ThreadState()
 
 
 def current_run() -> RunContext | None:
     """The run that this code is a node of, or None outside of any."""
-    worker = here.worker
-    if worker is None or worker.task is None:
-        return _current.get(None)
-    return worker.task.context_in(worker)
+    worker = thread_state.worker
+    if worker is None or worker.entry is None:
+        return current_context.get(None)
+    return worker.entry.context_in(worker)
 
 
 class RunContext:
@@ -46,7 +46,7 @@ class RunContext:
 
     __slots__ = ("_node", "_run")
 
-    def __init__(self, run: Run | _Elsewhere, node: str | int) -> None:
+    def __init__(self, run: Run | _RemoteRun, node: str | int) -> None:
         self._run = run
         self._node = node  # its name, or the number of the worker that is in it
 
@@ -57,13 +57,16 @@ class RunContext:
     @property
     def node(self) -> str:
         """The name of the node that runs here."""
-        if isinstance(self._node, str) or isinstance(self._run, _Elsewhere):
+        if isinstance(self._node, str) or isinstance(self._run, _RemoteRun):
             return str(self._node)
-        return self._run.plan.names[self._run.at[self._node]]
+        return self._run.plan.names[self._run.node_by_worker[self._node]]
 
     @property
     def env(self) -> Mapping[str, Any]:
-        """What the run was given. Empty in the workers of a pool: there a node gets what it needs by its parameters."""
+        """
+        The environment of the run. Empty in the workers of a pool: there a node gets what it needs by its
+        parameters.
+        """
         return MappingProxyType(self._run.env)
 
     @property
@@ -79,8 +82,8 @@ class RunContext:
     @property
     def cancelled(self) -> bool:
         """
-        Whether what this node computes is wanted no more: the run was canceled, ran out of time, or another node
-        failed. A node that looks now and then, and returns, gives its worker back.
+        Whether the result of this node is not wanted any more: the run was canceled, ran out of time, or
+        another node failed. A node that checks now and then, and returns, gives its worker back.
         """
         return self._run.cause is not None
 
@@ -97,8 +100,8 @@ class RunContext:
         return self._run.cancel(reason)
 
 
-class _Elsewhere:
-    """What stands for the run in a worker of a pool: its deadline and its end, but not its environment."""
+class _RemoteRun:
+    """Stands for the run in a worker of a pool: it has the deadline and the end, but not the environment."""
 
     def __init__(self, run_id: int, deadline: float | None) -> None:
         self.id = run_id
@@ -118,20 +121,20 @@ class _Elsewhere:
         )
 
 
-def call_elsewhere(
+def call_in_worker(
     where: tuple[int, str, float | None],
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """
-    What the worker is asked to call: the node's function, with something for `current_run` to find. The time that is
-    left travels instead of the deadline, because the worker may be on a machine with another clock.
+    Called in the worker: the node's function, with a context for `current_run`. The remaining time travels
+    instead of the deadline, because the worker may be on a machine with another clock.
     """
     run_id, node, remaining = where
     deadline = None if remaining is None else clock() + remaining
-    token = _current.set(RunContext(_Elsewhere(run_id, deadline), node))
+    token = current_context.set(RunContext(_RemoteRun(run_id, deadline), node))
     try:
         return fn(*args, **kwargs)
     finally:
-        _current.reset(token)
+        current_context.reset(token)

@@ -1,9 +1,9 @@
 """
-A run's share of one lane, and the loop that everything else exists for.
+The ready nodes of a run in one lane, and the loop that runs them: the hot loop of graphs.
 
-`_work` is written for speed and is the one place where the same thing is said twice: it contains `Plan.arrive`, unrolled,
-because a function call a node would cost more than all the counting. What it does for a plain node: write down where
-we are, look whether the run is over, call, count, go on.
+`_run_nodes` is written for speed, and is the one place that repeats code: it contains `Plan.arrive`,
+unrolled, because a function call per node would cost more than all the counting. For a plain node it does
+this: write down where the worker is, check whether the run is over, call, count, go on.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ from penstock.pools.timers import clock
 
 if TYPE_CHECKING:
     from penstock.graphs.lanes import LaneQueue, LaneWorker
-    from penstock.graphs.node_calls import NodeAttempt
+    from penstock.graphs.node_attempts import NodeAttempt
     from penstock.graphs.run import Run
 
 __all__ = ["RunQueue"]
 
-#: How long a worker stays with one run while others wait: that many nodes, or that many seconds.
+#: How long a worker stays with one run while others wait: so many nodes, or so many seconds.
 TURN_NODES: Final = 64
 TURN_SECONDS: Final = 0.001
 
 
 class RunQueue:
     """
-    The nodes of one run that are ready in one lane, and the entries with which it may stand in the lane's queue.
+    The nodes of one run that are ready in one lane, and the entries with which the run may be in the lane's
+    queue.
 
-    No wake-up is lost: who pushes adds the node first and then looks for a spare entry; who retires an entry makes it
-    spare first and then looks for nodes. One of the two sees the other.
+    No wake-up is lost: a thread that pushes adds the node first and then looks for a free entry; a thread
+    that retires an entry frees it first and then looks for nodes. One of the two sees the other.
     """
 
-    __slots__ = ("lane", "queue", "ready", "run", "spare")
+    __slots__ = ("free_entries", "lane", "queue", "ready", "run")
 
     def __init__(self, run: Run, lane: LaneQueue, queue: int) -> None:
         self.run = run
         self.lane = lane
         self.queue = queue
         self.ready: deque[int] = deque()
-        self.spare = [None] * lane.entries
+        self.free_entries = [None] * lane.entries
 
-    def offer(self, nodes: int) -> None:
-        """That many more are ready: stand in the queue for them, as far as there are entries."""
-        spare = self.spare
-        while nodes > 0 and spare:
+    def enter_lane(self, nodes: int) -> None:
+        """So many more nodes are ready: enter the lane's queue for them, as far as there are free entries."""
+        free_entries = self.free_entries
+        while nodes > 0 and free_entries:
             try:
-                spare.pop()
+                free_entries.pop()
             except IndexError:
                 return
             self.lane.push(self)
@@ -58,13 +59,13 @@ class RunQueue:
     def has_more(self) -> bool:
         if self.ready:
             return True
-        self.spare.append(None)
+        self.free_entries.append(None)
         if not self.ready:
             return False
         try:
-            self.spare.pop()
+            self.free_entries.pop()
         except IndexError:
-            return False  # somebody pushed, saw the spare entry, and stands in the queue with it
+            return False  # another thread pushed, took the free entry, and is in the queue with it
         return True
 
     def next_call(self) -> NodeAttempt | None:
@@ -76,33 +77,33 @@ class RunQueue:
         return None if attempts is None else attempts.begin(node)
 
     def node_in(self, worker: LaneWorker) -> str | None:
-        node = self.run.at.get(worker.number)
+        node = self.run.node_by_worker.get(worker.number)
         return None if node is None else self.run.plan.names[node]
 
     def context_in(self, worker: LaneWorker) -> RunContext:
         return RunContext(self.run, worker.number)
 
     def broken(self, worker: LaneWorker, error: BaseException) -> None:
-        node = self.run.at.pop(worker.number, 0)
+        node = self.run.node_by_worker.pop(worker.number, 0)
         self.run.failed(node, error, alone=False)
 
     def turn(self, worker: LaneWorker) -> None:
         run = self.run
-        if self.ready:  # else others have done it all, and this entry only has to retire
-            run.context.copy().run(self._work, worker)
-            run.at.pop(worker.number, None)
+        if self.ready:  # otherwise other workers have run them all, and this entry only has to retire
+            run.context.copy().run(self._run_nodes, worker)
+            run.node_by_worker.pop(worker.number, None)
         if run.cause is not None:
             self.ready.clear()
-            run.wind_down()
+            run.end_if_idle()
         if self.has_more():
             worker.lane.items.append(self)
 
-    def _work(self, worker: LaneWorker) -> None:  # noqa: C901, PLR0912, PLR0915  # a call a node would cost more than the node
+    def _run_nodes(self, worker: LaneWorker) -> None:  # noqa: C901, PLR0912, PLR0915  # a call per node would cost more than the node
         run, me = self.run, worker.number
-        ready, others, here = self.ready, worker.lane.items, self.queue
-        at, values, pending, steps = run.at, run.values, run.pending, run.steps
-        queues, deadline, spare = run.plan.queues, run.deadline, self.spare
-        counting, take_counting, arrivals = run.counting, run.counting.pop, run.arrivals
+        ready, others, own_queue = self.ready, worker.lane.items, self.queue
+        at, values, pending, steps = run.node_by_worker, run.values, run.pending, run.steps
+        queues, deadline, free_entries = run.plan.queues, run.deadline, self.free_entries
+        count_token, take_token, arrivals = run.count_token, run.count_token.pop, run.arrivals
         until = clock() + TURN_SECONDS
         node = -1
         while True:
@@ -118,7 +119,7 @@ class RunQueue:
                 if run.cause is not None:
                     return
                 if deadline is not None and clock() >= deadline:
-                    del at[me]  # it was never called, and shall not count as if
+                    del at[me]  # it was never called, and must not count as if
                     run.expire()
                     return
                 inputs, fn, a, b, c, following, pushes, shared = steps[node]
@@ -136,13 +137,13 @@ class RunQueue:
                     elif not self._attempt(node, worker):
                         node = -1
                         continue
-                except BaseException as error:  # noqa: BLE001  # whatever a node raises is its error, and the worker lives on
+                except BaseException as error:  # noqa: BLE001  # any exception is the node's error, and the worker goes on
                     run.failed(node, error)
                     node = -1
                     continue
                 if shared:
                     try:
-                        take_counting()
+                        take_token()
                     except IndexError:
                         run.arrived(node)
                         node = -1
@@ -153,18 +154,18 @@ class RunQueue:
                         pending[successor] = left
                         if left:
                             continue
-                        if queues[successor] != here:
+                        if queues[successor] != own_queue:
                             elsewhere = [successor] if elsewhere is None else [*elsewhere, successor]
                         elif following < 0:
                             following = successor
                         else:
                             ready.append(successor)
                             more += 1
-                    counting.append(None)
-                    if more and spare:
-                        self.offer(more)
+                    count_token.append(None)
+                    if more and free_entries:
+                        self.enter_lane(more)
                     if elsewhere is not None:
-                        self._pass_on(elsewhere)
+                        self._push_elsewhere(elsewhere)
                     if arrivals:
                         run.take_arrivals()
                 for queue, nodes in pushes:
@@ -179,7 +180,7 @@ class RunQueue:
                 ready.appendleft(node)
             return
 
-    def _pass_on(self, nodes: list[int]) -> None:
+    def _push_elsewhere(self, nodes: list[int]) -> None:
         run = self.run
         for node in nodes:
             if node == run.plan.end:

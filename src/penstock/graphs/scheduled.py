@@ -1,4 +1,4 @@
-"""One callable on one lane (GR-6): the uniform way in, beside graphs."""
+"""One call on one lane, without a graph (GR-6)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled, PoolClosedError
 from penstock.core.text import is_kind
-from penstock.graphs.lazy_future import LazyFuture
-from penstock.graphs.run_context import RunContext, _current
+from penstock.graphs.run_context import RunContext, current_context
+from penstock.pools.future import LazyFuture
 from penstock.pools.timers import call_at, clock
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ U = TypeVar("U")
 
 class Scheduled(LazyFuture[T], Generic[T]):
     """
-    A Future that can be awaited from any event loop and chained: `ex.schedule(fetch, url, lane="io").then(parse)`.
-    It stands in the same queue as the runs, and takes its turn like them.
+    A Future that can be awaited from any event loop and chained: `ex.schedule(fetch, url,
+    lane="io").then(parse)`. It waits in the same queue as the runs, and takes its turn like them.
     """
 
     def __init__(
@@ -45,19 +45,22 @@ class Scheduled(LazyFuture[T], Generic[T]):
         self._lane = lane
         self._call = (fn, args, kwargs or {})
         self._context = copy_context()
-        self._worker: LaneWorker | None = None  # whose thread is in it
-        self._once = threading.Lock()  # taken for good by whoever settles it
+        self._worker: LaneWorker | None = None  # the worker whose thread runs it
+        self._once = threading.Lock()  # taken for good by the thread that settles it
 
     def then(self, fn: Callable[[T], U], *, lane: str | None = None) -> Scheduled[U]:
-        """Call `fn` with the result, on a lane of its own. An error skips it and is what the returned one ends with."""
-        following: Scheduled[U] = self._executor._scheduled(fn, lane)
+        """
+        Call `fn` with the result, on a lane of its own. An error skips it and becomes the error of the
+        returned Future.
+        """
+        following: Scheduled[U] = self._executor.make_scheduled(fn, lane)
         self.add_done_callback(following._follow)
         return following
 
     def cancel(self, reason: str | None = None) -> bool:
         """
-        Whether it waits or runs: the caller is released now. A function on the event loop or in a pool's process is
-        stopped; one in a thread goes on, unheard.
+        Cancel it, whether it waits or runs: the caller is released now. A function on the event loop or in a
+        pool's process is stopped; one in a thread goes on, and its result is dropped.
         """
         phase = "in-flight" if self.running() else "queued"
         if not self._end(None, CallCanceled(reason or "it was canceled", phase=phase, reason=reason)):
@@ -66,18 +69,18 @@ class Scheduled(LazyFuture[T], Generic[T]):
         if self.handle is not None:
             self.handle.cancel()
         elif worker is not None:
-            call_at(clock() + self._executor.grace, self._write_off_if_stuck, worker)
+            call_at(clock() + self._executor.grace, self._replace_if_stuck, worker)
         return True
 
-    def _write_off_if_stuck(self, worker: LaneWorker) -> None:
+    def _replace_if_stuck(self, worker: LaneWorker) -> None:
         if self._worker is worker:
-            self._executor._write_off(worker.number)
+            self._executor.replace_worker(worker.number)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         if self._executor.closed:
             self._end(None, PoolClosedError("the executor is closed"))
         elif not self.done():
-            self._executor._calls.add(self)
+            self._executor.live_calls.add(self)
             self._lane.push(self)
 
     def _follow(self, earlier: Future[Any]) -> None:
@@ -87,16 +90,16 @@ class Scheduled(LazyFuture[T], Generic[T]):
             self._end(None, error)
         else:
             self._call = (self._call[0], (earlier.result(),), {})
-            self._start()
+            self.start()
 
     def _end(self, value: T | None, error: BaseException | None) -> bool:
         if not self._once.acquire(blocking=False):
             return False
-        self._executor._calls.discard(self)
-        self._settle(value, error)
+        self._executor.live_calls.discard(self)
+        self.set_outcome(value, error)
         return True
 
-    # What a lane asks of it
+    # As the entry and the call of a lane
 
     @property
     def unwanted(self) -> bool:
@@ -117,13 +120,13 @@ class Scheduled(LazyFuture[T], Generic[T]):
         self._state = RUNNING
         return self
 
-    def context_in(self, worker: LaneWorker) -> RunContext | None:  # noqa: ARG002  # it is of no run
-        return self._context.get(_current)
+    def context_in(self, worker: LaneWorker) -> RunContext | None:  # noqa: ARG002  # it belongs to no run
+        return self._context.get(current_context)
 
     def node_in(self, worker: LaneWorker) -> str | None:  # noqa: ARG002  # it has no nodes
         return None
 
-    def broken(self, worker: LaneWorker, error: BaseException) -> None:  # noqa: ARG002  # nor a place in them
+    def broken(self, worker: LaneWorker, error: BaseException) -> None:  # noqa: ARG002  # as above
         self._end(None, error)
 
     def turn(self, worker: LaneWorker) -> None:
@@ -132,7 +135,7 @@ class Scheduled(LazyFuture[T], Generic[T]):
         self._worker = worker
         try:
             value = self._context.run(self.invoke)
-        except BaseException as error:  # noqa: BLE001  # whatever it raises is its result
+        except BaseException as error:  # noqa: BLE001  # any exception is its outcome
             self.settle(None, error)
         else:
             self.settle(value, None)
@@ -146,6 +149,6 @@ class Scheduled(LazyFuture[T], Generic[T]):
         return self._call
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        if is_kind(error, asyncio.CancelledError):  # as itself it would cancel whoever awaits this
+        if is_kind(error, asyncio.CancelledError):  # as itself it would cancel the task that awaits this
             error = CallCanceled("it canceled itself", phase="in-flight")
         self._end(value, error)

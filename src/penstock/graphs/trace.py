@@ -1,26 +1,46 @@
 """
-What happened in one run, when and where (GR-7).
+What happened in one run, when and where (GR-7); and the recorder that shows one run at a time.
 
-Recorded only for runs that were picked when they began, so an ordinary run pays nothing. A record is one attempt at a
-node. When a node became ready is not recorded, because it follows: when the last of its predecessors ended.
+A trace is recorded only for runs that were chosen when they began, so an ordinary run pays nothing. A record
+is one attempt at a node. The moment when a node became ready is not recorded, because it follows: the last of
+its predecessors ended.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.calls.graph_plan import NodeStatus, Plan, Queue, critical_path
 from penstock.core.text import error_line
+from penstock.pools.timers import clock
 
 if TYPE_CHECKING:
     from penstock.graphs.graph_telemetry import RunSpans
-    from penstock.graphs.node_calls import NodeAttempt
+    from penstock.graphs.node_attempts import NodeAttempt
     from penstock.graphs.result import RunResult
+    from penstock.graphs.run import Run
 
-__all__ = ["Trace", "TraceEvent", "TraceNote", "TraceRecorder", "events_of", "write_chrome"]
+__all__ = [
+    "Bar",
+    "LaneBars",
+    "RunRecorder",
+    "Trace",
+    "TraceEvent",
+    "TraceNote",
+    "TraceRecorder",
+    "events_of",
+    "write_chrome",
+]
+
+#: A run of more nodes is not recorded for `lanes()`: most of it would not be shown.
+_MOST_NODES: Final = 5_000
+_MOST_BARS: Final = 400
+#: A run that has only begun shows less than the complete one before it.
+_YOUNG: Final = 1.0  # seconds
 
 
 class TraceEvent(NamedTuple):
@@ -61,11 +81,11 @@ class TraceNote(NamedTuple):
 
 
 class TraceRecorder:
-    """Takes notes while the run goes on: one `list.append` an attempt, from any thread."""
+    """Takes notes while the run goes on: one `list.append` for each attempt, from any thread."""
 
     def __init__(self, spans: RunSpans | None = None) -> None:
         self.notes: list[TraceNote] = []
-        self.spans = spans  # of OpenTelemetry, if the run is sampled there
+        self.spans = spans  # of OpenTelemetry, if the run is sampled
 
     def note(self, attempt: NodeAttempt, now: float, error: BaseException | None) -> None:
         if self.spans is not None:
@@ -74,7 +94,9 @@ class TraceRecorder:
 
 
 class Trace:
-    """The record of one run: `events` to read, `chrome()` for Perfetto, `svg()` for a picture of the graph."""
+    """
+    The record of one run: `events` to read, `chrome()` for Perfetto, `svg()` for a picture of the graph.
+    """
 
     def __init__(self, result: RunResult, run_id: int, began: float, recorder: TraceRecorder) -> None:
         self.result = result
@@ -82,7 +104,9 @@ class Trace:
         self.events = events_of(result.plan, began, recorder.notes)
 
     def durations(self) -> dict[str, float]:
-        """By node: from its first attempt to the end of its last, so a map node counts as long as it lasted."""
+        """
+        By node: from its first attempt to the end of its last, so a map node counts for as long as it lasted.
+        """
         first: dict[str, float] = {}
         last: dict[str, float] = {}
         for event in self.events:
@@ -91,7 +115,9 @@ class Trace:
         return {node: last[node] - first[node] for node in first}
 
     def critical_path(self) -> list[str]:
-        """The chain of nodes that took the most time together: what must get shorter for the run to get shorter."""
+        """
+        The chain of nodes that took the most time together: it must get shorter for the run to get shorter.
+        """
         plan = self.result.plan
         durations = {plan.index[node]: seconds for node, seconds in self.durations().items()}
         return [plan.names[node] for node in critical_path(plan, durations)]
@@ -101,7 +127,10 @@ class Trace:
         return {"traceEvents": list(_chrome_events(self)), "displayTimeUnit": "ms"}
 
     def svg(self) -> str:
-        """A picture of the graph with lanes, times and the critical path. Needs `pip install penstock[pictures]`."""
+        """
+        A picture of the graph with lanes, times and the critical path. Needs `pip install
+        penstock[pictures]`.
+        """
         from penstock.graphs.picture import draw  # noqa: PLC0415  # most traces are never drawn
 
         return draw(self.result.plan, self)
@@ -113,17 +142,17 @@ def write_chrome(path: str | Path, *traces: Trace) -> None:
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
-def events_of(plan: Plan, began: float, taken: list[TraceNote]) -> list[TraceEvent]:
-    notes = sorted(taken, key=lambda note: note.started)
+def events_of(plan: Plan, began: float, recorded: list[TraceNote]) -> list[TraceEvent]:
+    notes = sorted(recorded, key=lambda note: note.started)
     done_at: dict[int, float] = {}
     for note in notes:
         done_at[note.node] = max(done_at.get(note.node, 0.0), note.ended)
-    # Several calls overlap on the event loop and in a pool: each gets the first row that is free, as a worker would.
+    # Calls overlap on the event loop and in a pool: each gets the first row that is free, as a worker would.
     rows: dict[str, list[float]] = {}
     events = []
     for note in notes:
         worker = note.worker or _row(rows, Queue(plan.queues[note.node]).name.lower(), note)
-        ready = max((done_at.get(fed, began) for fed in plan.predecessors[note.node]), default=began)
+        ready = max((done_at.get(feeder, began) for feeder in plan.predecessors[note.node]), default=began)
         events.append(
             TraceEvent(
                 node=plan.names[note.node],
@@ -206,3 +235,95 @@ def _arrows(trace: Trace, ended: dict[str, TraceEvent], rows: dict[str, int]) ->
 
 def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
+
+
+class Bar(NamedTuple):
+    """One attempt at a node, or at one item of a map node. Times in seconds since the run began."""
+
+    node: str
+    lane: str
+    worker: str
+    ready: float
+    started: float
+    ended: float | None  # None: it goes on
+    failed: bool
+    critical: bool  # known when the run is over: on the critical path
+
+
+class LaneBars(NamedTuple):
+    """One run, as bars in the rows of its workers."""
+
+    graph: str
+    run: int
+    status: str  # running, or how it ended
+    seconds: float
+    nodes: int
+    bars: tuple[Bar, ...]
+    left_out: int  # earlier bars that are not shown
+
+
+class RunRecorder:
+    """
+    Records one run of an executor at a time, for `GraphExecutor.lanes()`: which worker was in which node, and
+    when.
+
+    Recording every run would make graphs of short nodes several times slower, and a reader cannot follow a
+    thousand runs a second. So a call of `lanes()` has the next run recorded, shows it while it goes on, and
+    after its end asks for another. Without such calls nothing is recorded. The recorder keeps a run only
+    while it is alive: of one that has ended the bars stay, and the values go.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.wanted = False
+        self._prefix = f"{name}-"
+        self._run: Run | None = None
+        self._past: LaneBars | None = None
+
+    def accepts(self, plan: Plan) -> bool:
+        return self.wanted and len(plan) <= _MOST_NODES
+
+    def show_run(self, run: Run) -> None:
+        """A run that is recorded, for whatever reason."""
+        if self.wanted:
+            self.wanted = False
+            self._run = run
+
+    def ended(self, run: Run, result: RunResult) -> None:
+        if run is self._run and result.trace is not None:
+            self._past = self._lane_bars(
+                result.plan, run.id, str(result.status), result.seconds, result.trace
+            )
+            self._run = None
+
+    def look(self) -> LaneBars | None:
+        run = self._run
+        if run is None:
+            self.wanted = True
+            return self._past
+        if self._past is not None and clock() - run.started < _YOUNG:
+            return self._past
+        events = events_of(run.plan, run.started, [*_notes(run), *_in_flight(run)])
+        return self._lane_bars(run.plan, run.id, "running", clock() - run.started, events)
+
+    def _lane_bars(
+        self, plan: Plan, run_id: int, status: str, seconds: float, seen: Trace | list[TraceEvent]
+    ) -> LaneBars:
+        events, critical = (seen, ()) if isinstance(seen, list) else (seen.events, seen.critical_path())
+        shown = tuple(self._bar(event, event.node in critical) for event in events[-_MOST_BARS:])
+        return LaneBars(plan.name, run_id, status, seconds, len(plan), shown, len(events) - len(shown))
+
+    def _bar(self, event: TraceEvent, critical: bool) -> Bar:
+        worker = event.worker.removeprefix(self._prefix)
+        ended = None if math.isinf(event.ended) else event.ended
+        failed = event.error is not None
+        return Bar(event.node, event.lane, worker, event.ready, event.started, ended, failed, critical)
+
+
+def _notes(run: Run) -> list[TraceNote]:
+    return [] if run.recorder is None else list(run.recorder.notes)
+
+
+def _in_flight(run: Run) -> list[TraceNote]:
+    """The attempts in flight, as if they never ended."""
+    in_flight = [] if run.attempts is None else run.attempts.in_flight()
+    return [TraceNote.of(attempt, math.inf, None) for attempt in in_flight]

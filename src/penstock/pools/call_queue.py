@@ -1,17 +1,14 @@
-"""The dispatch queue for threads and event loops: one lock around the pure machine, and the three ways to wait for it.
+"""
+The dispatch queue for threads and event loops: one lock around the pure machine, and three ways to wait for a
+place in it.
 
-A thread sleeps on a lock of its own; a coroutine awaits its loop's mailbox; and where neither may happen (`submit` on
-a thread that must not block) the Future waits and holds its payload (DQ-11). Each is woken by its own place becoming
-free and by nothing else.
+A thread sleeps on a lock of its own; a coroutine is woken through its loop's notifier; and where neither may
+wait (`submit` on a thread that must not block) the Future waits and holds its payload (DQ-11). Each is woken
+only when its own place is free.
 
-The workers' side is a `WorkerGroup`. The gate calls it with the lock held; it hands calls out and reports them settled or
-lost. Everything that may take long or run somebody else's code (pickling, copying, callbacks, hooks, waking) happens
-with the lock released.
-
-The keys of a gate's calls: which calls have which, and which are canceled.
-
-A canceled key is sticky: it refuses later calls, too, until it is cleared. All of this is done with the gate's lock held,
-so that no cancel can fall between the look at a key and the entry of its call.
+Behind the queue is a `WorkerGroup`. The queue calls it with the lock held; the group assigns calls to workers
+and reports them settled or lost. Everything that may take long or run foreign code (pickling, copying,
+callbacks, hooks, waking) happens with the lock released.
 """
 
 from __future__ import annotations
@@ -36,9 +33,9 @@ from penstock.core.calls.ticket import (
     QueueState,
 )
 from penstock.core.errors import CallCanceled, PenstockError, PoolClosedError, QueueDropError
-from penstock.core.text import safe_repr
-from penstock.pools.blocking import canceled, dropped, may_block, timed_out
-from penstock.pools.future import Call, CancelSignal, until_settled
+from penstock.pools.context import may_block
+from penstock.pools.future import Call, until_settled
+from penstock.pools.guards import CancelSignal, Keys, canceled, dropped, timed_out
 from penstock.pools.timers import call_at, clock
 from penstock.pools.workers.base import CallTotals, WorkerGroup
 from penstock.telemetry.hooks import HookDispatcher, QueueHooks
@@ -49,161 +46,167 @@ class CallQueue:
         self.name = name
         self.lock = threading.Lock()
         self.queue: DispatchQueue[Call[Any]] = DispatchQueue(limits)
-        self.hook_dispatcher = HookDispatcher(hooks)
+        self.hooks = HookDispatcher(hooks)
         self.totals = CallTotals()
         self.group: WorkerGroup
-        self.refusal: PenstockError | None = None  # why newcomers are refused
-        self.dead = False  # nor is anything put into a place that was given before
+        self.refusal: PenstockError | None = None  # why new calls are refused
+        self.dead = False  # reserved places are refused, too
         self.keys = Keys()
-        self._when_idle: list[Callable[[], object]] = []
+        self.idle_callbacks: list[Callable[[], object]] = []
 
-    # Ways in
+    # Entering
 
     def submit(self, call: Call[Any], prepare: Callable[[], None] | None) -> None:
         """
-        Until the call is accepted. `prepare` makes its payload and is called once there is a place for it; None means
-        that there is nothing to make. Raises if the call cannot be accepted; afterwards its Future tells.
+        Return when the call is accepted; raise if it cannot be. `prepare` makes its payload and is called
+        once there is a place for it; None means that the payload is made. After that the Future tells how the
+        call ends.
         """
         if prepare is not None and not may_block():
             try:
                 prepare()
             except BaseException as error:
-                self._turn_away(call, error)
+                self._end_unentered(call, error)
                 raise
             prepare = None
         call.eager = prepare is None
         if prepare is not None:
             call.in_turn = True
         if self.enter(call) is WAIT:
-            self._sleep(call)
+            self.wait_for_place(call)
         if prepare is not None:
             self.fill(call, prepare)
 
     def enter(self, call: Call[Any]) -> EnterResult:
-        """The part of coming in that never waits. For a call without a mailbox its thread will sleep, if it must and may."""
-        queue, hook_dispatcher = self.queue, self.hook_dispatcher
+        """
+        The part of entering that never waits. If a call without a notifier must wait for its place, and may,
+        its thread must sleep (`wait_for_place`).
+        """
+        queue, hooks = self.queue, self.hooks
         if call.guarded and call.signal is not None:
-            call.signal._watch(call)
+            call.signal.add(call)
         try:
             with self.lock:
-                now = clock()  # under the lock, here and everywhere: times go up in the order of events
+                now = clock()  # under the lock, as everywhere: times grow in the order of events
                 if self.refusal is not None:
                     raise self.refusal.copy()
                 if call.guarded:
                     self._check_guards(call)
                 enter_result = queue.enter(call, now) if call.eager else queue.reserve(call, now)
                 if enter_result is ACCEPTED:
-                    if hook_dispatcher.queued is not None:
-                        hook_dispatcher.news.append((hook_dispatcher.queued, call))
+                    if hooks.queued is not None:
+                        hooks.events.append((hooks.queued, call))
                     if queue.in_flight < queue.limit:
-                        self.group.pump(now)
-                elif enter_result is WAIT and call.mailbox is None and (not call.eager or may_block()):
+                        self.group.dispatch_pending(now)
+                elif enter_result is WAIT and call.notifier is None and (not call.eager or may_block()):
                     call.asleep = allocate_lock()
                     call.asleep.acquire()
                 evicted = self._collect_evicted() if queue.evicted else ()
-                if hook_dispatcher.state is not None:
-                    hook_dispatcher.news.append((hook_dispatcher.state, queue.state()))
+                if hooks.state is not None:
+                    hooks.events.append((hooks.state, queue.state()))
             if enter_result is REFUSED:
                 raise dropped(self.name, queue.limits)
         except BaseException as error:
-            self._turn_away(call, error)
+            self._end_unentered(call, error)
             raise
         if call.guarded and call.deadline is not None:
             self._arm(call)
         for other in evicted:
-            self._finish(other, dropped(self.name, queue.limits))
-        if hook_dispatcher.news:
-            hook_dispatcher.tell()
+            self._settle_with(other, dropped(self.name, queue.limits))
+        if hooks.events:
+            hooks.deliver()
         return enter_result
 
-    def _turn_away(self, call: Call[Any], error: BaseException) -> None:
+    def _end_unentered(self, call: Call[Any], error: BaseException) -> None:
         """
-        End a call that did not get in: it was refused, its payload could not be made, or Ctrl-C came. The hooks hear of it,
-        and it is settled, because a hook may ask for its exception.
+        End a call that did not enter: it was refused, its payload could not be made, or Ctrl-C came. The
+        hooks get an event, and the call is settled, because a hook may read its exception.
         """
-        hook_dispatcher = self.hook_dispatcher
+        hooks = self.hooks
         with self.lock:
             new = call.stage is NEW
             if new:
                 call.stage = SETTLED
                 if isinstance(error, QueueDropError):
                     self.totals.rejected += 1
-                    hook_dispatcher.note(hook_dispatcher.reject, call)
+                    hooks.record(hooks.reject, call)
                 else:
                     self.totals.canceled += 1
-                    hook_dispatcher.note(hook_dispatcher.cancel, (call, CancelPhase.WAITING))
-                self.note_state()
-        if not new:  # Ctrl-C, just after its entry
+                    hooks.record(hooks.cancel, (call, CancelPhase.WAITING))
+                self.record_state()
+        if not new:  # Ctrl-C, just after it entered
             self.cancel(call, "interrupted")
             return
-        # A copy: the one that is raised has a traceback, which leads back to the call.
+        # A copy: the raised one has a traceback that leads back to the call.
         ended_by = (
             error.copy()
             if isinstance(error, PenstockError)
             else canceled(type(error).__name__, CancelPhase.WAITING)
         )
-        self._finish(call, ended_by)
-        hook_dispatcher.tell()
+        self._settle_with(call, ended_by)
+        hooks.deliver()
 
     def enter_run(self, calls: list[Call[Any]]) -> int:
         """
-        As many of these as there is room for, under one hold of the lock. They have their payloads and no guards. Returns
-        how many; the others may come in by `submit`, where they wait or are refused.
+        Enter as many of these calls as there is room for, under one hold of the lock. They have their
+        payloads and no guards. Returns how many; the others may enter by `submit`, where they wait or are
+        refused.
         """
-        queue, hook_dispatcher = self.queue, self.hook_dispatcher
+        queue, hooks = self.queue, self.hooks
         with self.lock:
             now = clock()
             entered = queue.enter_run(calls, now) if self.refusal is None else 0
             if entered:
-                hook_dispatcher.note_run(hook_dispatcher.queued, calls[:entered])
-                self.group.pump(now)
-                self.note_state()
-        hook_dispatcher.tell()
+                hooks.record_all(hooks.queued, calls[:entered])
+                self.group.dispatch_pending(now)
+                self.record_state()
+        hooks.deliver()
         return entered
 
     def fill(self, call: Call[Any], prepare: Callable[[], None]) -> None:
         """Make the payload and put it into the place that the call has."""
         try:
             prepare()
-        except BaseException:  # Ctrl-C too: a place that is never filled would hold up the queue
+        except BaseException:  # Ctrl-C too: a place that is never filled would block the queue
             self.cancel(call, "its payload could not be made")
             raise
         with self.lock:
             now = clock()
             filled = not self.dead and self.queue.fill(call, now)
             if filled:
-                self.hook_dispatcher.note(self.hook_dispatcher.queued, call)
-                self.group.pump(now)
-                self.note_state()
+                self.hooks.record(self.hooks.queued, call)
+                self.group.dispatch_pending(now)
+                self.record_state()
             wake = self.collect_granted()
             refusal = self.refusal if self.dead else None
-        for rouse in wake:
-            rouse()
-        self.hook_dispatcher.tell()
+        for wake_up in wake:
+            wake_up()
+        self.hooks.deliver()
         if not filled:
             if refusal is not None:
                 self._end(call, lambda _: refusal.copy(), "canceled")
-            until_settled(lambda: call._exception is None)  # another thread ends it
-            raise call._exception or self._closed()
+            until_settled(lambda: call.error is None)  # another thread ends it
+            raise call.error or self._closed()
 
-    def _sleep(self, call: Call[Any]) -> None:
-        """Room or the end of the call wakes this thread, whichever is first."""
+    def wait_for_place(self, call: Call[Any]) -> None:
+        """Sleep until the call has its place or has ended, whichever is first."""
         asleep = call.asleep
         if asleep is None:
             return
         try:
-            self.group.lead(call, for_space=True)
+            self.group.read_while_waiting(call, for_space=True)
             asleep.acquire()
-        except BaseException:  # Ctrl-C while waiting: nobody will hold the Future
+        except BaseException:  # Ctrl-C while waiting: the caller never gets the Future
             self.cancel(call, "interrupted")
             raise
-        if (
-            call._exception is not None and not call.attempt
-        ):  # one that ran has a Future that says how it ended
-            raise call._exception
+        if call.error is not None and not call.attempt:  # one that ran has a Future that says how it ended
+            raise call.error
 
     def collect_granted(self) -> list[Callable[[], object]]:
-        """With the lock held: how to wake those who got a place. Call each once the lock is released."""
+        """
+        With the lock held: functions that wake the callers who got a place. Call each once the lock is
+        released.
+        """
         granted = self.queue.granted
         if not granted:
             return []
@@ -213,62 +216,68 @@ class CallQueue:
             if call.asleep is not None:
                 wake.append(call.asleep.release)
                 call.asleep = None
-                self.group.nudge(call)
-            elif call.mailbox is not None and not call.eager:
-                wake.append(partial(call.mailbox.post, call))
+                self.group.wake_reader(call)
+            elif call.notifier is not None and not call.eager:
+                wake.append(partial(call.notifier.notify, call))
             if call.eager:
-                self.hook_dispatcher.note(self.hook_dispatcher.queued, call)
+                self.hooks.record(self.hooks.queued, call)
         return wake
 
-    def note_state(self) -> None:
-        """Once for each time that the lock was held to change something, before it is released."""
-        if self.hook_dispatcher.state is not None:
-            self.hook_dispatcher.news.append((self.hook_dispatcher.state, self.queue.state()))
+    def record_state(self) -> None:
+        """Once for each hold of the lock that changed something, before it is released."""
+        if self.hooks.state is not None:
+            self.hooks.events.append((self.hooks.state, self.queue.state()))
 
     def _collect_evicted(self) -> list[Call[Any]]:
         evicted, self.queue.evicted = self.queue.evicted, []
         self.totals.rejected += len(evicted)
         for call in evicted:
-            self.hook_dispatcher.note(self.hook_dispatcher.reject, call)
+            self.hooks.record(self.hooks.reject, call)
         return evicted
 
     def _closed(self) -> PoolClosedError:
         return PoolClosedError(f"{self.name} is closed", pool=self.name)
 
-    # Ways out
+    # Ending
 
-    def report(
+    def deliver(
         self,
         done: Iterable[tuple[Call[Any], Any, BaseException | None]],
         wake: Iterable[Callable[[], object]],
     ) -> None:
-        """With the lock released: calls whose outcome counts, and those who got a place through their leaving."""
-        for rouse in wake:
-            rouse()
+        """
+        With the lock released: set the outcomes of calls that count, and wake the callers who got a place
+        when they ended.
+        """
+        for wake_up in wake:
+            wake_up()
         settled = []
         for call, result, error in done:
             if call.guarded:
-                self._unguard(call)
-            call._settle(result, error)
+                self.unguard(call)
+            call.set_outcome(result, error)
             settled.append(call)
         if settled:
-            self.hook_dispatcher.note_run(self.hook_dispatcher.settle, settled)
-        self.after()
+            self.hooks.record_all(self.hooks.settle, settled)
+        self.after_change()
 
-    def after(self) -> None:
-        """With the lock released, after something ended."""
-        if self.hook_dispatcher.news:
-            self.hook_dispatcher.tell()
-        if self._when_idle:
-            self._tell_idle()
+    def after_change(self) -> None:
+        """
+        With the lock released, after a call ended: deliver events, and call the idle callbacks if the queue
+        is idle.
+        """
+        if self.hooks.events:
+            self.hooks.deliver()
+        if self.idle_callbacks:
+            self.call_idle_callbacks()
 
-    def _finish(self, call: Call[Any], error: PenstockError) -> None:
-        """A call ended otherwise than by its run."""
-        self._unguard(call)
-        call._settle(None, error)
+    def _settle_with(self, call: Call[Any], error: PenstockError) -> None:
+        """End a call with an error that does not come from its run."""
+        self.unguard(call)
+        call.set_outcome(None, error)
         if call.span is not None:
             call.span.end(call, error)
-        self.group.nudge(call)
+        self.group.wake_reader(call)
 
     def cancel(self, call: Call[Any], reason: str | None = None) -> bool:
         """True if this is what ended the call."""
@@ -284,25 +293,25 @@ class CallQueue:
             if phase is None:
                 return False
             setattr(self.totals, total, getattr(self.totals, total) + 1)
-            self.hook_dispatcher.note(self.hook_dispatcher.cancel, (call, phase))
+            self.hooks.record(self.hooks.cancel, (call, phase))
             if phase is CancelPhase.IN_FLIGHT:
-                self.group.tell_canceled(call, now)
-            self.group.pump(now)
+                self.group.stop_call(call, now)
+            self.group.dispatch_pending(now)
             wake = self.collect_granted()
             asleep, call.asleep = call.asleep, None
-            self.note_state()
-        self._finish(call, error(phase))
+            self.record_state()
+        self._settle_with(call, error(phase))
         if asleep is not None:
             asleep.release()
-        self.report((), wake)
+        self.deliver((), wake)
         return True
 
-    # Keys, timeouts and signals: what can end a call besides its own Future
+    # Keys, timeouts and signals: what can end a call besides its own Future (see guards.py)
 
     def guard(
         self, call: Call[Any], *, key: Hashable, timeout: float | None, signal: CancelSignal | None
     ) -> None:
-        """Said of a call before it enters."""
+        """Give a call its key, timeout and signal, before it enters."""
         call.guarded = True
         call.key, call.signal = key, signal
         if timeout is not None:
@@ -310,7 +319,7 @@ class CallQueue:
             call.deadline = clock() + timeout
 
     def _check_guards(self, call: Call[Any]) -> None:
-        """With the lock held, so that no cancel can fall between this look and the call's entry."""
+        """With the lock held, so that no cancel can fall between this check and the call's entry."""
         if call.signal is not None and call.signal.canceled:
             raise CallCanceled(
                 "its signal was canceled before", phase=CancelPhase.WAITING, reason=call.signal.reason
@@ -323,40 +332,43 @@ class CallQueue:
         if call.done():
             call.timer.cancel()
 
-    def _unguard(self, call: Call[Any]) -> None:
+    def unguard(self, call: Call[Any]) -> None:
         if not call.guarded:
             return
         call.guarded = False
         if call.timer is not None:
             call.timer.cancel()
         if call.signal is not None:
-            call.signal._forget(call)
+            call.signal.discard(call)
         if call.key is not None:
             with self.lock:
                 self.keys.leave(call)
 
     def cancel_key(self, key: Hashable, reason: str | None) -> int:
-        """Sticky: later calls with this key are refused until `clear_key`. Returns how many it ended."""
+        """
+        Cancel all calls with this key, and refuse later ones until `clear_key`. Returns how many calls it
+        ended.
+        """
         with self.lock:
             calls = self.keys.cancel(key, reason)
-        # The latest first: a place that becomes free must not go to a call that is about to be ended, too.
+        # The latest first: a place that becomes free must not go to a call that is about to be canceled, too.
         return sum(self.cancel(call, reason) for call in reversed(calls))
 
     def clear_key(self, key: Hashable) -> bool:
         with self.lock:
             return self.keys.clear(key)
 
-    # Holding back and closing
+    # Pausing and closing
 
-    def change(self, how: Callable[[float], object]) -> None:
-        """Change what the queue may hand out, then hand out and wake whatever that allows."""
+    def change(self, update: Callable[[float], object]) -> None:
+        """Call `update(now)` under the lock, then dispatch calls and wake callers as it allows."""
         with self.lock:
             now = clock()
-            how(now)
-            self.group.pump(now)
+            update(now)
+            self.group.dispatch_pending(now)
             wake = self.collect_granted()
-            self.note_state()
-        self.report((), wake)
+            self.record_state()
+        self.deliver((), wake)
 
     def pause(self) -> None:
         self.change(lambda _: self.queue.pause())
@@ -365,7 +377,7 @@ class CallQueue:
         self.change(self.queue.resume)
 
     def refuse(self, why: PenstockError) -> None:
-        """Accept nothing new; what was accepted or waits already goes on."""
+        """Accept no new calls; calls that were accepted or wait already go on."""
         with self.lock:
             if self.refusal is None:
                 self.refusal = why
@@ -373,7 +385,10 @@ class CallQueue:
     def fail_all(
         self, why: PenstockError, error: Callable[[Call[Any]], PenstockError], *, dispose: bool
     ) -> None:
-        """End everything that waits, is pending or runs; newcomers are told `why` (until `reopen`, if not disposed)."""
+        """
+        End every call that waits, is pending or runs. New calls are refused with `why` (until `reopen`, if
+        not disposed).
+        """
         queue = self.queue
         with self.lock:
             now = clock()
@@ -383,7 +398,7 @@ class CallQueue:
             ]
             for call, _ in ended:
                 queue.cancel(call, now)
-                self.group.tell_canceled(call, now)
+                self.group.stop_call(call, now)
             queued = queue.pending
             for place, call in enumerate(queue.dispose() if dispose else queue.clear()):
                 ended.append((call, CancelPhase.QUEUED if place < queued else CancelPhase.WAITING))
@@ -391,16 +406,19 @@ class CallQueue:
             self.totals.canceled += len(ended)
             for call, phase in ended:
                 call.asleep = None
-                self.hook_dispatcher.note(self.hook_dispatcher.cancel, (call, phase))
-            self.note_state()
+                self.hooks.record(self.hooks.cancel, (call, phase))
+            self.record_state()
         for call, _ in ended:
-            self._finish(call, error(call))
+            self._settle_with(call, error(call))
         for sleeper in asleep:
             sleeper.release()
-        self.report((), ())
+        self.deliver((), ())
 
     def abandon(self) -> None:
-        """In a copy of this process, made by a fork: the workers are not ours, and whoever held the lock is not here."""
+        """
+        In a forked copy of this process: the workers are not ours, and the thread that held the lock is not
+        here.
+        """
         self.lock = threading.Lock()
         self.refusal = PenstockError(
             f"{self.name} belongs to the process that was forked; make a pool of your own in the child"
@@ -411,70 +429,28 @@ class CallQueue:
             self.refusal, self.dead = None, False
 
     def when_idle(self, fn: Callable[[], object]) -> None:
-        """Call it once, as soon as nothing is in flight, pending, waiting or reserved."""
+        """Call `fn` once, as soon as nothing is in flight, pending, waiting or reserved."""
         with self.lock:
-            self._when_idle.append(fn)
-        self._tell_idle()
+            self.idle_callbacks.append(fn)
+        self.call_idle_callbacks()
 
-    def _tell_idle(self) -> None:
+    def call_idle_callbacks(self) -> None:
         with self.lock:
             if not self.queue.state().idle:
                 return
-            tell, self._when_idle = self._when_idle, []
-        for fn in tell:
+            callbacks, self.idle_callbacks = self.idle_callbacks, []
+        for fn in callbacks:
             fn()
 
     def queued(self) -> list[Call[Any]]:
-        """What waits or is pending."""
+        """The calls that wait or are pending."""
         with self.lock:
             return [*self.queue, *self.queue.waiters()]
 
     def queue_is_idle(self) -> bool:
-        """A glance, without the lock."""
+        """A look without the lock."""
         return not self.queue.in_flight
 
     def state(self) -> QueueState:
         with self.lock:
             return self.queue.state()
-
-
-class Keys:
-    def __init__(self) -> None:
-        self._calls: dict[Hashable, dict[Call[Any], None]] = {}  # a dict, because a set has no order
-        self._canceled: dict[Hashable, str | None] = {}
-
-    def enter(self, call: Call[Any]) -> None:
-        """Raises if its key is canceled, or is none."""
-        if call.key is None:
-            return
-        try:
-            canceled = call.key in self._canceled
-        except TypeError:
-            key, call.key = call.key, None
-            raise TypeError(
-                f"key is {safe_repr(key, 200)}; it must be hashable, like a string or a number"
-            ) from None
-        if canceled:
-            why = f"its key {safe_repr(call.key, 200)} is canceled until cleared"
-            raise CallCanceled(why, phase=CancelPhase.WAITING, reason=self._canceled[call.key])
-        self._calls.setdefault(call.key, {})[call] = None
-
-    def leave(self, call: Call[Any]) -> None:
-        same = self._calls.get(call.key)
-        if same is not None:
-            same.pop(call, None)
-            if not same:
-                del self._calls[call.key]
-
-    def cancel(self, key: Hashable, reason: str | None) -> list[Call[Any]]:
-        """The calls that have it, in the order in which they came."""
-        self._canceled[key] = reason
-        return list(self._calls.get(key, ()))
-
-    def clear(self, key: Hashable) -> bool:
-        """False if it was not canceled."""
-        return self._canceled.pop(key, self) is not self
-
-    def __len__(self) -> int:
-        """How many keys calls have at present."""
-        return len(self._calls)

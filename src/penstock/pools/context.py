@@ -1,31 +1,31 @@
-"""What a function can know about the call it runs in.
+"""
+Facts about the running thread and process: the call that runs here, whether this thread may block, and
+whether this process is a forked copy.
 
-The way to `loops`, which imports asyncio: that takes longer than the whole package, and many never need it.
-
-Not an import inside each function that needs it, because that looks the module up anew for every call: 1 us of the 25 that
-a call from a coroutine takes.
+A fork copies our descriptors and objects and none of our threads. In a copy of a program, its pools refuse
+calls: their workers belong to the other process. A copy made by a function inside a worker ends when that
+function returns: otherwise it would take the worker's next calls and answer in its name.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Awaitable, Callable, Hashable
-from concurrent.futures import Future
+import weakref
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import NoReturn, Protocol
 
 from penstock.core.calls.ticket import CancelPhase
 from penstock.core.errors import CallCanceled
 from penstock.pools.timers import clock
 
-if TYPE_CHECKING:
-    from penstock.pools.call_queue import CallQueue
-    from penstock.pools.future import Call
-
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
+    """The call that a function runs for, as that function sees it."""
+
     id: int
     key: Hashable
     attempt: int
@@ -34,74 +34,97 @@ class CallContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked this call to stop. A function that looks in time keeps its worker alive."""
+        """Whether this call was canceled. A function that checks in time keeps its worker alive."""
         return self._look()
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until its deadline; None without one."""
+        """Seconds until the deadline; None without one."""
         return None if self.deadline is None else max(0.0, self.deadline - clock())
 
     def check(self) -> None:
-        """Raise CallCanceled if the call was asked to stop: the way out of a deep loop."""
+        """Raise CallCanceled if the call was canceled: the way out of a deep loop."""
         if self._look():
             raise CallCanceled("stopped by itself, as asked", phase=CancelPhase.IN_FLIGHT, reason=None)
 
 
-class _Here(threading.local):
-    make: Callable[[], CallContext | None] | None = None
+class _ThreadState(threading.local):
+    make_context: Callable[[], CallContext | None] | None = None
+    #: True on Penstock's own threads, and on a user's thread while it does their work.
+    never_blocks = False
 
 
-#: A worker thread sets `here.make`: the context of the call that it runs is made only if the function asks for it.
-here = _Here()
+#: A worker thread sets `make_context`; the context of its call is made only if the function asks for it.
+thread_state = _ThreadState()
 
-#: In a worker process the one call that runs, seen from whatever thread the function starts.
-in_process: list[Callable[[], CallContext]] = []
+#: In a worker process: makes the context of the one call that runs, for whatever thread the function starts.
+process_contexts: list[Callable[[], CallContext]] = []
+
+#: True in a worker while it imports the module that is `__main__` in the pool's process: a pool made then is
+#: not guarded by `if __name__ == "__main__":`.
+importing_main = False
 
 
 def current_call() -> CallContext | None:
     """The call that this code runs for, or None outside of a worker."""
-    make = here.make or (in_process[-1] if in_process else None)
+    make = thread_state.make_context or (process_contexts[-1] if process_contexts else None)
     return make() if make is not None else None
 
 
-#: True in a worker while it imports what is `__main__` in the pool's process: a pool made now has no guard around it.
-importing_main = False
+# Which threads may block (DQ-11)
 
 
-R = TypeVar("R")
+def never_block_here() -> None:
+    """Called by each of Penstock's own threads: a `submit` from it, as in a done-callback, must not wait."""
+    thread_state.never_blocks = True
 
 
-def awaited(call_queue: CallQueue, call: Call[R], prepare: Callable[[], None] | None) -> Awaitable[R]:
-    """See `loops.run`."""
-    run: Callable[..., Awaitable[R]] = _run()
-    return run(call_queue, call, prepare)
+def may_block() -> bool:
+    """False on Penstock's own threads and on a thread with a running event loop."""
+    if thread_state.never_blocks:
+        return False
+    events = sys.modules.get("asyncio.events")
+    return events is None or events._get_running_loop() is None  # noqa: SLF001  # `get_running_loop` raises instead
 
 
-async def in_daemon(fn: Callable[[], object]) -> None:
+# Forked copies of this process
+
+
+class Forkable(Protocol):
+    def abandon(self) -> None:
+        """Called in the copy, before any other code runs there."""
+
+
+def watch_forks(part: Forkable) -> None:
+    """Call `part.abandon` in each forked copy of this process, for as long as the part lives."""
+    _parts.add(part)
+
+
+def end_copy(error: BaseException | None) -> NoReturn:
     """
-    Await a blocking function in a daemon thread. Not in the loop's own executor: the end of the program waits for that one,
-    and Ctrl-C must not wait for what `fn` waits for.
+    Exit as a program exits whose main function returned or raised `error`, but run no exit handlers: they
+    belong to the process that was copied.
     """
-    import asyncio  # noqa: PLC0415  # see above
-
-    done: Future[None] = Future()
-
-    def run() -> None:
-        if done.set_running_or_notify_cancel():
-            try:
-                fn()
-            except BaseException as error:  # noqa: BLE001  # it is the awaiting task's to see
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-    threading.Thread(target=run, name="penstock-closer", daemon=True).start()
-    await asyncio.wrap_future(done)
+    code = 0
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            code = 1
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
-@cache
-def _run() -> Callable[..., Awaitable[Any]]:
-    from penstock.pools.loops import run  # noqa: PLC0415  # see above
+_parts: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
-    return run
+
+def _abandon_all() -> None:
+    for part in list(_parts):
+        part.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

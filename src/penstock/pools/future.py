@@ -1,16 +1,18 @@
 """
-A call: the Future that its caller holds and the ticket that the queue moves, in one object.
+The Futures of pools and graphs. They are `concurrent.futures.Future`s, so `wait`, `as_completed` and
+`asyncio.wrap_future` accept them; and they cost little until a thread waits for them.
 
-One object instead of two, because a call lives for microseconds and making things is most of what it costs. For the
-same reason the parts of a `concurrent.futures.Future` that most calls never need (the condition, the lists of waiters
-and callbacks) are made on first use. `wait`, `as_completed` and `asyncio.wrap_future` reach into exactly these
-attributes, so they find what they expect.
+`Call` is the Future that a caller of a pool holds and the ticket that its queue moves, in one object: a call
+lives for microseconds, and making objects is most of its cost. For the same reason the parts of a Future that
+most calls never need (the condition, the lists of waiters and callbacks) are made on first use. The standard
+library reaches into exactly these attributes. `LazyFuture` is the base of graph runs and of calls on lanes.
 
-Why settling without the condition's lock is safe: a sleeper lies down first and looks at the state after, `_settle`
-writes the state first and looks for sleepers after; one of the two always sees the other. A condition is different: who
-holds its lock and sees the call done will not be told again, and must not be. So `_settle` says that it has begun, then
-looks for a condition, and takes its lock to write the state if there is one; and if there was none, whoever asks for one
-after that does not get it before the state is written.
+Why setting an outcome without the condition's lock is safe. A thread in `result()` first adds its lock to
+`sleepers` and then reads the state; `set_outcome` first writes the state and then looks for sleepers; so one
+of the two always sees the other. A condition is different: a thread that holds its lock and sees the call
+done is not notified, and must not be. So `set_outcome` marks that it has begun, then looks for a condition,
+and takes its lock to write the state if there is one. If there was none, a thread that asks for one after
+that gets it only once the state is written.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from __future__ import annotations
 import threading
 import time
 from _thread import LockType, allocate_lock
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import Future
-from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.core.calls.ticket import ENDING, IN_FLIGHT, Ticket
@@ -32,17 +35,18 @@ if TYPE_CHECKING:
     import asyncio
 
     from penstock.pools.call_queue import CallQueue
-    from penstock.pools.loops import Mailbox
+    from penstock.pools.event_loops import LoopNotifier
+    from penstock.pools.guards import CancelSignal
     from penstock.pools.timers import Timer
     from penstock.telemetry.spans import CallSpan
 
 R = TypeVar("R")
 
 
-class _Crowd:
+class _WaitState:
     """
-    What a Future has for those who wait for it. A thread in `result()` sleeps on a lock of its own: to make a condition
-    and to wait for it takes several times as long, so only those get one who ask for it.
+    What a Future has for the threads that wait for it. A thread in `result()` sleeps on a lock of its own:
+    making a condition and waiting for it takes several times as long, so it is made only on demand.
     """
 
     __slots__ = ("callbacks", "condition", "sleepers", "waiters")
@@ -54,14 +58,14 @@ class _Crowd:
         self.callbacks: list[Callable[[Any], object]] = []
 
 
-_gathering = threading.Lock()
+_making_wait_state = threading.Lock()
 
-#: In the place of a call's payload: its outcome is written down without any lock.
+#: In the slot of a call's payload: its outcome is being written without any lock.
 _SETTLING: Final = object()
 
 
 def until_settled(settling: Callable[[], bool]) -> None:
-    """Somebody else is between two steps of settling: a moment, or a second if that thread never gets any further."""
+    """Wait while another thread sets an outcome: a moment, or at most a second if that thread is stuck."""
     for turn in range(1000):
         if not settling():
             return
@@ -69,15 +73,18 @@ def until_settled(settling: Callable[[], bool]) -> None:
 
 
 class Call(Ticket, Future[R], Generic[R]):
-    """What `submit` returns: a Future that can also be cancelled while it runs, and can say how long it waited."""
+    """
+    What `submit` returns: a Future that can also be canceled while it runs, and that can say how long it
+    waited.
+    """
 
-    # What every call writes, and what is looked at for every call, is in slots. What few calls have is a class attribute
-    # here, so that the others make no dict for it; to find out that a call has it not takes three times as long.
+    # Fields that every call writes or reads are slots. Rare ones are class attributes, so that the common
+    # call needs no `__dict__`; reading one that a call does not have is three times slower than a slot.
     __slots__ = (
-        "_crowd",
         "_exception",
         "_result",
         "_state",
+        "_wait_state",
         "asleep",
         "awaited",
         "body",
@@ -86,9 +93,9 @@ class Call(Ticket, Future[R], Generic[R]):
         "fn",
         "function",
         "guarded",
-        "home",
-        "mailbox",
+        "notifier",
         "ran_for",
+        "worker",
     )
 
     span: CallSpan | None = None  # of its caller, while it is traced
@@ -99,37 +106,44 @@ class Call(Ticket, Future[R], Generic[R]):
     signal: CancelSignal | None = None
 
     def __init__(self, call_queue: CallQueue, fn: Callable[..., R]) -> None:
-        # Future.__init__ is left out on purpose: it makes what `_Crowd` makes when somebody comes to wait.
+        # Future.__init__ is not called on purpose: it makes what `_WaitState` makes on demand.
         Ticket.__init__(self)
         self._state: str = PENDING
         self._result: R | None = None
         self._exception: BaseException | None = None
-        self._crowd: _Crowd | None = None
+        self._wait_state: _WaitState | None = None
         self.call_queue = call_queue
         self.fn = fn
-        self.function: Any = None  # how the crew names `fn` to its workers
+        self.function: Any = None  # how the worker group names `fn` to its workers
         self.body: Any = None  # the arguments, in the form in which they travel
         self.extra: Any = None  # what travels beside them, for the few calls that need it
         self.guarded = False  # has a key, a timeout or a signal
-        self.asleep: Any = None  # the lock on which its caller's thread sleeps, while it waits for room
-        self.mailbox: Mailbox | None = None  # of the event loop that awaits it
-        self.awaited: asyncio.Future[None] | None = None  # what its coroutine sleeps on there
-        self.home: Any = None  # the worker that has it
+        self.asleep: Any = None  # the lock on which its caller's thread sleeps while it waits for a place
+        self.notifier: LoopNotifier | None = None  # of the event loop that awaits it
+        self.awaited: asyncio.Future[None] | None = None  # what its coroutine awaits there
+        self.worker: Any = None  # the worker that has it
         self.ran_for = 0.0
 
     @property
     def pid(self) -> int | None:
-        """Of the worker process that has it. None: no worker has it, or it runs in a thread or on another machine."""
-        return getattr(self.home, "pid", None)
+        """
+        Of the worker process that has it. None: no worker has it, or it runs in a thread or on another
+        machine.
+        """
+        return getattr(self.worker, "pid", None)
 
-    # What the holder of the Future sees
+    # For the holder of the Future
 
     def cancel(self, reason: str | None = None) -> bool:
         """
-        End the call wherever it is. Unlike the standard Future this also works while it runs: the caller is released
-        now, the function can see it (`current_call().canceled`), and its worker is ended after a grace period.
+        End the call wherever it is. Unlike the standard Future this also works while it runs: the caller is
+        released now, the function can see it (`current_call().cancelled`), and its worker is ended after a
+        grace period.
         """
         return self.call_queue.cancel(self, reason) or self.cancelled()
+
+    def done(self) -> bool:
+        return self._state is not PENDING
 
     def running(self) -> bool:
         return self.stage is IN_FLIGHT or self.stage is ENDING
@@ -152,115 +166,191 @@ class Call(Ticket, Future[R], Generic[R]):
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:
-        if self.call_queue.group.lead(self, timeout):
+        if self.call_queue.group.read_while_waiting(self, timeout):
             if self._state is PENDING:
                 raise TimeoutError
             return
         sleeper = allocate_lock()
         sleeper.acquire()
-        (self._crowd or self._gather()).sleepers.append(sleeper)
+        (self._wait_state or self._make_wait_state()).sleepers.append(sleeper)
         if self._state is PENDING:
             sleeper.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX))
             if self._state is PENDING:
                 raise TimeoutError
 
-    # What its pool does to it
+    # For its pool
 
-    def _context(self) -> CallContext:
+    @property
+    def error(self) -> BaseException | None:
+        """The error that it ended with; None if it has not ended, or ended well."""
+        return self._exception
+
+    def succeeded(self) -> bool:
+        return self._state is FINISHED and self._exception is None
+
+    def make_context(self) -> CallContext:
         return CallContext(self.dispatch, self.key, self.attempt, self.deadline, lambda: self.stage is ENDING)
 
-    def _settle(self, result: R | None, error: BaseException | None) -> None:
+    def set_outcome(self, result: R | None, error: BaseException | None) -> None:
+        """End the call and wake the threads that wait for it. Called once."""
         self._result = result
         state = FINISHED
         if error is not None:
             self._exception = error
             if is_kind(error, CallCanceled):
                 state = CANCELLED_AND_NOTIFIED
-        self.body = _SETTLING  # nor is the payload needed any more, which may be large
-        crowd = self._crowd
-        if crowd is not None and crowd.condition is not None:
+        self.body = _SETTLING  # this also frees the payload, which may be large
+        wait_state = self._wait_state
+        if wait_state is not None and wait_state.condition is not None:
             self.body = None
-            self._announce(crowd, crowd.condition, state)
+            self._notify_waiters(wait_state, wait_state.condition, state)
         else:
             self._state = state
-            crowd = self._crowd
-        if crowd is not None:
-            for sleeper in crowd.sleepers:
+            wait_state = self._wait_state
+        if wait_state is not None:
+            for sleeper in wait_state.sleepers:
                 sleeper.release()
-        if self.mailbox is not None:
-            self.mailbox.post(self)
+        if self.notifier is not None:
+            self.notifier.notify(self)
 
-    def _announce(self, crowd: _Crowd, condition: threading.Condition, state: str) -> None:
+    def _notify_waiters(self, wait_state: _WaitState, condition: threading.Condition, state: str) -> None:
         with condition:
             self._state = state
-            for waiter in crowd.waiters:
-                if state is CANCELLED_AND_NOTIFIED:
-                    waiter.add_cancelled(self)
-                elif self._exception is not None:
-                    waiter.add_exception(self)
-                else:
-                    waiter.add_result(self)
+            _tell_waiters(self, wait_state.waiters, self._exception, state)
             condition.notify_all()
-        if crowd.callbacks:
+        if wait_state.callbacks:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises
 
-    # What the standard library's `wait`, `as_completed` and `add_done_callback` look for
+    # For the standard library's `wait`, `as_completed` and `add_done_callback`
 
-    def _gather(self) -> _Crowd:
-        with _gathering:
-            if self._crowd is None:
-                self._crowd = _Crowd()
-            return self._crowd
+    def _make_wait_state(self) -> _WaitState:
+        with _making_wait_state:
+            if self._wait_state is None:
+                self._wait_state = _WaitState()
+            return self._wait_state
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]  # Future's own code only reads these
-        crowd = self._crowd or self._gather()
-        if crowd.condition is None:
-            with _gathering:
-                if crowd.condition is None:
-                    crowd.condition = threading.Condition()
+        wait_state = self._wait_state or self._make_wait_state()
+        if wait_state.condition is None:
+            with _making_wait_state:
+                if wait_state.condition is None:
+                    wait_state.condition = threading.Condition()
         if self.body is _SETTLING:
             until_settled(lambda: self.body is _SETTLING and self._state is PENDING)
-        return crowd.condition
+        return wait_state.condition
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]  # as above
-        return (self._crowd or self._gather()).waiters
+        return (self._wait_state or self._make_wait_state()).waiters
 
     @property
     def _done_callbacks(self) -> list[Callable[[Any], object]]:
-        return (self._crowd or self._gather()).callbacks
+        return (self._wait_state or self._make_wait_state()).callbacks
 
 
-class CancelSignal:
+def _tell_waiters(
+    future: Future[Any], waiters: Iterable[Any], error: BaseException | None, state: str
+) -> None:
+    """As `Future.set_result` does; `waiters` are those of `concurrent.futures.wait` and `as_completed`."""
+    for waiter in waiters:
+        if state is CANCELLED_AND_NOTIFIED:
+            waiter.add_cancelled(future)
+        elif error is not None:
+            waiter.add_exception(future)
+        else:
+            waiter.add_result(future)
+
+
+class _Lazy:
+    """An attribute that the first read makes; afterwards the instance's own dict has it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, future: object, owner: type) -> Any:
+        return future.__dict__.setdefault(self._name, self._make())
+
+
+class LazyFuture(Future[R], Generic[R]):
     """
-    One switch for many calls: `signal.cancel()` ends every call that was made with it, and every later one at once.
-
-    The explicit way beside keys, timeouts and asyncio's own cancellation; a call may have all four (DQ-5).
+    A Future that can be awaited from any event loop, and whose condition and lists are made on first use.
     """
+
+    _state: str = PENDING
+    _result: R | None = None
+    _exception: BaseException | None = None
+    _settling = False
+    _waiters = _Lazy(list)
+    _done_callbacks = _Lazy(list)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._calls: set[Call[Any]] = set()
-        self.canceled = False
-        self.reason: str | None = None
+        """Future's own is not called on purpose: it makes what the lazy attributes make on demand."""
 
-    def cancel(self, reason: str | None = None) -> None:
-        with self._lock:
-            if self.canceled:
-                return
-            self.canceled, self.reason = True, reason
-            calls, self._calls = self._calls, set()
-        for call in calls:
-            call.cancel(reason)
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]  # Future's own code only reads it
+        condition: threading.Condition | None = self.__dict__.get("condition")
+        if condition is None:
+            condition = self.__dict__.setdefault("condition", threading.Condition())
+        if self._settling:
+            until_settled(lambda: self._settling and self._state in (PENDING, RUNNING))
+        return condition
 
-    def _watch(self, call: Call[Any]) -> bool:
-        """False: it is off already, the call must not begin."""
-        with self._lock:
-            if not self.canceled:
-                self._calls.add(call)
-            return not self.canceled
+    def __await__(self) -> Generator[Any, None, R]:
+        """
+        From any event loop. Canceling the awaiting task cancels this. If this is canceled, the awaiting task
+        gets CallCanceled; `asyncio.wrap_future` would cancel that task.
+        """
+        import asyncio  # noqa: PLC0415  # takes longer to import than the pools, which never come here
 
-    def _forget(self, call: Call[Any]) -> None:
-        with self._lock:
-            self._calls.discard(call)
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def wake_loop(_: Future[R]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(wake_loop)
+        try:
+            yield from woken
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.result()
+
+    def result(self, timeout: float | None = None) -> R:
+        if self._state in (PENDING, RUNNING):
+            with self._condition:
+                if not self._condition.wait_for(self.done, timeout):
+                    raise TimeoutError
+        if self._exception is not None:
+            try:
+                raise self._exception
+            finally:
+                self = None  # type: ignore[assignment]  # noqa: PLW0642  # or the traceback keeps it alive
+        return self._result  # type: ignore[return-value]  # R or None, and None only if R is
+
+    def set_outcome(self, result: R | None, error: BaseException | None) -> None:
+        """End it and wake the threads that wait for it. The caller makes sure that this happens once."""
+        self._result = result
+        self._exception = error
+        state = CANCELLED_AND_NOTIFIED if is_kind(error, CallCanceled) else FINISHED
+        self._settling = True
+        condition: threading.Condition | None = self.__dict__.get("condition")
+        if condition is None:
+            self._state = state
+            return
+        self._settling = False
+        with condition:
+            self._state = state
+            _tell_waiters(self, self._waiters, error, state)
+            condition.notify_all()
+        if "_done_callbacks" in self.__dict__:
+            self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises

@@ -1,20 +1,20 @@
 """
 `map` for a bounded queue.
 
-The standard `map` submits everything at once and so holds a million futures for a million items. This one keeps a
-window of calls and pulls the next items as results are taken. Two habits of the standard one remain: calls start when
-`map` is called, and a map whose results nobody wants runs to its end all the same (when the pool is shut down). Leaving
-a loop over the results early cancels what is left.
+The standard `map` submits everything at once, so a million items hold a million futures. This one keeps a
+window of calls and pulls the next items as results are taken. Two habits of the standard one remain: calls
+start when `map` is called, and a map whose results are not read still runs to its end, when the pool is shut
+down. Leaving a loop over the results early cancels the other calls.
 
-Where the pool has much room, items go in and results come out in runs: one hold of the gate's lock and one change of
-state for many calls, instead of for each. A run is an eighth of the window, so the workers never run dry for its sake.
+Where the pool has much room, items go in and results come out in batches: one hold of the queue's lock and
+one change of state for many calls. A batch is an eighth of the window, so the workers do not run out of calls
+for its sake.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures._base import FINISHED
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
@@ -24,19 +24,21 @@ from penstock.pools.options import whole
 from penstock.pools.timers import clock
 
 if TYPE_CHECKING:
-    from penstock.pools.pool import WorkerPool
+    from penstock.pools.calling import PoolInternals
 
 R = TypeVar("R")
 
-_WIDEST: Final = 1024
-#: How long items may gather before they are submitted: who waits for a result does not wait for a slow source as well.
+_MAX_WINDOW: Final = 1024
+#: How long items may be collected before they are submitted: a caller that waits for a result must not wait
+#: for a slow source, too.
 _GATHER: Final = 200e-6
 
 
 class OrderedMap(Iterator[R], Generic[R]):
     def __init__(
         self,
-        pool: WorkerPool,
+        internals: PoolInternals,
+        submit: Callable[..., Call[Any]],
         fn: Callable[..., R],
         iterables: tuple[Iterable[Any], ...],
         *,
@@ -44,104 +46,110 @@ class OrderedMap(Iterator[R], Generic[R]):
         chunksize: int,
     ) -> None:
         whole("chunksize", chunksize, least=1)
-        self._pool = pool
+        self._internals = internals
+        self._submit_one = submit
         items: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)
         self._chunked = chunksize > 1
         self._fn: Callable[..., Any] = _run_chunk if self._chunked else fn
         self._items = ((fn, chunk) for chunk in _chunks(items, chunksize)) if self._chunked else items
         self._deadline = None if timeout is None else clock() + timeout
-        self._calls: deque[Call[Any]] = deque()
+        self.calls: deque[Call[Any]] = deque()
         self._ready: deque[R] = deque()
-        self._keep: Callable[[Any], None] = self._ready.extend if self._chunked else self._ready.append
-        self._begun = False
-        limits = pool._call_queue.queue.limits
-        self._width = int(min(limits.max_in_flight + limits.max_queue_depth, _WIDEST)) + 1
-        self._run = max(1, self._width // 8)
-        pool._maps.add(self)
-        while len(self._calls) < self._width - 1 and self._feed(self._width - 1):
+        self._add_result: Callable[[Any], None] = self._ready.extend if self._chunked else self._ready.append
+        self._iterated = False
+        limits = internals.call_queue.queue.limits
+        self._window = int(min(limits.max_in_flight + limits.max_queue_depth, _MAX_WINDOW)) + 1
+        self._batch = max(1, self._window // 8)
+        internals.maps.add(self)
+        while len(self.calls) < self._window - 1 and self._feed(self._window - 1):
             pass
 
     def __iter__(self) -> Self:
-        self._begun = True
+        self._iterated = True
         return self
 
     def __next__(self) -> R:
-        self._begun = True
+        self._iterated = True
         if not self._ready:
             try:
                 self._take_results()
-            except BaseException:  # an iterator that raised is over, as a generator would be
+            except BaseException:  # an iterator that raised has ended, as a generator would have
                 self.close()
                 raise
         return self._ready.popleft()
 
     def _take_results(self) -> None:
-        """Of the next call, once it is done, and of those behind it that are done by then."""
-        if self._width - len(self._calls) >= self._run:
-            self._feed(self._width)
-        calls = self._calls
+        """Take the result of the next call, once it is done, and of those behind it that are done by then."""
+        if self._window - len(self.calls) >= self._batch:
+            self._feed(self._window)
+        calls = self.calls
         if not calls:
             raise StopIteration
         calls[0].result(None if self._deadline is None else max(0.0, self._deadline - clock()))
-        for _ in range(self._run):
-            self._keep(calls.popleft()._result)
-            if not (calls and calls[0]._state is FINISHED and calls[0]._exception is None):
+        for _ in range(self._batch):
+            self._add_result(calls.popleft().result())
+            if not (calls and calls[0].succeeded()):
                 break
 
     def _feed(self, width: int) -> bool:
-        """Submit what there is room for and can be had at once, at least one. False if there are no more items."""
-        room = int(min(self._pool._call_queue.queue.room(), width - len(self._calls)))
-        run: list[tuple[Any, ...]] = []
+        """
+        Submit the items that there is room for and that the source gives at once, at least one. False if
+        there are no more items.
+        """
+        room = int(min(self._internals.call_queue.queue.room(), width - len(self.calls)))
+        batch: list[tuple[Any, ...]] = []
         began = clock()
         for args in islice(self._items, max(1, room)):
-            run.append(args)
+            batch.append(args)
             if clock() - began > _GATHER:
                 break
-        if run:
-            self._submit(run)
+        if batch:
+            self._submit(batch)
         else:
-            self._pool._maps.discard(self)
-        return bool(run)
+            self._internals.maps.discard(self)
+        return bool(batch)
 
-    def _submit(self, run: list[tuple[Any, ...]]) -> None:
-        """All at once, as far as they can: a call that has its payload still to be made first needs a place for it."""
-        pool, call_queue, fn, describe = (
-            self._pool,
-            self._pool._call_queue,
-            self._fn,
-            self._pool._group.describe,
-        )
+    def _submit(self, batch: list[tuple[Any, ...]]) -> None:
+        """
+        Enter as many at once as possible. A call whose payload is still to be made needs a place first, so it
+        is submitted alone.
+        """
+        internals, fn = self._internals, self._fn
+        call_queue, pack_call = internals.call_queue, internals.group.pack_call
         at = 0
-        if pool._plain and pool._tracing is None and len(run) > 1:
+        if not internals.needs_guards and internals.tracing is None and len(batch) > 1:
             calls: list[Call[Any]] = []
-            for args in run:
+            for args in batch:
                 call: Call[Any] = Call(call_queue, fn)
-                if describe(call, fn, args, {}) is not None:
+                if pack_call(call, fn, args, {}) is not None:
                     break
                 calls.append(call)
             at = call_queue.enter_run(calls)
-            self._calls.extend(calls[:at])
-        for args in run[at:]:
-            self._calls.append(pool.submit(fn, *args))
+            self.calls.extend(calls[:at])
+        for args in batch[at:]:
+            self.calls.append(self._submit_one(fn, *args))
 
     def finish(self) -> None:
-        """The pool is shutting down: run what is left. If somebody reads the results they do it themselves."""
-        if self._begun:
+        """
+        Called when the pool shuts down: run the remaining items. A loop that reads the results does that
+        itself.
+        """
+        if self._iterated:
             return
-        while self in self._pool._maps:
-            self._feed(self._width)
-            while len(self._calls) >= self._width:
-                with suppress(Exception):  # nobody asked for this result, and the standard map is as silent
-                    self._keep(self._calls.popleft().result())
+        while self in self._internals.maps:
+            self._feed(self._window)
+            while len(self.calls) >= self._window:
+                with suppress(Exception):  # this result is not read; the standard map is as silent
+                    self._add_result(self.calls.popleft().result())
 
     def close(self) -> None:
-        self._pool._maps.discard(self)
-        self._items = iter(())  # no more of them
-        while self._calls:
-            self._calls.popleft().cancel("its map was left")
+        self._internals.maps.discard(self)
+        self._items = iter(())
+        while self.calls:
+            self.calls.popleft().cancel("its map was left")
 
     def __del__(self) -> None:
-        if getattr(self, "_calls", None):
+        if getattr(self, "calls", None):
             self.close()
 
 

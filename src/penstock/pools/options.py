@@ -1,20 +1,9 @@
-"""The options of a pool: their defaults, and what is wrong with the ones given, said at once and by name.
-
-What a pool does when one of its worker processes dies unasked (PL-4).
-
-What telemetry calls a pool and a function.
-
-Every label becomes a time series that somebody pays for, so there may only be as many as a programmer has written
-down: functions by their qualified names, and pools by the names they were given. Pools without one share one label,
-because a program may make thousands of them.
-"""
+"""The options of a pool: their defaults and checks. A wrong option is refused at once and by name."""
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,7 +16,6 @@ from penstock.pools.child import protocol
 
 if TYPE_CHECKING:
     from penstock.cluster.engine import Cluster
-    from penstock.pools.pool import WorkerPool
 
 __all__ = ["CrashPolicy", "Kind", "WorkerOptions", "make_limits", "set_defaults"]
 
@@ -44,11 +32,11 @@ _defaults = _Defaults()
 
 def set_defaults(*, max_queue_depth: float | None = None) -> None:
     """
-    For all pools made from now on in this program, where they do not say otherwise.
-    None goes back to Penstock's own default: twice `max_in_flight` for a pool, 2 for a singleton.
+    Set defaults for all pools that this program makes from now on. None restores Penstock's own default:
+    twice `max_in_flight` for a pool, 2 for a singleton.
     """
     if max_queue_depth is not None:
-        QueueLimits(max_in_flight=1, max_queue_depth=max_queue_depth)  # checks it
+        QueueLimits(max_in_flight=1, max_queue_depth=max_queue_depth)  # raises if it is no depth
     _defaults.max_queue_depth = max_queue_depth
 
 
@@ -67,7 +55,7 @@ def make_limits(
     if depth is None:
         depth = 2 if singleton else 2 * in_flight if isinstance(in_flight, int) else 0
     one_of("requeue", requeue, ("front", "back"))
-    one_of("policy", policy, [str(known) for known in Policy])
+    one_of("policy", policy, [str(name) for name in Policy])
     return QueueLimits(
         max_in_flight=in_flight,
         max_queue_depth=depth,
@@ -119,7 +107,7 @@ class WorkerOptions:
             )
 
     def setup(self) -> dict[str, Any]:
-        """What a worker that is not of this process has to make before its first call."""
+        """The objects that a worker outside of this process makes before its first call."""
         return {
             "initializer": self.initializer,
             "initargs": self.initargs,
@@ -128,12 +116,12 @@ class WorkerOptions:
         }
 
     def pack_setup(self) -> tuple[tuple[list[str], str, list[str]], str, bytes, tuple[str, str] | None]:
-        """The first message to a worker process: where it is, and what to make there."""
+        """The first message to a worker process: its environment, and what to make there."""
         blob = protocol.pack_setup(self.setup())
         main = protocol.main_module() if b"__main__" in blob else None
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
-        place = paths, os.getcwd(), sys.argv  # noqa: PTH109  # as above
-        return place, f"penstock: {self.name}", blob, main
+        environment = paths, os.getcwd(), sys.argv  # noqa: PTH109  # as above
+        return environment, f"penstock: {self.name}", blob, main
 
 
 def whole(name: str, value: Any, *, least: int) -> None:
@@ -150,42 +138,20 @@ def seconds(name: str, value: Any, *, or_none: bool = False) -> None:
         )
 
 
-def one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    known = list(known)
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, known))}")
+def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    allowed = list(allowed)
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
 
 
 class CrashPolicy(StrEnum):
     """
-    In each case only the dead worker's calls are touched, and a call that it had not begun yet goes back to the front
-    of the queue: it has done nothing, so running it now is not running it twice.
+    What a pool does when one of its workers dies unexpectedly (PL-4).
+
+    In each case only the dead worker's calls are touched, and a call that it had not begun goes back to the
+    front of the queue: it has done nothing yet, so running it now is not running it twice.
     """
 
     RESTART_FAIL = "restart-fail-in-flight"  # the call that it ran fails
-    RESTART_REQUEUE = (
-        "restart-requeue-in-flight"  # the call that it ran is tried again, `max_attempts` times at most
-    )
-    FAIL_TASK = "fail-task"  # everything fails, and the pool halts until somebody restarts it
-
-
-_made_up = re.compile(r"(pool|singleton)-\d+")
-
-
-def labels_of(pool: WorkerPool) -> dict[str, str]:
-    made_up = _made_up.fullmatch(pool.name)
-    return {
-        "pool": made_up[1] if made_up else pool.name,
-        "kind": pool._group.kind,
-        "policy": str(pool._call_queue.queue.limits.policy),
-    }
-
-
-def task_name(fn: Any, target: Any = None) -> str:
-    """`target` is what a singleton makes its object from: there, `fn` is only the name of a method."""
-    if isinstance(fn, str):
-        return f"{task_name(target)}.{fn}" if target is not None else fn
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    named = fn if hasattr(fn, "__qualname__") else type(fn)
-    return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
+    RESTART_REQUEUE = "restart-requeue-in-flight"  # the call that it ran is tried again, up to `max_attempts`
+    FAIL_TASK = "fail-task"  # all calls fail, and the pool halts until `restart()`

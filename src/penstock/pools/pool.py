@@ -1,11 +1,14 @@
 """
-WorkerPool: bounded calls to N workers, as a `concurrent.futures.Executor` and from asyncio.
+WorkerPool: bounded calls to N workers, as a `concurrent.futures.Executor` and from asyncio; and
+SingletonWorker, one worker that keeps an object.
 
-This file is what people hold in their hands; who may enter is the gate's business, who runs it the crew's.
+This file is the public face. The call queue decides which calls may enter, the worker group which worker runs
+them.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -13,30 +16,25 @@ import weakref
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Executor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from penstock.core.calls.ticket import WAIT, QueueState
 from penstock.core.errors import PoolClosedError
 from penstock.pools.call_queue import CallQueue
-from penstock.pools.context import awaited, in_daemon
-from penstock.pools.future import Call, CancelSignal
+from penstock.pools.calling import PoolInternals, Reservation, Task, awaited, check_key_of, in_daemon
+from penstock.pools.future import Call
+from penstock.pools.guards import CancelSignal
 from penstock.pools.map import OrderedMap
 from penstock.pools.options import CrashPolicy, WorkerOptions, make_limits, one_of, seconds
-from penstock.pools.reservation import Reservation
-from penstock.pools.task import Task
-from penstock.pools.workers.process_workers import ProcessWorkers
+from penstock.pools.workers.base import WorkerGroup
+from penstock.pools.workers.processes import ProcessWorkers
 from penstock.pools.workers.threads import ThreadWorkers
 from penstock.telemetry import registry
 from penstock.telemetry.hooks import QueueHooks
 
 if TYPE_CHECKING:
     from penstock.cluster.engine import Cluster
-    from penstock.cluster.workers import ClusterWorkers
     from penstock.telemetry.registry import TaskSnapshot
-
-    class Tracing(Protocol):
-        def begin(self, call: Call[Any]) -> None: ...
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,14 +42,15 @@ R = TypeVar("R")
 
 class WorkerPool(Executor):
     """
-    Runs functions on `workers` processes (or threads, or workers on a Ray cluster: see `Cluster`), with at most `max_in_flight` handed out and `max_queue_depth`
-    accepted behind them. What happens to one more call is the `policy`: it waits at the call site (`block`), or is
-    refused (`reject`, `drop-latest`), or takes the place of the oldest (`drop-oldest`).
+    Runs functions on `workers` processes (or threads, or workers on a Ray cluster: see `Cluster`), with at
+    most `max_in_flight` calls given to workers and `max_queue_depth` accepted behind them. `policy` says what
+    happens to one more call: it waits at the call site (`block`), is refused (`reject`, `drop-latest`), or
+    takes the place of the oldest (`drop-oldest`).
 
-    Code written for ProcessPoolExecutor works with it. It differs where bounds make it better: `submit` waits when the
-    queue is full, `map` pulls its items as results are taken, a running call can be cancelled, and a dying worker
-    takes nobody else along. Ctrl-C in a `with` block ends the running calls too: a worker process is killed, and the
-    program does not wait for a thread.
+    Code written for ProcessPoolExecutor works with it. It differs where bounds make it better: `submit` waits
+    when the queue is full, `map` pulls its items as results are taken, a running call can be canceled, and a
+    dying worker takes no other call with it. Ctrl-C in a `with` block ends the running calls too: a worker
+    process is killed, and the program does not wait for a thread.
     """
 
     def __init__(
@@ -84,17 +83,18 @@ class WorkerPool(Executor):
         _args: tuple[Any, ...] = (),
         _singleton: bool = False,
     ) -> None:
-        """`max_workers` is the standard executors' name for `workers`; `start` is "lazy" or "eager"; `grace` is how
-        long a cancelled call may go on before its worker is ended; sizes in bytes, times in seconds."""
+        """
+        `max_workers` is the standard executors' name for `workers`. `start` is "lazy" or "eager". `grace` is
+        how long a canceled call may go on before its worker is ended. Sizes are in bytes, times in seconds.
+        """
         if workers is not None and max_workers is not None:
             raise TypeError("workers and max_workers are two names of one option; give one of them")
         workers = next((n for n in (workers, max_workers) if n is not None), None)
         workers = _default_workers(kind, cluster) if workers is None else workers
         one_of("start", start, ("lazy", "eager"))
-        one_of("crash_policy", crash_policy, [str(known) for known in CrashPolicy])
+        one_of("crash_policy", crash_policy, [str(value) for value in CrashPolicy])
         seconds("timeout", timeout, or_none=True)
-        if key_of is not None and not callable(key_of):
-            raise TypeError(f"key_of is {key_of!r}; it must be a function of the call's arguments, or None")
+        check_key_of(key_of)
         name = registry.name_for(name, "singleton" if _singleton else "pool")
         options = WorkerOptions(
             workers=workers,
@@ -125,19 +125,13 @@ class WorkerPool(Executor):
             singleton=_singleton,
         )
         self.name = name
-        self._options = options
-        self._timeout = timeout
-        self._key_of = key_of
         self._call_queue = CallQueue(
             limits, name=name, hooks=[hooks] if isinstance(hooks, QueueHooks) else hooks
         )
-        self._group = _make_group(self._call_queue, options)
-        self._call_queue.group = self._group
-        self._maps: set[OrderedMap[Any]] = set()
+        self._group = self._call_queue.group = _make_group(self._call_queue, options)
+        #: For the other parts of Penstock and its tests; no part of the API.
+        self.internals = PoolInternals(self._call_queue, self._group, options, timeout=timeout, key_of=key_of)
         self._closed = False
-        # Is told of each call before it enters, and may give it a trace to carry.
-        self._tracing: Tracing | None = None
-        self._plain = timeout is None and key_of is None  # nothing to be said of each call
         registry.register(self)
         _open.add(self)
         if start == "eager":
@@ -147,48 +141,27 @@ class WorkerPool(Executor):
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """
-        Waits here while the queue is full (with policy `block`), and returns once the call is accepted. On the thread
-        of a running event loop, and in a done-callback, it returns at once, and the Future waits.
+        Wait while the queue is full (with policy `block`), and return once the call is accepted. On the
+        thread of a running event loop, and in a done-callback, return at once: the Future waits.
         """
-        if self._plain and self._tracing is None:
-            call = Call(self._call_queue, fn)
-            prepare = self._group.describe(call, fn, args, kwargs)
+        internals, call_queue = self.internals, self._call_queue
+        if internals.needs_guards or internals.tracing is not None:
+            call, prepare = internals.make_call(fn, args, kwargs)
         else:
-            call, prepare = self._make(fn, args, kwargs)
-        call_queue = self._call_queue
+            call = Call(call_queue, fn)
+            prepare = self._group.pack_call(call, fn, args, kwargs)
         if prepare is not None:
             call_queue.submit(call, prepare)
-        else:  # `CallQueue.submit` for the commonest call: nothing is left to be made
+        else:  # `CallQueue.submit` for the commonest call, whose payload is made already
             call.eager = True
             if call_queue.enter(call) is WAIT:
-                call_queue._sleep(call)
+                call_queue.wait_for_place(call)
         return call
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        """`await pool.call(fn, ...)`. Cancelling the task that awaits it cancels the call."""
-        call, prepare = self._make(fn, args, kwargs)
+        """`await pool.call(fn, ...)`. Canceling the task that awaits it cancels the call."""
+        call, prepare = self.internals.make_call(fn, args, kwargs)
         return awaited(self._call_queue, call, prepare)
-
-    def _make(
-        self,
-        fn: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        timeout: float | None = None,
-        key: Hashable = None,
-        signal: CancelSignal | None = None,
-    ) -> tuple[Call[Any], Callable[[], None] | None]:
-        call: Call[Any] = Call(self._call_queue, fn)
-        prepare = self._group.describe(call, fn, args, kwargs)
-        timeout = self._timeout if timeout is None else timeout
-        if key is None and self._key_of is not None:
-            key = self._key_of(*args, **kwargs)
-        if timeout is not None or key is not None or signal is not None:
-            self._call_queue.guard(call, key=key, timeout=timeout, signal=signal)
-        if self._tracing is not None:
-            self._tracing.begin(call)
-        return call, prepare
 
     def map(
         self,
@@ -199,10 +172,10 @@ class WorkerPool(Executor):
         chunksize: int = 1,
     ) -> Iterator[R]:
         """
-        Results in the order of the items, which are pulled as results are taken, so a million items hold a few at a
-        time. A map that nobody iterates still runs to its end, when the pool is shut down.
+        Results in the order of the items. Items are pulled as results are taken, so a million items hold a
+        few at a time. A map that is never read still runs to its end, when the pool is shut down.
         """
-        return OrderedMap(self, fn, iterables, timeout=timeout, chunksize=chunksize)
+        return OrderedMap(self.internals, self.submit, fn, iterables, timeout=timeout, chunksize=chunksize)
 
     def task(
         self,
@@ -213,13 +186,16 @@ class WorkerPool(Executor):
         signal: CancelSignal | None = None,
     ) -> Task[P, R]:
         """The function as something to call, submit or await, typed like itself, with options of its own."""
-        return Task(self, fn, timeout=timeout, key_of=key_of, signal=signal)
+        return Task(self.internals, fn, timeout=timeout, key_of=key_of, signal=signal)
 
     def reserve(self, *, timeout: float | None = None, key: Hashable = None) -> Reservation:
-        """A place in the queue before there is a payload: `with pool.reserve() as place: place.submit(fn, load())`."""
-        return Reservation(self, timeout=timeout, key=key)
+        """
+        A place in the queue before there is a payload: `with pool.reserve() as place: place.submit(fn,
+        load())`.
+        """
+        return Reservation(self.internals, timeout=timeout, key=key)
 
-    # Cancelling
+    # Canceling
 
     def cancel(self, key: Hashable, reason: str | None = None) -> int:
         """
@@ -229,39 +205,39 @@ class WorkerPool(Executor):
         return self._call_queue.cancel_key(key, reason)
 
     def clear(self, key: Hashable) -> bool:
-        """Let calls with this key in again. False if it was not cancelled."""
+        """Accept calls with this key again. False if it was not canceled."""
         return self._call_queue.clear_key(key)
 
-    # Looking
+    # State
 
     @property
     def state(self) -> QueueState:
         return self._call_queue.state()
 
     def snapshot(self) -> TaskSnapshot:
-        return registry.describe(self)
+        return registry.pool_snapshot(self.internals)
 
     def add_hooks(self, hooks: QueueHooks) -> None:
-        self._call_queue.hook_dispatcher.add(hooks)
+        self._call_queue.hooks.add(hooks)
 
     def __repr__(self) -> str:
         state = self.state
         return (
-            f"<{type(self).__name__} {self.name!r}: {self._options.workers} {self._group.kind} workers, "
+            f"<{type(self).__name__} {self.name!r}: {self.internals.options.workers} {self._group.kind} workers, "
             f"{state.in_flight} in flight, {state.pending} pending, {state.waiting} waiting>"
         )
 
-    # Holding back
+    # Pausing
 
     def pause(self) -> None:
-        """Hand out nothing; go on accepting."""
+        """Give no calls to workers; go on accepting them."""
         self._call_queue.pause()
 
     def resume(self) -> None:
         self._call_queue.resume()
 
     def stop_workers(self) -> None:
-        """End the worker processes. What ran goes back to the queue and waits for `start_workers`."""
+        """End the worker processes. Running calls go back to the queue and wait for `start_workers`."""
         self._group.stop()
 
     def start_workers(self) -> None:
@@ -270,7 +246,7 @@ class WorkerPool(Executor):
         self._group.resume()
 
     def restart(self) -> None:
-        """After a halt: forget the crashes, accept calls again."""
+        """After a halt: forget the crashes and accept calls again."""
         self.start_workers()
 
     def _check_open(self) -> None:
@@ -280,8 +256,11 @@ class WorkerPool(Executor):
     # Closing
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept nothing new; what was accepted is run (or cancelled, if asked for). `wait`: until it has, and all workers are gone."""
-        maps = [] if cancel_futures else list(self._maps)
+        """
+        Accept nothing new; accepted calls are run (or canceled, with `cancel_futures`). `wait`: until that is
+        done and all workers are gone.
+        """
+        maps = [] if cancel_futures else list(self.internals.maps)
         if wait:
             for unread in maps:
                 unread.finish()
@@ -296,7 +275,10 @@ class WorkerPool(Executor):
             self._group.gone.wait()
 
     def dispose(self, *, timeout: float | None = 5.0) -> None:
-        """End everything now: each waiting, pending and running call fails with PoolClosedError; workers are killed."""
+        """
+        End everything now: each waiting, pending and running call fails with PoolClosedError; workers are
+        killed.
+        """
         self._end_all()
         self._group.gone.wait(timeout)
 
@@ -308,15 +290,20 @@ class WorkerPool(Executor):
 
     def _abort(self) -> None:
         """
-        Ctrl-C: end everything, and wait for no function. Workers that can be killed are gone after that. A thread cannot be;
-        its function sees the cancel, and the program ends without it.
+        On Ctrl-C: end everything, and wait for no function. Workers that can be killed are gone after that. A
+        thread cannot be killed; its function sees the cancel, and the program ends without it.
         """
-        self.dispose(timeout=5.0 if self._group.mortal else 0.0)
+        self.dispose(timeout=5.0 if self._group.can_be_killed else 0.0)
+
+    def finish(self, *, interrupted: bool) -> None:
+        """Called when the program ends: run what was submitted, or after Ctrl-C end everything."""
+        if not self._closed:
+            self._abort() if interrupted else self.shutdown()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """`shutdown`; on Ctrl-C, which our workers do not get from the terminal, they are ended instead."""
+        """`shutdown`; on Ctrl-C, which the workers do not get from the terminal, end them instead."""
         interrupted = isinstance(error, KeyboardInterrupt)
         try:
             if not interrupted:
@@ -353,14 +340,14 @@ class WorkerPool(Executor):
                 await in_daemon(self._abort)
 
     def __del__(self) -> None:
-        # Like the standard executors: a pool that nobody holds lets its workers go once they are done.
+        # Like the standard executors: the workers of a pool that was dropped end once they are done.
         if not getattr(self, "_closed", True):
             self._call_queue.refuse(PoolClosedError(f"{self.name} is gone", pool=self.name))
             group = self._group
             threading.Thread(
                 target=self._call_queue.when_idle,
                 args=(lambda: group.close(kill=False),),
-                name="penstock-undertaker",
+                name="penstock-closer",
                 daemon=True,
             ).start()
 
@@ -368,15 +355,13 @@ class WorkerPool(Executor):
 def _default_workers(kind: str, cluster: Cluster | None) -> int:
     if kind != "cluster":
         return os.cpu_count() or 1
-    from penstock.cluster import engine  # noqa: PLC0415  # Ray is for those who ask for it
+    from penstock.cluster import engine  # noqa: PLC0415  # Ray takes a second to import
     from penstock.cluster.engine import Cluster  # noqa: PLC0415  # as above
 
     return engine.most_workers(engine.connect(cluster or Cluster()), cluster or Cluster())
 
 
-def _make_group(
-    call_queue: CallQueue, options: WorkerOptions
-) -> ProcessWorkers | ThreadWorkers | ClusterWorkers:
+def _make_group(call_queue: CallQueue, options: WorkerOptions) -> WorkerGroup:
     match options.kind:
         case "process":
             return ProcessWorkers(call_queue, options)
@@ -392,12 +377,63 @@ _open: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 def _finish_all() -> None:
-    """The program ends: as with the standard executors, what was submitted is run first, except after Ctrl-C."""
+    """At the end of the program run what was submitted, as the standard executors do, except after Ctrl-C."""
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) and not hasattr(sys, "ps1")
     for pool in list(_open):
-        if not pool._closed:
-            pool._abort() if interrupted else pool.shutdown()
+        pool.finish(interrupted=interrupted)
 
 
-# Before the interpreter waits for threads, as concurrent.futures does it; `atexit` would come too late for our own.
-threading._register_atexit(_finish_all)  # type: ignore[attr-defined]  # the standard executors' own way
+# Before the interpreter joins threads, as concurrent.futures does; `atexit` would be too late for our own
+# threads.
+threading._register_atexit(_finish_all)  # type: ignore[attr-defined]  # noqa: SLF001  # as the standard executors do
+
+
+class SingletonWorker(WorkerPool):
+    """
+    One worker whose state is kept between calls: a loaded model, an open device, a counter.
+
+    `SingletonWorker(Model, "weights.bin")` makes a Model in a worker process; `worker.predict(x)` calls its
+    method there and returns the result, `worker.predict.submit(x)` gives a Future, `await
+    worker.predict.call(x)` waits in a coroutine. With a plain function as target, `worker(x)` calls it. After
+    a crash the object is made anew.
+
+    Methods whose names a pool has itself are reached by `worker.method("submit")`. To give the constructor
+    keyword arguments, wrap it: `functools.partial(Model, device="cpu")`.
+    """
+
+    def __init__(self, target: Callable[..., Any], *args: Any, **options: Any) -> None:
+        if not callable(target):
+            raise TypeError(f"target is {target!r}; it must be a class, whose object is kept, or a function")
+        made = _makes_an_object(target)
+        if args and not made:
+            raise TypeError(
+                "arguments after target go to a class's constructor; a function gets its own when called"
+            )
+        if "workers" in options or "max_workers" in options:
+            raise TypeError("a SingletonWorker has one worker; use WorkerPool for more")
+        self._function = None if made else target
+        super().__init__(1, _target=target if made else None, _args=args, _singleton=True, **options)
+
+    def method(self, name: str, *, timeout: float | None = None) -> Task[..., Any]:
+        """A method of the object in the worker, with a timeout of its own if needed."""
+        return Task(self.internals, name, timeout=timeout)
+
+    def __getattr__(self, name: str) -> Task[..., Any]:
+        if (
+            name.startswith("_")
+            or self.__dict__.get("_function") is not None
+            or "internals" not in self.__dict__
+        ):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return self.method(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._function is None:
+            return self.method("__call__")(*args, **kwargs)
+        return self.submit(self._function, *args, **kwargs).result()
+
+
+def _makes_an_object(target: Callable[..., Any]) -> bool:
+    while isinstance(target, functools.partial):
+        target = target.func
+    return isinstance(target, type)

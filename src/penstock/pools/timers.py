@@ -1,8 +1,9 @@
 """
 One thread that waits for moments, for all pools of the process.
 
-Most timers are deadlines of calls that end long before: `Timer.cancel` lets go of what it would have called at once,
-and the heap is swept when most of it is such husks, so a million calls with a timeout of an hour hold no memory.
+Most timers are deadlines of calls that end long before. `Timer.cancel` drops the function and its arguments
+at once, and the heap is swept when most of its timers are canceled, so a million calls with a timeout of an
+hour hold no memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 log = logging.getLogger("penstock")
 
-#: The one clock of everything in process: waits, timers and spans agree because they read the same.
+#: The one clock of pools and graphs: waits, timers and spans agree because they read the same one.
 clock = time.perf_counter
 
 
@@ -36,7 +37,7 @@ class Timer:
     def cancel(self) -> None:
         if self._fn is not None:
             self._fn, self._args = None, ()
-            _wheel.note_husk()
+            _timer_thread.count_canceled()
 
     def fire(self) -> None:
         fn, args = self._fn, self._args
@@ -44,15 +45,15 @@ class Timer:
         if fn is not None:
             try:
                 fn(*args)
-            except Exception:  # the wheel turns for every pool of the process
+            except Exception:  # this thread serves every pool of the process
                 log.exception("a timer of penstock failed")
 
 
-class _Wheel:
+class _TimerThread:
     def __init__(self) -> None:
         self._ready = threading.Condition(threading.Lock())
         self._heap: list[tuple[float, int, Timer]] = []
-        self._husks = 0
+        self._canceled_timers = 0
         self._serial = count()
         self.thread: threading.Thread | None = None
 
@@ -60,10 +61,10 @@ class _Wheel:
         timer = Timer(fn, args)
         with self._ready:
             heappush(self._heap, (when, next(self._serial), timer))
-            if self._husks > 64 and self._husks * 2 > len(self._heap):
+            if self._canceled_timers > 64 and self._canceled_timers * 2 > len(self._heap):
                 self._heap = [entry for entry in self._heap if not entry[2].canceled]
                 heapify(self._heap)
-                self._husks = 0
+                self._canceled_timers = 0
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="penstock-timer", daemon=True)
                 self.thread.start()
@@ -71,8 +72,8 @@ class _Wheel:
                 self._ready.notify()
         return timer
 
-    def note_husk(self) -> None:
-        self._husks += 1  # a hint: a lost update delays a sweep, nothing else
+    def count_canceled(self) -> None:
+        self._canceled_timers += 1  # a hint: a lost update only delays a sweep
 
     def _run(self) -> None:
         while True:
@@ -91,18 +92,18 @@ class _Wheel:
         return due
 
 
-_wheel = _Wheel()
+_timer_thread = _TimerThread()
 
 
 def call_at(when: float, fn: Callable[..., object], *args: Any) -> Timer:
     """Call `fn` on the timer thread at that moment of `clock`. It must not block."""
-    return _wheel.at(when, fn, *args)
+    return _timer_thread.at(when, fn, *args)
 
 
-def _forget_parents_timers() -> None:
-    global _wheel  # noqa: PLW0603  # a forked child has a copy of the heap and no thread
-    _wheel = _Wheel()
+def _start_anew_in_child() -> None:
+    global _timer_thread  # noqa: PLW0603  # a forked child has a copy of the heap and no thread
+    _timer_thread = _TimerThread()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parents_timers)
+    os.register_at_fork(after_in_child=_start_anew_in_child)

@@ -1,9 +1,9 @@
 """
-Being told what happens in a queue (DQ-9).
+Hooks of a call queue (DQ-9).
 
-Events are noted under the queue's lock and told after it is released, in order, by one thread at a time. So a hook may
-call back into the pool, and two threads cannot tell it things in the wrong order. Whatever happens under one hold of the
-lock is one change of state: what lies between was never there for anybody to see.
+Events are recorded under the queue's lock and delivered after it is released, in order, by one thread at a
+time. So a hook may call back into the pool, and two threads cannot deliver events in the wrong order. All
+that happens under one hold of the lock is one change of state: intermediate states are not reported.
 """
 
 from __future__ import annotations
@@ -24,45 +24,50 @@ log = logging.getLogger("penstock")
 
 class QueueHooks:
     """
-    Override what you want to hear. Every call ends in exactly one of `on_settle` (its run gave a result or an error, or its
-    worker died), `on_cancel` (a cancel, its timeout or a closed or halted pool ended it, or its payload could not be made)
-    and `on_reject` (a load-shedding policy did). That includes a call that is refused at once and a place that was reserved
-    and not used.
-    A hook that raises is logged, whatever it raises, and nothing else breaks. Only Ctrl-C in the main thread passes.
+    Override the methods that you need. Every call ends in exactly one of `on_settle` (its run gave a result
+    or an error, or its worker died), `on_cancel` (a cancel, its timeout or a closed or halted pool ended it,
+    or its payload could not be made) and `on_reject` (a load-shedding policy refused it). That includes a
+    call that is refused at once and a reserved place that was not used.
+
+    An exception from a hook is logged, whatever it is, and breaks nothing else. Only Ctrl-C in the main
+    thread is raised.
     """
 
     def on_queued(self, call: Call[Any]) -> None:
-        """It was accepted."""
+        """The call was accepted."""
 
     def on_dispatch(self, call: Call[Any]) -> None:
-        """It was handed to a worker; `call.attempt` says for the how manieth time, `call.last_wait` after how long."""
+        """
+        The call was given to a worker; `call.attempt` says which attempt this is, `call.last_wait` how long
+        it waited.
+        """
 
     def on_settle(self, call: Call[Any]) -> None:
-        """It has a result or an error; `call.ran_for` is how long the function ran."""
+        """The call has a result or an error; `call.ran_for` is how long the function ran."""
 
     def on_cancel(self, call: Call[Any], phase: CancelPhase) -> None: ...
 
     def on_reject(self, call: Call[Any]) -> None: ...
 
     def on_requeue(self, call: Call[Any]) -> None:
-        """Its worker was lost and it went back to the queue."""
+        """The worker of the call was lost, and the call went back to the queue."""
 
     def on_state_change(self, state: QueueState) -> None: ...
 
 
 class HookDispatcher:
     """
-    Tells the hooks of one queue. For each event there is one function that takes what happened, or None if nobody
-    listens: a look at it is then all that the event costs. News is noted as a pair of the two. What happens to many calls
-    at once is one piece of news, told in half the time (`note_run`).
+    Calls the hooks of one queue. For each kind of event there is one function, or None if no hook overrides
+    it: checking that is then all that the event costs. An event is recorded as the pair (function, argument).
+    One event for many calls at once takes half the time (`record_all`).
     """
 
     __slots__ = (
         "_hooks",
-        "_turn",
+        "_token",
         "cancel",
         "dispatch",
-        "news",
+        "events",
         "queued",
         "reject",
         "requeue",
@@ -71,81 +76,82 @@ class HookDispatcher:
     )
 
     def __init__(self, hooks: Iterable[QueueHooks] = ()) -> None:
-        self.news: deque[tuple[Callable[[Any], object], Any]] = deque()
-        self._turn = [True]  # whoever takes it out tells; a list's `pop` takes a third of the time of a lock
+        self.events: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self._token = [True]  # held while delivering; a list's `pop` takes a third of the time of a lock
         self._hooks: tuple[QueueHooks, ...] = tuple(hooks)
-        self._listen()
+        self._combine_hooks()
 
     def add(self, hooks: QueueHooks) -> None:
         self._hooks = (*self._hooks, hooks)
-        self._listen()
+        self._combine_hooks()
 
-    def _listen(self) -> None:
-        self.queued = _together(self._who("on_queued"))
-        self.dispatch = _together(self._who("on_dispatch"))
-        self.settle = _together(self._who("on_settle"))
-        self.cancel = _together([partial(_spread, hook) for hook in self._who("on_cancel")])
-        self.reject = _together(self._who("on_reject"))
-        self.requeue = _together(self._who("on_requeue"))
-        self.state = _together(self._who("on_state_change"))
+    def _combine_hooks(self) -> None:
+        self.queued = _combined(self._listeners("on_queued"))
+        self.dispatch = _combined(self._listeners("on_dispatch"))
+        self.settle = _combined(self._listeners("on_settle"))
+        self.cancel = _combined([partial(_with_pair, hook) for hook in self._listeners("on_cancel")])
+        self.reject = _combined(self._listeners("on_reject"))
+        self.requeue = _combined(self._listeners("on_requeue"))
+        self.state = _combined(self._listeners("on_state_change"))
 
-    def _who(self, name: str) -> list[Callable[..., object]]:
+    def _listeners(self, name: str) -> list[Callable[..., object]]:
         default = getattr(QueueHooks, name)
         return [getattr(hook, name) for hook in self._hooks if getattr(type(hook), name, None) is not default]
 
-    def note(self, who: Callable[[Any], object] | None, what: Any) -> None:
-        """`what` is the call, the state, or for `cancel` the call and its phase."""
-        if who is not None:
-            self.news.append((who, what))
+    def record(self, hook: Callable[[Any], object] | None, subject: Any) -> None:
+        """`subject` is the call, the state, or for `cancel` the call and its phase."""
+        if hook is not None:
+            self.events.append((hook, subject))
 
-    def note_run(self, who: Callable[[Any], object] | None, calls: Sequence[Call[Any]]) -> None:
-        """The same has happened to all of these, one at least."""
-        if who is not None:
-            self.news.append((who, calls[0]) if len(calls) == 1 else (_tell_of_each, (who, calls)))
+    def record_all(self, hook: Callable[[Any], object] | None, calls: Sequence[Call[Any]]) -> None:
+        """One event for each of these calls, at least one."""
+        if hook is not None:
+            self.events.append((hook, calls[0]) if len(calls) == 1 else (_call_for_each, (hook, calls)))
 
-    def tell(self) -> None:
+    def deliver(self) -> None:
         """
-        Whoever finds the turn taken leaves: the one who has it looks again after giving it back, so no news is left
-        behind. That also makes a hook that comes back here while it is being told harmless.
+        Call the hooks for all recorded events. A thread that finds another one delivering returns: the other
+        looks again after it has finished, so no event is left behind. That also makes a hook harmless that
+        comes back here.
         """
-        news, turn = self.news, self._turn
-        while news:
+        events, token = self.events, self._token
+        while events:
             try:
-                turn.pop()
+                token.pop()
             except IndexError:
                 return
             try:
-                while news:
-                    hook, what = news.popleft()
-                    hook(what)
-            except BaseException as error:  # noqa: BLE001  # a hook is foreign code, and what it tells of has happened all the same
+                while events:
+                    hook, subject = events.popleft()
+                    hook(subject)
+            except BaseException as error:  # noqa: BLE001  # a hook is foreign code, and the event has happened all the same
                 _log(hook, error)
             finally:
-                turn.append(True)
+                token.append(True)
 
 
-def _spread(hook: Callable[..., object], what: tuple[Any, ...]) -> None:
-    hook(*what)
+def _with_pair(hook: Callable[..., object], pair: tuple[Any, ...]) -> None:
+    hook(*pair)
 
 
-def _together(hooks: list[Callable[..., object]]) -> Callable[[Any], object] | None:
-    """As one function: one that raises must not keep the news from the others."""
+def _combined(hooks: list[Callable[..., object]]) -> Callable[[Any], object] | None:
+    """Several hooks as one function: one that raises must not keep the event from the others."""
     if len(hooks) < 2:
         return hooks[0] if hooks else None
 
-    def tell_each(what: Any) -> None:
+    def call_each(subject: Any) -> None:
         for hook in hooks:
             try:
-                hook(what)
-            except BaseException as error:  # noqa: BLE001  # as above; and the next hook hears of it
+                hook(subject)
+            except BaseException as error:  # noqa: BLE001  # as above; the next hook is still called
                 _log(hook, error)
 
-    return tell_each
+    return call_each
 
 
-def _tell_of_each(run: tuple[Callable[[Any], object], Sequence[Call[Any]]]) -> None:
-    """A call that the hook fails for must not keep it from the others."""
-    hook, calls = run
+def _call_for_each(batch: tuple[Callable[[Any], object], Sequence[Call[Any]]]) -> None:
+    """Call the hook for each call, even if it fails for one of them."""
+    hook, calls = batch
     for call in calls:
         try:
             hook(call)
@@ -154,7 +160,10 @@ def _tell_of_each(run: tuple[Callable[[Any], object], Sequence[Call[Any]]]) -> N
 
 
 def _log(hook: Callable[..., object], error: BaseException) -> None:
-    """A KeyboardInterrupt in the main thread is raised again: it may be a Ctrl-C, which came while the hook ran."""
+    """
+    Log the error. A KeyboardInterrupt in the main thread is raised again: it may be a Ctrl-C that came while
+    the hook ran.
+    """
     if is_kind(error, KeyboardInterrupt) and current_thread() is main_thread():
         raise error
     log.error("the hook %s failed", safe_repr(hook), exc_info=error)

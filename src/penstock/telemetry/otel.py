@@ -1,7 +1,7 @@
 """
-OpenTelemetry, for those who have it (OB-1): `instrument()` is the switch, docs/telemetry.md has the names.
+OpenTelemetry as an option (OB-1): `instrument()` is the switch, docs/telemetry.md has the names.
 
-This file imports nothing of OpenTelemetry before somebody calls it, so `penstock.instrument` can be looked at without
+This file imports OpenTelemetry only inside its functions, so `penstock.instrument` can be imported without
 the extra installed, and a program that does not use it pays nothing.
 """
 
@@ -29,15 +29,16 @@ def instrument(
     spans: bool = True,
 ) -> None:
     """
-    Give the numbers of a pool to OpenTelemetry, and a span to each of its calls; or of a graph executor, and to each of
-    its runs; or of all of them, those to come as well. The providers are the global ones unless said otherwise, also if they are set later.
+    Give the metrics of a pool to OpenTelemetry and a span to each of its calls; or those of a graph executor,
+    with a span to each of its runs; or of all of them, present and future. The providers are the global ones
+    unless given, also if those are set later.
 
-    Gauges and counters are read when somebody collects them and cost a call nothing. Histograms and spans cost what
-    the SDK takes for them, many times what a call takes itself; pools of very short calls may want to leave them out.
+    Gauges and counters are read at collection and cost a call nothing. Histograms and spans cost what the SDK
+    takes for them, many times the cost of a call; pools of very short calls may leave them out.
     """
-    from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # it imports the world; we are asked for by its workers
+    from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # imports much more; workers import this module, too
 
-    if pool is not None and not isinstance(pool, WorkerPool) and not hasattr(pool, "_instrument"):
+    if pool is not None and not isinstance(pool, WorkerPool) and not hasattr(pool, "attach_telemetry"):
         raise TypeError(
             f"pool is {pool!r}; it must be a WorkerPool or a GraphExecutor, or None for all of them"
         )
@@ -46,11 +47,11 @@ def instrument(
 
     def attach(thing: Any) -> None:
         if isinstance(thing, WorkerPool):
-            meters.watch(thing, histograms=histograms)
+            meters.watch(thing.internals, histograms=histograms)
             if spans:
-                trace_calls(thing, tracer_provider)
-        elif hasattr(thing, "_instrument"):
-            thing._instrument(meters, tracer_provider, histograms=histograms, spans=spans)
+                trace_calls(thing.internals, tracer_provider)
+        elif hasattr(thing, "attach_telemetry"):
+            thing.attach_telemetry(meters, tracer_provider, histograms=histograms, spans=spans)
 
     if pool is not None:
         attach(pool)
@@ -60,7 +61,7 @@ def instrument(
 
 def _load() -> tuple[Callable[..., Any], Callable[..., Any]]:
     try:
-        from penstock.telemetry.meters import meters_for  # noqa: PLC0415  # only for those who ask
+        from penstock.telemetry.meters import meters_for  # noqa: PLC0415  # only on demand
         from penstock.telemetry.spans import trace_calls  # noqa: PLC0415  # as above
     except ModuleNotFoundError as missing:
         if missing.name is None or not missing.name.startswith("opentelemetry"):
@@ -72,7 +73,7 @@ def _load() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def run_traced(trace: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In the worker: what `Tracing.begin` put beside the call has come with it; run the function as its child."""
-    from penstock.telemetry.spans import run_as_child  # noqa: PLC0415  # a worker without traced calls never comes here
+    """In a worker: run the function as a child of the trace that `CallSpans.begin` put beside the call."""
+    from penstock.telemetry.spans import run_as_child  # noqa: PLC0415  # a worker without traced calls never imports it
 
     return run_as_child(trace, fn, args, kwargs)

@@ -1,11 +1,14 @@
 """
-What runs in this process, to look at (OB-3): `snapshot()` now, `subscribe()` again and again.
+The pools and graphs of this process (OB-3): `snapshot()` now, `subscribe()` again and again; and the names
+that telemetry gives them.
 
-Pools and graphs register themselves and are held weakly; nobody has to remember to take one out.
+Pools and graphs register themselves and are held weakly, so they never have to be removed.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from penstock.pools.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
-    from penstock.pools.pool import WorkerPool
+    from penstock.pools.calling import PoolInternals
 
 
 class TaskSnapshot(NamedTuple):
@@ -58,7 +61,7 @@ def register(thing: Registered) -> None:
 
 
 def watch(fn: Callable[[Any], object]) -> None:
-    """Call `fn` with every pool and graph executor of this process, those to come as well."""
+    """Call `fn` with every pool and graph executor of this process, present and future."""
     with _lock:
         _watchers.append(fn)
         things = list(_things)
@@ -84,7 +87,10 @@ def registered() -> list[Registered]:
 
 
 def subscribe(interval: float, fn: Callable[[list[Any]], object]) -> Subscription:
-    """Call `fn` with a snapshot every `interval` seconds, on a thread of Penstock's, until it is closed."""
+    """
+    Call `fn` with a snapshot every `interval` seconds, on a thread of Penstock's, until the subscription is
+    closed.
+    """
     if not isinstance(interval, (int, float)) or interval <= 0:
         raise ValueError(f"interval is {interval!r}; it must be a number of seconds above 0")
     return Subscription(interval, fn)
@@ -94,14 +100,14 @@ class Subscription:
     def __init__(self, interval: float, fn: Callable[[list[Any]], object]) -> None:
         self._interval = interval
         self._fn = fn
-        self._timer: Timer | None = call_at(clock(), self._tell)
+        self._timer: Timer | None = call_at(clock(), self._call)
 
-    def _tell(self) -> None:
+    def _call(self) -> None:
         try:
             self._fn(snapshot())
         finally:
             if self._timer is not None:
-                self._timer = call_at(clock() + self._interval, self._tell)
+                self._timer = call_at(clock() + self._interval, self._call)
 
     def close(self) -> None:
         timer, self._timer = self._timer, None
@@ -115,14 +121,14 @@ class Subscription:
         self.close()
 
 
-def describe(pool: WorkerPool) -> TaskSnapshot:
-    call_queue, group = pool._call_queue, pool._group
+def pool_snapshot(pool: PoolInternals) -> TaskSnapshot:
+    call_queue, group = pool.call_queue, pool.group
     with call_queue.lock:
         state = call_queue.queue.state()
         return TaskSnapshot(
             name=pool.name,
             kind=group.kind,
-            workers=group.census(),
+            workers=group.worker_counts(),
             in_flight=state.in_flight,
             pending_queue_depth=state.pending,
             waiting_queue_depth=state.waiting,
@@ -135,3 +141,36 @@ def describe(pool: WorkerPool) -> TaskSnapshot:
             totals=call_queue.totals.as_dict(),
             last_crash=group.last_crash,
         )
+
+
+#: The names that `name_for` makes.
+_made_up = re.compile(r"(pool|singleton)-\d+")
+
+
+def labels_of(pool: PoolInternals) -> dict[str, str]:
+    """
+    The labels of a pool.
+
+    Every label value becomes a time series that costs money, so there are only as many as a programmer has
+    written down: functions by their qualified names, and pools by the names they were given. Pools without a
+    name share one label, because a program may make thousands of them.
+    """
+    made_up = _made_up.fullmatch(pool.name)
+    return {
+        "pool": made_up[1] if made_up else pool.name,
+        "kind": pool.group.kind,
+        "policy": str(pool.call_queue.queue.limits.policy),
+    }
+
+
+def task_name(fn: Any, target: Any = None) -> str:
+    """
+    The label of a function. `target` makes the object of a singleton, where `fn` is only the name of a
+    method.
+    """
+    if isinstance(fn, str):
+        return f"{task_name(target)}.{fn}" if target is not None else fn
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"

@@ -1,13 +1,13 @@
 """
 Traces: from the caller through the queue into the worker.
 
-A call has two spans. `penstock.call` is the caller's: it begins at the call, lasts until the outcome is there, and has
-an event for each move (queued, dispatch, requeue). `penstock.run` is one attempt in a worker, its child; whatever the
-function does there joins the caller's trace. Between them travel the two or three strings that W3C defines for this,
-whatever propagator the program uses otherwise, since both ends are ours.
+A call has two spans. `penstock.call` is the caller's: it begins at the call, ends with the outcome, and has
+an event for each move (queued, dispatch, requeue). `penstock.run` is one attempt in a worker, its child;
+spans that the function makes there join the caller's trace. Between them travel the two or three strings that
+W3C defines for this, whatever propagator the program uses otherwise, since both ends are ours.
 
-Times come from the pools' own clock (DQ-10), laid on the wall clock once a call: an event that says "dispatched
-after 3 ms" lies 3 ms after the span's beginning, though somebody sets the machine's time meanwhile.
+Times come from the pools' own clock (DQ-10), converted to the wall clock once a call: an event that says
+"dispatched after 3 ms" lies 3 ms after the span's beginning, even if the machine's time is set meanwhile.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ from opentelemetry import trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.propagators.composite import CompositePropagator
-from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.core.errors import CallCanceled, CallTimeout, QueueDropError
-from penstock.core.text import is_kind, safe_str
+from penstock.core.text import error_line, is_kind, qualified_name, safe_str, traceback_text
 from penstock.pools.context import current_call
 from penstock.pools.future import Call
-from penstock.pools.options import labels_of, task_name
-from penstock.pools.span_errors import record_error
 from penstock.pools.timers import clock
 from penstock.telemetry.hooks import QueueHooks
+from penstock.telemetry.registry import labels_of, task_name
 
 if TYPE_CHECKING:
-    from penstock.pools.pool import WorkerPool
+    from penstock.pools.calling import PoolInternals
 
 _propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 
 
-def trace_calls(pool: WorkerPool, provider: TracerProvider | None) -> None:
-    """Asked again, with another provider, the last one counts."""
+def trace_calls(pool: PoolInternals, provider: TracerProvider | None) -> None:
+    """Give each call of this pool a span. Called again with another provider, the last one counts."""
     tracer = trace.get_tracer("penstock", tracer_provider=provider)
-    if isinstance(pool._tracing, Tracing):
-        pool._tracing.tracer = tracer
+    if isinstance(pool.tracing, CallSpans):
+        pool.tracing.tracer = tracer
         return
-    pool._tracing = tracing = Tracing(tracer, pool)
-    pool.add_hooks(tracing)
+    pool.tracing = tracing = CallSpans(tracer, pool)
+    pool.call_queue.hooks.add(tracing)
 
 
-class Tracing(QueueHooks):
-    """The spans of one pool's callers."""
+class CallSpans(QueueHooks):
+    """Begins and ends the spans of one pool's callers."""
 
-    def __init__(self, tracer: Tracer, pool: WorkerPool) -> None:
+    def __init__(self, tracer: Tracer, pool: PoolInternals) -> None:
         self.tracer = tracer
         self._labels = {**labels_of(pool), "pool": pool.name}
-        self._target = pool._options.target
-        self._same_process = pool._group.kind == "thread"
+        self._target = pool.options.target
+        self._same_process = pool.group.kind == "thread"
 
     def begin(self, call: Call[Any]) -> None:
-        """On the caller's thread, so that its current span is the parent; before the call enters the queue."""
+        """
+        On the caller's thread, so that its current span is the parent; before the call enters the queue.
+        """
         task = task_name(call.fn, self._target)
         now = clock()
         zero = time.time_ns() - int(now * 1e9)
@@ -67,13 +68,13 @@ class Tracing(QueueHooks):
             f"penstock.call {task}",
             kind=SpanKind.PRODUCER,
             attributes={"task": task, **self._labels},
-            start_time=zero + int((call.called_at or now) * 1e9),  # a reserved place was asked for before
+            start_time=zero + int((call.called_at or now) * 1e9),  # a reservation was called before
         )
         if not span.get_span_context().is_valid and not get_current():
-            return  # nobody traces here, and there is nothing else to take along
+            return  # tracing is off, and there is no baggage to take along
         context = trace.set_span_in_context(span)
         if self._same_process:
-            call.extra = _Handed(context, self.tracer)
+            call.extra = _ThreadTrace(context, self.tracer)
         else:
             carrier: dict[str, str] = {}
             _propagator.inject(carrier, context)
@@ -98,13 +99,13 @@ class Tracing(QueueHooks):
 
     def on_settle(self, call: Call[Any]) -> None:
         if call.span is not None:
-            call.span.end(call, call._exception)
+            call.span.end(call, call.error)
 
 
 class CallSpan:
     """
-    Hangs on a call while it is traced. `on_settle` ends it, in its turn after the other hooks; the gate ends it for calls
-    that end otherwise.
+    The span of a call while it is traced. `on_settle` ends it, after the other hooks; the call queue ends it
+    for calls that end otherwise.
     """
 
     __slots__ = ("_span", "_zero")
@@ -132,7 +133,7 @@ class CallSpan:
             span.set_attribute("key", safe_str(call.key, 200))
         if is_kind(error, (CallCanceled, CallTimeout)):
             span.set_attribute("phase", str(error.phase))
-        if error is not None and not is_kind(error, CallCanceled):  # that one was asked for
+        if error is not None and not is_kind(error, CallCanceled):  # a requested cancel is no error
             record_error(span, error, self._zero + int(clock() * 1e9))
         span.end(self._zero + int(clock() * 1e9))
 
@@ -151,24 +152,29 @@ def _outcome(error: BaseException | None) -> str:
             return "failure"
 
 
-class _Handed(NamedTuple):
-    """The trace on its way to a thread: nothing has to be written down, and the tracer is at hand."""
+class _ThreadTrace(NamedTuple):
+    """The trace on its way to a thread of this process: nothing has to be serialized."""
 
     context: Context
     tracer: Tracer
 
 
 def run_as_child(
-    handed: _Handed | dict[str, str], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    carried: _ThreadTrace | dict[str, str],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """
-    The caller's context is attached first, baggage included; so even without an SDK in this process, what the function
-    sends to others carries the trace on.
+    Run the function in a span that is a child of the caller's.
+
+    The caller's context is attached first, baggage included; so even without an SDK in this process, requests
+    that the function sends carry the trace on.
     """
-    if isinstance(handed, _Handed):
-        context, tracer = handed
+    if isinstance(carried, _ThreadTrace):
+        context, tracer = carried
     else:
-        context, tracer = _propagator.extract(handed), _worker_tracer
+        context, tracer = _propagator.extract(carried), _worker_tracer
     task, call = task_name(fn), current_call()
     attempt = call.attempt if call is not None else 1
     token = attach(context)
@@ -191,3 +197,18 @@ def run_as_child(
 
 #: Of the global provider, also if an initializer sets it later.
 _worker_tracer = trace.get_tracer("penstock")
+
+
+def record_error(span: Span, error: BaseException, timestamp: int | None = None) -> None:
+    """
+    Add an exception of user code to a span, as `Span.record_exception` does, and set the status. The SDK
+    formats exceptions unguarded, and would raise what their `__str__` raises.
+    """
+    attributes = {
+        "exception.type": qualified_name(error),
+        "exception.message": safe_str(error),
+        "exception.stacktrace": traceback_text(error),
+        "exception.escaped": "False",
+    }
+    span.add_event("exception", attributes, timestamp)
+    span.set_status(Status(StatusCode.ERROR, error_line(error)))

@@ -1,10 +1,9 @@
-"""From what the author wrote to a `Plan`, or to one GraphError with everything that is wrong.
+"""
+From the graph as written to a `Plan`, or to one GraphError with all problems.
 
-Compiling does not stop at the first mistake: each check notes its problems and the next check goes on with what is
-left, so that somebody with five mistakes reads five lines once instead of one line five times. Every problem names its
-node and says what to change.
-
-The options of a node: which lane it may have, and what its numbers must be.
+Compiling does not stop at the first mistake: each check notes its problems and the next check goes on with
+the rest, so that an author with five mistakes reads five lines once instead of one line five times. Every
+problem names its node and says what to change.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ from penstock.core.text import safe_repr, safe_str
 
 __all__ = ["checked_queue", "checked_rules", "compile_plan"]
 
-_Kind = inspect._ParameterKind
-
 
 def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> Plan:
     """`env` maps each name that runs bring along to its type hint, or to Any."""
@@ -69,7 +66,7 @@ def _cycle_problems(feeders: Mapping[str, Sequence[str]]) -> list[GraphProblem]:
 
 
 class _Compiler:
-    """Holds the problems found so far; each method below is one check and goes on after a mistake."""
+    """Collects the problems; each method is one check and goes on after a mistake."""
 
     def __init__(self, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> None:
         self._specs = specs
@@ -125,18 +122,18 @@ class _Compiler:
         return len(self.problems) == before
 
     def _parameters(self, name: str, spec: NodeSpec) -> Mapping[str, inspect.Parameter]:
-        # Bound methods are made anew at each look; what they are bound to is the same.
+        # Bound methods are made anew at each access; their functions are the same.
         key = (id(getattr(spec.fn, "__func__", spec.fn)), hasattr(spec.fn, "__func__"))
         if key not in self._signatures:
             try:
                 self._signatures[key] = inspect.signature(spec.fn).parameters
             except (TypeError, ValueError):
                 self._signatures[key] = None
-        found = self._signatures[key]
-        if found is None:
+        parameters = self._signatures[key]
+        if parameters is None:
             self._note(name, "signature", "its parameters cannot be read", "wrap the function in a def")
             return {}
-        return found
+        return parameters
 
     def _bind(self, node: Node, nodes: Mapping[str, Node]) -> None:
         inputs = node.spec.inputs
@@ -156,12 +153,14 @@ class _Compiler:
                 node.feeds[each] = ITEM_SOURCE
             elif parameter.name in inputs:
                 self._feed(node, parameter.name, inputs[parameter.name], nodes)
-            elif parameter.kind not in (_Kind.VAR_POSITIONAL, _Kind.VAR_KEYWORD):
+            elif parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 self._feed_by_name(node, parameter, nodes)
         self._bind_extra(node, nodes)
 
     def _each(self, node: Node) -> str | None:
-        """The parameter of a map node that gets the item: the named one, or the first that nothing else feeds."""
+        """
+        The parameter of a map node that gets the item: the named one, or the first that nothing else feeds.
+        """
         spec = node.spec
         if not spec.maps:
             return None
@@ -173,7 +172,7 @@ class _Compiler:
         free = [
             p.name
             for p in node.parameters.values()
-            if p.name not in spec.inputs and p.kind != _Kind.VAR_KEYWORD
+            if p.name not in spec.inputs and p.kind != inspect.Parameter.VAR_KEYWORD
         ]
         if not free:
             self._note(
@@ -186,8 +185,13 @@ class _Compiler:
         return free[0]
 
     def _bind_extra(self, node: Node, nodes: Mapping[str, Node]) -> None:
-        """Inputs for parameters that the signature does not name: a mistake, unless it takes any keyword."""
-        takes_any = any(parameter.kind is _Kind.VAR_KEYWORD for parameter in node.parameters.values())
+        """
+        Inputs for parameters that the signature does not name: a mistake, unless the function takes any
+        keyword.
+        """
+        takes_any = any(
+            parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in node.parameters.values()
+        )
         for name, source in node.spec.inputs.items():
             if name in node.parameters:
                 continue
@@ -231,8 +235,8 @@ class _Compiler:
     def _resolve(self, node: Node, parameter: str, source: Any, nodes: Mapping[str, Node]) -> Resolved | None:
         if not isinstance(source, (list, tuple)):
             return self._leaf(node, parameter, source, nodes)
-        found = [self._leaf(node, parameter, one, nodes) for one in source]
-        return tuple(leaf for leaf in found if leaf is not None)
+        resolved = [self._leaf(node, parameter, part, nodes) for part in source]
+        return tuple(leaf for leaf in resolved if leaf is not None)
 
     def _leaf(self, node: Node, parameter: str, source: Any, nodes: Mapping[str, Node]) -> Leaf | None:
         match source:
@@ -277,8 +281,8 @@ class _Compiler:
         return None
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
+def _did_you_mean(name: str, names: Iterable[str]) -> str:
+    close = get_close_matches(name, list(names), n=1)
     return f"did you mean {close[0]!r}?" if close else ""
 
 
@@ -296,7 +300,7 @@ _QUEUES = {
 
 
 def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[GraphProblem]]:
-    """The lane comes from the function (`async def`: io, `def`: compute) unless the node says otherwise."""
+    """The lane comes from the function (`async def`: io, `def`: compute) unless the node names one."""
     if _yields(spec.fn):
         text = "its function yields, so its value could be read by one reader only"
         return Queue.COMPUTE, [GraphProblem(name, "function", text, "return a list instead")]
@@ -380,7 +384,7 @@ def _is_exception(value: object) -> bool:
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
-    # Nearly all are plain functions, for which this is a tenth of what asking `inspect` costs.
+    # Nearly all are plain functions, for which this costs a tenth of `inspect`.
     if isinstance(fn, FunctionType) and not fn.__dict__:
         return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # an object's own

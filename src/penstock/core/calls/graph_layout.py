@@ -1,8 +1,9 @@
 """
-Numbers instead of names: the last step of compiling, when nothing can be wrong any more.
+The last step of compiling, when nothing can be wrong any more: numbers instead of names.
 
-What a run needs to know about a node goes into one tuple, because a big graph is bound by memory: with a closure a node,
-which is a function, a tuple and a cell for each variable, 100,000 nodes cost almost twice as much each as 1,000.
+All that a run needs of a node goes into one tuple, because a big graph is bound by memory: with a closure per
+node, which is a function, a tuple and a cell for each variable, 100,000 nodes cost almost twice as much each
+as 1,000.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from penstock.core.calls.graph_plan import (
 
 __all__ = ["cycles", "lay_out", "topological"]
 
-_Call: TypeAlias = tuple[int, Callable[..., Any], int, int, int]  # how a step begins
+_Call: TypeAlias = tuple[int, Callable[..., Any], int, int, int]  # the first five fields of a step
 
 
 def lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterable[str]) -> Plan:
-    """`order`: the nodes, each after those that feed it, and the names of those."""
+    """`order`: the nodes, each after those that feed it, with the names of its feeders."""
     placed = [node for node, _ in order]
     index = {node.name: number for number, node in enumerate(placed)}
-    # The same objects everywhere: a hundred thousand more would be in each other's way.
+    # The same int objects everywhere: a hundred thousand more would compete for the cache.
     numbers = list(index.values())
     slots = _Slots(index, env)
     bindings = tuple(slots.binding(node) for node in placed)
@@ -80,29 +81,33 @@ def lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterabl
 
 
 def cycles(feeders: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """One path for each knot of nodes that wait for each other, in the direction of the data: a -> b -> a."""
+    """
+    One path for each group of nodes that wait for each other, in the direction of the data: a -> b -> a.
+    """
     paths: list[list[str]] = []
-    left = dict(feeders)
-    while stuck := left.keys() - set(topological(left)):
+    remaining = dict(feeders)
+    while stuck := remaining.keys() - set(topological(remaining)):
         # Each stuck node waits for another stuck one: walk against the data until one comes up twice.
-        here, seen = next(name for name in left if name in stuck), list[str]()
-        while here not in seen:
-            seen.append(here)
-            here = next(one for one in left[here] if one in stuck)
-        knot = seen[seen.index(here) :][::-1]
-        first = knot.index(next(name for name in feeders if name in knot))
-        path = knot[first:] + knot[:first]
+        name, seen = next(name for name in remaining if name in stuck), list[str]()
+        while name not in seen:
+            seen.append(name)
+            name = next(feeder for feeder in remaining[name] if feeder in stuck)
+        cycle = seen[seen.index(name) :][::-1]
+        first = cycle.index(next(name for name in feeders if name in cycle))
+        path = cycle[first:] + cycle[:first]
         paths.append([*path, path[0]])
-        left = {
-            name: [one for one in fed if one not in knot] for name, fed in left.items() if name not in knot
+        remaining = {
+            name: [feeder for feeder in names if feeder not in cycle]
+            for name, names in remaining.items()
+            if name not in cycle
         }
     return paths
 
 
 def topological(feeders: Mapping[str, Sequence[str]]) -> list[str]:
     """
-    Kahn's way with the author's order as the tie-breaker, so that a picture and a trace read as the code does. What
-    waits for itself is left out.
+    Kahn's algorithm with the author's order as the tie-breaker, so that a picture and a trace read as the
+    code does. Nodes that wait for themselves are left out.
     """
     names = list(feeders)
     rank = {name: number for number, name in enumerate(names)}
@@ -125,7 +130,10 @@ def topological(feeders: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 class _Slots:
-    """Hands out places in the list of values: the nodes first, the end of the run, then whatever else is read."""
+    """
+    Allocates slots in the list of values: the nodes first, the end of the run, then the environment and
+    constants.
+    """
 
     def __init__(self, index: Mapping[str, int], env: Iterable[str]) -> None:
         self._index = index
@@ -166,16 +174,17 @@ class _Slots:
 
 
 def _successors(numbers: Sequence[int], predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Those with the longest way still to go come first: the one at the head is what a worker goes straight on with."""
-    found: list[list[int]] = [[] for _ in predecessors]
-    for node, fed in zip(numbers, predecessors, strict=True):
-        for one in fed:
-            found[one].append(node)
-    height = [0] * len(found)
-    for node in reversed(range(len(found))):
-        found[node].sort(key=lambda one: -height[one])
-        height[node] = 1 + height[found[node][0]] if found[node] else 0
-    return tuple(map(tuple, found))
+    """Those with the longest way still to go come first: a worker goes straight on with the first."""
+    successors: list[list[int]] = [[] for _ in predecessors]
+    for node, feeders in zip(numbers, predecessors, strict=True):
+        for feeder in feeders:
+            successors[feeder].append(node)
+    height = [0] * len(successors)
+    for node in reversed(range(len(successors))):
+        following = successors[node]
+        following.sort(key=lambda successor: -height[successor])
+        height[node] = 1 + height[following[0]] if following else 0
+    return tuple(map(tuple, successors))
 
 
 def _steps(
@@ -196,14 +205,14 @@ def _steps(
 
 
 def _by_queue(nodes: Iterable[int], queues: bytes) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    found: dict[int, list[int]] = {}
+    by_queue: dict[int, list[int]] = {}
     for node in nodes:
-        found.setdefault(queues[node], []).append(node)
-    return tuple((queue, tuple(members)) for queue, members in found.items())
+        by_queue.setdefault(queues[node], []).append(node)
+    return tuple((queue, tuple(members)) for queue, members in by_queue.items())
 
 
 def _call(fn: Callable[..., Any], binding: Binding) -> _Call:
-    """Up to three inputs, which most nodes have, are read by the hot loop itself."""
+    """The call of a node. Up to three inputs, which most nodes have, are read by the hot loop itself."""
     if binding.keywords:
         return BOUND, _general_call(fn, binding), -1, -1, -1
     match binding.positional:
@@ -219,7 +228,7 @@ def _call(fn: Callable[..., Any], binding: Binding) -> _Call:
 
 
 def _general_call(fn: Callable[..., Any], binding: Binding) -> Callable[[list[Any]], Any]:
-    """Two forms that may be wide, and are made quick; and one for everything."""
+    """Two forms that may have many inputs, made quick; and one for everything."""
     slots = [feed for feed in binding.positional if isinstance(feed, int)]
     match binding:
         case Binding(positional=((_, _, *_) as gathered,), keywords=()):

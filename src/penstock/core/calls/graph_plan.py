@@ -1,21 +1,22 @@
-"""What a graph is once nothing about it can change any more.
+"""
+A compiled graph, and the values that it is made of.
 
-A `Plan` is made once by `graph_compile.compile_plan` and then only read, by any number of runs at once. All
-that a run must own is two flat lists, copied from templates: the values (one slot a node, then the constants, then
-the environment) and the pending counts. Everything else that a run needs to know about a node sits in one tuple of the
-plan, its `Step`, so that the hot loop touches one object a node and allocates nothing.
+A `Plan` is made once by `graph_compile.compile_plan` and then only read, by any number of runs at once. A run
+owns two flat lists, copied from templates: the values (one slot per node, then the constants, then the
+environment) and the pending counts. Everything else that a run needs to know of a node is in one tuple of the
+plan, its `Step`, so that the hot loop touches one object per node and allocates nothing.
 
 Two things make the counting cheap:
 
-- A successor with a single predecessor needs no count at all: it is ready the moment that predecessor is done. Only
-  *shared* successors (two predecessors or more) are counted, and only they need a lock.
-- The end of the run is one more shared successor, numbered `end`, which every sink feeds. So "is that all?" is not a
-  question that each node asks; it is a count that reaches zero.
+- A successor with a single predecessor needs no count: it is ready the moment that predecessor is done. Only
+  *shared* successors (two
+  predecessors or more) are counted, and only they need a lock.
+- The end of the run is one more shared successor, numbered `end`, which every sink feeds. So no node has to
+  check whether the run is
+  complete; a count reaches zero.
 
-Nodes are numbered in topological order. That makes index order a valid serial order (the reference in the tests is a
-plain loop over it) and keeps neighbours in the graph neighbours in memory.
-
-What the author of a graph wrote, before and after every name in it has been looked up.
+Nodes are numbered in topological order. That makes index order a valid serial order (the reference in the
+tests is a plain loop over it) and keeps neighbours in the graph neighbours in memory.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Const:
 
 
 class Lane(StrEnum):
-    """Where a node runs, as its author says it."""
+    """Where a node runs, as its author writes it."""
 
     COMPUTE = "compute"
     IO = "io"
@@ -80,8 +81,8 @@ class Lane(StrEnum):
 
 class Queue(IntEnum):
     """
-    Where a node waits. One more than there are lanes: `async def` nodes are of the I/O lane, but wait for its event
-    loop and not for one of its threads.
+    Where a node waits. One more than there are lanes: `async def` nodes belong to the I/O lane, but wait for
+    its event loop and not for one of its threads.
     """
 
     COMPUTE = 0
@@ -91,7 +92,7 @@ class Queue(IntEnum):
     CLUSTER = 4
 
 
-#: In the place of a queue, for the end of the run: no lane's.
+#: The queue number of the end of the run: no lane's.
 NOWHERE: Final = 255
 
 
@@ -111,9 +112,7 @@ class NodeStatus(StrEnum):
     OK = "ok"
     ERROR = "error"
     SKIPPED = "skipped"  # never called, and never will be
-    CANCELED = (
-        "canceled"  # in flight when the run ended: called once or about to be, and nobody took its result
-    )
+    CANCELED = "canceled"  # in flight when the run ended, called or about to be; its result was dropped
 
 
 class _Unset:
@@ -128,7 +127,7 @@ class _Unset:
 
 UNSET: Final = _Unset()
 
-#: What one parameter is fed from: a slot, several slots gathered into a list, or (`ITEM`) the item of a map node.
+#: What feeds one parameter: a slot, several slots gathered into a list, or (`ITEM`) the item of a map node.
 Feed: TypeAlias = int | tuple[int, ...]
 ITEM: Final = -1
 
@@ -158,15 +157,15 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class NodeRules:
-    """What happens to a node beyond being called once. Most nodes share the one default object."""
+    """What a node has beyond one plain call. Most nodes share the one default object."""
 
     retries: int = 0
     retry_delay: float = 0.0
     retry_on: tuple[type[BaseException], ...] = (Exception,)
     timeout: float | None = None
     skip_dependents: bool = False
-    over: Feed | None = None  # a map node: where its list is
-    limit: int | None = None  # a map node: how many items at once
+    over: Feed | None = None  # of a map node: the slots of its list
+    limit: int | None = None  # of a map node: how many items at once
 
     @property
     def plain(self) -> bool:
@@ -176,20 +175,23 @@ class NodeRules:
         return set() if self.over is None else _slots(self.over)
 
     def retry_in(self, attempt: int, error: BaseException) -> float | None:
-        """Seconds to wait after failed attempt number `attempt` (from 1), doubling; None when that was the last."""
+        """
+        Seconds to wait after failed attempt number `attempt` (from 1), doubling; None when that was the last.
+        """
         if attempt > self.retries or not is_kind(error, self.retry_on):
             return None
         return float(self.retry_delay * 2 ** min(attempt - 1, 16))
 
 
-#: In the place of the number of inputs: the function takes the list of values itself; or it must not be called in passing.
+#: Instead of the number of inputs. BOUND: the function takes the list of values itself. CAREFUL: the node
+#: needs an attempt of its own (see `NodeAttempts`).
 BOUND: Final = 4
 CAREFUL: Final = 5
 
-#: (inputs, fn, a, b, c, straight, pushes, shared): all that the hot loop needs to know about a node, in one object.
-#: `inputs` is 0 to 3, and a, b, c are their slots; or BOUND or CAREFUL. `straight` is the successor to go on with, already
-#: ready and of the same queue, or -1; `pushes` are the other successors that are ready now, by queue; `shared` are those
-#: whose count must be taken down.
+#: (inputs, fn, a, b, c, straight, pushes, shared): all that the hot loop needs to know of a node, in one
+#: object. `inputs` is 0 to 3, and a, b, c are their slots; or BOUND or CAREFUL. `straight` is the successor
+#: to go on with, ready and of the same queue, or -1; `pushes` are the other successors that are ready now, by
+#: queue; `shared` are those whose count must be taken down.
 Step: TypeAlias = tuple[
     int, Callable[..., Any], int, int, int, int, tuple[tuple[int, tuple[int, ...]], ...], tuple[int, ...]
 ]
@@ -213,8 +215,8 @@ class Plan:
     values: tuple[Any, ...] = field(repr=False)
     pending: tuple[int, ...] = field(repr=False)
     env: Mapping[str, int] = field(repr=False)  # name -> slot
-    tolerant: bool = field(repr=False)  # may a node fail without failing the run?
-    simple: bool = field(repr=False)  # are all nodes plain calls in worker threads?
+    tolerant: bool = field(repr=False)  # whether a node may fail without failing the run
+    simple: bool = field(repr=False)  # whether all nodes are plain calls in worker threads
     lanes: tuple[int, ...] = field(repr=False)  # the queues that its nodes wait in
 
     def __len__(self) -> int:
@@ -241,8 +243,8 @@ class Plan:
 
     def own_steps(self, watched: bool) -> list[Step]:
         """
-        For a run that may have to change them: one that is `watched` (traced: nothing takes the fast path), or in which
-        a node may fail alone (see `give_up`). The others share the plan's.
+        For a run that may have to change its steps: a `watched` (traced) one, in which no node takes the fast
+        path, or one in which a node may fail alone (see `give_up`). The others share the plan's.
         """
         if watched:
             return [(CAREFUL, *step[1:]) for step in self.steps]
@@ -250,8 +252,9 @@ class Plan:
 
     def arrive(self, pending: list[int], node: int) -> list[int]:
         """
-        `node` is done: take it off its successors' counts and say which are ready now (`end` among them when that
-        was all). Call it once a node, one caller at a time; the hot loop has this very step unrolled.
+        `node` is done: take it off its successors' counts and return those that are ready now (`end` among
+        them when the run is complete). Call it once per node, one caller at a time; the hot loop has this
+        step unrolled.
         """
         straight, pushes, shared = self.steps[node][-3:]
         ready = [straight] if straight >= 0 else []
@@ -265,10 +268,10 @@ class Plan:
 
     def give_up(self, steps: list[Step], skipped: dict[int, int], node: int) -> None:
         """
-        `node` failed and only its dependents suffer: each of its descendants is entered into `skipped` with the
-        culprit's number, and from now on calling it does nothing. They still take part in the counting, so
-        that the run ends when the last of the others has, and not before. None of them can have been started: they all
-        lack the culprit, which arrives after this.
+        `node` failed and only its dependents suffer: each of its descendants is entered into `skipped` with
+        the number of the failed node, and from now on calling it does nothing. They still take part in the
+        counting, so that the run ends when the last of the others has, and not before. None of them can have
+        been started: they all lack the failed node, which arrives after this.
         """
         stack = [node]
         while stack:
@@ -284,7 +287,9 @@ def _nothing(_: list[Any]) -> Any:
 
 
 def critical_path(plan: Plan, durations: Mapping[int, float]) -> list[int]:
-    """The chain of nodes whose durations add up to the most: what must get shorter for the run to get shorter."""
+    """
+    The chain of nodes whose durations add up to the most: it must get shorter for the run to get shorter.
+    """
     best: list[float] = [0.0] * len(plan)
     before: list[int] = [-1] * len(plan)
     for node, predecessors in enumerate(plan.predecessors):
@@ -301,7 +306,7 @@ def critical_path(plan: Plan, durations: Mapping[int, float]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """A node as its author gave it, unchecked: whatever is wrong with it is reported when the graph is compiled."""
+    """A node as its author gave it, unchecked: problems are reported when the graph is compiled."""
 
     fn: Any
     name: Any = None
@@ -359,7 +364,7 @@ def leaves(source: Resolved) -> tuple[Leaf, ...]:
 
 @dataclass(slots=True)
 class Node:
-    """A node whose every input is known to exist."""
+    """A node all of whose inputs exist."""
 
     name: str
     spec: NodeSpec

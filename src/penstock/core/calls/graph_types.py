@@ -1,10 +1,11 @@
 """
-Do two type hints contradict each other?
+Checks whether two type hints contradict each other.
 
-Only what is certain is reported, because a false alarm stops a graph that works. So this is not a type checker: what
-it cannot decide (type variables, protocols, hints that cannot be evaluated, anything unknown) passes, and so does a
-narrower type where a wider one comes in, since the value may well be of the narrower one. What is left is what a
-reader would call wrong at a glance: a `str` into an `int`, a `list[str]` into a `list[float]`.
+Only certain contradictions are reported, because a false alarm stops a graph that works. So this is not a
+type checker: a hint that it cannot decide (type variables, protocols, hints that cannot be evaluated,
+anything unknown) passes, and so does a narrower type where a wider one comes in, since the value may well be
+of the narrower one. The rest is what a reader would call wrong at a glance: a `str` into an `int`, a
+`list[str]` into a `list[float]`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from penstock.core.text import safe_repr, safe_str
 
 __all__ = ["TypeCheck", "clash", "value_clash"]
 
-#: The numeric tower of PEP 484, and what the standard library's own checkers let through.
+#: The numeric tower of PEP 484, and what type checkers accept for `bytes`.
 _ALSO = {float: (int,), complex: (int, float), bytes: (bytearray, memoryview)}
 _UNKNOWN = Any
 
 
 class TypeCheck:
-    """Every edge of a graph whose two ends contradict each other."""
+    """Finds every edge of a graph whose two ends contradict each other."""
 
     def __init__(self, nodes: Mapping[str, Node], env: Mapping[str, Any]) -> None:
         self._nodes = nodes
@@ -52,25 +53,23 @@ class TypeCheck:
         match leaf:
             case Const(value=value):
                 if value_clash(value, wanted):
-                    text = f"{parameter!r} wants {describe(wanted)} and gets the constant {safe_repr(value, 200)}"
+                    text = f"{parameter!r} wants {hint_text(wanted)} and gets the constant {safe_repr(value, 200)}"
                     yield GraphProblem(node.name, "types", text, fix)
             case Env(name=name):
                 if clash(self._env[name], wanted):
-                    text = f"{parameter!r} wants {describe(wanted)}, but Env({name!r}) is {describe(self._env[name])}"
+                    text = f"{parameter!r} wants {hint_text(wanted)}, but Env({name!r}) is {hint_text(self._env[name])}"
                     yield GraphProblem(node.name, "types", text, fix)
                 elif self._env[name] is _UNKNOWN:
-                    self._env[name] = wanted  # the first to say what it wants speaks for an undeclared type
+                    self._env[name] = wanted  # the first hint decides an undeclared type
             case str():
                 made = self._result(leaf)
                 if clash(made, wanted):
-                    text = (
-                        f"{parameter!r} wants {describe(wanted)}, but node {leaf!r} returns {describe(made)}"
-                    )
+                    text = f"{parameter!r} wants {hint_text(wanted)}, but node {leaf!r} returns {hint_text(made)}"
                     yield GraphProblem(node.name, "types", text, fix)
             case _:
                 made = item_hint(self._over(node))
                 if clash(made, wanted):
-                    text = f"{parameter!r} wants {describe(wanted)}, but the items it maps over are {describe(made)}"
+                    text = f"{parameter!r} wants {hint_text(wanted)}, but the items it maps over are {hint_text(made)}"
                     yield GraphProblem(node.name, "types", text, fix)
 
     def _map(self, node: Node) -> Iterator[GraphProblem]:
@@ -78,7 +77,7 @@ class TypeCheck:
         if over is _UNKNOWN:
             return
         if clash(over, collections.abc.Iterable) or _plain(over) in (str, bytes):
-            text = f"it maps over {describe(over)}"
+            text = f"it maps over {hint_text(over)}"
             yield GraphProblem(
                 node.name, "types", text, "map over a list, or any iterable that is not a text"
             )
@@ -108,7 +107,10 @@ class TypeCheck:
 
 
 def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Parameters and `return`; empty where the hints cannot be evaluated (a name under TYPE_CHECKING, say)."""
+    """
+    The hints of parameters and `return`; empty where they cannot be evaluated (for example a name under
+    TYPE_CHECKING).
+    """
     target: Any = fn
     if isinstance(fn, types.FunctionType) and not fn.__annotations__:
         return {}
@@ -118,7 +120,7 @@ def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
         target = type(fn).__call__
     try:
         hints = typing.get_type_hints(target)
-    except Exception:  # noqa: BLE001  # evaluating hints runs the user's own expressions: anything may come out
+    except Exception:  # noqa: BLE001  # evaluating hints runs user code, which may raise anything
         return {}
     if inspect.isclass(fn):
         hints["return"] = fn
@@ -130,19 +132,19 @@ def clash(produced: Any, wanted: Any) -> bool:
     produced, wanted = _plain(produced), _plain(wanted)
     if _open(produced) or _open(wanted):
         return False
-    pairs = [(made, asked) for made in _choices(produced) for asked in _choices(wanted)]
+    pairs = [(made, expected) for made in _choices(produced) for expected in _choices(wanted)]
     if pairs != [(produced, wanted)]:
-        return all(clash(made, asked) for made, asked in pairs)
-    made, asked = _class(produced), _class(wanted)
-    if made is None or asked is None or _is_protocol(made) or _is_protocol(asked):
+        return all(clash(made, expected) for made, expected in pairs)
+    made, expected = _class(produced), _class(wanted)
+    if made is None or expected is None or _is_protocol(made) or _is_protocol(expected):
         return False
-    if not _related(made, asked):
+    if not _related(made, expected):
         return True
     return _parameters_clash(produced, wanted)
 
 
 def value_clash(value: Any, wanted: Any) -> bool:
-    """The same for a constant, where the value itself is at hand."""
+    """The same for a constant, whose value is at hand."""
     wanted = _plain(wanted)
     if _open(wanted) or isinstance(value, (types.FunctionType, type)):
         return False
@@ -150,16 +152,16 @@ def value_clash(value: Any, wanted: Any) -> bool:
         return all(value_clash(value, part) for part in get_args(wanted))
     if get_origin(wanted) is typing.Literal:
         return value not in get_args(wanted)
-    asked = _class(wanted)
-    if asked is None or _is_protocol(asked) or isinstance(value, asked):
+    expected = _class(wanted)
+    if expected is None or _is_protocol(expected) or isinstance(value, expected):
         return False
-    # NumPy's scalars and their kin pass for the numbers that they convert to.
-    stand_in = {int: "__index__", float: "__float__", complex: "__complex__"}.get(asked)
-    return not (stand_in and hasattr(value, stand_in)) and clash(type(value), asked)
+    # NumPy's scalars and the like pass for the numbers that they convert to.
+    stand_in = {int: "__index__", float: "__float__", complex: "__complex__"}.get(expected)
+    return not (stand_in and hasattr(value, stand_in)) and clash(type(value), expected)
 
 
 def item_hint(container: Any) -> Any:
-    """What comes out of iterating over it, when the hint says so."""
+    """The hint of the items of this container, if its hint says so."""
     container = _plain(container)
     arguments = get_args(container)
     kind = _class(container)
@@ -176,7 +178,7 @@ def list_of(hint: Any) -> Any:
     return list if hint is _UNKNOWN else list[hint]
 
 
-def describe(hint: Any) -> str:
+def hint_text(hint: Any) -> str:
     return (
         hint.__name__
         if isinstance(hint, type) and not get_args(hint)
@@ -185,7 +187,7 @@ def describe(hint: Any) -> str:
 
 
 def _plain(hint: Any) -> Any:
-    """Without what is said about the type and not by it: Annotated, Final, NewType, and None for its type."""
+    """The hint without Annotated, Final and NewType; None becomes its type."""
     while True:
         if get_origin(hint) in (typing.Annotated, typing.Final, typing.ClassVar):
             hint = get_args(hint)[0]
@@ -200,7 +202,7 @@ def _open(hint: Any) -> bool:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, and the types of a Literal's values; anything else is its own only choice."""
+    """The members of a union, and the types of a Literal's values; any other hint is its own only choice."""
     if get_origin(hint) is typing.Literal:
         return tuple({type(value) for value in get_args(hint)})
     return get_args(hint) if _is_union(hint) else (hint,)
@@ -220,19 +222,23 @@ def _is_protocol(kind: type) -> bool:
     return bool(getattr(kind, "_is_protocol", False))
 
 
-def _related(made: type, asked: type) -> bool:
+def _related(made: type, expected: type) -> bool:
     try:
-        return issubclass(made, asked) or issubclass(asked, made) or issubclass(made, _ALSO.get(asked, ()))
+        return (
+            issubclass(made, expected)
+            or issubclass(expected, made)
+            or issubclass(made, _ALSO.get(expected, ()))
+        )
     except TypeError:
         return True
 
 
 def _parameters_clash(produced: Any, wanted: Any) -> bool:
-    """Of generics, only the shapes with one meaning everywhere: collections of one thing, and mappings."""
-    made, asked = get_args(produced), get_args(wanted)
-    if not made or not asked or tuple in (_class(produced), _class(wanted)):
+    """Of generics, only the shapes with one meaning everywhere: collections of one type, and mappings."""
+    made, expected = get_args(produced), get_args(wanted)
+    if not made or not expected or tuple in (_class(produced), _class(wanted)):
         return False
     kinds = (_class(produced), _class(wanted))
     if all(kind is not None and issubclass(kind, collections.abc.Collection) for kind in kinds):
-        return len(made) == len(asked) and any(map(clash, made, asked))
+        return len(made) == len(expected) and any(map(clash, made, expected))
     return False

@@ -1,26 +1,28 @@
 """
-The dispatch queue: who may enter, who is next, and which endings count.
+The dispatch queue: which calls may enter, which is next, and which endings count.
 
-Pure: no lock, no thread, no clock. A shell holds a lock around each call, hands in the time, and carries out what
-comes back. Worker pools share this one machine, so the rules of admission are written once.
+Pure: no lock, no thread, no clock. A shell holds a lock around each call, hands in the time, and carries out
+the decisions. All worker pools share this one machine, so the rules of admission are written once.
 
 Three choices that a reader would not guess:
 
-*Room.* A newcomer is accepted if the calls that are accepted but not started are fewer than `max_queue_depth` plus
-the slots that stand free. With a depth of 0 that leaves exactly the hand-off: accepted means started. With a shell
-that dispatches whatever it can before it lets go of the lock, free slots and pending calls never exist at once, so
-`pending` never exceeds the depth (requeued calls excepted, DQ-6). A slot that falls free is room only if a call may
-start in it: not while paused. And `take` makes no room, it moves a call from one side of that sum to the other; the
-room it stands for was given away when the slot fell free.
+*Room.* A new call is accepted if the calls that are accepted but not started are fewer than `max_queue_depth`
+plus the free slots. With a depth of 0 that leaves exactly the hand-off: accepted means started. With a shell
+that dispatches all it can before it releases the lock, free slots and pending calls never exist at once, so
+`pending` never exceeds the depth (requeued calls excepted, DQ-6). A free slot is room only if a call may
+start in it: not while paused. And `take` makes no room, it moves a call from one side of that sum to the
+other; its room was given away when the slot became free.
 
-*Waiters hold no payload.* Room given to a waiter becomes a RESERVED place with its name on it, and the waiter makes
-its payload then. One place, one wake-up; a caller who comes later cannot take it. Only a waiter that says so (`eager`:
-a Future that waits for a thread which must not) goes straight to PENDING. Two threads that are woken at once fill their
-places in any order; so where the payload is made at once (`in_turn`) the next waiter gets its place after that, and calls
-start in the order in which they came. A reservation may take its time, and holds up no other.
+*Waiters hold no payload.* Room given to a waiter becomes a RESERVED place with its name on it, and the waiter
+makes its payload then. One place, one wake-up; a later caller cannot take it. Only a waiter with its payload
+(`eager`: a Future that waits in place of a thread which must not block) goes straight to PENDING. Two threads
+that are woken at once fill their places in any order; so where the payload is made at once (`in_turn`) the
+next waiter gets its place after that, and calls start in the order of their callers. A reservation may take
+its time, and delays no other.
 
-*Cancelled calls stay in the deque* until they reach its head, marked and not counted; when the marked outnumber the
-others it is swept. So to cancel costs no search, and a paused queue that is fed and cancelled for ever stays small.
+*Canceled calls stay in the deque* until they reach its head, marked and not counted; when the marked
+outnumber the others the deque is swept. So a cancel needs no search, and a paused queue that is filled and
+canceled for ever stays small.
 """
 
 from __future__ import annotations
@@ -59,10 +61,12 @@ _make_tuple = tuple.__new__
 
 class DispatchQueue(Generic[TicketT]):
     """
-    Calls come in by `enter` or `reserve` + `fill`, go out by `take`, end by `settle`, `cancel`, `lose` or `dispose`.
+    Calls enter by `enter` or by `reserve` and `fill`, leave by `take`, and end by `settle`, `cancel`, `lose`
+    or `dispose`.
 
-    What a call does to *other* tickets is left in two lists for the shell to collect before it lets go of its lock:
-    `granted` (waiters that got a place: wake each once) and `evicted` (fail each with a QueueDropError).
+    Effects of one call on *other* tickets are left in two lists, which the shell collects before it releases
+    its lock: `granted` (waiters that got a place: wake each once) and `evicted` (fail each with a
+    QueueDropError).
     """
 
     __slots__ = (
@@ -75,7 +79,8 @@ class DispatchQueue(Generic[TicketT]):
         self._policy = limits.policy
         self._blocks = limits.policy is Policy.BLOCK
         self._max_in_flight = limits.max_in_flight
-        # With a depth of 0 whatever is pending came back from a crash, and the newcomer could not start in its stead.
+        # With a depth of 0 a pending call came back from a crash, and the new one could not start in its
+        # place.
         self._evicts = limits.policy is Policy.DROP_OLDEST and limits.max_queue_depth > 0
         self.max_queue_depth = limits.max_queue_depth
         self.slots = limits.max_in_flight
@@ -87,15 +92,15 @@ class DispatchQueue(Generic[TicketT]):
         self.reserved = 0
         self.granted: list[TicketT] = []
         self.evicted: list[TicketT] = []
-        self.limit = limits.max_in_flight  # how many may be in flight right now
+        self.limit = limits.max_in_flight  # how many calls may be in flight now
         self._pending: deque[TicketT] = deque()
         self._front: list[tuple[int, TicketT]] = []
         self._waiters: deque[TicketT] = deque()
-        self._building: TicketT | None = None  # has its place, and all others wait until its payload is there
+        self._building: TicketT | None = None  # has its place; all others wait until its payload is there
         self._serial = 0
         self._cursor = 0
 
-    # Coming in
+    # Entering
 
     def enter(self, ticket: TicketT, now: float) -> EnterResult:
         """Accept a call whose payload exists, make it wait, or refuse it."""
@@ -103,7 +108,7 @@ class DispatchQueue(Generic[TicketT]):
         if self.disposed:
             return CLOSED
         if not self.waiting and self._building is None:
-            # _has_room and _accept, written out: this is the one path that every call takes.
+            # `_has_room` and `_accept`, written out: every call takes this path.
             free = self.limit - self.in_flight
             if self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0):
                 ticket.stage = PENDING
@@ -138,7 +143,7 @@ class DispatchQueue(Generic[TicketT]):
         return REFUSED
 
     def fill(self, ticket: TicketT, now: float) -> bool:
-        """Put the payload in its place. False if the place is gone: cancelled, or the queue was disposed."""
+        """Put the payload in its place. False if the place is gone: canceled, or the queue was disposed."""
         if ticket.stage is not RESERVED:
             return False
         self.reserved -= 1
@@ -153,7 +158,9 @@ class DispatchQueue(Generic[TicketT]):
         return True
 
     def enter_run(self, tickets: Sequence[TicketT], now: float) -> int:
-        """`enter` for many whose payloads exist: as many of them as there is room for. Returns how many those are."""
+        """
+        `enter` for many calls whose payloads exist: as many of them as there is room for. Returns how many.
+        """
         entered = int(min(self.room(), len(tickets)))
         serial = self._serial
         for ticket in islice(tickets, entered):
@@ -167,7 +174,7 @@ class DispatchQueue(Generic[TicketT]):
         return entered
 
     def room(self) -> float:
-        """How many calls would be accepted now, if they came one after the other."""
+        """How many calls would be accepted now, one after the other."""
         if self.waiting or self.disposed or self._building is not None:
             return 0
         startable = max(0, self.limit - self.in_flight)
@@ -203,7 +210,9 @@ class DispatchQueue(Generic[TicketT]):
         self.evicted.append(oldest)
 
     def _grant(self, now: float) -> None:
-        """Give room to those who wait, first come first served; each takes one place of it, now or when its payload is made."""
+        """
+        Give room to waiters, first come first served; each takes one place, now or when its payload is made.
+        """
         waiters = self._waiters
         free = self.limit - self.in_flight
         room = self.max_queue_depth + (free if free > 0 else 0) - self.pending - self.reserved
@@ -221,7 +230,7 @@ class DispatchQueue(Generic[TicketT]):
                     self._building = ticket
             self.granted.append(ticket)
 
-    # Going out
+    # Dispatching
 
     def take(self, now: float) -> TicketT | None:
         """The next call for a worker, or None if there is none or no slot for it."""
@@ -230,7 +239,7 @@ class DispatchQueue(Generic[TicketT]):
         if self._front:
             ticket = self._pop_pending()
             assert ticket is not None
-        else:  # the same, written out: this is the one path that every call takes
+        else:  # the same, written out: every call takes this path
             queue = self._pending
             ticket = queue.popleft()
             while ticket.stage is not PENDING:
@@ -265,8 +274,8 @@ class DispatchQueue(Generic[TicketT]):
 
     def settle(self, ticket: TicketT, dispatch: int, now: float) -> bool:
         """
-        One attempt is over. True if its outcome counts; False if the call was ended before (its slot is free now)
-        or if this attempt is not the current one (then nothing changes at all).
+        One attempt is over. True if its outcome counts; False if the call was ended before (its slot is free
+        now) or if this attempt is not the current one (then nothing changes).
         """
         if ticket.dispatch != dispatch:
             return False
@@ -280,7 +289,7 @@ class DispatchQueue(Generic[TicketT]):
         return stage is IN_FLIGHT
 
     def cancel(self, ticket: TicketT, now: float) -> CancelPhase | None:
-        """End a call wherever it is; the phase says where that was. None: too late, it ended already."""
+        """End a call wherever it is; the phase says where that was. None: it has ended already."""
         match ticket.stage:
             case Stage.WAITING:
                 self.waiting -= 1
@@ -316,10 +325,10 @@ class DispatchQueue(Generic[TicketT]):
 
     def lose(self, tickets: Iterable[TicketT], now: float, *, blame: Iterable[TicketT] = ()) -> list[TicketT]:
         """
-        Their worker is gone. Calls in flight go back to pending, past the admission limit; calls that were ended
-        already only give back their slot. Those in `blame` were running when it died: the ones that have now
-        crashed `max_attempts` workers are settled and returned, to be failed; so is everything once the queue is
-        disposed, because nothing will ever leave it again.
+        The worker of these calls is gone. Calls in flight go back to pending, past the admission limit; calls
+        that were ended already only free their slot. Calls in `blame` were running when it died: those that
+        have now crashed `max_attempts` workers are settled and returned, to be failed; so are all calls once
+        the queue is disposed, because no call will ever leave it again.
         """
         for ticket in blame:
             ticket.crashes += 1
@@ -351,10 +360,10 @@ class DispatchQueue(Generic[TicketT]):
             self._grant(now)
         return exhausted
 
-    # Holding back
+    # Pausing
 
     def offer_slots(self, slots: int, now: float) -> None:
-        """How many calls the workers could hold right now; a crashed worker's share is missing until it is back."""
+        """How many calls the workers can have now; those of a crashed worker are missing until it is back."""
         self.slots = slots
         self._set_limit(now)
 
@@ -372,7 +381,7 @@ class DispatchQueue(Generic[TicketT]):
             self._grant(now)
 
     def clear(self) -> list[TicketT]:
-        """End whatever is pending or waiting, and return it, first come first."""
+        """End all calls that are pending or waiting, and return them in their order."""
         ended = [*self, *self.waiters()]
         self._front.clear()
         self._pending.clear()
@@ -383,12 +392,12 @@ class DispatchQueue(Generic[TicketT]):
         return ended
 
     def dispose(self) -> list[TicketT]:
-        """`clear`, and accept and hand out nothing from now on; calls in flight are the shell's to end."""
+        """`clear`, and accept and dispatch nothing from now on; the shell ends the calls in flight."""
         self.disposed = True
         self.limit = 0
         return self.clear()
 
-    # Looking
+    # State
 
     def __iter__(self) -> Iterator[TicketT]:
         """The pending calls, next one first."""
@@ -398,8 +407,12 @@ class DispatchQueue(Generic[TicketT]):
     def waiters(self) -> Iterator[TicketT]:
         return (ticket for ticket in self._waiters if ticket.stage is WAITING)
 
+    def stored(self) -> tuple[int, int, int]:
+        """How many tickets are stored, canceled ones included: pending, requeued, waiting."""
+        return len(self._pending), len(self._front), len(self._waiters)
+
     def state(self) -> QueueState:
-        # Past NamedTuple's own constructor, which takes as long again as the rest.
+        # Not by NamedTuple's own constructor, which takes as long again as the rest.
         return _make_tuple(
             QueueState,
             (

@@ -1,4 +1,6 @@
-"""What the dispatch queue and its shells talk about: a call on its way, the stages of that way, the limits, and what the queue can say."""
+"""
+The values of the dispatch queue: a call on its way, the stages of that way, the limits, and the results.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ __all__ = ["CancelPhase", "EnterResult", "Policy", "QueueLimits", "QueueState", 
 
 
 class Policy(StrEnum):
-    """What a full queue does with a newcomer."""
+    """What a full queue does with a new call."""
 
     BLOCK = "block"
     REJECT = "reject"
@@ -20,7 +22,7 @@ class Policy(StrEnum):
 
 
 class CancelPhase(StrEnum):
-    """Where a call was when it was cancelled."""
+    """Where a call was when it was canceled."""
 
     WAITING = "waiting"
     QUEUED = "queued"
@@ -29,11 +31,11 @@ class CancelPhase(StrEnum):
 
 class Stage(Enum):
     NEW = 0
-    WAITING = 1  # its caller is paused; we hold no payload
-    RESERVED = 2  # a place is kept for it; its caller makes the payload now
+    WAITING = 1  # its caller is paused; the queue holds no payload
+    RESERVED = 2  # it has a place; its caller makes the payload now
     PENDING = 3  # accepted, not started
-    IN_FLIGHT = 4  # handed to a worker
-    ENDING = 5  # its caller was released; the run still holds its slot
+    IN_FLIGHT = 4  # given to a worker
+    ENDING = 5  # its caller was released; its run still has its slot
     SETTLED = 6
 
 
@@ -45,7 +47,8 @@ class EnterResult(Enum):
     CLOSED = 4
 
 
-# Looking a member up on its Enum class takes longer than the rest of `take`; these are read a million times a second.
+# Looking a member up on its Enum class takes longer than the rest of `take`; these are read a million times a
+# second.
 NEW: Final = Stage.NEW
 WAITING: Final = Stage.WAITING
 RESERVED: Final = Stage.RESERVED
@@ -91,7 +94,10 @@ def _check_count(name: str, value: float, *, least: int, or_else: str = "") -> N
 
 
 class QueueState(NamedTuple):
-    """A tuple, because hooks may want one at every change, and a frozen dataclass takes four times as long to make."""
+    """
+    A tuple, because hooks may need one at every change, and a frozen dataclass takes four times as long to
+    make.
+    """
 
     in_flight: int
     pending: int
@@ -110,27 +116,27 @@ class QueueState(NamedTuple):
 
 class Ticket:
     """
-    One call on its way through the queue. A shell subclasses it to hang its own things on.
+    One call on its way through the queue. A shell subclasses it to add its own fields.
 
-    `dispatch` names one attempt and is never used again: a completion that carries another number is stale (DQ-7).
-    `attempt` counts dispatches; `crashes` counts the workers that died *running* this call. They differ because a
-    call that merely sat in the pipe of a worker that died did nothing to deserve a strike.
+    `dispatch` names one attempt and is never used again: a completion with another number is stale (DQ-7).
+    `attempt` counts dispatches; `crashes` counts the workers that died *running* this call. They differ
+    because a call that merely lay in the pipe of a dead worker did not cause the crash.
     """
 
-    # Slots, because each of these is written two or three times in the life of a call: with class attributes as
-    # defaults a ticket is made in half the time, and its whole way through the queue takes twice as long.
+    # Slots, because each of these is written two or three times in the life of a call: with class attributes
+    # as defaults a ticket is made in half the time, and its whole way through the queue takes twice as long.
     __slots__ = (
         "attempt", "called_at", "crashes", "dispatch", "eager", "entered_at", "last_wait", "pending_for", "serial", "stage",
         "waiting_for",
     )  # fmt: skip
 
-    #: Its caller makes the payload as soon as it has its place, so those behind it wait until that is done and calls
-    #: keep the order of their callers. Not in slots: few tickets set it.
+    #: Its caller makes the payload as soon as it has its place, so calls behind it wait until that is done
+    #: and calls keep the order of their callers. Not in slots: few tickets set it.
     in_turn: bool = False
 
     def __init__(self) -> None:
         self.stage: Stage = NEW
-        # Holds its payload already: if it must wait, it enters by itself when room appears.
+        # Has its payload already: if it must wait, it enters by itself when there is room.
         self.eager = False
         self.serial = 0  # the order of acceptance
         self.dispatch = 0
@@ -138,10 +144,10 @@ class Ticket:
         self.crashes = 0
         self.called_at = 0.0
         self.entered_at = 0.0  # when it last became pending
-        # Seconds before it was accepted, those included in which its caller made the payload.
+        # Seconds before it was accepted, including the time in which its caller made the payload.
         self.waiting_for = 0.0
-        self.pending_for = 0.0  # seconds between being accepted and being dispatched, over all attempts
-        self.last_wait = 0.0  # what its latest dispatch had to wait
+        self.pending_for = 0.0  # seconds from acceptance to dispatch, over all attempts
+        self.last_wait = 0.0  # how long its latest dispatch had waited
 
     @property
     def waited(self) -> float:

@@ -1,4 +1,4 @@
-"""Where a call runs away from its caller: what a worker process and a worker on a cluster do alike."""
+"""Where a call runs away from its caller: what a worker process and a worker on a cluster have in common."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.pools.child import protocol
 from penstock.pools.context import CallContext
 
 
-class Unready(Exception):
-    """No call can run here. `reason` and `trace` are what the pool should hear before the worker goes."""
+class SetupFailed(Exception):
+    """No call can run in this worker. The pool gets `reason` and `trace` before the worker exits."""
 
     def __init__(self, reason: str, trace: str) -> None:
         super().__init__(reason)
@@ -21,40 +21,40 @@ class Unready(Exception):
         self.trace = trace
 
 
-def or_unready(what: str, fn: Callable[..., Any], *args: Any) -> Any:
-    """Without this no call can run here."""
+def or_setup_failed(what: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """Call `fn`, without which no call can run here."""
     try:
         return fn(*args)
-    except BaseException as error:  # SystemExit too: one more reason why no call can run here
-        raise Unready(f"{what} {error_line(error)}", traceback_text(error)) from error
+    except BaseException as error:  # SystemExit, too
+        raise SetupFailed(f"{what} {error_line(error)}", traceback_text(error)) from error
 
 
 class CallTarget:
-    """The functions that it was told of, by number, and the object whose methods it may be asked to call."""
+    """The functions that were sent to this worker, by number, and the object whose methods it calls."""
 
     def __init__(self) -> None:
         self.functions: dict[int, Any] = {}
         self._object: Any = None
 
     def set_up(self, blob: bytes) -> None:
-        setup: dict[str, Any] = or_unready("its setup could not be read:", pickle.loads, blob)
+        setup: dict[str, Any] = or_setup_failed("its setup could not be read:", pickle.loads, blob)
         if setup["initializer"] is not None:
-            or_unready("its initializer raised", setup["initializer"], *setup["initargs"])
+            or_setup_failed("its initializer raised", setup["initializer"], *setup["initargs"])
         if setup["target"] is not None:
-            self._object = or_unready("its object could not be made:", setup["target"], *setup["args"])
+            self._object = or_setup_failed("its object could not be made:", setup["target"], *setup["args"])
 
     def function(self, name: Any) -> Any:
         if type(name) is str:
             return getattr(self._object, name)
         if name == 0:
             return self._object
-        found = self.functions[name]
-        if type(found) is bytes:
-            found = self.functions[name] = pickle.loads(found)
-        return found
+        function = self.functions[name]
+        if type(function) is bytes:
+            function = self.functions[name] = pickle.loads(function)
+        return function
 
     def invoke(self, name: Any, call: tuple[Any, tuple[Any, ...], dict[str, Any]], trace: Any) -> Any:
-        """`call` is (function, or None if it goes by its name; arguments; keyword arguments)."""
+        """`call` is (the function, or None if it is named; arguments; keyword arguments)."""
         fn, args, kwargs = call
         fn = self.function(name) if fn is None else fn
         if trace is None:
@@ -76,7 +76,7 @@ def is_plain_result(value: Any) -> bool:
 
 
 def unsendable(value: Any, error: Exception) -> NotPicklable:
-    import inspect  # noqa: PLC0415  # only when something went wrong
+    import inspect  # noqa: PLC0415  # only on errors
 
     if inspect.iscoroutine(value):
         value.close()

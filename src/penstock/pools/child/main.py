@@ -1,16 +1,17 @@
 """
 The worker process.
 
-One thread reads, runs and replies; there is no second one to hand work to or to contend with. It still hears of a
-cancel while a function runs: the pool raises a counter in a shared page, which costs nothing to look at before each
-call and whenever the function asks `current_call().cancelled`, and only if it moved is the pipe read.
+One thread reads, runs and replies; there is no second one to hand work to or to contend with. It still
+notices a cancel while a function runs: the pool raises a counter in a shared page, which costs nothing to
+check before each call and whenever the function reads `current_call().cancelled`; only if it changed is the
+pipe read.
 
-The same page says which call runs now. It survives the process, so the pool knows which of the calls in the pipe of a
-dead worker had begun.
+The same page says which call runs now. It survives the process, so the pool knows which of the calls in the
+pipe of a dead worker had begun.
 
-When the pool's process dies, however it dies, the kernel kills this one and the children that it started: the read end
-of the lifeline pipe is set to send SIGKILL to our process group as soon as its last writer is gone. A thread does the
-same where the kernel cannot, and where a forked copy of the parent holds the pipe open.
+When the pool's process dies, however it dies, the kernel kills this one and the children that it started: the
+read end of the lifeline pipe is set to send SIGKILL to our process group as soon as its last writer is gone.
+A thread does the same where the kernel cannot, and where a forked copy of the parent holds the pipe open.
 """
 
 from __future__ import annotations
@@ -30,36 +31,34 @@ from penstock.pools import context
 from penstock.pools.child import protocol
 from penstock.pools.child.call_target import (
     CallTarget,
-    Unready,
+    SetupFailed,
     is_plain_result,
     make_context,
-    or_unready,
+    or_setup_failed,
     unsendable,
 )
-from penstock.pools.child.protocol import PLAIN, PLAIN_TYPES
-from penstock.pools.child.remote_errors import pack_error
+from penstock.pools.child.protocol import PLAIN, PLAIN_TYPES, pack_error
 from penstock.pools.child.shared_memory import AVAILABLE as SHARED_MEMORY
-from penstock.pools.child.shared_memory import Arena, Borrower, Parcel, load
-from penstock.pools.context import CallContext, in_process
-from penstock.pools.forks import end_copy, watch_forks
+from penstock.pools.child.shared_memory import Arena, FilledSegment, SegmentMapper, load
+from penstock.pools.context import CallContext, end_copy, process_contexts, watch_forks
 from penstock.pools.timers import clock
 
-#: Where the fields of the shared page are.
+#: The fields of the shared page.
 PAGE_CANCELS, PAGE_RUNNING = 0, 1
 PAGE_SIZE = 4096
 
 
 def main(inlet: int, outlet: int, page_fd: int, lifeline_fd: int, parent: int) -> None:
-    die_with_the_parent(lifeline_fd, parent)
+    end_with_parent(lifeline_fd, parent)
     page = memoryview(mmap.mmap(page_fd, PAGE_SIZE)).cast("Q")
     os.close(page_fd)
     try:
         ChildWorker(inlet, outlet, page).run()
     except (EOFError, BrokenPipeError):
-        os._exit(0)  # the pool is gone; whatever the function left running is not worth waiting for
+        os._exit(0)  # the pool is gone
 
 
-def die_with_the_parent(lifeline: int, parent: int) -> None:
+def end_with_parent(lifeline: int, parent: int) -> None:
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
@@ -90,6 +89,8 @@ def _end_group() -> NoReturn:
 
 
 class ChildWorker:
+    """Reads messages, runs calls, and replies."""
+
     def __init__(self, inlet: int, outlet: int, page: memoryview) -> None:
         self._inlet = inlet
         self._outlet = outlet
@@ -102,31 +103,32 @@ class ChildWorker:
         self._target = CallTarget()
         self._functions = self._target.functions
         self._canceled: set[int] = set()
-        self._tracer: Any = None
-        self._borrower = Borrower()
+        self._mapper = SegmentMapper()
         self._arena = Arena()
-        self._lent: dict[int, Parcel] = {}
+        self._lent: dict[int, FilledSegment] = {}
         self._running: tuple[Any, ...] = ()
         self._is_copy = False
         watch_forks(self)
 
     def abandon(self) -> None:
-        """The function forked, and this is the copy. The calls in the pipe and the answers belong to the worker."""
-        if not self._is_copy:  # or else the descriptors are somebody else's by now
+        """
+        The function forked, and this is the copy. The calls in the pipe and the replies belong to the worker.
+        """
+        if not self._is_copy:  # the second time the numbers may belong to other files
             self._is_copy = True
             self._peek = select.poll()
             os.close(self._inlet)
             os.close(self._outlet)
 
     def run(self) -> None:
-        in_process.append(self._context)
+        process_contexts.append(self._context)
         inbox = self._inbox
         while True:
             while inbox:
                 self._call(inbox.popleft())
             self._receive()
 
-    # Hearing
+    # Receiving
 
     def _receive(self) -> None:
         data = os.read(self._inlet, 65536)
@@ -138,8 +140,8 @@ class ChildWorker:
             else:
                 self._control(*message)
 
-    def _look(self) -> None:
-        """Read what lies in the pipe, if the page says that it is worth it."""
+    def _read_cancels(self) -> None:
+        """Read the pipe if the page says that there are new cancels."""
         while self._page[PAGE_CANCELS] != self._cancels and self._peek.poll(0):
             self._receive()
 
@@ -153,37 +155,42 @@ class ChildWorker:
             case protocol.FREE:
                 self._lent.pop(args[0], None)
             case protocol.DROP:
-                self._borrower.drop(args[0])
+                self._mapper.drop(args[0])
             case protocol.MAIN:
-                self._or_say_why(import_main_or_unready, *args)
+                self._set_up_or_exit(import_main_or_setup_failed, *args)
             case protocol.SETUP:
-                self._or_say_why(self._set_up, *args)
+                self._set_up_or_exit(self._set_up, *args)
             case protocol.EXIT:
-                self._leave()
+                self._exit()
 
-    def _set_up(self, place: tuple[list[str], str, list[str]], title: str, blob: bytes, main: Any) -> None:
-        sys.path[:], cwd, sys.argv[:] = place
+    def _set_up(
+        self, environment: tuple[list[str], str, list[str]], title: str, blob: bytes, main: Any
+    ) -> None:
+        sys.path[:], cwd, sys.argv[:] = environment
         os.chdir(cwd)
         _set_title(title)
         if main is not None:
-            import_main_or_unready(*main)
+            import_main_or_setup_failed(*main)
         self._target.set_up(blob)
         self._send([(protocol.READY,)])
 
-    def _or_say_why(self, fn: Any, *args: Any) -> None:
-        """If it fails, tell the pool why and go."""
+    def _set_up_or_exit(self, fn: Any, *args: Any) -> None:
+        """If it fails, tell the pool why and exit."""
         try:
             fn(*args)
-        except Unready as unready:
-            self._send([(protocol.FATAL, unready.reason, unready.trace)])
-            self._leave(1)
+        except SetupFailed as failed_setup:
+            self._send([(protocol.FATAL, failed_setup.reason, failed_setup.trace)])
+            self._exit(1)
 
-    def _leave(self, code: int = 0) -> NoReturn:
-        """As a program ends: atexit functions run and output is flushed; but no thread of the function's is awaited."""
-        import atexit  # noqa: PLC0415  # once in a life
+    def _exit(self, code: int = 0) -> NoReturn:
+        """
+        As a program ends: atexit functions run and output is flushed; but threads of the function are not
+        joined.
+        """
+        import atexit  # noqa: PLC0415  # needed once
 
         try:
-            atexit._run_exitfuncs()
+            atexit._run_exitfuncs()  # noqa: SLF001  # there is no public way without joining threads
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
@@ -195,7 +202,7 @@ class ChildWorker:
         dispatch, function, body, extra = message
         page = self._page
         if page[PAGE_CANCELS] != self._cancels:
-            self._look()
+            self._read_cancels()
         if self._canceled and dispatch in self._canceled:
             self._canceled.discard(dispatch)
             self._send([(dispatch, protocol.SKIPPED, None, 0.0)])
@@ -209,18 +216,18 @@ class ChildWorker:
                 value = fn(*body) if callable(fn) else self._target.function(function)(*body)
             else:
                 value = self._call_fully(function, body, extra)
-        except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt are the caller's to see, too
+        except BaseException as error:  # noqa: BLE001  # the caller gets SystemExit and KeyboardInterrupt, too
             if self._is_copy:
                 end_copy(error)
             kind, payload = protocol.ERROR, pack_error(error)
         else:
             if self._is_copy:
                 end_copy(None)
-            # The commonest results, without asking `_pack`.
+            # The commonest results, without the call of `_pack`.
             kind, payload = (PLAIN, value) if type(value) in PLAIN_TYPES else self._pack(value)
             value = None
         messages: list[tuple[Any, ...]] = [(dispatch, kind, payload, clock() - started)]
-        done = self._borrower.done
+        done = self._mapper.done
         while done:
             messages.append((protocol.FREE, done.popleft()))
         self._send(messages)
@@ -236,14 +243,14 @@ class ChildWorker:
         elif ref is None:
             call = pickle.loads(body)
         else:
-            call = load(body, ref, self._borrower)
+            call = load(body, ref, self._mapper)
         return self._target.invoke(function, call, trace)
 
     def _context(self) -> CallContext:
         dispatch, _, _, extra = self._running
 
         def canceled() -> bool:
-            self._look()
+            self._read_cancels()
             return dispatch in self._canceled
 
         return make_context(dispatch, extra[0] if extra is not None else None, canceled)
@@ -255,30 +262,31 @@ class ChildWorker:
             return protocol.PLAIN, value
         try:
             data, buffers = protocol.pack_result(value)
-        except Exception as error:  # noqa: BLE001  # whatever pickling raises
+        except Exception as error:  # noqa: BLE001  # pickling may raise anything
             return protocol.ERROR, pack_error(unsendable(value, error))
         if SHARED_MEMORY and (buffers or len(data) >= protocol.LARGE):
             whole = len(data) >= protocol.LARGE
-            parcel = self._arena.pack([data, *buffers] if whole else [*buffers])
-            self._lent[parcel.ref.segment] = parcel
-            return protocol.SHARED, (None if whole else data, tuple(parcel.ref))
+            filled = self._arena.pack([data, *buffers] if whole else [*buffers])
+            self._lent[filled.ref.segment] = filled
+            return protocol.SHARED, (None if whole else data, tuple(filled.ref))
         return protocol.PICKLED, data
 
     def _send(self, messages: list[tuple[Any, ...]]) -> None:
         data = protocol.frame(messages)
         sent = os.write(self._outlet, data)
-        while sent < len(data):  # a signal came, and its handler ran
+        while sent < len(data):  # interrupted by a signal
             sent += os.write(self._outlet, data[sent:])
 
 
-def import_main_or_unready(how: str, where: str) -> None:
-    or_unready("your script could not be imported:", import_main, how, where)
+def import_main_or_setup_failed(how: str, where: str) -> None:
+    or_setup_failed("your script could not be imported:", import_main, how, where)
 
 
 def import_main(how: str, where: str) -> None:
     """
-    What is `__main__` in the pool's process, for functions that are defined there. It is not run as `__main__`, so
-    whatever stands below `if __name__ == "__main__":` stays quiet; that is the rule of `multiprocessing` too.
+    Import the module that is `__main__` in the pool's process, for functions that are defined there. It is
+    not run as `__main__`, so code below `if __name__ == "__main__":` does not run; that is the rule of
+    `multiprocessing` too.
     """
     import runpy  # noqa: PLC0415  # only scripts need it
     import types  # noqa: PLC0415  # as above

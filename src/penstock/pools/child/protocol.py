@@ -1,18 +1,23 @@
 """
-What travels between a pool and its worker processes, and in which form.
+The messages between a pool and its worker processes, and their form.
 
-A frame is a length and a list of messages, marshalled: for the plain tuples that frames are made of `marshal` takes
-half the time of `pickle`, and both ends are the same interpreter. Arguments and results that are plain values (numbers,
-short strings) lie in the message as they are; everything else is pickled on its own, so that two calls never share
-an object and one bad argument spoils one call.
+A frame is a length and a list of messages, marshalled: for the plain tuples that frames are made of,
+`marshal` takes half the time of `pickle`, and both ends are the same interpreter. Arguments and results that
+are plain values (numbers, short strings) lie in the message as they are; everything else is pickled on its
+own, so that two calls never share an object and one bad argument spoils one call.
 
-Buffers of some size (NumPy arrays, `bytes`, a long pickle) leave the message: protocol 5 hands them out, and they are
-copied once into shared memory (see `segments`).
+Large buffers (NumPy arrays, `bytes`, a long pickle) leave the message: pickle protocol 5 gives them out of
+band, and they are copied once into shared memory (see `shared_memory.py`).
+
+A caller gets the very exception that its function raised, with the worker's traceback as `__cause__`, as with
+the standard process pool. An exception that does not survive pickling (a constructor with two arguments is
+enough) would there break the whole pool; here it becomes a RemoteError that says what it was.
 """
 
 from __future__ import annotations
 
 import marshal
+import math
 import pickle
 import sys
 from collections.abc import Callable
@@ -20,13 +25,13 @@ from functools import cache
 from struct import Struct
 from typing import Any, Final
 
-from penstock.core.errors import NotPicklable
-from penstock.core.text import safe_repr, safe_str
+from penstock.core.errors import NotPicklable, PenstockError
+from penstock.core.text import forget_frames, qualified_name, safe_repr, safe_str, traceback_text
 from penstock.pools.child.shared_memory import AVAILABLE as SHARED_MEMORY
 
-#: Copied into shared memory from this many bytes on; below it, a trip through the pipe is quicker.
+#: Buffers of at least this many bytes go into shared memory; below it, the pipe is quicker.
 LARGE: Final = 128 * 1024
-#: A string longer than this is pickled on its own even where a plain value could ride in the message.
+#: A longer string or bytes is pickled on its own.
 SHORT: Final = 4096
 
 # To a worker: (dispatch > 0, function, body, extra), or one of these with its arguments.
@@ -53,7 +58,8 @@ PLAIN_TYPES = frozenset({int, float, bool, type(None), complex})
 SHORT_TYPES = frozenset({str, bytes})
 
 
-#: The last one that keeps no table of the objects it has met: for a message or two that table is half of the work.
+#: The last marshal format that keeps no table of objects: for a message or two that table is half of the
+#: work.
 _FORMAT: Final = 2
 
 
@@ -64,8 +70,8 @@ def frame(messages: list[tuple[Any, ...]]) -> bytes:
 
 class Frames:
     """
-    Cuts a stream into messages; keeps the beginning of a frame whose rest has not come yet. Frames are copied out of what
-    was read: most are so small that a view of one would take longer to make.
+    Cuts a stream into messages, and keeps the beginning of a frame whose rest has not arrived. Frames are
+    copied out of what was read: most are so small that a view of one would take longer to make.
     """
 
     __slots__ = ("_rest",)
@@ -98,8 +104,8 @@ def is_plain(value: object) -> bool:
     return kind in PLAIN_TYPES or (kind in SHORT_TYPES and len(value) <= SHORT)  # type: ignore[arg-type]  # str, bytes
 
 
-class _Whole:
-    """A long bytes-like argument: pickled out of band, and whole again (as its own type) on the other side."""
+class _OutOfBand:
+    """A long bytes-like argument: pickled out of band, and rebuilt as its own type on the other side."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data = data
@@ -108,21 +114,21 @@ class _Whole:
         return type(self._data), (pickle.PickleBuffer(self._data),)
 
 
-def _whole(value: Any) -> Any:
-    return _Whole(value) if type(value) in (bytes, bytearray) and len(value) >= LARGE else value
+def _out_of_band(value: Any) -> Any:
+    return _OutOfBand(value) if type(value) in (bytes, bytearray) and len(value) >= LARGE else value
 
 
 def pack_arguments(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, portable: bool = False
 ) -> tuple[bytes, list[memoryview]]:
-    """`fn` is None where the worker knows the function already."""
-    args = tuple([_whole(value) for value in args])
-    kwargs = {name: _whole(value) for name, value in kwargs.items()}
+    """`fn` is None where the worker has the function already."""
+    args = tuple([_out_of_band(value) for value in args])
+    kwargs = {name: _out_of_band(value) for name, value in kwargs.items()}
     try:
         return dump((fn, args, kwargs), portable=portable)
     except Exception as error:  # whatever pickling raises: a foreign `__reduce__` may raise anything
         raise NotPicklable(
-            f"{_culprit(fn, args, kwargs)} cannot be sent to a worker process: {safe_str(error)}{advice()}"
+            f"{_unpicklable_part(fn, args, kwargs)} cannot be sent to a worker process: {safe_str(error)}{advice()}"
         ) from error
 
 
@@ -137,13 +143,13 @@ def pack_setup(setup: dict[str, Any], *, portable: bool = False) -> bytes:
 
 
 def pack_result(value: Any) -> tuple[bytes, list[memoryview]]:
-    return dump(_whole(value))
+    return dump(_out_of_band(value))
 
 
 def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[bytes, list[memoryview]]:
     """
-    Pickled, with its large buffers beside it: by `pickle`, and by `cloudpickle` where that fails and is installed.
-    `portable`: for a machine that may lack the script which is `__main__` here.
+    Pickle with the large buffers beside it: by `pickle`, or by `cloudpickle` where that fails and it is
+    installed. `portable`: for a machine that may lack the script which is `__main__` here.
     """
     buffers: list[memoryview] = []
 
@@ -156,7 +162,7 @@ def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[b
 
     try:
         data = pickle.dumps(value, 5, buffer_callback=in_band)
-    except Exception:  # whatever pickling raises, cloudpickle may know better
+    except Exception:  # pickling may raise anything; try cloudpickle
         if cloudpickle() is None:
             raise
         buffers.clear()
@@ -168,7 +174,7 @@ def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[b
 
 
 def try_dump(value: Any) -> bytes | None:
-    """Pickled in band, or None: for what is good to have on the other side, but not worth an error."""
+    """Pickle in band, or None: for values that are useful on the other side, but not worth an error."""
     try:
         return pickle.dumps(value, 5)
     except Exception:  # noqa: BLE001  # whatever pickling raises
@@ -177,7 +183,7 @@ def try_dump(value: Any) -> bytes | None:
 
 @cache
 def cloudpickle() -> Any:
-    """The module, or None. Looked for when it is needed first: most workers never need it, and start without."""
+    """The module, or None. Imported on first need: most workers never need it."""
     try:
         import cloudpickle as module  # noqa: PLC0415  # optional
     except ImportError:
@@ -193,15 +199,15 @@ def advice() -> str:
     )
 
 
-def _culprit(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Which part of a call it is that cannot be pickled, in words."""
+def _unpicklable_part(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The part of a call that cannot be pickled, in words."""
     parts = [("the function", fn)]
     parts += [(f"argument {place}", value) for place, value in enumerate(args, 1)]
     parts += [(f"argument {safe_repr(name)}", value) for name, value in kwargs.items()]
     for name, value in parts:
         try:
             dump(value)
-        except Exception:  # noqa: BLE001  # whatever pickling raises, this is the part that raises it
+        except Exception:  # noqa: BLE001  # pickling may raise anything; this is the part that does
             return f"{name} ({safe_repr(value):.80})"
     return "the call"
 
@@ -211,9 +217,12 @@ def main_can_be_imported() -> bool:
 
 
 def main_module() -> tuple[str, str] | None:
-    """How a worker can import what is `__main__` here: by name, by path, or not at all (a prompt, `-c`, a notebook)."""
+    """
+    How a worker can import what is `__main__` here: by name, by path, or not at all (a prompt, `-c`, a
+    notebook).
+    """
     main = sys.modules["__main__"]
-    sys.modules.setdefault("__mp_main__", main)  # what comes back from a worker calls it that
+    sys.modules.setdefault("__mp_main__", main)  # results from a worker name it so
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
         return "name", spec.name
@@ -224,12 +233,60 @@ def main_module() -> tuple[str, str] | None:
 
 
 def by_reference(fn: Callable[..., Any]) -> bool:
-    """Whether workers can be told of this function once and then by number: importable, and so without state."""
+    """
+    Whether workers can get this function once and then by number: it must be importable, and so without
+    state.
+    """
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     owner = getattr(fn, "__self__", None)  # of a builtin function: its module
     if module is None or name is None or "<" in name or (owner is not None and type(owner) is not type(sys)):
         return False
-    found: Any = sys.modules.get(module)
+    imported: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is fn and (module != "__main__" or main_can_be_imported())
+        imported = getattr(imported, part, None)
+    return imported is fn and (module != "__main__" or main_can_be_imported())
+
+
+# Errors
+
+
+class RemoteTraceback(Exception):  # shown as a cause, never raised
+    """The worker's traceback: shown as a cause, never raised."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+class RemoteError(PenstockError):
+    """
+    The function raised an exception that cannot be rebuilt here. `type_name` and `text` say what it was.
+    """
+
+    code = "remote_error"
+
+
+def pack_error(error: BaseException) -> bytes:
+    text = traceback_text(error)
+    forget_frames(error)
+    try:
+        blob, _ = dump((error, text), large=math.inf)
+        pickle.loads(blob)
+    except BaseException:  # noqa: BLE001  # a foreign __reduce__ or __init__ may raise anything
+        name = qualified_name(error)
+        message = f"{name}: {safe_str(error)} (it cannot be pickled, so this stands for it)"
+        blob = pickle.dumps((RemoteError(message, type_name=name, text=text), text), 5)
+    return blob
+
+
+def unpack_error(blob: bytes) -> BaseException:
+    error, text = pickle.loads(blob)
+    error.__cause__ = RemoteTraceback(text)
+    return error  # type: ignore[no-any-return]  # pack_error puts an exception there
+
+
+def cannot_be_rebuilt(error: Exception) -> NotPicklable:
+    return NotPicklable(f"the result cannot be rebuilt in the caller's process: {safe_repr(error)}")

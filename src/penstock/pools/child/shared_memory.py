@@ -1,14 +1,14 @@
 """
-Shared memory for large buffers, lent and given back.
+Shared memory for large buffers.
 
-The sender owns a segment (a memfd: no name to leak, no /dev/shm to fill) and copies buffers into it through a mapping
-that stays warm: a fresh mapping of 32 MB costs ten times the copy, in page faults. The receiver opens it through
-/proc/PID/fd and maps it privately, so that what it writes into its array never reaches the sender's copy, which a
-requeued call may still need. When the last view on that mapping is gone, and not before, the segment goes back: an
-array that a function keeps for itself stays valid.
+The sender owns a segment (a memfd: no name to leak, no /dev/shm to fill) and copies buffers into it through a
+mapping that stays warm: a fresh mapping of 32 MB costs ten times the copy, in page faults. The receiver opens
+it through /proc/PID/fd and maps it privately, so that writes into its array never reach the sender's copy,
+which a requeued call may still need. When the last view on that mapping is gone, and not before, the segment
+goes back: an array that a function keeps for itself stays valid.
 
-Letting go may happen anywhere, even in a garbage collection while some lock is held, so it only ever appends to a
-deque.
+Segments are released anywhere, even in a garbage collection while some lock is held, so releasing only
+appends to a deque.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEEP: Final = 256 * 1024 * 1024
 
 
 class Ref(NamedTuple):
-    """A place in a segment, as it travels."""
+    """The address of buffers in a segment, as it travels."""
 
     pid: int
     fd: int
@@ -52,11 +52,11 @@ class Segment:
             os.close(self.fd)
             self.fd = -1
 
-    __del__ = close  # an arena that is gone closes nothing itself
+    __del__ = close  # a deleted arena does not close its segments itself
 
 
 class Arena:
-    """The segments that one process owns. A segment is free, or in the hands of exactly one Parcel."""
+    """The segments that one process owns. Each is free, or belongs to exactly one FilledSegment."""
 
     def __init__(self) -> None:
         self._serial = count(1)
@@ -65,8 +65,8 @@ class Arena:
         self.returned: deque[Segment] = deque()
         self._pid = os.getpid()
 
-    def pack(self, buffers: list[bytes | memoryview]) -> Parcel:
-        """Copy them into a segment of their own."""
+    def pack(self, buffers: list[bytes | memoryview]) -> FilledSegment:
+        """Copy the buffers into a segment of their own."""
         spans, at = [], 0
         for buffer in buffers:
             size = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
@@ -75,7 +75,9 @@ class Arena:
         segment = self._take(at)
         for buffer, (start, size) in zip(buffers, spans, strict=True):
             segment.map[start : start + size] = buffer if isinstance(buffer, bytes) else buffer.cast("B")
-        return Parcel(self, segment, Ref(self._pid, segment.fd, segment.serial, segment.size, tuple(spans)))
+        return FilledSegment(
+            self, segment, Ref(self._pid, segment.fd, segment.serial, segment.size, tuple(spans))
+        )
 
     def _take(self, size: int) -> Segment:
         self.sort_returned()
@@ -87,7 +89,10 @@ class Arena:
         return Segment(next(self._serial), size)
 
     def sort_returned(self) -> list[int]:
-        """Put what came back on its shelf; what there is no room for is closed. Returns the closed ones' serials."""
+        """
+        Keep returned segments for reuse; those above the limit are closed. Returns the numbers of the closed
+        ones.
+        """
         closed = []
         while self.returned:
             segment = self.returned.popleft()
@@ -100,10 +105,10 @@ class Arena:
         return closed
 
     def trim(self) -> list[int]:
-        """Close whatever is not in use."""
+        """Close all segments that are not in use."""
         closed = self.sort_returned()
-        for shelf in self._free.values():
-            for segment in shelf:
+        for segments in self._free.values():
+            for segment in segments:
                 closed.append(segment.serial)
                 segment.close()
         self._free.clear()
@@ -111,8 +116,8 @@ class Arena:
         return closed
 
 
-class Parcel:
-    """A filled segment. It goes back to its arena when nobody holds the parcel any more."""
+class FilledSegment:
+    """A segment with buffers in it. It returns to its arena when this object is deleted."""
 
     __slots__ = ("_arena", "_segment", "ref")
 
@@ -124,20 +129,22 @@ class Parcel:
     def __del__(self) -> None:
         self._arena.returned.append(self._segment)
 
-    def parts(self) -> list[bytes]:
-        """For a receiver that cannot map it."""
-        return [self._segment.map[start : start + size] for start, size in self.ref.spans]
 
-
-class Borrower:
-    """The receiver's side: maps foreign segments and notes in `done` those that it has let go of."""
+class SegmentMapper:
+    """
+    The receiver's side: maps segments of another process, and lists in `done` those that are no longer
+    mapped.
+    """
 
     def __init__(self) -> None:
         self._fds: dict[int, int] = {}
         self.done: deque[int] = deque()
 
     def reach(self, ref: Ref) -> int:
-        """Its descriptor here, which outlives its owner. FileNotFoundError if the owner is gone already."""
+        """
+        The segment's descriptor here, which outlives its owner. FileNotFoundError if the owner is gone
+        already.
+        """
         fd = self._fds.get(ref.segment)
         if fd is None:
             fd = self._fds[ref.segment] = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -164,9 +171,9 @@ class Borrower:
             self.drop(segment)
 
 
-def load(data: bytes | None, ref: Any, borrower: Borrower) -> Any:
+def load(data: bytes | None, ref: Any, mapper: SegmentMapper) -> Any:
     """The inverse of packing: `data` is None if even the pickle lies in shared memory."""
-    import pickle  # noqa: PLC0415  # the only user of it here
+    import pickle  # noqa: PLC0415  # used only here
 
-    views = borrower.views(Ref(*ref))
+    views = mapper.views(Ref(*ref))
     return pickle.loads(views.pop(0) if data is None else data, buffers=views)

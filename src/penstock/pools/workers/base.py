@@ -1,11 +1,12 @@
-"""What a gate expects of the workers behind it, and what it counts of what they do.
-
-One place in a crew whose workers can die: a process here, or an actor on a cluster.
+"""
+What a call queue expects of the workers behind it, of any kind; the counters of what they do; and the slot of
+one worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -13,47 +14,96 @@ from penstock.core.errors import WorkerCrashedError
 from penstock.pools.future import Call
 
 if TYPE_CHECKING:
-    from penstock.pools.loops import Mailbox
+    from penstock.pools.event_loops import LoopNotifier
+
+
+class ReportedWorker(Protocol):
+    """One worker, as a snapshot reads it."""
+
+    settled: int
 
 
 class WorkerGroup(Protocol):
-    """The workers behind a gate. Every method is called with the gate's lock held."""
+    """
+    The workers of one pool. Methods are called with the call queue's lock held, unless they say otherwise.
+    """
 
-    def pump(self, now: float) -> None:
-        """Hand out whatever can be handed out."""
+    kind: str
+    can_be_killed: bool
+    gone: threading.Event  # set when the group is closed and its last worker has ended
+    last_crash: str | None
 
-    def tell_canceled(self, call: Call[Any], now: float) -> None:
-        """This call's caller is gone; end its run."""
+    @property
+    def workers(self) -> Sequence[ReportedWorker]: ...
+
+    def pack_call(
+        self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], /
+    ) -> Callable[[], None] | None:
+        """
+        Without the lock: name the function. Returns the function that makes the payload, or None if it is
+        made.
+        """
+
+    def dispatch_pending(self, now: float) -> None:
+        """Give pending calls to workers, as many as they can take."""
+
+    def stop_call(self, call: Call[Any], now: float) -> None:
+        """Stop the run of this call: its caller is gone."""
 
     def in_flight(self) -> Iterable[Call[Any]]: ...
 
-    def attend(self, box: Mailbox) -> None:
-        """Without the lock, on a loop's own thread: it is about to await a call."""
-
-    def nudge(self, call: Call[Any]) -> None:
-        """Something happened to this call; whoever leads for its sake should look (also without the lock)."""
-
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False) -> bool:
+    def read_on_loop(self, notifier: LoopNotifier) -> None:
         """
-        Without the lock: this thread is about to sleep until the call is settled (or, `for_space`, until it has its
-        place); it may do the crew's waiting meanwhile. False: it may not, and must sleep. True: it need not any
-        more, or the time is over.
+        Without the lock, on the thread of an event loop that is about to await a call: let the loop read the
+        replies.
         """
 
+    def wake_reader(self, call: Call[Any]) -> None:
+        """
+        This call changed: wake the thread that reads replies while it waits for it. Also without the lock.
+        """
 
-class Unled:
-    """The part of a crew whose workers tell it themselves what they have done: there is nothing to lead."""
+    def read_while_waiting(
+        self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False
+    ) -> bool:
+        """
+        Without the lock: this thread is about to sleep until the call is settled (or, `for_space`, until it
+        has its place); it may read the replies of the workers meanwhile. False: it may not, and must sleep.
+        True: it need not wait any more, or the time is over.
+        """
 
-    def nudge(self, call: Call[Any]) -> None: ...
+    def loads(self) -> tuple[int, ...]:
+        """The number of calls that each worker has."""
 
-    def lead(self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False) -> bool:  # noqa: ARG002  # as above
+    def worker_counts(self) -> dict[str, int]:
+        """How many workers are running, restarting, stopped, halted."""
+
+    # Without the lock
+
+    def start(self) -> None: ...
+    def stop(self) -> None:
+        """End the workers; nothing starts until `resume`."""
+
+    def resume(self) -> None: ...
+    def close(self, *, kill: bool) -> None:
+        """Start nothing any more. Each worker ends when it has nothing to do; or, `kill`, now."""
+
+
+class SelfReporting:
+    """
+    The part of a worker group whose workers report their results themselves: no caller has to read replies.
+    """
+
+    def wake_reader(self, call: Call[Any]) -> None: ...
+
+    def read_while_waiting(self, *_: object, **__: object) -> bool:
         return False
 
-    def attend(self, box: object) -> None: ...
+    def read_on_loop(self, notifier: object) -> None: ...
 
 
 class CallTotals:
-    """Plain counters, changed under the gate's lock and read by anybody."""
+    """Plain counters, changed under the call queue's lock and read from anywhere."""
 
     __slots__ = ("canceled", "crashed", "dispatched", "failed", "rejected", "requeued", "spawned", "succeeded", "terminated", "timed_out")  # fmt: skip
 
@@ -77,60 +127,68 @@ class CallTotals:
 
 
 class Condition(Enum):
-    COLD = "cold"  # not started, or stopped: the next call starts it
+    """The condition of a worker slot."""
+
+    COLD = "cold"  # not started, or stopped when idle: the next call starts it
     LIVE = "live"
-    LEAVING = "leaving"  # takes no more calls
-    RESTING = "resting"  # crashed; waits out its delay
-    STOPPED = "stopped"  # until somebody starts the workers again
+    RETIRING = "retiring"  # takes no more calls
+    BACKING_OFF = "backing off"  # crashed; restarts after its delay
+    STOPPED = "stopped"  # until `resume`
 
 
-# Read for every call that is handed out; a look at the member of an Enum takes longer than the rest of that.
+# Read for every call that is assigned; a look at the member of an Enum takes longer than the rest of that.
 LIVE: Final = Condition.LIVE
 COLD: Final = Condition.COLD
 
 
 class WorkerSlot:
-    """What a crew has to know of a worker to restart, retire and bury it, whatever the worker is made of."""
+    """
+    One slot of a group whose workers can die: what the group must know of the worker in it to restart, retire
+    and replace it, be it a process of this machine or an actor on a cluster.
+    """
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.condition = Condition.COLD
         self.calls: dict[int, Call[Any]] = {}
-        self.handed = 0  # calls given to the present worker
-        self.settled = 0  # calls settled by this place, over all its workers
+        self.assigned = 0  # calls given to the present worker
+        self.settled = 0  # calls settled in this slot, over all its workers
         self.idle_since = 0.0
-        self.looked_at = 0.0  # when its memory was last looked at
-        # What it said before it went: a reason and a traceback.
-        self.last_words: tuple[str, str] | None = None
-        self.ending: str | None = None  # why we ended it ourselves; None if it dies on its own
-        self.unread: set[int] = set()  # dispatches that it ran, and whose results are lost with it
+        self.looked_at = 0.0  # when its memory was last measured
+        # Why it cannot go on, as it reported itself: a reason and a traceback.
+        self.failure: tuple[str, str] | None = None
+        self.kill_reason: str | None = None  # why the pool ended it; None if it died on its own
+        self.unread: set[int] = set()  # dispatches that it ran and whose results are lost with it
         self.opened = False
 
     def open(self) -> None:
-        """From now on calls can be given to it, and `close` must follow some day."""
+        """From now on calls can be given to it. `close` must follow."""
         self.condition = Condition.LIVE
         self.opened = True
-        self.handed = 0
+        self.assigned = 0
         self.unread = set()
-        self.ending = self.last_words = None
+        self.kill_reason = self.failure = None
 
     @property
     def running(self) -> int:
-        """The dispatch that it runs (or may run, where nobody can know), 0 if none. True even after its death."""
+        """
+        The dispatch that it runs (or may run, where that cannot be known), 0 if none. Valid even after its
+        death.
+        """
         raise NotImplementedError
 
     def kill(self, why: str) -> None:
-        """End it now, whatever it does. Its death is told like any other."""
-        if self.ending is None:
-            self.ending = why
-        self.condition = Condition.LEAVING
+        """End it now, whatever it does. Its death is handled like any other."""
+        if self.kill_reason is None:
+            self.kill_reason = why
+        self.condition = Condition.RETIRING
 
     def reap(self) -> str:
-        """Collect the dead worker; how it ended, in words."""
+        """Collect the dead worker. Returns how it ended, in words."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what `open` took. `running` is true until then."""
+        """Release what `open` took. `running` is valid until then."""
         self.opened = False
 
     def memory(self) -> int | None:
@@ -141,12 +199,12 @@ class WorkerSlot:
         unread = call is not None and call.dispatch in self.unread
         when = "before the result of this call was read" if unread else "while it ran this call"
         error = WorkerCrashedError(
-            words or f"worker {self.place} died {when}: {cause}",
-            worker=self.place,
+            words or f"worker {self.number} died {when}: {cause}",
+            worker=self.number,
             attempt=call.attempt if call is not None else 0,
             cause=cause,
             started=call is not None,
         )
-        if self.last_words is not None and self.last_words[1]:
-            error.add_note(self.last_words[1])
+        if self.failure is not None and self.failure[1]:
+            error.add_note(self.failure[1])
         return error

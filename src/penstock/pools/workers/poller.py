@@ -1,9 +1,10 @@
 """
 Waiting for many workers at once.
 
-Two epolls, one inside the other: the inner one has the workers' pipes, the outer one has the inner, the pidfds and a
-bell. The watch waits on the outer one. A thread that has to wait anyway may take the pipes over (`mute` takes the
-inner out of the outer, with one system call for any number of workers) and wait on the inner one itself.
+Two epolls, one inside the other: the inner one has the workers' pipes; the outer one has the inner, the
+pidfds and an eventfd for wake-ups. The reader thread waits on the outer one. A thread that has to wait anyway
+may take the pipes over (`mute` takes the inner out of the outer, with one system call for any number of
+workers) and wait on the inner one itself.
 
 Elsewhere than on Linux there is one selector and no taking over.
 """
@@ -17,7 +18,7 @@ import socket
 import threading
 from typing import Final, Protocol
 
-#: As many pipes as are told at once; without it room for a thousand is made for each answer.
+#: The number of pipes reported at once; the default would allocate room for a thousand for each reply.
 _READY: Final = 32
 
 
@@ -26,29 +27,34 @@ class Poller(Protocol):
     fd: int  # readable when a pipe is, for an event loop that takes the pipes over
 
     def watch(self, fd: int, *, write: bool = False) -> None:
-        """A worker's pipe: until there is something in it, or room."""
+        """Watch a worker's pipe until it is readable, or, `write`, until it has room."""
 
     def watch_death(self, fd: int) -> None: ...
     def forget(self, fd: int) -> None: ...
     def wait(self, timeout: float | None = None) -> list[int]:
-        """For deaths and the bell; and, unless muted, until a pipe is ready (then `pipes` says which)."""
+        """
+        Wait for deaths and wake-ups; and, unless muted, until a pipe is ready (then `ready_pipes` says
+        which).
+        """
 
-    def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
-        """As epoll gives them, (descriptor, events): this is called for every answer of a worker."""
+    def ready_pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+        """
+        The ready pipes as epoll gives them, (descriptor, events): this is called for every reply of a worker.
+        """
 
-    def calm(self, fd: int) -> None:
-        """For a descriptor that is no worker's: a nudge was heard."""
+    def clear_wakeup(self, fd: int) -> None:
+        """For a descriptor that is no worker's: consume the wake-up."""
 
     def mute(self) -> None: ...
     def unmute(self) -> None: ...
     def wake(self) -> None:
-        """The thread in `wait`."""
+        """Wake the thread in `wait`."""
 
-    def nudge(self) -> None:
-        """The thread in `pipes`."""
+    def wake_reader(self) -> None:
+        """Wake the thread in `ready_pipes`."""
 
     def close(self) -> None:
-        """Everything but `fd`: an event loop may have to let go of that first."""
+        """Close everything but `fd`: an event loop may have to stop watching that first."""
 
     def close_pipes(self) -> None: ...
 
@@ -59,13 +65,13 @@ class EpollPoller:
     def __init__(self) -> None:
         self._outer, self._inner = select.epoll(), select.epoll()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._elbow = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._reader_wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outer.register(self._wakeup, select.EPOLLIN)
-        self._inner.register(self._elbow, select.EPOLLIN)
+        self._inner.register(self._reader_wakeup, select.EPOLLIN)
         self.fd = self._inner.fileno()
         self._outer.register(self.fd, select.EPOLLIN)
         self._pipes: set[int] = set()
-        self._ringing = threading.Lock()
+        self._signaling = threading.Lock()
 
     def watch(self, fd: int, *, write: bool = False) -> None:
         self._pipes.add(fd)
@@ -88,11 +94,11 @@ class EpollPoller:
             os.eventfd_read(self._wakeup)
         return ready
 
-    def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+    def ready_pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
         return self._inner.poll(timeout, _READY)
 
-    def calm(self, fd: int) -> None:
-        if fd == self._elbow:
+    def clear_wakeup(self, fd: int) -> None:
+        if fd == self._reader_wakeup:
             os.eventfd_read(fd)
 
     def mute(self) -> None:
@@ -102,21 +108,21 @@ class EpollPoller:
         self._outer.modify(self.fd, select.EPOLLIN)
 
     def wake(self) -> None:
-        self._ring(self._wakeup)
+        self._signal(self._wakeup)
 
-    def nudge(self) -> None:
-        self._ring(self._elbow)
+    def wake_reader(self) -> None:
+        self._signal(self._reader_wakeup)
 
-    def _ring(self, fd: int) -> None:
-        with self._ringing:  # once closed, the number may belong to somebody else's file
+    def _signal(self, fd: int) -> None:
+        with self._signaling:  # once closed, the number may belong to another file
             if not self._outer.closed:
                 os.eventfd_write(fd, 1)
 
     def close(self) -> None:
-        with self._ringing:
+        with self._signaling:
             self._outer.close()
             os.close(self._wakeup)
-            os.close(self._elbow)
+            os.close(self._reader_wakeup)
 
     def close_pipes(self) -> None:
         self._inner.close()
@@ -128,9 +134,9 @@ class SelectorPoller:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._wakeup, self._clapper = socket.socketpair()
+        self._wakeup, self._wakeup_writer = socket.socketpair()
         self._wakeup.setblocking(False)
-        self._clapper.setblocking(False)
+        self._wakeup_writer.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._ready: list[int] = []
 
@@ -150,31 +156,31 @@ class SelectorPoller:
             self._wakeup.recv(4096)
         return self._ready
 
-    def pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:  # noqa: ARG002  # `wait` has waited
+    def ready_pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:  # noqa: ARG002  # `wait` has waited
         ready, self._ready = self._ready, []
         return [(fd, 0) for fd in ready]
 
-    def calm(self, fd: int) -> None:
-        """There are none."""
+    def clear_wakeup(self, fd: int) -> None:
+        """There are no wake-ups of readers."""
 
     def mute(self) -> None:
         raise NotImplementedError
 
-    unmute = nudge = mute
+    unmute = wake_reader = mute
 
     def wake(self) -> None:
         try:
-            self._clapper.send(b"!")
+            self._wakeup_writer.send(b"!")
         except BlockingIOError:
-            return  # enough rings are waiting to be heard
+            return  # enough wake-ups are waiting
 
     def close(self) -> None:
         self._selector.close()
         self._wakeup.close()
-        self._clapper.close()
+        self._wakeup_writer.close()
 
     def close_pipes(self) -> None:
-        """`close` did."""
+        """`close` has closed them."""
 
 
 def make_poller() -> Poller:

@@ -1,8 +1,8 @@
 """
-Crews whose workers can die: what a death means, who is let go in peace, and who comes back.
+Worker groups whose workers can die: what a death means, which workers are retired, and which are restarted.
 
-The rules are the same for processes of this machine and for workers on a cluster; how calls are handed to them and how
-their answers and their deaths are heard is the business of each kind.
+The rules are the same for processes of this machine and for workers on a cluster; each kind sends calls,
+reads results and notices deaths in its own way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from penstock.core.calls.ticket import ENDING, IN_FLIGHT
 from penstock.core.errors import PenstockError, WorkerCrashedError
 from penstock.pools.call_queue import CallQueue
-from penstock.pools.forks import watch_forks
+from penstock.pools.context import watch_forks
 from penstock.pools.future import Call
 from penstock.pools.options import CrashPolicy
 from penstock.pools.timers import Timer, call_at, clock
@@ -30,7 +30,9 @@ Failed = list[tuple[Call[Any], PenstockError]]
 
 
 class SupervisedWorkers(Generic[M]):
-    mortal = True
+    """The common part of ProcessWorkers and ClusterWorkers."""
+
+    can_be_killed = True
 
     def __init__(self, call_queue: CallQueue, options: WorkerOptions, workers: list[M]) -> None:
         self._call_queue = call_queue
@@ -38,7 +40,7 @@ class SupervisedWorkers(Generic[M]):
         self.workers = workers
         self._room = -(-call_queue.queue.limits.max_in_flight // len(workers))
         self._idle_timer: Timer | None = None
-        self._minds_idleness = not (options.max_calls is options.max_memory is options.idle_stop is None)
+        self._checks_idle = not (options.max_calls is options.max_memory is options.idle_stop is None)
         self._closing = False
         self.gone: threading.Event
         self.crashes = 0  # in a row
@@ -46,34 +48,34 @@ class SupervisedWorkers(Generic[M]):
         self.last_crash: str | None = None
         watch_forks(self)
 
-    # What each kind does in its own way (with the gate's lock held)
+    # What each kind does in its own way (with the call queue's lock held)
 
-    def pump(self, now: float) -> None:
+    def dispatch_pending(self, now: float) -> None:
         raise NotImplementedError
 
     def _start(self, worker: M) -> None:
-        """Have the worker of this cold place brought up."""
+        """Start a worker in this cold slot."""
         raise NotImplementedError
 
-    def _dismiss(self, worker: M) -> None:
-        """Tell it to leave once it has done what it has."""
+    def _send_exit(self, worker: M) -> None:
+        """Make the worker exit once it has finished its calls."""
         raise NotImplementedError
 
-    def _clear_away(self, worker: M) -> None:
-        """It is dead, and nothing of it is needed any more."""
+    def _release(self, worker: M) -> None:
+        """The worker is dead, and nothing of it is needed any more."""
         worker.close()
 
-    def _wind_up(self) -> None:
-        """Nothing starts any more: set `gone` when the last worker is."""
+    def _close_when_empty(self) -> None:
+        """Nothing starts any more: set `gone` when the last worker is gone."""
         raise NotImplementedError
 
-    # Room and cancels (with the gate's lock held)
+    # Slots and cancels (with the call queue's lock held)
 
     def in_flight(self) -> Iterator[Call[Any]]:
         return (call for worker in self.workers for call in list(worker.calls.values()))
 
-    def _offer(self, now: float) -> None:
-        """Tell the queue how many calls the workers could hold; those that rest or leave hold none."""
+    def _update_slots(self, now: float) -> None:
+        """Tell the queue how many calls the workers can have; those that back off or retire can have none."""
         self._call_queue.queue.offer_slots(sum(map(self._slots, self.workers)), now)
 
     def _slots(self, worker: M) -> int:
@@ -82,31 +84,34 @@ class SupervisedWorkers(Generic[M]):
             return self._room if limit is None else min(self._room, limit)
         if worker.condition is not Condition.LIVE:
             return 0
-        return self._room if limit is None else min(self._room, len(worker.calls) + limit - worker.handed)
+        return self._room if limit is None else min(self._room, len(worker.calls) + limit - worker.assigned)
 
-    def _give_grace(self, worker: M, dispatch: int, now: float) -> None:
+    def _start_grace(self, worker: M, dispatch: int, now: float) -> None:
         call_at(now + self._options.grace, self._grace_over, worker, dispatch)
 
     def _grace_over(self, worker: M, dispatch: int) -> None:
-        """A call that was asked to stop has not: end its worker. If it has not begun yet, its neighbours come first."""
+        """
+        A canceled call has not stopped: end its worker. If the call has not begun yet, the calls before it
+        come first.
+        """
         with self._call_queue.lock:
             if dispatch not in worker.calls:
                 return
             if worker.running == dispatch:
                 self._call_queue.totals.terminated += 1
                 worker.kill("a canceled call did not stop in time")
-                self._offer(clock())
+                self._update_slots(clock())
                 return
-        self._give_grace(worker, dispatch, clock())
+        self._start_grace(worker, dispatch, clock())
 
-    # Letting go of idle, used up and swollen workers (with the gate's lock held)
+    # Retiring workers that are idle, used up or too large (with the call queue's lock held)
 
-    def _fell_idle(self, worker: M, now: float) -> None:
+    def _on_idle(self, worker: M, now: float) -> None:
         options = self._options
         worker.idle_since = now
         if worker.condition is not Condition.LIVE:
             return
-        if options.max_calls is not None and worker.handed >= options.max_calls:
+        if options.max_calls is not None and worker.assigned >= options.max_calls:
             self._retire(worker, "it had made its calls")
         elif options.max_memory is not None and now - worker.looked_at > 0.05:
             worker.looked_at = now
@@ -129,16 +134,19 @@ class SupervisedWorkers(Generic[M]):
                 self._idle_timer = call_at(min(since) + idle_stop, self._stop_idle)
 
     def _retire(self, worker: M, why: str) -> None:
-        """Let it go in peace. Its place is cold again when it has gone."""
-        worker.ending = why
-        worker.condition = Condition.LEAVING
-        self._dismiss(worker)
-        self._offer(clock())
+        """Let the worker finish and exit. Its slot is cold again when it has gone."""
+        worker.kill_reason = why
+        worker.condition = Condition.RETIRING
+        self._send_exit(worker)
+        self._update_slots(clock())
 
     # Deaths
 
-    def bury(self, worker: M) -> None:
-        """It is dead and has said all that it will say: its calls go where they belong."""
+    def on_death(self, worker: M) -> None:
+        """
+        Handle a dead worker, all of whose replies were read: fail or requeue its calls, and restart or retire
+        it.
+        """
         call_queue = self._call_queue
         with call_queue.lock:
             now = clock()
@@ -148,33 +156,33 @@ class SupervisedWorkers(Generic[M]):
                 call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread
             ]
             worker.calls = {}
-            planned = worker.ending is not None
+            planned = worker.kill_reason is not None
             if worker.condition is not Condition.STOPPED:
-                worker.condition = Condition.COLD if planned else Condition.RESTING
-            self._offer(now)  # first: what it held is no room for others until somebody can run it
+                worker.condition = Condition.COLD if planned else Condition.BACKING_OFF
+            self._update_slots(now)  # first: its calls are no room for others until a worker can run them
             if planned:
-                # Whoever else was on it goes back to the front of the queue, whatever the crash policy.
+                # Its calls go back to the front of the queue, whatever the crash policy.
                 failed: Failed = []
                 self._requeue(lost, [], now)
             else:
-                failed = self._crash(worker, lost, begun, cause, now)
-            self._clear_away(worker)
-            self._offer(now)
+                failed = self._on_crash(worker, lost, begun, cause, now)
+            self._release(worker)
+            self._update_slots(now)
             if self.halted is None:
-                self.pump(now)
+                self.dispatch_pending(now)
             wake = call_queue.collect_granted()
-            call_queue.note_state()
-        call_queue.report(((call, None, error) for call, error in failed), wake)
+            call_queue.record_state()
+        call_queue.deliver(((call, None, error) for call, error in failed), wake)
         if self.halted is not None and not planned:
             self._halt(self.halted)
 
-    def _crash(
+    def _on_crash(
         self, worker: M, lost: list[Call[Any]], begun: list[Call[Any]], cause: str, now: float
     ) -> Failed:
         call_queue, options = self._call_queue, self._options
         call_queue.totals.crashed += 1
         self.crashes += 1
-        self.last_crash = f"worker {worker.place}: {cause}"
+        self.last_crash = f"worker {worker.number}: {cause}"
         failed: Failed = []
         fail = options.crash_policy is not CrashPolicy.RESTART_REQUEUE
         if fail:
@@ -192,7 +200,7 @@ class SupervisedWorkers(Generic[M]):
             worker.condition = Condition.STOPPED
         else:
             delay = min(options.restart_delay * 2 ** (self.crashes - 1), options.restart_delay_max)
-            call_at(now + delay, self._rested, worker)
+            call_at(now + delay, self._backoff_over, worker)
         return failed
 
     def _requeue(self, calls: list[Call[Any]], blame: list[Call[Any]], now: float) -> list[Call[Any]]:
@@ -202,14 +210,14 @@ class SupervisedWorkers(Generic[M]):
         for call in back:
             if call not in exhausted:
                 call_queue.totals.requeued += 1
-                call_queue.hook_dispatcher.note(call_queue.hook_dispatcher.requeue, call)
+                call_queue.hooks.record(call_queue.hooks.requeue, call)
         return exhausted
 
-    def _rested(self, worker: M) -> None:
+    def _backoff_over(self, worker: M) -> None:
         def back(now: float) -> None:
-            if worker.condition is Condition.RESTING:
+            if worker.condition is Condition.BACKING_OFF:
                 worker.condition = Condition.COLD
-                self._offer(now)
+                self._update_slots(now)
                 self._start_eagerly()
 
         if not self._closing:
@@ -235,27 +243,27 @@ class SupervisedWorkers(Generic[M]):
                 self._start(worker)
 
     def stop(self) -> None:
-        """End all workers. What ran goes back to the queue, and nothing starts until `resume`."""
+        """End all workers. Running calls go back to the queue, and nothing starts until `resume`."""
         with self._call_queue.lock:
             for worker in self.workers:
-                if worker.condition in (Condition.LIVE, Condition.LEAVING):
+                if worker.condition in (Condition.LIVE, Condition.RETIRING):
                     worker.kill("the workers were stopped")
                 worker.condition = Condition.STOPPED
-            self._offer(clock())
+            self._update_slots(clock())
 
     def resume(self) -> None:
         def again(now: float) -> None:
             self.crashes, self.halted = 0, None
             for worker in self.workers:
                 if worker.condition is Condition.STOPPED:
-                    worker.condition = Condition.LEAVING if worker.opened else Condition.COLD
-            self._offer(now)
+                    worker.condition = Condition.RETIRING if worker.opened else Condition.COLD
+            self._update_slots(now)
             self._start_eagerly()
 
         self._call_queue.change(again)
 
     def close(self, *, kill: bool) -> None:
-        """Nothing starts any more. In peace, each worker leaves when it has nothing to do; or all die now."""
+        """Start nothing any more. Each worker exits when it has nothing to do; or, `kill`, all die now."""
         with self._call_queue.lock:
             if self._closing and not kill:
                 return
@@ -266,23 +274,25 @@ class SupervisedWorkers(Generic[M]):
                 elif worker.condition is Condition.LIVE:
                     self._retire(worker, "the pool was closed")
                 worker.condition = Condition.STOPPED
-            self._offer(clock())
+            self._update_slots(clock())
             if self._idle_timer is not None:
                 self._idle_timer.cancel()
             if not self.gone.is_set():
-                self._wind_up()
+                self._close_when_empty()
 
-    # Looking (with the gate's lock held)
+    # State (with the call queue's lock held)
 
     def loads(self) -> tuple[int, ...]:
-        """How many calls each worker has."""
         return tuple(len(worker.calls) for worker in self.workers)
 
-    def census(self) -> dict[str, int]:
-        """How many workers are how."""
+    def worker_counts(self) -> dict[str, int]:
         if self.halted is not None:
             return {"halted": len(self.workers)}
-        names = {Condition.LIVE: "running", Condition.LEAVING: "restarting", Condition.RESTING: "restarting"}
+        names = {
+            Condition.LIVE: "running",
+            Condition.RETIRING: "restarting",
+            Condition.BACKING_OFF: "restarting",
+        }
         return dict(Counter(names.get(worker.condition, "stopped") for worker in self.workers))
 
     # Forking

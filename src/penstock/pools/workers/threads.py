@@ -1,30 +1,25 @@
-"""Thread workers, behind the same gate as process workers.
+"""
+Thread workers, behind the same call queue as process workers.
 
-A thread that ends a call takes the next one itself; only a thread that finds nothing sleeps, each on a bell of its own,
-and the last to fall asleep is the first to be woken.
+A thread that ends a call takes the next one itself; only a thread that finds none sleeps, each on a lock of
+its own, and the last to fall asleep is the first to be woken.
 
-Waking a thread takes longer than a brief call, and under one interpreter lock brief calls gain nothing from a second
-thread. So once calls have been brief for a while a *lookout* is called up, and while it is on duty
+Waking a thread takes longer than a short call, and under one interpreter lock short calls gain nothing from a
+second thread. So once calls have been short for a while, a *watchdog* is activated, and while it is active
 
-- no further thread is woken as long as one is at work, and of two that are at work one leaves;
-- the one at work settles in batches: it goes on with the next call and leaves what it has done in a list, until the
-  inbox is empty or a fraction of a millisecond is over. To settle them one by one is what most of the time went to, on
-  two free cores above all, where each one could meet a caller at the gate's lock and put one of the two to sleep.
+- no further thread is woken as long as one is at work, and of two that are at work one goes to sleep;
+- the one at work settles in batches: it goes on with the next call and collects what has ended in a list,
+  until the inbox is empty or a fraction of a millisecond is over. Settling one by one took most of the time,
+  above all on two free cores, where a settlement could meet a caller at the queue's lock and put one of the
+  two to sleep.
 
-If a call turns out to be long, the lookout settles what was done before it and wakes others for what is behind it. So
-neither is delayed by more than a millisecond or two.
+If a call turns out to be long, the watchdog settles the calls that ended before it and wakes threads for
+those behind it. So neither is delayed by more than a millisecond or two.
 
-A thread cannot be ended from outside: a cancelled call that does not look at `current_call().cancelled` keeps its slot
-until it returns, so that the pool never runs more than it was told to.
-
-Somebody who looks in now and then, where to watch all the time costs too much.
-
-Brief calls are quickest if one thread runs many of them and settles them together; that is safe only if somebody notices
-when one of them turns out to be long. The lookout is that somebody: a thread that sleeps a millisecond at a time while it
-is on duty, and for good while it is not.
+A thread cannot be ended from outside: a canceled call that does not check `current_call().cancelled` keeps
+its slot until it returns, so that the pool never runs more calls than its limit.
 """
 
-#: A call that ran for no longer than this is brief: to wake another thread for it takes longer than to wait for it.
 from __future__ import annotations
 
 import logging
@@ -38,21 +33,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.core.calls.ticket import IN_FLIGHT
 from penstock.core.errors import WorkerCrashedError
 from penstock.core.text import error_line
-from penstock.pools.blocking import never_block_here
 from penstock.pools.call_queue import CallQueue
-from penstock.pools.context import CallContext, here
-from penstock.pools.forks import end_copy, watch_forks
+from penstock.pools.context import CallContext, end_copy, never_block_here, thread_state, watch_forks
 from penstock.pools.future import Call
 from penstock.pools.timers import clock
-from penstock.pools.workers.base import Unled
+from penstock.pools.workers.base import SelfReporting
 
 if TYPE_CHECKING:
     from penstock.pools.options import WorkerOptions
 
-_BRIEF: Final = 50e-6
-#: After so many of them in a row, the next ones are expected to be brief, too.
-_FOR_A_WHILE: Final = 32
-#: How long brief calls may gather before they are settled together.
+#: A call that ran for no longer than this is short: waking another thread for it takes longer than waiting.
+_SHORT: Final = 50e-6
+#: After so many short calls in a row the next ones are expected to be short, too.
+_SHORT_IN_A_ROW: Final = 32
+#: How long short calls may gather before they are settled together.
 _GATHER: Final = 200e-6
 
 
@@ -63,69 +57,69 @@ class _Keyed(NamedTuple):
     kwargs: dict[str, Any]
 
 
-#: A call that has ended: itself, which attempt it was, its result, its error, and how long it ran.
-_Done = tuple[Call[Any], int, Any, BaseException | None, float]
+#: A call that has ended: the call, its dispatch, its result, its error, and how long it ran.
+_Ended = tuple[Call[Any], int, Any, BaseException | None, float]
 
 
 class ThreadWorker:
-    __slots__ = ("began", "busy", "place", "running", "settled", "thread", "wakeup")
+    __slots__ = ("began", "busy", "number", "running", "settled", "thread", "wakeup")
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.settled = 0
         self.thread: threading.Thread | None = None
         self.wakeup = allocate_lock()  # released to wake its thread
         self.wakeup.acquire()
         self.running: Call[Any] | None = None
-        self.busy = False  # is neither asleep nor about to be
-        self.began = 0.0  # when it began its latest call
+        self.busy = False  # neither asleep nor about to be
+        self.began = 0.0  # when its latest call began
 
     def context(self) -> CallContext | None:
-        return None if self.running is None else self.running._context()
+        return None if self.running is None else self.running.make_context()
 
 
-class ThreadWorkers(Unled):
+class ThreadWorkers(SelfReporting):
     kind = "thread"
-    mortal = False  # nothing ends a thread but its function
+    can_be_killed = False  # only its function ends a thread
 
     def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
         self._call_queue = call_queue
         self._options = options
-        self._calls: dict[int, Call[Any]] = {}  # what was handed out and is not settled, by dispatch
-        self._inbox: deque[Call[Any]] = deque()  # what of it is in no thread's hands; taken without the lock
-        self._done: deque[_Done] = deque()  # what of it has ended
+        self._calls: dict[int, Call[Any]] = {}  # calls that were dispatched and are not settled, by dispatch
+        self._inbox: deque[Call[Any]] = deque()  # those of them that no thread has; taken without the lock
+        self._ended: deque[_Ended] = deque()  # those of them that have ended
         self._asleep: list[ThreadWorker] = []
-        self._watchdog = StallWatchdog(f"penstock-{call_queue.name}-lookout", self._look)
-        self._seen = 0  # how many calls had ended when it looked last
-        self._coming = 0  # threads that were woken or started for the inbox, and have not looked into it yet
+        self._watchdog = StallWatchdog(f"penstock-{call_queue.name}-watchdog", self._check_progress)
+        self._seen = 0  # how many calls had ended at its last check
+        self._coming = 0  # threads that were woken or started for the inbox and have not looked into it yet
         self._alive = 0
-        self._brief = 0  # brief calls in a row
+        self._short_calls = 0  # short calls in a row
         self._object: Any = None
         self._building = threading.Lock()
         self._closing = self.stopped = self._is_copy = False
-        self.workers = [ThreadWorker(place) for place in range(options.workers)]
-        self._at_work = self.workers[0]  # the one that took a call last
+        self.workers = [ThreadWorker(number) for number in range(options.workers)]
+        self._latest_worker = self.workers[0]  # the worker that took a call last
         self.gone = threading.Event()
         self.halted: WorkerCrashedError | None = None
         self.last_crash: str | None = None
         self.crashes = 0
         watch_forks(self)
 
-    # With the gate's lock held
+    # With the call queue's lock held
 
-    def pump(self, now: float) -> None:
-        self._hand_out(now)
-        if len(self._inbox) > self._coming and not (self._watchdog.on_duty and self._in_good_hands(now)):
-            self._rouse()
+    def dispatch_pending(self, now: float) -> None:
+        self._take_pending(now)
+        if len(self._inbox) > self._coming and not (self._watchdog.active and self._will_be_taken(now)):
+            self._wake_for_inbox()
 
-    def _in_good_hands(self, now: float) -> bool:
-        """Whether somebody comes for the inbox: one who began its last call a while ago may not."""
-        worker = self._at_work
-        return (worker.busy and now - worker.began < LOOK) or self._coming > 0
+    def _will_be_taken(self, now: float) -> bool:
+        """Whether a thread will take the inbox: one that began its last call a while ago may not."""
+        worker = self._latest_worker
+        return (worker.busy and now - worker.began < CHECK_INTERVAL) or self._coming > 0
 
-    def _hand_out(self, now: float) -> None:
+    def _take_pending(self, now: float) -> None:
         call_queue = self._call_queue
-        queue, hook_dispatcher = call_queue.queue, call_queue.hook_dispatcher
+        queue, hooks = call_queue.queue, call_queue.hooks
         taken: list[Call[Any]] = []
         while queue.pending and (call := queue.take(now)) is not None:
             self._calls[call.dispatch] = call
@@ -133,10 +127,10 @@ class ThreadWorkers(Unled):
             taken.append(call)
         if taken:
             call_queue.totals.dispatched += len(taken)
-            hook_dispatcher.note_run(hook_dispatcher.dispatch, taken)
+            hooks.record_all(hooks.dispatch, taken)
 
-    def _rouse(self) -> None:
-        """One thread for each call that nobody comes for."""
+    def _wake_for_inbox(self) -> None:
+        """Wake or start one thread for each call that no thread comes for."""
         while len(self._inbox) > self._coming:
             if self._asleep:
                 self._wake(self._asleep.pop())
@@ -150,7 +144,7 @@ class ThreadWorkers(Unled):
         worker.wakeup.release()
 
     def _start(self, worker: ThreadWorker) -> None:
-        name = f"penstock-{self._call_queue.name}-{worker.place}"
+        name = f"penstock-{self._call_queue.name}-{worker.number}"
         thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
         thread.start()
         worker.thread = thread
@@ -158,18 +152,18 @@ class ThreadWorkers(Unled):
         self._alive += 1
         self._call_queue.totals.spawned += 1
 
-    def tell_canceled(self, call: Call[Any], now: float) -> None:
-        """The function sees it through `current_call()`; there is nobody else to tell."""
+    def stop_call(self, call: Call[Any], now: float) -> None:
+        """The function sees the cancel through `current_call()`; there is nothing else to do."""
 
     def in_flight(self) -> Iterator[Call[Any]]:
         return iter([*self._calls.values()])
 
     # With the lock released
 
-    def describe(
+    def pack_call(
         self,
         call: Call[Any],
-        fn: Any,  # noqa: ARG002  # the call knows it
+        fn: Any,  # noqa: ARG002  # the call has it
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Callable[[], None] | None:
@@ -178,7 +172,7 @@ class ThreadWorkers(Unled):
 
     def _work(self, worker: ThreadWorker) -> None:
         never_block_here()
-        here.make = worker.context
+        thread_state.make_context = worker.context
         try:
             ready = self._set_up(worker)
             with self._call_queue.lock:
@@ -194,11 +188,14 @@ class ThreadWorkers(Unled):
                 self.gone.set()
 
     def _set_up(self, worker: ThreadWorker) -> bool:
-        """Without this no call can run here: if it fails, so do all calls, until somebody restarts the pool."""
+        """
+        Run the initializer. Without it no call can run here: if it fails, all calls fail until the pool is
+        restarted.
+        """
         try:
             if self._options.initializer is not None:
                 self._options.initializer(*self._options.initargs)
-        except BaseException as raised:  # noqa: BLE001  # whatever it is, the callers must hear of it
+        except BaseException as raised:  # noqa: BLE001  # the callers get any exception
             self._halt(worker, raised)
             return False
         return True
@@ -206,27 +203,27 @@ class ThreadWorkers(Unled):
     def _halt(self, worker: ThreadWorker, raised: BaseException) -> None:
         call_queue = self._call_queue
         cause = f"its initializer raised {error_line(raised)}"
-        words = f"{call_queue.name} is halted; call restart() when the reason is gone. Worker {worker.place}: {cause}"
-        why = WorkerCrashedError(words, worker=worker.place, attempt=0, cause=cause, started=False)
+        words = f"{call_queue.name} is halted; call restart() when the reason is gone. Worker {worker.number}: {cause}"
+        why = WorkerCrashedError(words, worker=worker.number, attempt=0, cause=cause, started=False)
         why.__cause__ = raised
         with call_queue.lock:
             call_queue.totals.crashed += 1
-            self.halted, self.last_crash = why, f"worker {worker.place}: {cause}"
+            self.halted, self.last_crash = why, f"worker {worker.number}: {cause}"
         call_queue.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
         with call_queue.lock:
             now = clock()
-            while (call := self._take()) is not None:  # nobody will come for these, and they have their slots
+            while (call := self._take()) is not None:  # no thread will take these, and they occupy slots
                 del self._calls[call.dispatch]
                 call_queue.queue.settle(call, call.dispatch, now)
-        call_queue.after()
+        call_queue.after_change()
 
     def _next(self, worker: ThreadWorker) -> Call[Any] | None:
-        """Sleep until there is something to do; None if there never will be."""
+        """Sleep until there is a call to run; None if there never will be."""
         came = 0
         while True:
             with self._call_queue.lock:
                 self._coming -= came
-                call = None if self._is_spare(worker, clock()) else self._take()
+                call = None if self._is_unneeded(worker, clock()) else self._take()
                 if call is not None:
                     return call
                 if self._closing:
@@ -236,23 +233,31 @@ class ThreadWorkers(Unled):
             worker.wakeup.acquire()
             came = 1
 
-    def _is_spare(self, worker: ThreadWorker, now: float) -> bool:
-        """With the lock held: another one can do it all, and this one would only be in its way."""
-        other = self._at_work
-        return self._watchdog.on_duty and other is not worker and other.busy and now - other.began < LOOK
+    def _is_unneeded(self, worker: ThreadWorker, now: float) -> bool:
+        """With the lock held: another thread can run all calls, and this one would only compete with it."""
+        other = self._latest_worker
+        return (
+            self._watchdog.active
+            and other is not worker
+            and other.busy
+            and now - other.began < CHECK_INTERVAL
+        )
 
-    def _look(self) -> bool:
-        """For the lookout: as long as calls come to an end all is well, and if there are none it can go."""
+    def _check_progress(self) -> bool:
+        """
+        For the watchdog: do nothing while calls end; if a call is stuck, settle those before it and wake
+        threads for the rest.
+        """
         ended = sum(worker.settled for worker in self.workers)
         if ended != self._seen:
             self._seen = ended
             return True
-        if not self._inbox and not self._done:
+        if not self._inbox and not self._ended:
             return False
         self._settle(None)
         with self._call_queue.lock:
-            self._brief = 0
-            self._rouse()
+            self._short_calls = 0
+            self._wake_for_inbox()
         return True
 
     def _take(self) -> Call[Any] | None:
@@ -265,13 +270,14 @@ class ThreadWorkers(Unled):
         """
         Run this call and those behind it, until there are none.
 
-        What is done is put down before the lookout is looked for (see there), so none of it is left lying.
+        An ended call is recorded before the watchdog is checked (see `StallWatchdog`), so none is left
+        unsettled.
         """
-        inbox, done, watchdog = self._inbox, self._done, self._watchdog
+        inbox, ended_calls, watchdog = self._inbox, self._ended, self._watchdog
         following: Call[Any] | None = call
         oldest = worker.began = began = clock()
         worker.busy = True
-        self._at_work = worker
+        self._latest_worker = worker
         while following is not None:
             call, following = following, None
             dispatch = call.dispatch
@@ -285,16 +291,16 @@ class ThreadWorkers(Unled):
                         result = fn(*call.body)
                     else:
                         result = self._invoke(call)
-                except BaseException as raised:  # noqa: BLE001  # whatever it is, it is the caller's to see
+                except BaseException as raised:  # noqa: BLE001  # the caller gets any exception
                     error = raised
                 if self._is_copy:
                     end_copy(error)
                 worker.running = None
             ended = clock()
             worker.settled += 1
-            done.append((call, dispatch, result, error, ended - began))
+            ended_calls.append((call, dispatch, result, error, ended - began))
             worker.began = began = ended
-            if inbox and watchdog.on_duty and ended - oldest < _GATHER:
+            if inbox and watchdog.active and ended - oldest < _GATHER:
                 following = self._take()
             if following is None:
                 following = self._settle(worker)
@@ -302,20 +308,20 @@ class ThreadWorkers(Unled):
 
     def _settle(self, worker: ThreadWorker | None) -> Call[Any] | None:
         """
-        Settle all that is done and hand out what that makes room for. Returns what this worker should run next; it takes
-        that last, because callbacks may keep it for long.
+        Settle all calls that have ended and dispatch those that they make room for. Returns the call that
+        this worker should run next; it is taken last, because callbacks may run for long.
         """
-        call_queue, done = self._call_queue, self._done
-        queue, hook_dispatcher, totals = call_queue.queue, call_queue.hook_dispatcher, call_queue.totals
-        counted: list[_Done] = []
+        call_queue, ended_calls = self._call_queue, self._ended
+        queue, hooks, totals = call_queue.queue, call_queue.hooks, call_queue.totals
+        counted: list[_Ended] = []
         failed = 0
         with call_queue.lock:
             now = clock()
-            while done:
-                outcome = done.popleft()
+            while ended_calls:
+                outcome = ended_calls.popleft()
                 call, dispatch, _, error, ran_for = outcome
                 del self._calls[dispatch]
-                self._brief = self._brief + 1 if ran_for <= _BRIEF else 0
+                self._short_calls = self._short_calls + 1 if ran_for <= _SHORT else 0
                 if queue.settle(call, dispatch, now):
                     counted.append(outcome)
                     if error is not None:
@@ -323,32 +329,32 @@ class ThreadWorkers(Unled):
             totals.failed += failed
             totals.succeeded += len(counted) - failed
             if queue.pending:
-                self._hand_out(now)
-            goes_on = worker is not None and self._goes_on(worker, now)
+                self._take_pending(now)
+            continues = worker is not None and self._continues(worker, now)
             wake = call_queue.collect_granted() if queue.granted else ()
-            if hook_dispatcher.state is not None:
-                hook_dispatcher.news.append((hook_dispatcher.state, queue.state()))
-        for rouse in wake:
-            rouse()
+            if hooks.state is not None:
+                hooks.events.append((hooks.state, queue.state()))
+        for wake_up in wake:
+            wake_up()
         for call, _, result, error, ran_for in counted:
             call.ran_for = ran_for
             if call.guarded:
-                call_queue._unguard(call)
-            call._settle(result, error)
+                call_queue.unguard(call)
+            call.set_outcome(result, error)
         if counted:
-            hook_dispatcher.note_run(hook_dispatcher.settle, [outcome[0] for outcome in counted])
-        if hook_dispatcher.news or call_queue._when_idle:
-            call_queue.after()
-        return self._take() if goes_on else None
+            hooks.record_all(hooks.settle, [outcome[0] for outcome in counted])
+        if hooks.events or call_queue.idle_callbacks:
+            call_queue.after_change()
+        return self._take() if continues else None
 
-    def _goes_on(self, worker: ThreadWorker, now: float) -> bool:
+    def _continues(self, worker: ThreadWorker, now: float) -> bool:
         """With the lock held: whether there is more for this worker to do."""
-        worker.busy = goes_on = bool(self._inbox) and not self._is_spare(worker, now)
-        if goes_on:
-            self._at_work = worker
-            if self._brief >= _FOR_A_WHILE and not self._watchdog.on_duty and len(self._inbox) > 1:
-                self._watchdog.call_up()
-        return goes_on
+        worker.busy = continues = bool(self._inbox) and not self._is_unneeded(worker, now)
+        if continues:
+            self._latest_worker = worker
+            if self._short_calls >= _SHORT_IN_A_ROW and not self._watchdog.active and len(self._inbox) > 1:
+                self._watchdog.activate()
+        return continues
 
     def _invoke(self, call: Call[Any]) -> Any:
         fn: Any = call.fn
@@ -362,7 +368,7 @@ class ThreadWorkers(Unled):
         return fn(*args, **kwargs)
 
     def _target(self) -> Any:
-        """The threads of a pool share the object that they work on; it is made by whoever needs it first."""
+        """The object that all threads of a pool work on, made by the first that needs it."""
         with self._building:
             if self._object is None:
                 assert self._options.target is not None
@@ -370,11 +376,9 @@ class ThreadWorkers(Unled):
             return self._object
 
     def loads(self) -> tuple[int, ...]:
-        """How many calls each worker has (with the gate's lock held)."""
         return tuple(int(worker.running is not None) for worker in self.workers)
 
-    def census(self) -> dict[str, int]:
-        """How many workers are how (with the gate's lock held)."""
+    def worker_counts(self) -> dict[str, int]:
         if self.halted is not None:
             return {"halted": len(self.workers)}
         alive = 0 if self.stopped else sum(worker.thread is not None for worker in self.workers)
@@ -390,7 +394,7 @@ class ThreadWorkers(Unled):
                     self._start(worker)
 
     def stop(self) -> None:
-        """What runs cannot be taken back; nothing else starts until `resume`."""
+        """Running calls cannot be taken back; no other call starts until `resume`."""
         with self._call_queue.lock:
             self.stopped = True
             self._call_queue.queue.offer_slots(0, clock())
@@ -420,56 +424,62 @@ class ThreadWorkers(Unled):
 
 log = logging.getLogger("penstock")
 
-#: How often it looks in.
-LOOK: Final = 1e-3
+#: How often the watchdog checks, in seconds.
+CHECK_INTERVAL: Final = 1e-3
 
 
 class StallWatchdog:
-    """`look` is called every millisecond; it says whether there is anything left to look out for."""
+    """
+    Checks now and then, where watching all the time costs too much.
 
-    __slots__ = ("_closing", "_look", "_name", "_thread", "_wakeup", "on_duty")
+    Short calls are quickest if one thread runs many of them and settles them together; that is safe only if a
+    call that turns out to be long is noticed. The watchdog's thread calls `check` every millisecond while it
+    is active, and sleeps while it is not. `check` says whether there is anything left to watch.
+    """
 
-    def __init__(self, name: str, look: Callable[[], bool]) -> None:
+    __slots__ = ("_check", "_closing", "_name", "_thread", "_wakeup", "active")
+
+    def __init__(self, name: str, check: Callable[[], bool]) -> None:
         self._name = name
-        self._look = look
+        self._check = check
         self._wakeup = allocate_lock()
         self._wakeup.acquire()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self.on_duty = False
+        self.active = False
 
-    def call_up(self) -> None:
-        """One thread at a time may call this, and `close`: they happen under the owner's lock."""
-        self.on_duty = True
+    def activate(self) -> None:
+        """Called, like `close`, under the owner's lock, so by one thread at a time."""
+        self.active = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._keep, name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        self._ring()
+        self._wake()
 
     def close(self) -> None:
         self._closing = True
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
-        with suppress(RuntimeError):  # it was rung before, and has not heard it yet
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it was woken before, and has not run yet
             self._wakeup.release()
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         never_block_here()
         while not self._closing:
             self._wakeup.acquire()
-            while not self._closing and self._look_in():
-                self._wakeup.acquire(timeout=LOOK)
+            while not self._closing and self._check_once():
+                self._wakeup.acquire(timeout=CHECK_INTERVAL)
 
-    def _look_in(self) -> bool:
+    def _check_once(self) -> bool:
         """
-        Off duty before looking, and on again if there is something to look out for: whoever relies on the lookout leaves
-        its work first and looks for the lookout after, so one of the two sees the other.
+        Inactive before the check, and active again if there is something to watch: a worker first leaves its
+        ended calls and then checks whether the watchdog is active, so one of the two sees the other.
         """
-        self.on_duty = False
+        self.active = False
         try:
-            self.on_duty = self._look()
-        except Exception:  # a lookout that ended would leave every caller waiting
-            log.exception("%s stumbled", self._name)
-            self.on_duty = True  # to look again is all that it can do about it
-        return self.on_duty
+            self.active = self._check()
+        except Exception:  # a watchdog that ended would leave every caller waiting
+            log.exception("%s failed", self._name)
+            self.active = True  # check again
+        return self.active

@@ -1,12 +1,13 @@
 """
 One worker process, seen from its pool.
 
-A worker is a process of its own session, reached by two pipes that nobody else has, so that killing it at any
-instant can hurt nobody else: there is no lock or queue that it shares. A page of shared memory tells which call it
-runs; that page outlives it.
+A worker is a process of its own session, reached by two pipes that no other process has, so that killing it
+at any instant can hurt no other: there is no lock or queue that it shares. A page of shared memory says which
+call it runs; that page outlives it.
 
-Pipes rather than a socket pair: there and back takes half the time. Reading from a Unix socket also wakes whoever
-sleeps at its other end, in case it waits for room; and that is our worker, waiting for its next call.
+Pipes rather than a socket pair: a round trip takes half the time. Reading from a Unix socket also wakes the
+process that sleeps at its other end, in case it waits for room; and that is our worker, waiting for its next
+call.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.pools.child import protocol
 from penstock.pools.child.main import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
-from penstock.pools.child.shared_memory import Borrower, Parcel, Ref
+from penstock.pools.child.shared_memory import FilledSegment, Ref, SegmentMapper
 from penstock.pools.workers.base import WorkerSlot
 
 if TYPE_CHECKING:
-    from penstock.pools.child.packing import PackedFunction
+    from penstock.pools.workers.packing import PackedFunction
 
 #: From 128 KB on, malloc would map and unmap fresh pages for every read.
 _RECEIVE = 65536
@@ -36,13 +37,13 @@ _PIPE = 256 * 1024
 
 
 class WorkerProcess(WorkerSlot):
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
         self.outbox: list[tuple[Any, ...]] = []
         self.unsent = 0  # calls in the outbox
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd: int | None = None
-        self.inlet = self.outlet = -1  # where we write, and where we read
+        self.inlet = self.outlet = -1  # the ends where we write and where we read
         self.page: memoryview
 
     @property
@@ -52,14 +53,16 @@ class WorkerProcess(WorkerSlot):
     # Starting
 
     def open(self) -> None:
-        """Everything but the process. From now on calls can be written to it; it reads them when it is up."""
+        """
+        Make everything but the process. From now on calls can be written to it; it reads them when it is up.
+        """
         super().open()
         self.unsent = 0
         self.outbox = []
-        self.known: set[PackedFunction] = set()  # that it was told of
+        self.functions_sent: set[PackedFunction] = set()  # functions that were sent to it
         self.main_sent = False
-        self.lent: dict[int, Parcel] = {}
-        self.borrower = Borrower()
+        self.lent: dict[int, FilledSegment] = {}
+        self.mapper = SegmentMapper()
         self.frames = protocol.Frames()
         self.outbuf = b""
         self.their_inlet, self.inlet = _pipe()
@@ -73,8 +76,8 @@ class WorkerProcess(WorkerSlot):
 
     def spawn(self) -> None:
         """
-        By vfork and exec, never by fork: the pool's process has threads. The child gets its four descriptors and the
-        place where this package lies; everything else comes as the first message.
+        Start the process by vfork and exec, never by fork: the pool's process has threads. The child gets its
+        four descriptors and the path of this package; everything else comes as the first message.
         """
         fds = (self.their_inlet, self.their_outlet, self.page_fd, self.their_lifeline)
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120  # pathlib is slow to import
@@ -84,7 +87,7 @@ class WorkerProcess(WorkerSlot):
         )
         try:
             self.process = subprocess.Popen(  # noqa: S603  # our own interpreter and our own code
-                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]  # as multiprocessing does
+                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing does
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 start_new_session=True,
@@ -95,13 +98,13 @@ class WorkerProcess(WorkerSlot):
         if hasattr(os, "pidfd_open"):
             self.pidfd = os.pidfd_open(self.process.pid)
 
-    # Talking
+    # Writing and reading
 
     def flush(self) -> bool:
-        """Write what is in the outbox. False if some of it did not fit: call `push` when the pipe has room again."""
-        if self.borrower.done:
+        """Write the outbox. False if some of it did not fit: call `push` when the pipe has room again."""
+        if self.mapper.done:
             self.outbox[:0] = [
-                (protocol.FREE, self.borrower.done.popleft()) for _ in range(len(self.borrower.done))
+                (protocol.FREE, self.mapper.done.popleft()) for _ in range(len(self.mapper.done))
             ]
         data = protocol.frame(self.outbox)
         self.outbox = []
@@ -112,26 +115,26 @@ class WorkerProcess(WorkerSlot):
         try:
             sent = os.write(self.inlet, data)
         except OSError:
-            sent = 0  # `push` finds out what it is
+            sent = 0  # `push` handles it
         if sent == len(data):
             return True
         self.outbuf = data[sent:]
         return self.push()
 
     def push(self) -> bool:
-        """Write what did not fit before. False if it still does not."""
+        """Write what did not fit before. False if it still does not fit."""
         try:
             sent = os.write(self.inlet, self.outbuf)
         except BlockingIOError:
             return False
         except OSError:
-            self.outbuf = b""  # it is dead; its end is noticed elsewhere
+            self.outbuf = b""  # it is dead, which the reader notices
             return True
         self.outbuf = self.outbuf[sent:]
         return not self.outbuf
 
     def receive(self) -> list[tuple[Any, ...]] | None:
-        """What it said; None if it will say no more."""
+        """The messages that it sent; None if there will be no more."""
         try:
             data = os.read(self.outlet, _RECEIVE)
         except BlockingIOError:
@@ -141,18 +144,21 @@ class WorkerProcess(WorkerSlot):
         return self.frames.feed(data) if data else None
 
     def can_reach(self, dispatch: int, ref: tuple[Any, ...]) -> bool:
-        """Open the shared memory of a result. False if it went with the worker; then the call counts as one that it ran."""
+        """
+        Open the shared memory of a result. False if it is lost with the worker; then the call counts as one
+        that the worker ran.
+        """
         try:
-            self.borrower.reach(Ref(*ref))
+            self.mapper.reach(Ref(*ref))
         except (FileNotFoundError, ProcessLookupError):
             self.unread.add(dispatch)
-            self._end()  # it may live, if the function closed what was not its own
+            self._end()  # it may live, if the function closed descriptors that were not its own
             return False
         except OSError:
-            return True  # our own trouble, such as too many open files: whoever maps it will say so
+            return True  # a problem on our side, such as too many open files: mapping it raises the error
         return True
 
-    def ring_cancel(self) -> None:
+    def signal_cancel(self) -> None:
         self.page[PAGE_CANCELS] += 1
 
     @property
@@ -162,7 +168,10 @@ class WorkerProcess(WorkerSlot):
     # Ending
 
     def kill(self, why: str) -> None:
-        """Its whole process group: what the function started ends with it. Call it before the process is reaped."""
+        """
+        Kill its whole process group: processes that the function started end with it. Call it before the
+        process is reaped.
+        """
         super().kill(why)
         self._end()
 
@@ -175,8 +184,8 @@ class WorkerProcess(WorkerSlot):
 
     def reap(self) -> str:
         code = self.process.wait() if self.process is not None else 0
-        if self.last_words is not None:
-            return self.last_words[0]
+        if self.failure is not None:
+            return self.failure[0]
         if code < 0:
             try:
                 name = signal.Signals(-code).name
@@ -186,13 +195,13 @@ class WorkerProcess(WorkerSlot):
         return f"it exited with code {code}"
 
     def close(self) -> None:
-        """Give back what `open` and `spawn` took. The page stays readable through `running` until then."""
+        """Release what `open` and `spawn` took. The page stays readable through `running` until then."""
         super().close()
         self.page.release()
         self._map.close()
         for fd in (self.inlet, self.outlet, self.lifeline):
             os.close(fd)
-        self.borrower.close()
+        self.mapper.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
@@ -210,7 +219,7 @@ class WorkerProcess(WorkerSlot):
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe()
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with suppress(OSError):  # this user has as many large pipes as the system grants
+        with suppress(OSError):  # the system limits the number of large pipes per user
             fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE)
     return read, write
 

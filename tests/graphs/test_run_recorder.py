@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from penstock.graphs import run_recorder
+from penstock.graphs import trace
 from penstock.graphs.builder import Graph
 
 
@@ -93,7 +93,7 @@ def test_whoever_looks_again_after_the_end_sees_another_run(executor):
 
 @pytest.mark.parametrize(("young", "shown"), [(1_000, "ok"), (0, "running")])
 def test_a_run_that_has_only_begun_does_not_hide_the_one_before_it(executor, monkeypatch, young, shown):
-    monkeypatch.setattr(run_recorder, "_YOUNG", young)
+    monkeypatch.setattr(trace, "_YOUNG", young)
     reached, go = threading.Event(), threading.Event()
     graph = Graph("slow")
 
@@ -154,7 +154,7 @@ def test_who_says_that_a_run_is_not_to_be_recorded_is_obeyed(executor):
 
 @pytest.mark.parametrize(("most", "shown"), [(2, ["second", "third"]), (5, ["first", "second", "third"])])
 def test_of_many_bars_the_latest_are_shown(executor, monkeypatch, most, shown):
-    monkeypatch.setattr(run_recorder, "_MOST_BARS", most)
+    monkeypatch.setattr(trace, "_MOST_BARS", most)
     executor.lanes()
     executor.run(chain())
     lanes = executor.lanes()
@@ -164,7 +164,7 @@ def test_of_many_bars_the_latest_are_shown(executor, monkeypatch, most, shown):
 
 
 def test_a_huge_graph_is_not_recorded_only_to_be_looked_at(executor, monkeypatch):
-    monkeypatch.setattr(run_recorder, "_MOST_NODES", 2)
+    monkeypatch.setattr(trace, "_MOST_NODES", 2)
     executor.lanes()
 
     assert executor.run(chain()).trace is None

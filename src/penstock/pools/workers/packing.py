@@ -1,4 +1,7 @@
-"""Making the payload of a call for a worker process: naming its function, pickling its arguments, lending its buffers."""
+"""
+Making the payload of a call for a worker process: naming its function, pickling its arguments, copying
+buffers into shared memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from penstock.pools.future import Call
 
 
 class PackedFunction:
-    """A function that a worker is told of once and then knows by its number."""
+    """A function that is sent to a worker once and then named by its number."""
 
     __slots__ = ("blob", "needs_main", "number")
 
@@ -29,11 +32,13 @@ class PackedFunction:
 class Packed:
     """Arguments that do not fit into a message as they are."""
 
-    __slots__ = ("data", "needs_main", "parcel")
+    __slots__ = ("data", "filled", "needs_main")
 
-    def __init__(self, data: bytes | None, parcel: shared_memory.Parcel | None, needs_main: bool) -> None:
+    def __init__(
+        self, data: bytes | None, filled: shared_memory.FilledSegment | None, needs_main: bool
+    ) -> None:
         self.data = data
-        self.parcel = parcel
+        self.filled = filled
         self.needs_main = needs_main
 
 
@@ -41,13 +46,13 @@ class Packer:
     def __init__(self) -> None:
         self._functions: dict[Any, PackedFunction] = {}
         self._numbers = count(1)
-        self._arena = shared_memory.Arena()
+        self.arena = shared_memory.Arena()
         self._lock = threading.Lock()
 
-    def describe(
+    def pack_call(
         self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], None] | None:
-        """Name the function; returns what must be done to make the payload, or None if that was nothing."""
+        """Name the function. Returns the function that makes the payload, or None if it is made already."""
         function: Any
         try:
             function = self._functions[fn]
@@ -56,7 +61,7 @@ class Packer:
         if function is not None and not kwargs:
             for (
                 value
-            ) in args:  # `wire.is_plain` for each, written out: to ask it takes as long as all the rest here
+            ) in args:  # `protocol.is_plain`, written out: calling it takes as long as all the rest here
                 kind = type(value)
                 if kind not in PLAIN_TYPES and (kind not in SHORT_TYPES or len(value) > SHORT):
                     break
@@ -68,12 +73,12 @@ class Packer:
         return lambda: self._pack(call, fn if function is None else None, args, kwargs)
 
     def _function(self, fn: Any) -> Any:
-        """None: it must travel with each call, because it cannot be imported or carries state."""
+        """None: the function must travel with each call, because it cannot be imported or carries state."""
         if not protocol.by_reference(fn):
             return None
         blob = pickle.dumps(fn, 5)
-        known = self._functions[fn] = PackedFunction(next(self._numbers), blob, b"__main__" in blob)
-        return known
+        packed = self._functions[fn] = PackedFunction(next(self._numbers), blob, b"__main__" in blob)
+        return packed
 
     def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         data, buffers = protocol.pack_arguments(fn, args, kwargs)
@@ -87,15 +92,18 @@ class Packer:
             return
         inline = len(data) < protocol.LARGE
         with self._lock:
-            parcel = self._arena.pack([*buffers] if inline else [data, *buffers])
-        call.body = Packed(data if inline else None, parcel, needs_main)
+            filled = self.arena.pack([*buffers] if inline else [data, *buffers])
+        call.body = Packed(data if inline else None, filled, needs_main)
 
     @property
     def kept(self) -> int:
-        """Bytes of shared memory that nothing uses at the moment."""
-        return self._arena.kept
+        """Bytes of shared memory that are not in use now."""
+        return self.arena.kept
 
     def trim(self) -> list[int]:
-        """Give back what nothing uses; returns which segments that were, for the workers to forget."""
+        """
+        Release memory that is not in use. Returns the numbers of the segments, which the workers then close,
+        too.
+        """
         with self._lock:
-            return self._arena.trim()
+            return self.arena.trim()

@@ -1,6 +1,6 @@
 """
-Everything that is not a plain call in a worker thread: nodes with a timeout or retries, map nodes, nodes on the event
-loop and in processes, and every node of a run that is recorded.
+All nodes that are not a plain call in a worker thread: nodes with a timeout or retries, map nodes, nodes on
+the event loop and in processes, and every node of a recorded run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.calls.graph_plan import Binding, Queue
 from penstock.core.errors import CallTimeout
 from penstock.core.text import add_note
-from penstock.graphs.run_context import RunContext, _current, call_elsewhere
+from penstock.graphs.run_context import RunContext, call_in_worker, current_context
 from penstock.pools.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
@@ -25,28 +25,35 @@ __all__ = ["NodeAttempt", "NodeAttempts"]
 
 
 class NodeAttempts:
-    """Those of one run. A run of plain nodes has none."""
+    """The attempts of one run. A run of plain nodes has none."""
 
     def __init__(self, run: Run) -> None:
-        self.begun: set[int] = set()  # nodes; one between two attempts or two items is in no other list
-        self.fans: dict[int, MapItems] = {}
+        self.begun: set[int] = (
+            set()
+        )  # nodes with at least one attempt; between two attempts or items a node is in no other list
+        self.map_items: dict[int, MapItems] = {}
         self._run = run
-        self._flying: set[NodeAttempt] = set()
-        self._pauses: dict[tuple[int, int], Timer] = {}  # what waits for its next attempt
-        self._retrying: dict[int, int] = {}
+        self._in_flight: set[NodeAttempt] = set()
+        self.retry_timers: dict[
+            tuple[int, int], Timer
+        ] = {}  # by (node, item): the pause before the next attempt
+        self._next_number: dict[int, int] = {}
 
     def begin(self, node: int, worker: LaneWorker | None = None) -> NodeAttempt | None:
-        """Take what is to be done next for this node. None: there is nothing, or the run is over."""
+        """
+        Begin the next attempt at this node, or at its next item. None: there is nothing to do, or the run is
+        over.
+        """
         run = self._run
         if node in run.skipped:
             run.arrived(node)
             return None
         rules, item, number = run.plan.rules[node], -1, 1
         if rules.over is None:
-            number = self._retrying.pop(node, 1)
+            number = self._next_number.pop(node, 1)
         else:
-            fan = self.fans.get(node) or self._spread(node)
-            taken = fan.take() if fan is not None and node not in run.errors else None
+            map_items = self.map_items.get(node) or self._start_map(node)
+            taken = map_items.take() if map_items is not None and node not in run.errors else None
             if taken is None:
                 return None
             item, number = taken
@@ -59,95 +66,101 @@ class NodeAttempts:
         with run.lock:
             if run.cause is not None or run.over:
                 return None
-            self._flying.add(attempt)
+            self._in_flight.add(attempt)
             self.begun.add(node)
         if rules.timeout is not None:
             attempt.timer = call_at(attempt.started + rules.timeout, self._time_out, attempt)
         return attempt
 
     def settle(self, attempt: NodeAttempt, value: Any, error: BaseException | None) -> bool:
-        """True: the node is done, its successors may be told."""
-        if not self._land(attempt, error):
+        """True: the node is done, and its successors may be counted."""
+        if not self._claim_end(attempt, error):
             return False
         if error is None:
-            return self._took(attempt, value)
+            return self.store_value(attempt, value)
         if attempt.overdue and self._run.cause is None:
             error = attempt.timeout_error()
-        self._lost(attempt, error)
+        self._attempt_failed(attempt, error)
         return False
 
-    def outside(self) -> bool:
-        """Is any in flight that no worker thread is in? Those that are can be seen from the run."""
-        return any(not attempt.in_thread for attempt in self._flying)
+    def outside_threads(self) -> bool:
+        """
+        Whether any attempt is in flight that no worker thread runs. Those in threads are seen from the run.
+        """
+        return any(not attempt.in_thread for attempt in self._in_flight)
 
-    def flying(self) -> list[NodeAttempt]:
+    def in_flight(self) -> list[NodeAttempt]:
         with self._run.lock:
-            return list(self._flying)
+            return list(self._in_flight)
 
-    def tell(self) -> None:
-        """Their run is over, but waits for them."""
-        for attempt in self.flying():
-            attempt.tell()
+    def stop_all(self) -> None:
+        """Stop all attempts: their run is over, but waits for them."""
+        for attempt in self.in_flight():
+            attempt.stop()
 
-    def drop(self) -> None:
-        """Nobody waits for them any more: whatever comes back changes nothing."""
+    def abandon_all(self) -> None:
+        """Forget all attempts: whatever they return changes nothing."""
         with self._run.lock:
-            flying, self._flying = self._flying, set()
-            pauses, self._pauses = self._pauses, {}
-        for timer in pauses.values():
+            in_flight, self._in_flight = self._in_flight, set()
+            timers, self.retry_timers = self.retry_timers, {}
+        for timer in timers.values():
             timer.cancel()
-        for attempt in flying:
-            attempt.tell()
+        for attempt in in_flight:
+            attempt.stop()
 
-    def _land(self, attempt: NodeAttempt, error: BaseException | None) -> bool:
-        """Take from it the right to say how it ended. False: somebody else has."""
+    def _claim_end(self, attempt: NodeAttempt, error: BaseException | None) -> bool:
+        """Take the right to end this attempt. False: it was taken before."""
         with self._run.lock:
-            if attempt not in self._flying:
+            if attempt not in self._in_flight:
                 return False
-            self._flying.remove(attempt)
+            self._in_flight.remove(attempt)
         if attempt.timer is not None:
             attempt.timer.cancel()
         if self._run.recorder is not None:
             self._run.recorder.note(attempt, clock(), error)
         return True
 
-    def _spread(self, node: int) -> MapItems | None:
-        """First visit of a map node: one more entry in the queue for each item to be worked on beside the first."""
+    def _start_map(self, node: int) -> MapItems | None:
+        """
+        First visit of a map node: one more entry in the queue for each item that may run beside the first.
+        """
         run = self._run
         rules, queue = run.plan.rules[node], run.plan.queues[node]
         try:
             [items], _ = Binding((rules.over or 0,)).arguments(run.values)
-            fan = MapItems(list(items))
-        except BaseException as error:  # noqa: BLE001  # iterating is the user's code: whatever it raises is the node's error
+            map_items = MapItems(list(items))
+        except BaseException as error:  # noqa: BLE001  # iterating runs user code: any exception is the node's error
             run.failed(node, error)
             return None
-        if not fan.items:
+        if not map_items.items:
             run.values[node] = []
             run.arrived(node)
             return None
-        self.fans[node] = fan
-        width = min(len(fan.items), run.executor._lanes[queue].width, rules.limit or len(fan.items))
+        self.map_items[node] = map_items
+        width = min(
+            len(map_items.items), run.executor.lane_queues[queue].width, rules.limit or len(map_items.items)
+        )
         run.push(queue, (node,) * (width - 1))
-        return fan
+        return map_items
 
-    def _took(self, attempt: NodeAttempt, value: Any) -> bool:
+    def store_value(self, attempt: NodeAttempt, value: Any) -> bool:
         run, node = self._run, attempt.node
         if attempt.item < 0:
             run.values[node] = value
             return True
-        fan = self.fans[node]
-        fan.results[attempt.item] = value
+        map_items = self.map_items[node]
+        map_items.results[attempt.item] = value
         with run.lock:
-            fan.left -= 1
-            left = fan.left
-        if left:
+            map_items.remaining -= 1
+            remaining = map_items.remaining
+        if remaining:
             run.push(run.plan.queues[node], (node,))
             return False
-        run.values[node] = fan.results
+        run.values[node] = map_items.results
         return True
 
-    def _lost(self, attempt: NodeAttempt, error: BaseException, *, final: bool = False) -> None:
-        """It failed: once more, or for good."""
+    def _attempt_failed(self, attempt: NodeAttempt, error: BaseException, *, final: bool = False) -> None:
+        """The attempt failed: retry, or fail the node for good."""
         run, key = self._run, (attempt.node, attempt.item)
         delay = (
             None
@@ -159,48 +172,49 @@ class NodeAttempts:
                 add_note(error, f"while working on item {attempt.item}")
             run.failed(attempt.node, error)
         elif delay <= 0:
-            self._again(*key, attempt.number + 1)
+            self._retry(*key, attempt.number + 1)
         else:
             with run.lock:
                 if run.cause is None and not run.over:
-                    self._pauses[key] = call_at(clock() + delay, self._again, *key, attempt.number + 1)
+                    self.retry_timers[key] = call_at(clock() + delay, self._retry, *key, attempt.number + 1)
 
-    def _again(self, node: int, item: int, number: int) -> None:
-        self._pauses.pop((node, item), None)
+    def _retry(self, node: int, item: int, number: int) -> None:
+        self.retry_timers.pop((node, item), None)
         if item >= 0:
-            self.fans[node].again.append((item, number))
+            self.map_items[node].again.append((item, number))
         else:
-            self._retrying[node] = number
+            self._next_number[node] = number
         self._run.push(self._run.plan.queues[node], (node,))
 
     def _time_out(self, attempt: NodeAttempt) -> None:
         """
-        A thread cannot be stopped: the node fails now, its worker is left in it, and there is no second attempt while
-        the first still runs. Elsewhere the attempt is told to stop, and may be tried again once it has.
+        A thread cannot be stopped: the node fails now, its worker is left in it, and there is no second
+        attempt while the first still runs. Elsewhere the attempt is stopped, and may be retried once it has
+        ended.
         """
         if attempt.in_thread:
             self._give_up_on(attempt)
             return
         with self._run.lock:
-            if attempt not in self._flying:
+            if attempt not in self._in_flight:
                 return
             attempt.overdue = True
-        attempt.tell()
+        attempt.stop()
         call_at(clock() + self._run.executor.grace, self._give_up_on, attempt)
 
     def _give_up_on(self, attempt: NodeAttempt) -> None:
         error = attempt.timeout_error()
-        if not self._land(attempt, error):
+        if not self._claim_end(attempt, error):
             return
         if attempt.worker is not None:
             self._run.watch(attempt.worker.number, attempt.node)
-        self._lost(attempt, error, final=True)
+        self._attempt_failed(attempt, error, final=True)
 
 
 class NodeAttempt:
     """
-    The right to say how a node (or one item of a map node) ended. It is taken from the run once, by whoever comes first:
-    the function's return, its timeout, or the end of the run. What comes later changes nothing.
+    The right to end a node (or one item of a map node). It is taken from the run once, by whatever comes
+    first: the function's return, its timeout, or the end of the run. What comes later changes nothing.
     """
 
     __slots__ = ("handle", "item", "node", "number", "overdue", "run", "span", "started", "timer", "worker")
@@ -215,7 +229,7 @@ class NodeAttempt:
         self.handle: Any = None
         self.timer: Timer | None = None
         self.overdue = False
-        self.span: Any = None  # of OpenTelemetry, if the run is sampled there
+        self.span: Any = None  # of OpenTelemetry, if the run is sampled
 
     @property
     def unwanted(self) -> bool:
@@ -226,13 +240,15 @@ class NodeAttempt:
 
     def context(self) -> Context:
         context = self.run.context.copy()
-        context.run(_current.set, RunContext(self.run, self.run.plan.names[self.node]))
+        context.run(current_context.set, RunContext(self.run, self.run.plan.names[self.node]))
         if self.span is not None:
-            context.run(self.run.recorder.spans.enter, self.span)  # type: ignore[union-attr]  # its span came from there
+            context.run(self.run.recorder.spans.enter, self.span)  # type: ignore[union-attr]  # its span was made there
         return context
 
     def call(self) -> Any:
-        """In a worker thread, which is inside the context of the turn already: enough, unless there is a span."""
+        """
+        In a worker thread, which runs in the context of the turn already: enough, unless there is a span.
+        """
         return self.invoke() if self.span is None else self.context().run(self.invoke)
 
     def invoke(self) -> Any:
@@ -244,24 +260,27 @@ class NodeAttempt:
         call = plan.functions[self.node], *self._arguments()
         deadline = self.run.deadline
         where = self.run.id, plan.names[self.node], None if deadline is None else deadline - clock()
-        return call_elsewhere, (where, *call), {}
+        return call_in_worker, (where, *call), {}
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         run = self.run
         item = None
         if self.item >= 0 and run.attempts is not None:
-            item = run.attempts.fans[self.node].items[self.item]
+            item = run.attempts.map_items[self.node].items[self.item]
         return run.plan.bindings[self.node].arguments(run.values, item)
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        """From a lane that only starts calls; a worker thread asks `Run.settle` itself and goes straight on."""
+        """
+        From a lane that only starts calls; a worker thread calls `NodeAttempts.settle` itself and goes
+        straight on.
+        """
         if self.run.attempts is not None and self.run.attempts.settle(self, value, error):
             self.run.arrived(self.node)
         if self.run.cause is not None:
-            self.run.wind_down()
+            self.run.end_if_idle()
 
-    def tell(self) -> None:
-        """Nobody waits for it any more."""
+    def stop(self) -> None:
+        """Stop it, as far as possible: its result is not wanted any more."""
         if self.timer is not None:
             self.timer.cancel()
         if self.handle is not None:
@@ -279,18 +298,18 @@ class NodeAttempt:
 
 class MapItems:
     """
-    The items of a map node while it runs. They are not queued one by one: the node itself stands in the queue, once
-    for each item that may be worked on at the same time, and each time it is taken the next item is.
+    The items of a map node while it runs. They are not queued one by one: the node itself is in the queue,
+    once for each item that may run at the same time, and each time it is taken the next item is.
     """
 
-    __slots__ = ("again", "fresh", "items", "left", "results")
+    __slots__ = ("again", "fresh", "items", "remaining", "results")
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
         self.results: list[Any] = [None] * len(items)
-        self.left = len(items)
+        self.remaining = len(items)
         self.fresh = count()
-        self.again: deque[tuple[int, int]] = deque()  # (item, attempt) to be tried once more
+        self.again: deque[tuple[int, int]] = deque()  # (item, attempt number) to be retried
 
     def take(self) -> tuple[int, int] | None:
         try:

@@ -1,0 +1,270 @@
+"""
+The handles through which calls are made: `Task`, a function bound to its pool, and `Reservation`, a place in
+the queue before there is a payload; and `PoolInternals`, the parts of a pool that both use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import Future
+from functools import cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from penstock.core.calls.ticket import WAIT
+from penstock.core.text import safe_repr
+from penstock.pools.call_queue import CallQueue
+from penstock.pools.context import may_block
+from penstock.pools.future import Call
+from penstock.pools.guards import CancelSignal
+from penstock.pools.options import WorkerOptions, seconds
+from penstock.pools.workers.base import WorkerGroup
+
+if TYPE_CHECKING:
+    from penstock.pools.map import OrderedMap
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CallTracing(Protocol):
+    """Gives each call a trace to carry (OpenTelemetry)."""
+
+    def begin(self, call: Call[Any]) -> None:
+        """Called on the caller's thread, before the call enters the queue."""
+
+
+class PoolInternals:
+    """
+    The parts of a pool that its tasks, reservations, maps and telemetry share.
+
+    `WorkerPool` itself has few names of its own, because the methods of a singleton's object are reached
+    through it.
+    """
+
+    __slots__ = (
+        "call_queue", "group", "key_of", "maps", "name", "needs_guards", "options", "timeout", "tracing",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        call_queue: CallQueue,
+        group: WorkerGroup,
+        options: WorkerOptions,
+        *,
+        timeout: float | None,
+        key_of: Callable[..., Hashable] | None,
+    ) -> None:
+        self.name = options.name
+        self.call_queue = call_queue
+        self.group = group
+        self.options = options
+        self.timeout = timeout
+        self.key_of = key_of
+        self.needs_guards = timeout is not None or key_of is not None  # every call has a timeout or a key
+        self.tracing: CallTracing | None = None
+        self.maps: set[OrderedMap[Any]] = set()  # those with items left to submit
+
+    def make_call(
+        self,
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        timeout: float | None = None,
+        key: Hashable = None,
+        signal: CancelSignal | None = None,
+    ) -> tuple[Call[Any], Callable[[], None] | None]:
+        """
+        A new call with its guards and its trace, and the function that makes its payload (see
+        `WorkerGroup.pack_call`).
+        """
+        call: Call[Any] = Call(self.call_queue, fn)
+        prepare = self.group.pack_call(call, fn, args, kwargs)
+        timeout = self.timeout if timeout is None else timeout
+        if key is None and self.key_of is not None:
+            key = self.key_of(*args, **kwargs)
+        if timeout is not None or key is not None or signal is not None:
+            self.call_queue.guard(call, key=key, timeout=timeout, signal=signal)
+        if self.tracing is not None:
+            self.tracing.begin(call)
+        return call, prepare
+
+
+class Task(Generic[P, R]):
+    """
+    `task(...)` blocks for the result, `task.submit(...)` is a Future, `await task.call(...)` waits in a
+    coroutine.
+    """
+
+    __slots__ = ("_fn", "_internals", "_key_of", "_signal", "_timeout", "name")
+
+    def __init__(
+        self,
+        internals: PoolInternals,
+        fn: Callable[P, R] | str,
+        *,
+        timeout: float | None = None,
+        key_of: Callable[..., Hashable] | None = None,
+        signal: CancelSignal | None = None,
+    ) -> None:
+        seconds("timeout", timeout, or_none=True)
+        if not callable(fn) and not isinstance(fn, str):
+            raise TypeError(f"fn is {fn!r}; it must be a function")
+        check_key_of(key_of)
+        self._internals = internals
+        self._fn: Any = fn
+        self._timeout = timeout
+        self._key_of = key_of
+        self._signal = signal
+        self.name = fn if isinstance(fn, str) else getattr(fn, "__qualname__", None) or safe_repr(fn, 200)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.submit(*args, **kwargs).result()
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        call, prepare = self._make_call(args, kwargs)
+        self._internals.call_queue.submit(call, prepare)
+        return call
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        call, prepare = self._make_call(args, kwargs)
+        return awaited(self._internals.call_queue, call, prepare)
+
+    def _make_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Call[R], Callable[[], None] | None]:
+        key = self._key_of(*args, **kwargs) if self._key_of is not None else None
+        return self._internals.make_call(
+            self._fn, args, kwargs, timeout=self._timeout, key=key, signal=self._signal
+        )
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} on {self._internals.name!r}>"
+
+
+class Reservation:
+    """
+    A place in the queue for one call (DQ-4). A reservation that is left without a call gives its place to the
+    next caller.
+
+    A queue bounds the calls that it has accepted, not the payloads that callers build while they wait.
+    Reserve first and build after, and there are never more payloads than places.
+    """
+
+    def __init__(self, internals: PoolInternals, *, timeout: float | None, key: Hashable) -> None:
+        self._internals = internals
+        self._call: Call[Any] | None = Call(internals.call_queue, _no_payload)
+        if timeout is not None or key is not None:
+            internals.call_queue.guard(self._call, key=key, timeout=timeout, signal=None)
+
+    def __enter__(self) -> Self:
+        if not may_block():
+            raise RuntimeError("`with pool.reserve()` would block an event loop here; use `async with`")
+        call_queue, call = self._internals.call_queue, self._unused_call()
+        if call_queue.enter(call) is WAIT:
+            call_queue.wait_for_place(call)
+        return self
+
+    async def __aenter__(self) -> Self:
+        from penstock.pools import event_loops  # noqa: PLC0415  # imports asyncio, which many programs never need
+
+        call_queue, call = self._internals.call_queue, self._unused_call()
+        call.notifier = event_loops.loop_notifier()
+        call_queue.enter(call)
+        try:
+            await event_loops.wait_for_place(call)
+        except BaseException:  # the task was canceled: the place will not be used
+            call_queue.cancel(call, "its task was canceled")
+            raise
+        return self
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Never waits: the place is there."""
+        call = self._unused_call()
+        call.notifier, self._call = None, None
+        self._fill(call, fn, args, kwargs)
+        return call
+
+    def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        call, self._call = self._unused_call(), None
+        self._fill(call, fn, args, kwargs)
+        return awaited(self._internals.call_queue, call, None)
+
+    def _unused_call(self) -> Call[Any]:
+        if self._call is None:
+            raise RuntimeError("this place was used already; a reservation is good for one call")
+        return self._call
+
+    def _fill(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        internals = self._internals
+        call.fn = fn
+        prepare = internals.group.pack_call(call, fn, args, kwargs)
+        if internals.tracing is not None:
+            internals.tracing.begin(call)
+        internals.call_queue.fill(call, prepare or _no_payload)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._call is not None:
+            self._internals.call_queue.cancel(self._call, "the place was not used")
+            self._call = None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def _no_payload() -> None:
+    """There is no payload to make."""
+
+
+def check_key_of(key_of: Any) -> None:
+    if key_of is not None and not callable(key_of):
+        raise TypeError(f"key_of is {key_of!r}; it must be a function of the call's arguments, or None")
+
+
+# The way to `event_loops`, which imports asyncio: that takes longer than the whole package, and many programs
+# never need it.
+
+
+def awaited(call_queue: CallQueue, call: Call[R], prepare: Callable[[], None] | None) -> Awaitable[R]:
+    """See `event_loops.run`."""
+    run: Callable[..., Awaitable[R]] = _run()
+    return run(call_queue, call, prepare)
+
+
+@cache
+def _run() -> Callable[..., Awaitable[Any]]:
+    """
+    Cached, because an import statement looks the module up for every call: 1 us of the 25 that an awaited
+    call takes.
+    """
+    from penstock.pools.event_loops import run  # noqa: PLC0415  # see above
+
+    return run
+
+
+async def in_daemon(fn: Callable[[], object]) -> None:
+    """
+    Await a blocking function in a daemon thread. Not in the loop's own executor: the end of the program waits
+    for that one, and Ctrl-C must not wait for `fn`.
+    """
+    import asyncio  # noqa: PLC0415  # see above
+
+    done: Future[None] = Future()
+
+    def run() -> None:
+        if done.set_running_or_notify_cancel():
+            try:
+                fn()
+            except BaseException as error:  # noqa: BLE001  # raised in the awaiting task
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+    threading.Thread(target=run, name="penstock-closer", daemon=True).start()
+    await asyncio.wrap_future(done)

@@ -1,0 +1,160 @@
+"""
+Calls from event loops.
+
+A loop that awaits calls reads the workers' replies itself where it can (see `workers/replies.py`), and then
+it wakes the coroutine of a settled call at once. Other threads notify the loop through its `LoopNotifier`:
+waking a loop takes a system call, so only the first notification schedules one, and later ones are delivered
+with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from _thread import get_ident
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary, ref
+
+from penstock.core.calls.ticket import NEW, WAIT, WAITING
+
+if TYPE_CHECKING:
+    from penstock.pools.call_queue import CallQueue
+    from penstock.pools.future import Call
+
+R = TypeVar("R")
+
+
+async def run(call_queue: CallQueue, call: Call[R], prepare: Callable[[], None] | None) -> R:
+    """
+    The body of `await pool.call(...)`: wait for a place, make the payload, wait for the outcome, without
+    blocking the loop. A call that has its place already, by a reservation, only waits for the outcome.
+
+    All in one coroutine: each further one would be made, kept alive and visited by the garbage collector for
+    every call.
+    """
+    try:
+        if call.stage is NEW:
+            call.notifier = loop_notifier()
+            call.eager = prepare is None
+            enter_result = call_queue.enter(call)
+            if prepare is not None:
+                if enter_result is WAIT:
+                    await wait_for_place(call)
+                call_queue.fill(call, prepare)
+        notifier = call.notifier
+        if notifier is not None and not call.done():
+            call_queue.group.read_on_loop(notifier)
+            while not call.done():
+                await notifier.wakeup_for(call)
+    except asyncio.CancelledError:
+        call_queue.cancel(call, "its task was canceled")
+        raise
+    return call.result()
+
+
+async def wait_for_place(call: Call[Any]) -> None:
+    """Return when the call has its place; raise its error if it ended before."""
+    assert call.notifier is not None
+    while call.stage is WAITING:
+        await call.notifier.wakeup_for(call)
+    if call.error is not None:
+        raise call.error
+
+
+class LoopNotifier:
+    """Wakes the coroutines of one event loop. Its thread is the one that made it."""
+
+    __slots__ = ("__weakref__", "_calls_to_wake", "_loop", "_scheduled", "thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # weak: the table of notifiers must not keep every loop alive
+        self.thread = get_ident()
+        self._calls_to_wake: deque[Call[Any]] = deque()
+        self._scheduled = False
+
+    def wakeup_for(self, call: Call[Any]) -> asyncio.Future[None]:
+        """
+        On the loop's own thread: the future that `notify` settles. The loop is known here; asking for the
+        running one is a system call.
+        """
+        loop = self._loop()
+        assert loop is not None
+        call.awaited = future = loop.create_future()
+        return future
+
+    def notify(self, call: Call[Any]) -> None:
+        """From any thread: make the coroutine that awaits this call check it now."""
+        if get_ident() == self.thread:
+            future = call.awaited
+            if future is not None and not future.done():
+                future.set_result(None)
+            return
+        self._calls_to_wake.append(call)
+        if not self._scheduled:
+            self._scheduled = True
+            loop = self._loop()
+            if loop is not None:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._notify_all)
+
+    def _notify_all(self) -> None:
+        self._scheduled = False  # before looking: a later notification schedules again
+        calls = self._calls_to_wake
+        while calls:
+            call = calls.popleft()
+            future = call.awaited
+            if future is not None and not future.done():
+                future.set_result(None)
+            if not calls and not call.call_queue.queue_is_idle():
+                call.call_queue.group.read_on_loop(
+                    self
+                )  # another thread had to read; now this loop can again
+
+    def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
+        """On the loop's own thread. False if this kind of loop cannot watch descriptors."""
+        try:
+            asyncio.get_running_loop().add_reader(fd, fn)
+        except NotImplementedError:
+            return False
+        return True
+
+    def remove_reader(self, fd: int, still: Callable[[], bool], then: Callable[[], object] | None) -> bool:
+        """
+        From any thread. The loop's thread removes the reader if `still()` is true by then, and calls `then`.
+        False if the loop is gone.
+        """
+
+        def remove(loop: asyncio.AbstractEventLoop) -> None:
+            if still():
+                loop.remove_reader(fd)
+            if then is not None:
+                then()
+
+        loop = self._loop()
+        if loop is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(remove, loop)
+        except RuntimeError:  # it is closed
+            return False
+        return True
+
+
+_notifiers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopNotifier] = WeakKeyDictionary()
+_latest: tuple[ref[asyncio.AbstractEventLoop], LoopNotifier] | None = None
+
+
+def loop_notifier() -> LoopNotifier:
+    """The notifier of the running loop."""
+    global _latest  # noqa: PLW0603  # most programs have one loop, and a look at a weak dictionary takes a microsecond
+    loop = asyncio.get_running_loop()
+    latest = _latest
+    if latest is not None and latest[0]() is loop and latest[1].thread == get_ident():
+        return latest[1]
+    box = _notifiers.get(loop)
+    if box is None or box.thread != get_ident():
+        box = _notifiers[loop] = LoopNotifier(loop)
+    _latest = ref(loop), box
+    return box
