@@ -284,10 +284,10 @@ def test_a_program_that_disconnects_is_told_so(machines):
         pool.shutdown()
     """
 
-    told = run_program(program).communicate(timeout=60)[0]
+    output = run_program(program).communicate(timeout=60)[0]
 
     # Its actor goes with it, and the news of that may be here before anything is asked of Ray.
-    assert "disconnected from Ray" in told or "INTENDED_USER_EXIT" in told
+    assert "disconnected from Ray" in output or "INTENDED_USER_EXIT" in output
 
 
 def test_functions_of_a_script_travel_by_value(machines, tmp_path):

@@ -94,14 +94,14 @@ class Comparison:
 
     def step(self, what, one, two):
         """The numbers choose: which call, which of its dispatches, how many slots, how much later."""
-        before = self.model.room()
+        before = self.model.free_places()
         self.now += one % 4
         getattr(self, what.replace(" ", "_"))(one, two)
         while self.pumped and self.take():
             pass
         self.compare()
 
-        lifted = self.model.room() < min(before, 0)
+        lifted = self.model.free_places() < min(before, 0)
         assert not lifted or what in {"lose", "pause", "offer", "dispose"}, (
             "nothing else lifts it past its bounds"
         )
@@ -124,7 +124,7 @@ class Comparison:
     def enter_run(self, one, two):
         calls = [self.make(built=True) for _ in range(two % 5)]
         entered = self.queue.enter_run(calls, self.now)
-        assert entered == len(calls) or not self.queue.room()
+        assert entered == len(calls) or not self.queue.free_places()
         for call in calls[:entered]:
             assert EnterResult.ACCEPTED is self.model.come(call, self.now, built=True)
         self.calls += calls[:entered]
@@ -141,7 +141,7 @@ class Comparison:
         call = self.make(built=built, in_turn=in_turn)
         self.calls.append(call)
         verdict = self.model.come(call, self.now, built=built)
-        room = self.queue.room()
+        room = self.queue.free_places()
         assert verdict is how(call, self.now)
         assert (room > 0) is (
             verdict in {EnterResult.ACCEPTED, EnterResult.RESERVED} and not self.queue.evicted
@@ -328,7 +328,7 @@ class Model:
     def limit(self):
         return 0 if self.paused or self.disposed else min(self.slots, self.limits.max_in_flight)
 
-    def room(self):
+    def free_places(self):
         """Less than none after a crash, or if slots are gone that were promised."""
         free = max(0, self.limit() - len(self.in_flight()))
         return self.limits.max_queue_depth + free - len(self.pending) - len(self.reserved)
@@ -355,7 +355,7 @@ class Model:
     def come(self, call, now, *, built):
         if self.disposed:
             return EnterResult.CLOSED
-        if self.room() <= 0 or self.waiting or self.building():
+        if self.free_places() <= 0 or self.waiting or self.building():
             if self.limits.policy is Policy.BLOCK:
                 self.put(call, Stage.WAITING)
                 return EnterResult.WAIT
@@ -449,7 +449,7 @@ class Model:
         return ended
 
     def grant(self, now):
-        while self.waiting and self.room() > 0 and not self.building():
+        while self.waiting and self.free_places() > 0 and not self.building():
             call = self.waiting[0]
             if call.eager:
                 self.accept(call, now)

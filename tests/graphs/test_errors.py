@@ -174,13 +174,13 @@ def test_an_error_waits_for_a_stuck_neighbour_no_longer_than_the_grace(executor,
 
 
 def test_the_nodes_beside_an_error_are_told(executor):
-    graph, started, told = Graph(), threading.Semaphore(0), []
+    graph, started, stopped = Graph(), threading.Semaphore(0), []
 
     def thread():
         started.release()
         while not this_run().cancelled:
             threading.Event().wait(0.001)
-        told.append("thread")
+        stopped.append("thread")
         this_run().check()
 
     async def task():
@@ -188,7 +188,7 @@ def test_the_nodes_beside_an_error_are_told(executor):
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:
-            told.append("task")
+            stopped.append("task")
             raise
 
     def bad():
@@ -202,7 +202,7 @@ def test_the_nodes_beside_an_error_are_told(executor):
     executor.grace = 3600
     result = executor.run(graph.compile(), check=False)
 
-    assert sorted(told) == ["task", "thread"]
+    assert sorted(stopped) == ["task", "thread"]
     assert sorted(result.canceled) == ["task", "thread"]
     assert set(result.errors) == {"bad"}
 

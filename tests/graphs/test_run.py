@@ -128,13 +128,13 @@ def test_a_run_is_a_future(executor):
 
 
 def test_a_callback_hears_of_the_end_once(executor):
-    heard: list[object] = []
+    notified: list[object] = []
     run = executor.submit(diamond(), {"x": 1})
-    run.add_done_callback(heard.append)
+    run.add_done_callback(notified.append)
     run.result()
-    run.add_done_callback(heard.append)
+    run.add_done_callback(notified.append)
 
-    assert heard == [run, run]
+    assert notified == [run, run]
 
 
 def test_one_plan_runs_again_and_again_and_beside_itself(executor):
@@ -193,12 +193,12 @@ def test_two_nodes_of_a_lane_run_at_the_same_time(executor):
 def test_a_lane_runs_no_more_nodes_than_it_has_threads():
     graph, entered, leave = Graph(), threading.Semaphore(0), threading.Event()
 
-    def hold():
+    def block():
         entered.release()
         assert leave.wait(60)
 
     for number in range(10):
-        graph.add(hold, name=f"n{number}", lane="io")
+        graph.add(block, name=f"n{number}", lane="io")
 
     with GraphExecutor(compute=1, io=3) as executor:
         run = executor.submit(graph.compile())
@@ -214,7 +214,7 @@ def test_a_lane_runs_no_more_nodes_than_it_has_threads():
 def test_the_event_loop_holds_no_more_nodes_than_allowed():
     graph, held, most = Graph(), [], 0
 
-    async def hold():
+    async def block():
         nonlocal most
         mine = asyncio.get_running_loop().create_future()
         held.append(mine)
@@ -226,7 +226,7 @@ def test_the_event_loop_holds_no_more_nodes_than_allowed():
         held.remove(mine)
 
     for number in range(40):
-        graph.add(hold, name=f"n{number}")
+        graph.add(block, name=f"n{number}")
 
     with GraphExecutor(compute=1, tasks=5) as executor:
         executor.run(graph.compile())
@@ -300,12 +300,12 @@ def test_a_closed_executor_runs_nothing(executor):
 def test_the_snapshot_counts_what_runs_and_what_is_ready(executor):
     graph, entered, leave = Graph(), threading.Semaphore(0), threading.Event()
 
-    def hold():
+    def block():
         entered.release()
         assert leave.wait(60)
 
     for number in range(5):
-        graph.add(hold, name=f"n{number}")
+        graph.add(block, name=f"n{number}")
     run = executor.submit(graph.compile())
     entered.acquire()
     entered.acquire()

@@ -32,10 +32,10 @@ def chain():
 
 def test_nothing_is_recorded_until_somebody_looks(executor):
     before = executor.run(chain())
-    asked = executor.lanes()
+    shown = executor.lanes()
     watched, after = executor.run(chain()), executor.run(chain())
 
-    assert (before.trace, asked, after.trace) == (None, None, None)
+    assert (before.trace, shown, after.trace) == (None, None, None)
     assert watched.trace is not None
 
 

@@ -193,7 +193,7 @@ MUTANTS = [
         "pool: a run of calls enters past the bound",
         "penstock/core/calls/queue.py",
         "DispatchQueue.enter_run",
-        "        entered = int(min(self.room(), len(tickets)))\n",
+        "        entered = int(min(self.free_places(), len(tickets)))\n",
         "        entered = len(tickets)\n",
         ("tests/pools/test_executor.py::test_what_a_run_of_calls_finds_no_room_for_is_left_outside",),
     ),
@@ -209,8 +209,8 @@ MUTANTS = [
         "pool: a map pulls more than its pool has room for",
         "penstock/pools/map.py",
         "OrderedMap._feed",
-        "        room = int(min(self._internals.call_queue.queue.room(), width - len(self.calls)))\n",
-        "        room = 1000\n",
+        "        places = int(min(self._internals.call_queue.queue.free_places(), width - len(self.calls)))\n",
+        "        places = 1000\n",
         ("tests/pools/test_executor.py::test_map_pulls_its_items_as_results_are_taken",),
     ),
     Mutant(
@@ -232,7 +232,7 @@ MUTANTS = [
     Mutant(
         "pool: what is reserved counts as room",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.room",
+        "DispatchQueue.free_places",
         "startable - self.pending - self.reserved)\n",
         "startable - self.pending)\n",
         ("tests/core/test_queue_model.py",),

@@ -56,7 +56,7 @@ MUTANTS = [
     Mutant(
         "queue: one too many reserves",
         "penstock/core/calls/queue.py",
-        "DispatchQueue._has_room",
+        "DispatchQueue._has_place",
         "        return self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0)",
         "        return self.pending + self.reserved <= self.max_queue_depth + (free if free > 0 else 0)",
         (
@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(
         "queue: reserved places are not counted on reserve",
         "penstock/core/calls/queue.py",
-        "DispatchQueue._has_room",
+        "DispatchQueue._has_place",
         "        return self.pending + self.reserved < self.max_queue_depth",
         "        return self.pending < self.max_queue_depth",
         (
@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant(
         "queue: room is counted when a call completes, paused or not",
         "penstock/core/calls/queue.py",
-        "DispatchQueue._has_room",
+        "DispatchQueue._has_place",
         "        free = self.limit - self.in_flight\n        return",
         "        free = self.limits.max_in_flight - self.in_flight\n        return",
         (
@@ -273,7 +273,7 @@ MUTANTS = [
         "queue: all waiters are woken by one room",
         "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
-        "        while room > 0 and waiters and self._building is None:\n",
+        "        while places > 0 and waiters and self._building is None:\n",
         "        while waiters and self._building is None:\n",
         (
             "tests/core/test_queue_examples.py",
@@ -285,8 +285,8 @@ MUTANTS = [
         "queue: waiters do not wait for the payload before them",
         "penstock/core/calls/queue.py",
         "DispatchQueue._grant",
-        "        while room > 0 and waiters and self._building is None:\n",
-        "        while room > 0 and waiters:\n",
+        "        while places > 0 and waiters and self._building is None:\n",
+        "        while places > 0 and waiters:\n",
         (
             "tests/core/test_queue_examples.py",
             "tests/core/test_queue_endings.py",

@@ -15,13 +15,13 @@ elders = set()
 
 
 def children():
-    found = []
+    children = []
     for task in Path("/proc/self/task").iterdir():
         try:
-            found += [int(child) for child in (task / "children").read_text().split()]
+            children += [int(child) for child in (task / "children").read_text().split()]
         except FileNotFoundError:
             continue
-    return [child for child in found if child not in elders]
+    return [child for child in children if child not in elders]
 
 
 def descriptors():

@@ -21,19 +21,19 @@ SOAK = float(os.environ.get("PENSTOCK_SOAK", "1"))
 
 class Endings(penstock.QueueHooks):
     def __init__(self):
-        self.heard = []
+        self.events = []
 
     def on_settle(self, call):
-        self.heard.append(("settle", call))
+        self.events.append(("settle", call))
 
     def on_cancel(self, call, phase):
-        self.heard.append((f"cancel {phase}", call))
+        self.events.append((f"cancel {phase}", call))
 
     def on_reject(self, call):
-        self.heard.append(("reject", call))
+        self.events.append(("reject", call))
 
     def names(self):
-        return [what for what, _ in self.heard]
+        return [what for what, _ in self.events]
 
 
 def test_a_call_whose_key_is_canceled_ends_in_on_cancel(kind):
@@ -43,7 +43,7 @@ def test_a_call_whose_key_is_canceled_ends_in_on_cancel(kind):
         with pytest.raises(penstock.CallCanceled):
             pool.submit(calls.echo, "a")
 
-        [(what, call)] = hooks.heard
+        [(what, call)] = hooks.events
         assert f"cancel {CancelPhase.WAITING}" == what
         assert call.cancelled()
         assert 1 == pool.internals.call_queue.totals.canceled
@@ -72,7 +72,7 @@ def test_a_call_to_a_closed_pool_ends_in_on_cancel(kind, close):
         pass
 
     assert 3 * [f"cancel {CancelPhase.WAITING}"] == hooks.names()
-    assert isinstance(hooks.heard[0][1].exception(), penstock.PoolClosedError)
+    assert isinstance(hooks.events[0][1].exception(), penstock.PoolClosedError)
 
 
 def test_a_call_that_a_policy_refuses_is_settled_when_its_hook_hears_of_it(kind, gate):
@@ -83,7 +83,7 @@ def test_a_call_that_a_policy_refuses_is_settled_when_its_hook_hears_of_it(kind,
             with pytest.raises(penstock.QueueDropError):
                 pool.submit(calls.echo, 1)
 
-            [(what, call)] = hooks.heard
+            [(what, call)] = hooks.events
             assert "reject" == what
             assert isinstance(call.exception(0), penstock.QueueDropError)
         finally:
@@ -113,9 +113,9 @@ def test_whatever_happens_to_them_calls_end_in_exactly_one_of_settle_cancel_and_
     """From an event loop, where no `submit` blocks: so one thread can carry out any order of steps."""
     made, hooks = asyncio.run(Play(kind, random.Random(seed)).run())
 
-    assert made == len(hooks.heard), Counter(hooks.names())
-    assert made == len({call for _, call in hooks.heard})
-    assert all(call.done() for _, call in hooks.heard)
+    assert made == len(hooks.events), Counter(hooks.names())
+    assert made == len({call for _, call in hooks.events})
+    assert all(call.done() for _, call in hooks.events)
 
 
 class Play:
@@ -154,7 +154,7 @@ class Play:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         for _ in range(3):
             await self.after_the_end()
-        until(lambda: len(self.hooks.heard) >= self.made)
+        until(lambda: len(self.hooks.events) >= self.made)
         return self.made, self.hooks
 
     async def after_the_end(self):

@@ -379,8 +379,8 @@ def test_ctrl_c_in_result_leaves_a_working_pool(gate):
         assert "ran" == running.result(30)
 
 
-class _Gate:
-    """Of calls that no pool has: nobody leads."""
+class _NoPool:
+    """In place of the call queue, for calls without a pool: no thread reads replies."""
 
     class group:
         @staticmethod
@@ -388,14 +388,14 @@ class _Gate:
             return False
 
 
-class _Ears:
+class _Waiter:
     """What `as_completed` leaves with a future, under its lock."""
 
     def __init__(self):
-        self.heard = 0
+        self.notified = 0
 
     def add_result(self, future):
-        self.heard += 1
+        self.notified += 1
 
 
 def _someone_comes_when_it_is_done(make):
@@ -411,20 +411,20 @@ def _someone_comes_when_it_is_done(make):
             self.__dict__["state"] = state
             if state is FINISHED:
                 with self._condition:
-                    self._waiters.append(ears)
+                    self._waiters.append(waiter)
 
-    ears = _Ears()
-    return Watched, ears
+    waiter = _Waiter()
+    return Watched, waiter
 
 
-@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (LazyFuture, ())])
+@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_NoPool, abs)), (LazyFuture, ())])
 def test_who_sees_that_a_future_is_done_is_not_told_again(kind_of_future, args):
     """The standard library counts what it is told: told twice, `wait` comes back early and `as_completed` breaks."""
-    watched, ears = _someone_comes_when_it_is_done(kind_of_future)
+    watched, waiter = _someone_comes_when_it_is_done(kind_of_future)
 
     watched(*args).set_outcome(1, None)
 
-    assert 0 == ears.heard
+    assert 0 == waiter.notified
 
 
 def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
@@ -449,7 +449,7 @@ def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
             came.set()
 
     asker = threading.Thread(target=ask)
-    call = Slow(_Gate, abs)
+    call = Slow(_NoPool, abs)
 
     call.set_outcome(1, None)
 
@@ -457,7 +457,7 @@ def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
     assert [FINISHED] == seen
 
 
-@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_Gate, abs)), (LazyFuture, ())])
+@pytest.mark.parametrize(("kind_of_future", "args"), [(Call, (_NoPool, abs)), (LazyFuture, ())])
 def test_who_comes_while_futures_are_settled_misses_none(kind_of_future, args):
     def settle_all(futures):
         for future in futures:

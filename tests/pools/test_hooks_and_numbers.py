@@ -19,32 +19,32 @@ from tests.waiting import until
 
 class ReplyHandler(penstock.QueueHooks):
     def __init__(self):
-        self.heard = []
+        self.events = []
         self.states = []
 
     def on_queued(self, call):
-        self.heard.append(("queued", call))
+        self.events.append(("queued", call))
 
     def on_dispatch(self, call):
-        self.heard.append(("dispatch", call))
+        self.events.append(("dispatch", call))
 
     def on_settle(self, call):
-        self.heard.append(("settle", call))
+        self.events.append(("settle", call))
 
     def on_cancel(self, call, phase):
-        self.heard.append((f"cancel {phase}", call))
+        self.events.append((f"cancel {phase}", call))
 
     def on_reject(self, call):
-        self.heard.append(("reject", call))
+        self.events.append(("reject", call))
 
     def on_requeue(self, call):
-        self.heard.append(("requeue", call))
+        self.events.append(("requeue", call))
 
     def on_state_change(self, state):
         self.states.append(state)
 
     def of(self, call):
-        return [what for what, about in self.heard if about is call]
+        return [what for what, about in self.events if about is call]
 
 
 def test_hooks_hear_the_life_of_a_call_in_order(kind):
@@ -52,7 +52,7 @@ def test_hooks_hear_the_life_of_a_call_in_order(kind):
     with penstock.WorkerPool(1, kind=kind, hooks=listener) as pool:
         call = pool.submit(calls.echo, 1)
         call.result(30)
-        until(lambda: len(listener.heard) == 3)
+        until(lambda: len(listener.events) == 3)
 
         assert ["queued", "dispatch", "settle"] == listener.of(call)
         assert call.ran_for >= 0
@@ -143,11 +143,11 @@ def test_a_hook_that_raises_no_exception_but_a_base_exception_is_logged_as_well(
         caplog.at_level(logging.ERROR, "penstock"),
         penstock.WorkerPool(1, kind=kind, hooks=[Leaving(), *listeners]) as pool,
     ):
-        told = [pool.submit(calls.echo, number) for number in range(3)]
+        made = [pool.submit(calls.echo, number) for number in range(3)]
 
-        assert [0, 1, 2] == [call.result(30) for call in told]
+        assert [0, 1, 2] == [call.result(30) for call in made]
         for listener in listeners:
-            until(lambda: [["queued", "dispatch", "settle"]] * 3 == [listener.of(call) for call in told])  # noqa: B023 - called at once
+            until(lambda: [["queued", "dispatch", "settle"]] * 3 == [listener.of(call) for call in made])  # noqa: B023 - called at once
     assert 9 == caplog.text.count("Leaving.on_queued")
 
 
@@ -172,7 +172,7 @@ def test_a_hook_that_raises_for_one_call_of_a_run_hears_of_the_others(caplog):
         assert list(range(500)) == list(pool.map(calls.echo, range(500)))
 
     for what in ("queued", "dispatch", "settle"):
-        assert 500 == len({call for heard, call in hooks.heard if heard == what})
+        assert 500 == len({call for event, call in hooks.events if event == what})
 
 
 def test_a_hook_may_call_back_into_its_pool():
@@ -211,19 +211,19 @@ def test_a_snapshot_says_what_every_pool_of_the_process_does(gate):
 
 
 def test_subscribers_are_told_again_and_again_until_they_leave():
-    told = []
+    snapshots = []
     twice = threading.Event()
 
     def hear(snapshot):
-        told.append(snapshot)
-        if len(told) == 2:
+        snapshots.append(snapshot)
+        if len(snapshots) == 2:
             twice.set()
 
     with penstock.subscribe(0.01, hear):
         assert twice.wait(20)
-    count = len(told)
+    count = len(snapshots)
     threading.Event().wait(0.05)
-    assert len(told) <= count + 1
+    assert len(snapshots) <= count + 1
 
 
 # Options

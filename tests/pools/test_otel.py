@@ -82,13 +82,13 @@ class Spans(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def named(self, name: str, count: int = 1) -> list[Any]:
-        def found() -> list[Any]:
+        def ended() -> list[Any]:
             return [span for span in self._ended if span.name.startswith(name)]
 
         with self._changed:
-            assert self._changed.wait_for(lambda: len(found()) >= count, SOON), f"only {self._ended}"
-        assert len(found()) == count
-        return found()
+            assert self._changed.wait_for(lambda: len(ended()) >= count, SOON), f"only {self._ended}"
+        assert len(ended()) == count
+        return ended()
 
     def one(self, name: str) -> Any:
         return self.named(name)[0]
@@ -390,13 +390,13 @@ def test_without_an_sdk_the_worker_still_runs_in_the_callers_context(work: Any, 
         instrument(pool, tracer_provider=spans.provider)
         token = context.attach(baggage.set_baggage("tenant", "acme"))
         try:
-            found = pool.submit(work.where_am_i).result(SOON)
+            place = pool.submit(work.where_am_i).result(SOON)
         finally:
             context.detach(token)
         after = pool.submit(work.where_am_i).result(SOON)
     first, second = spans.named("penstock.call", 2)
 
-    assert found == (first.context.trace_id, first.context.span_id, "acme")
+    assert place == (first.context.trace_id, first.context.span_id, "acme")
     assert after == (second.context.trace_id, second.context.span_id, None)
 
 
@@ -511,7 +511,7 @@ def test_a_cancel_is_an_end_but_no_error(spans: Spans, work: Any, tmp_path: Path
     began = tmp_path / "began"
     with WorkerPool(1) as pool:
         instrument(pool, tracer_provider=spans.provider)
-        pool.task(work.until_told, key_of=lambda _: "k").submit(began)
+        pool.task(work.until_canceled, key_of=lambda _: "k").submit(began)
         until(began.exists)
         pool.cancel("k", "enough")
 
@@ -604,11 +604,11 @@ def test_pools_import_nothing_of_opentelemetry_until_somebody_asks() -> None:
         "with penstock.WorkerPool(1) as pool: assert pool.submit(len, 'ab').result() == 2\n"
         "print([name for name in sys.modules if 'opentelemetry' in name])"
     )
-    told = subprocess.run(
+    program = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
 
-    assert told.stdout.strip() == "[]"
+    assert program.stdout.strip() == "[]"
 
 
 def test_graphs_are_instrumented_with_the_pools(

@@ -313,19 +313,19 @@ def test_a_long_call_after_many_brief_ones_holds_nobody_up(workers, in_flight):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_call_that_ended_is_told_while_a_long_one_runs_behind_it(workers):
-    heard = []
+    results = []
 
     with penstock.WorkerPool(workers, kind="thread", max_in_flight=64) as pool:
         for _ in range(20):
-            told = threading.Event()
+            may_end = threading.Event()
             brief = [pool.submit(calls.echo, number) for number in range(200)]
-            long = [pool.submit(told.wait, 20) for _ in range(workers)]
-            heard += [call.result(10) for call in brief]
-            told.set()
+            long = [pool.submit(may_end.wait, 20) for _ in range(workers)]
+            results += [call.result(10) for call in brief]
+            may_end.set()
 
             assert [True] * workers == [call.result(30) for call in long]
 
-    assert 20 * sum(range(200)) == sum(heard)
+    assert 20 * sum(range(200)) == sum(results)
 
 
 def test_a_paused_pool_accepts_and_hands_out_nothing_until_resumed(kind):

@@ -371,12 +371,12 @@ def test_a_copy_exits_as_a_program_that_returned_or_raised(kind, then, code, tmp
 def test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call(policy, gate, tmp_path):
     log, held, read_on = tmp_path / "log", threading.Event(), threading.Event()
 
-    def hold(_):
+    def block(_):
         held.set()
         read_on.wait(60)
 
     with penstock.WorkerPool(2, crash_policy=policy, start="eager", **QUICK) as pool:
-        pool.submit(calls.wait_for, str(gate)).add_done_callback(hold)
+        pool.submit(calls.wait_for, str(gate)).add_done_callback(block)
         gate.touch()
         try:
             assert held.wait(60)  # from here on nobody reads answers

@@ -369,10 +369,10 @@ def test_ctrl_c_does_not_wait_for_the_running_call(kind, where, tmp_path):
         workers = [child for task in tasks for child in task.read_text().split()]
         until_its_main_thread_sleeps(program.pid)
         program.send_signal(signal.SIGINT)
-        _, said = program.communicate(timeout=60)
+        _, stderr = program.communicate(timeout=60)
 
-    assert program.returncode == -signal.SIGINT, said
-    assert said.rstrip().endswith("KeyboardInterrupt"), said
+    assert program.returncode == -signal.SIGINT, stderr
+    assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
     assert not any(alive(worker) for worker in workers)
 
 

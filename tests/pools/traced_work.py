@@ -64,7 +64,7 @@ def die_once() -> int:
     return call.attempt
 
 
-def until_told(began: Path) -> None:
+def until_canceled(began: Path) -> None:
     call = current_call()
     assert call is not None
     began.touch()

@@ -207,7 +207,7 @@ class NodeAttempts:
         if not self._claim_end(attempt, error):
             return
         if attempt.worker is not None:
-            self._run.watch(attempt.worker.number, attempt.node)
+            self._run.replace_if_stuck(attempt.worker.number, attempt.node)
         self._attempt_failed(attempt, error, final=True)
 
 

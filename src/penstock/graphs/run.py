@@ -264,7 +264,7 @@ class Run(LazyFuture[RunResult]):
             self.set_outcome(result, None)
         for worker, node in inside:
             if node not in self.errors:  # those have returned, or are watched since they timed out
-                self.watch(worker, node)
+                self.replace_if_stuck(worker, node)
 
     def _make_result(self, inside: list[tuple[int, int]]) -> RunResult:
         seconds = clock() - self.started
@@ -286,7 +286,7 @@ class Run(LazyFuture[RunResult]):
                 self.recorder.spans.close(result, clock())
         return result
 
-    def watch(self, worker: int, node: int) -> None:
+    def replace_if_stuck(self, worker: int, node: int) -> None:
         """
         The worker is in a node whose result is not wanted: replace the worker if it does not return soon.
         """

@@ -150,9 +150,9 @@ class RunQueue:
                         continue
                     more, elsewhere = 0, None
                     for successor in shared:
-                        left = pending[successor] - 1
-                        pending[successor] = left
-                        if left:
+                        remaining = pending[successor] - 1
+                        pending[successor] = remaining
+                        if remaining:
                             continue
                         if queues[successor] != own_queue:
                             elsewhere = [successor] if elsewhere is None else [*elsewhere, successor]

@@ -216,7 +216,7 @@ class Call(Ticket, Future[R], Generic[R]):
     def _notify_waiters(self, wait_state: _WaitState, condition: threading.Condition, state: str) -> None:
         with condition:
             self._state = state
-            _tell_waiters(self, wait_state.waiters, self._exception, state)
+            _notify_future_waiters(self, wait_state.waiters, self._exception, state)
             condition.notify_all()
         if wait_state.callbacks:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises
@@ -249,7 +249,7 @@ class Call(Ticket, Future[R], Generic[R]):
         return (self._wait_state or self._make_wait_state()).callbacks
 
 
-def _tell_waiters(
+def _notify_future_waiters(
     future: Future[Any], waiters: Iterable[Any], error: BaseException | None, state: str
 ) -> None:
     """As `Future.set_result` does; `waiters` are those of `concurrent.futures.wait` and `as_completed`."""
@@ -350,7 +350,7 @@ class LazyFuture(Future[R], Generic[R]):
         self._settling = False
         with condition:
             self._state = state
-            _tell_waiters(self, self._waiters, error, state)
+            _notify_future_waiters(self, self._waiters, error, state)
             condition.notify_all()
         if "_done_callbacks" in self.__dict__:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises

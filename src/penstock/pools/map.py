@@ -96,10 +96,10 @@ class OrderedMap(Iterator[R], Generic[R]):
         Submit the items that there is room for and that the source gives at once, at least one. False if
         there are no more items.
         """
-        room = int(min(self._internals.call_queue.queue.room(), width - len(self.calls)))
+        places = int(min(self._internals.call_queue.queue.free_places(), width - len(self.calls)))
         batch: list[tuple[Any, ...]] = []
         began = clock()
-        for args in islice(self._items, max(1, room)):
+        for args in islice(self._items, max(1, places)):
             batch.append(args)
             if clock() - began > _GATHER:
                 break

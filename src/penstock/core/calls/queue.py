@@ -131,7 +131,7 @@ class DispatchQueue(Generic[TicketT]):
         ticket.called_at = now
         if self.disposed:
             return CLOSED
-        if not self.waiting and self._building is None and self._has_room():
+        if not self.waiting and self._building is None and self._has_place():
             self._keep_place(ticket)
             return EnterResult.RESERVED
         if self._blocks:
@@ -161,7 +161,7 @@ class DispatchQueue(Generic[TicketT]):
         """
         `enter` for many calls whose payloads exist: as many of them as there is room for. Returns how many.
         """
-        entered = int(min(self.room(), len(tickets)))
+        entered = int(min(self.free_places(), len(tickets)))
         serial = self._serial
         for ticket in islice(tickets, entered):
             serial += 1
@@ -173,14 +173,14 @@ class DispatchQueue(Generic[TicketT]):
         self.pending += entered
         return entered
 
-    def room(self) -> float:
+    def free_places(self) -> float:
         """How many calls would be accepted now, one after the other."""
         if self.waiting or self.disposed or self._building is not None:
             return 0
         startable = max(0, self.limit - self.in_flight)
         return max(0, self.max_queue_depth + startable - self.pending - self.reserved)
 
-    def _has_room(self) -> bool:
+    def _has_place(self) -> bool:
         free = self.limit - self.in_flight
         return self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0)
 
@@ -215,12 +215,12 @@ class DispatchQueue(Generic[TicketT]):
         """
         waiters = self._waiters
         free = self.limit - self.in_flight
-        room = self.max_queue_depth + (free if free > 0 else 0) - self.pending - self.reserved
-        while room > 0 and waiters and self._building is None:
+        places = self.max_queue_depth + (free if free > 0 else 0) - self.pending - self.reserved
+        while places > 0 and waiters and self._building is None:
             ticket = waiters.popleft()
             if ticket.stage is not WAITING:
                 continue
-            room -= 1
+            places -= 1
             self.waiting -= 1
             if ticket.eager:
                 self._accept(ticket, now)

@@ -40,7 +40,9 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         self._setup = options.pack_setup()
         self.packer = Packer()
         self.reader = ReplyReader(self, call_queue.name)
-        self._enough = self._room * 3 // 4  # a pipe with more calls than this can wait for its next batch
+        self._enough = (
+            self._calls_per_worker * 3 // 4
+        )  # a pipe with more calls than this can wait for its next batch
         self._trim_timer: Timer | None = None
         self.pack_call = self.packer.pack_call
         self.read_while_waiting = self.reader.read_while_waiting
@@ -76,7 +78,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         worker is started rather than a busy one loaded further.
         """
         best = cold = None
-        least, limit = self._room, self._options.max_calls
+        least, limit = self._calls_per_worker, self._options.max_calls
         next_least = least
         for worker in self.workers:
             condition = worker.condition
@@ -182,10 +184,14 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         return self._call_queue.queue.in_flight == 0
 
     def pipes_are_deep(self) -> bool:
-        return self._room > _DEEP and all(len(worker.calls) > self._enough for worker in self.workers)
+        return self._calls_per_worker > _DEEP and all(
+            len(worker.calls) > self._enough for worker in self.workers
+        )
 
     def more_may_come(self) -> bool:
-        return self._call_queue.queue.in_flight > 0 and (self._room <= _DEEP or not self.pipes_are_deep())
+        return self._call_queue.queue.in_flight > 0 and (
+            self._calls_per_worker <= _DEEP or not self.pipes_are_deep()
+        )
 
     def stop_call(self, call: Call[Any], now: float) -> None:
         worker = call.worker

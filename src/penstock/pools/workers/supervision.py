@@ -38,7 +38,7 @@ class SupervisedWorkers(Generic[M]):
         self._call_queue = call_queue
         self._options = options
         self.workers = workers
-        self._room = -(-call_queue.queue.limits.max_in_flight // len(workers))
+        self._calls_per_worker = -(-call_queue.queue.limits.max_in_flight // len(workers))
         self._idle_timer: Timer | None = None
         self._checks_idle = not (options.max_calls is options.max_memory is options.idle_stop is None)
         self._closing = False
@@ -81,10 +81,14 @@ class SupervisedWorkers(Generic[M]):
     def _slots(self, worker: M) -> int:
         limit = self._options.max_calls
         if worker.condition is Condition.COLD:
-            return self._room if limit is None else min(self._room, limit)
+            return self._calls_per_worker if limit is None else min(self._calls_per_worker, limit)
         if worker.condition is not Condition.LIVE:
             return 0
-        return self._room if limit is None else min(self._room, len(worker.calls) + limit - worker.assigned)
+        return (
+            self._calls_per_worker
+            if limit is None
+            else min(self._calls_per_worker, len(worker.calls) + limit - worker.assigned)
+        )
 
     def _start_grace(self, worker: M, dispatch: int, now: float) -> None:
         call_at(now + self._options.grace, self._grace_over, worker, dispatch)
