@@ -27,8 +27,6 @@ from typing import Any, Final, Literal, NoReturn, Protocol, Self, TypeVar, overl
 from penstock.core.text import is_kind, safe_repr
 from penstock.flow.pullers import OnError, Settled, checked_errors, checked_fn, checked_n, log, raisable
 
-__all__ = ["SyncFlow", "parallel_limit_sync"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -88,20 +86,9 @@ class SyncFlow(Iterator[R]):
     """The results of `parallel_limit_sync`, as an iterator and a context manager, for use by one thread."""
 
     __slots__ = (
-        "__weakref__",
-        "_close",
-        "_error",
-        "_errors",
-        "_exhausted",
-        "_failed",
-        "_held",
-        "_in_order",
-        "_n",
-        "_ready",
-        "_source",
-        "_workers",
-        "skipped",
-    )
+        "__weakref__", "_close", "_error", "_errors", "_exhausted", "_failed", "_held", "_in_order", "_n",
+        "_ready", "_source", "_workers", "skipped",
+    )  # fmt: skip
 
     def __init__(
         self, source: Iterator[Any], *, n: int, workers: CallWorkers, ordered: bool, errors: OnError

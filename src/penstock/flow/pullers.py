@@ -35,7 +35,6 @@ from penstock.core.text import is_kind, safe_repr, type_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-__all__ = ["OnError", "Pullers", "Settled", "checked_errors", "checked_fn", "checked_n", "log", "raisable"]
 
 T_co = TypeVar("T_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
@@ -105,30 +104,10 @@ class Pullers:
     """
 
     __slots__ = (
-        "__weakref__",
-        "adding",
-        "batch",
-        "context",
-        "error",
-        "errors",
-        "exhausted",
-        "fn",
-        "free_places",
-        "held_back",
-        "in_order",
-        "is_async",
-        "loop",
-        "loop_woken",
-        "n",
-        "one_is_enough",
-        "results",
-        "skipped",
-        "source",
-        "started",
-        "stopped",
-        "tasks",
-        "waiter",
-    )
+        "__weakref__", "adding", "batch", "context", "error", "errors", "exhausted", "fn", "free_places",
+        "held_back", "in_order", "is_async", "loop", "loop_woken", "n", "one_is_enough", "results",
+        "skipped", "source", "started", "stopped", "tasks", "waiter",
+    )  # fmt: skip
 
     loop: asyncio.AbstractEventLoop
     context: Context

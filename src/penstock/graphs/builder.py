@@ -26,8 +26,6 @@ from typing import Any, TypeVar, overload
 from penstock.core.calls.graph_compile import compile_plan
 from penstock.core.calls.graph_plan import NodeSpec, Plan
 
-__all__ = ["Graph"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = [field.name for field in fields(NodeSpec) if field.name != "fn"]

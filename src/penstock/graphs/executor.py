@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from penstock.pools.pool import WorkerPool
     from penstock.telemetry.meters import Meters
 
-__all__ = ["GraphExecutor", "LeftBehind"]
 
 log = logging.getLogger("penstock")
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.graphs.trace import Trace
     from penstock.telemetry.meters import Meters
 
-__all__ = ["GraphTelemetry", "RunSpans"]
-
 
 P = ParamSpec("P")
 

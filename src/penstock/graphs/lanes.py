@@ -26,8 +26,6 @@ from typing import Any, Protocol
 from penstock.graphs.run_context import RunContext, thread_state
 from penstock.pools.timers import clock
 
-__all__ = ["LaneEntry", "LaneQueue", "LaneWorker", "LoopLane", "NodeCall", "ThreadLane"]
-
 log = logging.getLogger("penstock")
 
 

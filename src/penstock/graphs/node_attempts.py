@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from penstock.graphs.lanes import LaneWorker
     from penstock.graphs.run import Run
 
-__all__ = ["NodeAttempt", "NodeAttempts"]
-
 
 class NodeAttempts:
     """The attempts of one run. A run of plain nodes has none."""

@@ -18,7 +18,6 @@ from penstock.core.errors import BadCall
 if TYPE_CHECKING:
     from penstock.graphs.trace import Trace
 
-__all__ = ["draw"]
 
 _FONT: Final = "Helvetica,Arial,sans-serif"
 _FILLS: Final = {

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from penstock.graphs.lanes import LaneEntry, NodeCall
     from penstock.pools.pool import WorkerPool
 
-__all__ = ["PoolLane", "cluster_lane", "process_lane"]
-
 
 def process_lane(pool: Executor | None, workers: int) -> PoolLane:
     if pool is not None:

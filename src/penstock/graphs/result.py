@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from penstock.graphs.lanes import ThreadLane
     from penstock.graphs.trace import Trace
 
-__all__ = ["GraphTotals", "LaneCounts", "RunResult"]
 
 _MANY: Final = 1000
 _NODES: Final = ("dispatched", "succeeded", "failed", "canceled", "timed_out", "rejected", "requeued")

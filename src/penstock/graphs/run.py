@@ -37,7 +37,6 @@ from penstock.pools.timers import Timer, call_at, clock
 if TYPE_CHECKING:
     from penstock.graphs.executor import GraphExecutor
 
-__all__ = ["Run"]
 
 _ids: Final = count(1)
 _STOP_ERRORS: Final = (CancelledError, asyncio.CancelledError, CallEnded)
@@ -49,31 +48,9 @@ class Run(LazyFuture[RunResult]):
     # Slots, because there are more than thirty attributes with those of a Future: then the interpreter no
     # longer shares the keys of instances, and a run of ten nodes took half as long again.
     __slots__ = (
-        "_failed_node",
-        "_grace_timer",
-        "_reason",
-        "_run_queues",
-        "_stopped",
-        "arrivals",
-        "attempts",
-        "cause",
-        "context",
-        "count_token",
-        "deadline",
-        "deadline_timer",
-        "env",
-        "errors",
-        "executor",
-        "id",
-        "lock",
-        "node_by_worker",
-        "over",
-        "pending",
-        "plan",
-        "recorder",
-        "skipped",
-        "started",
-        "steps",
+        "_failed_node", "_grace_timer", "_reason", "_run_queues", "_stopped", "arrivals", "attempts",
+        "cause", "context", "count_token", "deadline", "deadline_timer", "env", "errors", "executor", "id",
+        "lock", "node_by_worker", "over", "pending", "plan", "recorder", "skipped", "started", "steps",
         "values",
     )  # fmt: skip
 

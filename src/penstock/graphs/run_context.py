@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.graphs.lanes import LaneWorker
     from penstock.graphs.run import Run
 
-__all__ = ["RunContext", "current_run"]
 
 #: The run of a node on the event loop or in a process. Set in a copy of the context in which the run was
 #: started, so nodes also see their caller's context variables, for example a tracing span. (A variable that a

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.graphs.node_attempts import NodeAttempt
     from penstock.graphs.run import Run
 
-__all__ = ["RunQueue"]
 
 #: How long a worker stays with one run while others wait: so many nodes, or so many seconds.
 TURN_NODES: Final = 64

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.graphs.executor import GraphExecutor
     from penstock.graphs.lanes import LaneQueue, LaneWorker
 
-__all__ = ["Scheduled"]
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from penstock.graphs.result import RunResult
     from penstock.graphs.run import Run
 
-__all__ = [
-    "Bar",
-    "LaneBars",
-    "RunRecorder",
-    "Trace",
-    "TraceEvent",
-    "TraceNote",
-    "TraceRecorder",
-    "events_of",
-    "write_chrome",
-]
 
 #: A run of more nodes is not recorded for `lanes()`: most of it would not be shown.
 _MOST_NODES: Final = 5_000

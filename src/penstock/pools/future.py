@@ -81,22 +81,9 @@ class Call(Ticket, Future[R], Generic[R]):
     # Fields that every call writes or reads are slots. Rare ones are class attributes, so that the common
     # call needs no `__dict__`; reading one that a call does not have is three times slower than a slot.
     __slots__ = (
-        "_exception",
-        "_result",
-        "_state",
-        "_wait_state",
-        "asleep",
-        "awaited",
-        "body",
-        "call_queue",
-        "extra",
-        "fn",
-        "function",
-        "guarded",
-        "notifier",
-        "ran_for",
-        "worker",
-    )
+        "_exception", "_result", "_state", "_wait_state", "asleep", "awaited", "body", "call_queue",
+        "extra", "fn", "function", "guarded", "notifier", "ran_for", "worker",
+    )  # fmt: skip
 
     span: CallSpan | None = None  # of its caller, while it is traced
     key: Hashable = None

@@ -17,7 +17,6 @@ from penstock.pools.child import protocol
 if TYPE_CHECKING:
     from penstock.cluster.engine import Cluster
 
-__all__ = ["CrashPolicy", "Kind", "WorkerOptions", "make_limits", "set_defaults"]
 
 Kind = Literal["process", "thread", "cluster"]
 

@@ -63,17 +63,9 @@ class HookDispatcher:
     """
 
     __slots__ = (
-        "_hooks",
-        "_token",
-        "cancel",
-        "dispatch",
-        "events",
-        "queued",
-        "reject",
-        "requeue",
-        "settle",
+        "_hooks", "_token", "cancel", "dispatch", "events", "queued", "reject", "requeue", "settle",
         "state",
-    )
+    )  # fmt: skip
 
     def __init__(self, hooks: Iterable[QueueHooks] = ()) -> None:
         self.events: deque[tuple[Callable[[Any], object], Any]] = deque()

@@ -34,8 +34,6 @@ from penstock.core.calls.graph_types import TypeCheck
 from penstock.core.errors import GraphError
 from penstock.core.text import safe_repr, safe_str
 
-__all__ = ["checked_queue", "checked_rules", "compile_plan"]
-
 
 def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> Plan:
     """`env` maps each name that runs bring along to its type hint, or to Any."""

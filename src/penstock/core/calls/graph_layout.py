@@ -34,8 +34,6 @@ from penstock.core.calls.graph_plan import (
     Step,
 )
 
-__all__ = ["cycles", "lay_out", "topological"]
-
 _Call: TypeAlias = tuple[int, Callable[..., Any], int, int, int]  # the first five fields of a step
 
 

@@ -29,32 +29,6 @@ from typing import Any, Final, TypeAlias
 
 from penstock.core.text import is_kind, safe_repr
 
-__all__ = [
-    "BOUND",
-    "CAREFUL",
-    "ITEM_SOURCE",
-    "NOWHERE",
-    "UNSET",
-    "Binding",
-    "Const",
-    "Env",
-    "GraphProblem",
-    "Lane",
-    "Leaf",
-    "Node",
-    "NodeRules",
-    "NodeSpec",
-    "NodeStatus",
-    "OnError",
-    "Plan",
-    "Queue",
-    "Resolved",
-    "RunStatus",
-    "Step",
-    "critical_path",
-    "leaves",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Env:

@@ -20,8 +20,6 @@ from typing import Any, Union, get_args, get_origin
 from penstock.core.calls.graph_plan import Const, Env, GraphProblem, Leaf, Node, leaves
 from penstock.core.text import safe_repr, safe_str
 
-__all__ = ["TypeCheck", "clash", "value_clash"]
-
 #: The numeric tower of PEP 484, and what type checkers accept for `bytes`.
 _ALSO = {float: (int,), complex: (int, float), bytes: (bytearray, memoryview)}
 _UNKNOWN = Any

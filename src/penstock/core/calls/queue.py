@@ -53,8 +53,6 @@ from penstock.core.calls.ticket import (
     Ticket,
 )
 
-__all__ = ["DispatchQueue"]
-
 TicketT = TypeVar("TicketT", bound=Ticket)
 _make_tuple = tuple.__new__
 

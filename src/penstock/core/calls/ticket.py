@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-__all__ = ["CancelPhase", "EnterResult", "Policy", "QueueLimits", "QueueState", "Stage", "Ticket"]
-
 
 class Policy(StrEnum):
     """What a full queue does with a new call."""
