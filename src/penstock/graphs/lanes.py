@@ -158,10 +158,11 @@ class ThreadLane:
                 return
             worker = LaneWorker(self, next(self._numbers))
             self.workers[worker.number] = worker
+            self.threads_started += 1  # before it starts: the run may end before this thread goes on
             try:
                 worker.thread.start()
-                self.threads_started += 1
             except RuntimeError:
+                self.threads_started -= 1
                 # The system has no more threads. The present workers will take the entry.
                 del self.workers[worker.number]
                 if not self.workers:
