@@ -106,7 +106,7 @@ class DispatchQueue(Generic[TicketT]):
         if self.disposed:
             return CLOSED
         if not self.waiting and self._building is None:
-            # `_has_room` and `_accept`, written out: every call takes this path.
+            # `_has_place` and `_accept`, written out: every call takes this path.
             free = self.limit - self.in_flight
             if self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0):
                 ticket.stage = PENDING
