@@ -58,7 +58,7 @@ def heartbeater(scheduler, leases):
 
 def hold_of(heartbeater, leases, scheduler, name="j.1"):
     facts = JobFacts(name.partition(".")[0], "thumb", name, 1, payload='{"path": "a"}')
-    lease = ActiveLease(facts, LeaseTimer(scheduler.now, TTL), heartbeater.beat_now)
+    lease = ActiveLease(facts, LeaseTimer(scheduler.now, TTL), heartbeater.beat_now, None)
     leases.add(lease)
     return lease
 

@@ -70,7 +70,7 @@ def scheduler(monkeypatch):
 
 def hold_of(scheduler, lease_id, payload="null"):
     facts = JobFacts(lease_id, "thumb", lease_id, 1, payload=payload)
-    return ActiveLease(facts, LeaseTimer(scheduler.now, TTL), lambda _: None)
+    return ActiveLease(facts, LeaseTimer(scheduler.now, TTL), lambda _: None, None)
 
 
 def done(result):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import current_thread
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, NonCallableMock
 
 import pytest
 from tests.waiting import until
@@ -12,9 +12,8 @@ from tests.waiting import until
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.end_rules import EndReason
 from penstock.library import job_runner as crew_file
-from penstock.library.attempt import JobAttempt
-from penstock.library.executors import ThreadExecutor
 from penstock.library.job_runner import JobRunner
+from penstock.work.executors import ThreadExecutor
 from penstock.work.outcome import Outcome
 
 DONE = Outcome(EndReason.COMPLETED)
@@ -224,7 +223,7 @@ def test_the_thread_that_looked_runs_what_it_brought():
     ran = []
     executors = ThreadExecutor(2, lambda _: True, lambda *_: None)
     executors._perform = lambda attempt: ran.append(current_thread())
-    attempt = Mock(spec=JobAttempt, function=Mock(is_async=False), given_up=False)
+    attempt = NonCallableMock(function=Mock(is_async=False), given_up=False)
 
     def look():
         ran.append(current_thread())

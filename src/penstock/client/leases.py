@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.errors import JobStopped, NotFound, Refused, StaleDispatch, Unavailable, Unreachable
 from penstock.core.jobs.types import Money
 from penstock.wire import HeartbeatAnswer
 from penstock.work.context import JobFacts
+from penstock.work.executors import InvokedFunction
 
 __all__ = [
     "AT_RISK",
@@ -93,18 +94,33 @@ class ActiveLease:
     a heartbeat that comes in time.
     """
 
-    def __init__(self, facts: JobFacts, timer: LeaseTimer, beat: Callable[[ActiveLease], None]) -> None:
-        self.facts, self.timer = facts, timer
+    given_up = False  # for an executor: a lost attempt in a thread keeps its thread
+
+    def __init__(
+        self,
+        facts: JobFacts,
+        timer: LeaseTimer,
+        beat: Callable[[ActiveLease], None],
+        function: InvokedFunction,
+    ) -> None:
+        self.facts, self.timer, self.function = facts, timer, function
+        #: By which the executor can end it.
+        self.ended_by: Any = None
+        self.end_sent = False
         #: Why this run must end, if it must. The first reason stays.
         self.stop: str | None = None
-        #: The process that runs the function, and whether a heartbeat told it. A job of less than a second ends before.
-        self.pid: int | None = os.getpid()
+        #: Whether a heartbeat told the process. A job of less than a second ends before.
         self.pid_told, self.began_at = False, monotonic()
         self._beat, self._yielding, self._news, self._lock = beat, False, NO_NEWS, Lock()
 
     @property
     def lease_id(self) -> str:
         return self.facts.dispatch_id
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs the function: this one, or a worker process."""
+        return self.ended_by.pid if hasattr(self.ended_by, "pid") else os.getpid()
 
     # what the function sees
 

@@ -1,10 +1,10 @@
 """
 The SDK worker: functions by job type, run under leases that are renewed beside them.
 
-    main      claims as many jobs as it has hands for, and waits in the request until there are some
-    hands     threads that run functions, here or in a process of their own
-    heart     renews every lease, and tells functions to yield or stop
-    reporter  tells how runs ended, in batches
+    main        claims as many jobs as it has room for, and waits in the request until there are some
+    executor    runs functions, on threads, an event loop or worker processes
+    heartbeats  renews every lease, and lets functions see that they should yield or stop
+    reporter    reports outcomes, in batches
 
 None of the last two ever runs a line of the user's code, so a function that is busy keeps its lease. A function that holds the interpreter's lock
 for long (one call into C that takes minutes) starves them all the same: `processes=True` is for those, and for functions that
@@ -21,23 +21,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from threading import Condition, Thread
-from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
+from typing import Final, TypedDict, TypeVar
 
 from penstock.client.client import Client
 from penstock.client.handlers import Handler, JobHandler, facts_of
 from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer, monotonic
+from penstock.client.remote_calls import RemoteCalls, grace_sec
 from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.end_rules import EndReason
 from penstock.wire import ClaimAnswer, Ended, OutcomeReport
-from penstock.work.context import CurrentJob
-from penstock.work.outcome import RELEASED, Outcome, failure, run
-
-if TYPE_CHECKING:
-    from penstock.client.processes import ProcessExecutorThread
+from penstock.work.executors import JobExecutor, ProcessExecutor, ThreadExecutor
+from penstock.work.outcome import RELEASED, Outcome
 
 __all__ = ["Worker"]
 
@@ -46,6 +42,8 @@ F = TypeVar("F", bound=Handler)
 
 #: How long a request for jobs waits for some.
 POLL_SEC: Final = 20.0
+#: How long an executor may take to close when its functions have ended.
+_CLOSING_SEC: Final = 2.0
 
 
 class Worker:
@@ -162,7 +160,6 @@ class _WorkerLoop:
         self._worker, self._client, self._handlers = worker, worker.client, handlers
         self._room, self._prefetch = concurrency + prefetch, prefetch
         self._leases = ActiveLeases()
-        self._waiting: SimpleQueue[ActiveLease | None] = SimpleQueue()
         self._busy = 0  # claimed, and not yet through its function
         self._asked = 0  # asked for, and not yet answered
         self._stopping = worker.stopping
@@ -172,10 +169,13 @@ class _WorkerLoop:
         self._heartbeater = Heartbeater(self._client, self._leases, monotonic)
         self._heartbeater_stop = threading.Event()
         self._reporter = Reporter(self, self._reported, self._heartbeater.confirm, self._look_up)
-        self._processes = processes
-        self._executors = [self._thread(f"hand-{n}", self._hand) for n in range(concurrency)]
-        self._keepers = [self._thread("heart", self._beat), self._thread("reporter", self._reporter.run)]
-        for thread in (*self._executors, *self._keepers):
+        self._executor: JobExecutor[ActiveLease] = (
+            ProcessExecutor(concurrency, self._begin, self._finish, RemoteCalls(self._client), grace_sec)
+            if processes
+            else ThreadExecutor(concurrency, self._begin, self._finish)
+        )
+        self._keepers = [self._thread("heartbeats", self._beat), self._thread("reporter", self._reporter.run)]
+        for thread in self._keepers:
             thread.start()
 
     def _thread(self, name: str, target: Callable[[], None]) -> Thread:
@@ -245,9 +245,13 @@ class _WorkerLoop:
         }
 
     def _take(self, claimed: ClaimAnswer, sent_at: float) -> None:
+        leases: list[ActiveLease] = []
         for job in claimed.jobs:
             lease = ActiveLease(
-                facts_of(job), LeaseTimer(sent_at, claimed.ttl_sec), self._heartbeater.beat_now
+                facts_of(job),
+                LeaseTimer(sent_at, claimed.ttl_sec),
+                self._heartbeater.beat_now,
+                self._handlers[job.job_type],
             )
             if monotonic() >= lease.timer.beat_at:
                 # The answer waited for a job, or for us: how long the lease has run we cannot know, so it is renewed first.
@@ -255,9 +259,10 @@ class _WorkerLoop:
             if self._stopping.is_set():
                 lease.ask_to_yield()
             self._leases.add(lease)
-            with self._changed:
-                self._busy += 1
-            self._waiting.put(lease)
+            leases.append(lease)
+        with self._changed:
+            self._busy += len(leases)
+        self._executor.start(leases)
 
     def _all_told(self) -> bool:
         """Nothing to claim, and nothing of ours that could still come back to the queue."""
@@ -268,44 +273,22 @@ class _WorkerLoop:
                     break
             return not len(self._leases)
 
-    # Hands run functions
+    # Executors run functions, and call these from their threads
 
-    def _hand(self) -> None:
-        executor = self._own_process() if self._processes else None
-        try:
-            while (lease := self._waiting.get()) is not None:
-                outcome = self._run(lease, executor)
-                with self._changed:
-                    self._busy -= 1
-                self._reporter.put(lease, outcome)
-        finally:
-            if executor is not None:
-                executor.close()
-
-    def _own_process(self) -> ProcessExecutorThread:
-        from penstock.client.processes import ProcessExecutorThread  # noqa: PLC0415  # pools are slow to import for those who run threads
-
-        return ProcessExecutorThread(self._client)
-
-    def _run(self, lease: ActiveLease, executor: ProcessExecutorThread | None) -> Outcome:
+    def _begin(self, lease: ActiveLease) -> bool:
         if lease.canceled or lease.yielding:
-            return RELEASED
-        handler = self._handlers.get(lease.facts.job_type)
-        if handler is None:
-            return Outcome(
-                EndReason.JOB_ERROR, error=f"this worker has no function for {lease.facts.job_type!r}"
-            )
-        self.ran += 1
-        try:
-            return (
-                run(handler.invoke, CurrentJob(lease.facts, lease))
-                if executor is None
-                else executor.run(handler, lease)
-            )
-        except BaseException as error:  # noqa: BLE001  # this thread runs the next jobs, whatever was wrong with this one
-            return failure(error)
+            self._finish(lease, RELEASED)
+            return False
+        with self._changed:
+            self.ran += 1
+        return True
 
-    # The keepers: heart and reporter
+    def _finish(self, lease: ActiveLease, outcome: Outcome) -> None:
+        with self._changed:
+            self._busy -= 1
+        self._reporter.put(lease, outcome)
+
+    # Heartbeats and reports come from threads that run no code of the user
 
     def _beat(self) -> None:
         while not self._heartbeater_stop.is_set():
@@ -314,11 +297,24 @@ class _WorkerLoop:
             except Exception:  # without heartbeats every lease here runs out
                 log.exception("a heartbeat failed; the next one is tried")
                 next_at = monotonic() + 0.5
+            self._stop_functions()
             if self._stopping.is_set():
                 # The main thread may have been about to ask for jobs when `stop` hung up.
                 self._worker.fetcher.hang_up()
             # Looked at often enough that news are told within a second, whatever the lease.
             self._heartbeater_stop.wait(min(0.5, max(0.01, next_at - monotonic())))
+
+    def _stop_functions(self) -> None:
+        """Those in worker processes and on the event loop; a function in a thread asks its lease."""
+        for lease in self._leases:
+            if lease.ended_by is None:
+                continue
+            if lease.canceled:
+                if not lease.end_sent:
+                    lease.end_sent = True
+                    self._executor.end(lease)
+            elif lease.yielding:
+                self._executor.ask_to_yield(lease)
 
     def _reported(self, lease: ActiveLease, _outcome: Outcome | None) -> None:
         self._leases.remove(lease)
@@ -346,6 +342,7 @@ class _WorkerLoop:
         """What has not begun is given back; what runs is asked to yield."""
         for lease in self._leases:
             lease.ask_to_yield()
+        self._stop_functions()
         self._look_up()
 
     def abandon(self) -> None:
@@ -353,25 +350,27 @@ class _WorkerLoop:
 
     def finish(self, within: float) -> None:
         self.wind_down()
-        for _ in self._executors:
-            self._waiting.put(None)
-        self._wait_until(self._executors_are_free, within)
-        if self._processes and not self._executors_are_free():
+        self._wait_until(self._is_idle, within)
+        if not self._is_idle():
             for lease in self._leases:
-                lease.end("this worker leaves")
-            self._wait_until(self._executors_are_free, 10.0)
+                if lease.ended_by is not None:
+                    lease.end("this worker leaves")
+            self._stop_functions()
+            if any(lease.ended_by is not None for lease in self._leases):
+                self._wait_until(self._is_idle, 10.0)
         stuck = [lease for lease in self._leases if lease.stop is None]
-        if stuck and not self._executors_are_free():
-            # A thread cannot be ended. Giving its lease back would let the job run twice at once, so the lease is left to expire.
+        if stuck and not self._is_idle():
+            # A thread cannot be ended. Giving its lease back would let the job run twice at once, so the lease expires.
             names = ", ".join(lease.facts.job_id[-8:] for lease in stuck)
             log.warning("still running and left to the expiry of their leases: %s", names)
         self._reporter.close()
         self._wait_until(lambda: not self._keepers[1].is_alive(), 5.0)
         self._heartbeater_stop.set()
         self._keepers[0].join(2.0)
+        self._executor.close(wait=0.0 if self._abandoned else _CLOSING_SEC)
 
-    def _executors_are_free(self) -> bool:
-        return not any(executor.is_alive() for executor in self._executors)
+    def _is_idle(self) -> bool:
+        return self._busy == 0
 
     def _wait_until(self, true: Callable[[], bool], within: float) -> None:
         until = time.monotonic() + within

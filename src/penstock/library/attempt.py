@@ -15,7 +15,6 @@ from penstock.core.errors import JobStopped, NotFound, StaleDispatch
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.types import Moment, Money
-from penstock.pools.future import Call
 from penstock.scheduler.job_service import Answer, GrantedJob
 from penstock.work.context import JobFacts
 
@@ -125,7 +124,7 @@ class JobAttempt:
     @property
     def pid(self) -> int | None:
         """Of the process that runs the function: this one, or the worker that has its call."""
-        return self.ended_by.pid if isinstance(self.ended_by, Call) else os.getpid()
+        return self.ended_by.pid if hasattr(self.ended_by, "pid") else os.getpid()
 
 
 def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:

@@ -21,11 +21,11 @@ from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import MILLISECOND, SECOND, DispatchId, Moment, Span
 from penstock.library.attempt import JobAttempt
-from penstock.library.executors import JobExecutor
 from penstock.library.function import JobFunction
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob, JobService
 from penstock.stores.api import Grant
+from penstock.work.executors import JobExecutor
 from penstock.work.outcome import STOPPED, Outcome
 
 __all__ = ["JobRunner"]
@@ -56,7 +56,7 @@ class JobRunner:
         self,
         functions: Mapping[str, JobFunction[..., Any, Any]],
         executors: Callable[
-            [Callable[[JobAttempt], bool], Callable[[JobAttempt, Outcome], None]], JobExecutor
+            [Callable[[JobAttempt], bool], Callable[[JobAttempt, Outcome], None]], JobExecutor[JobAttempt]
         ],
         *,
         workers: int,
@@ -337,7 +337,7 @@ class JobRunner:
             self._give_back(list(self._waiting.values()))
             for attempt in list(self.running.values()):
                 attempt.yielding = True
-            self.executors.ask_to_yield()
+                self.executors.ask_to_yield(attempt)
             left = until - time.monotonic()
             if left <= 0 or not (self.running or self._waiting):
                 return

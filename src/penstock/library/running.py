@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.library.executors import Began, Finished, JobExecutor, ThreadExecutor
+from penstock.library.attempt import JobAttempt
 from penstock.library.function import JobFunction
 from penstock.library.heartbeats import Heartbeats
 from penstock.library.job_runner import JobRunner
+from penstock.library.remote_calls import grace_sec, remote_call
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.recovery import workers_named
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Store
+from penstock.work.executors import JobExecutor, ProcessExecutor, ThreadExecutor
+from penstock.work.outcome import Outcome
 
 __all__ = ["BackgroundWork", "RunningWork"]
 
@@ -51,12 +54,12 @@ class BackgroundWork:
         workers: int,
         kind: str,
     ) -> None:
-        def executors(began: Began, finished: Finished) -> JobExecutor:
+        def executors(
+            began: Callable[[JobAttempt], bool], finished: Callable[[JobAttempt, Outcome], None]
+        ) -> JobExecutor[JobAttempt]:
             if kind == "thread":
                 return ThreadExecutor(workers, began, finished)
-            from penstock.library.process_executor import ProcessExecutor  # noqa: PLC0415  # pools are slow to import for those who use none
-
-            return ProcessExecutor(workers, began, finished)
+            return ProcessExecutor(workers, began, finished, remote_call, grace_sec)
 
         name = f"{WORKER}{os.getpid()}"
         self.job_runner = JobRunner(

@@ -1,0 +1,447 @@
+"""
+Executors: what job functions run on. Threads for plain functions, one event loop for coroutines, or worker processes.
+
+An executor is given attempts and calls `finished` once for each, from a thread of its own. It knows no store and no
+HTTP: the library and the SDK worker use the same ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from penstock.core.errors import (
+    CallCanceled,
+    CallEnded,
+    JobStopped,
+    NotFound,
+    StaleDispatch,
+    Unavailable,
+    WorkerCrashedError,
+)
+from penstock.core.jobs.types import EndReason, Money
+from penstock.core.text import error_line, safe_str
+from penstock.work.context import CurrentJob, JobChannel, JobFacts
+from penstock.work.outcome import STOPPED, Invocation, Outcome, failure, run, run_async
+
+if TYPE_CHECKING:
+    from penstock.pools.pool import WorkerPool
+
+__all__ = [
+    "ExecutorAttempt",
+    "InvokedFunction",
+    "JobExecutor",
+    "ProcessChannel",
+    "ProcessExecutor",
+    "RemoteCall",
+    "RemoteOutcome",
+    "ThreadExecutor",
+    "run_in_process",
+]
+
+log = logging.getLogger("penstock.work")
+
+
+class InvokedFunction(Protocol):
+    """The function of a job, as an executor calls it."""
+
+    @property
+    def is_async(self) -> bool: ...
+
+    def invoke(self, job: CurrentJob) -> Any: ...
+
+
+class ExecutorAttempt(JobChannel, Protocol):
+    """One attempt, as an executor sees it. It is the channel of its function as well."""
+
+    @property
+    def facts(self) -> JobFacts: ...
+
+    @property
+    def function(self) -> InvokedFunction: ...
+
+    #: Its lease is lost: another thread has its place.
+    given_up: bool
+    #: By which the executor can end it: a task or a call of a pool.
+    ended_by: Any
+
+
+A = TypeVar("A", bound=ExecutorAttempt)
+A_contra = TypeVar("A_contra", bound=ExecutorAttempt, contravariant=True)
+
+
+class JobExecutor(Protocol[A_contra]):
+    #: How many may wait here for each one that runs, when they are short: 0 where handing one over is expensive anyway.
+    ahead: int
+
+    def start(self, attempts: Sequence[A_contra], *, at_once: bool = True, awake: int = 0) -> None:
+        """
+        Not `at_once`: the functions are so short that one thread after the other is quicker. `awake`: this many
+        threads come for an attempt without being woken.
+        """
+        ...
+
+    def send(self, task: Callable[[], None]) -> bool:
+        """Lets an idle thread call this and then run what is there. False: there are no such threads."""
+        ...
+
+    def rouse(self) -> None:
+        """Some attempts have waited for a while: wakes sleeping threads for them."""
+        ...
+
+    def end(self, attempt: A_contra) -> None:
+        """The attempt must stop: ends it by force where that is possible."""
+        ...
+
+    def give_up(self, attempt: A_contra) -> None:
+        """Its lease is over and it still runs: makes room for another."""
+        ...
+
+    def ask_to_yield(self, attempt: A_contra) -> None:
+        """For functions in other processes; those in this process ask their attempt."""
+        ...
+
+    def close(self, *, wait: float) -> None:
+        """Within this many seconds in all."""
+        ...
+
+
+class ThreadExecutor(Generic[A]):
+    ahead = 1
+
+    def __init__(
+        self, workers: int, began: Callable[[A], bool], finished: Callable[[A, Outcome], None]
+    ) -> None:
+        self._began, self._finished = began, finished
+        #: Threads take from here until it is empty, then sleep until they are woken: a batch wakes each of them once.
+        self._ready: deque[A | Callable[[], None] | None] = deque()
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._numbers = itertools.count(1)
+        self._threads: list[Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._coroutines = asyncio.Semaphore(workers)
+        self._closing = False
+        for _ in range(workers):
+            self._hire()
+
+    def start(self, attempts: Sequence[A], *, at_once: bool = True, awake: int = 0) -> None:
+        plain = [attempt for attempt in attempts if not attempt.function.is_async]
+        self._put(plain, (len(plain) if at_once else min(1, len(plain))) - awake)
+        for attempt in attempts:
+            if attempt.function.is_async:
+                asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
+
+    def send(self, task: Callable[[], None]) -> bool:
+        self._put([task], 1)
+        return True
+
+    def rouse(self) -> None:
+        self._put((), len(self._ready))
+
+    def _put(self, work: Sequence[A | Callable[[], None] | None], sleepers: int) -> None:
+        self._ready.extend(work)
+        for _ in range(min(sleepers, len(self._threads))):
+            self._wake.put(None)
+
+    def end(self, attempt: A) -> None:
+        task = attempt.ended_by
+        if isinstance(task, asyncio.Task) and self._loop is not None:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    def give_up(self, attempt: A) -> None:
+        if not attempt.function.is_async:
+            self._hire()
+
+    def ask_to_yield(self, attempt: A) -> None:
+        pass
+
+    def close(self, *, wait: float) -> None:
+        """Threads that are stuck in a function are left to it: they are daemons, and what they return is refused."""
+        until = time.monotonic() + wait
+        self._closing = True
+        self._put([None] * len(self._threads), len(self._threads))
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _hire(self) -> None:
+        thread = Thread(target=self._work, name=f"penstock-job-{next(self._numbers)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                attempt = self._ready.popleft()
+            except IndexError:
+                self._wake.get()
+                continue
+            if attempt is None:
+                return
+            if callable(attempt):
+                attempt()
+                continue
+            self._perform(attempt)
+            if attempt.given_up:
+                return  # another thread has its place
+            del attempt  # or its payload would stay until the next one comes
+
+    def _perform(self, attempt: A) -> None:
+        if self._began(attempt):
+            self._finished(attempt, run(attempt.function.invoke, CurrentJob(attempt.facts, attempt)))
+
+    # coroutines
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop = asyncio.new_event_loop()
+
+        def run_loop() -> None:
+            going = True
+            while going:
+                try:
+                    loop.run_forever()
+                    going = False
+                except BaseException as error:  # noqa: BLE001  # a task that a function started may raise SystemExit
+                    log.warning("a task that a job started raised %s; the others go on", error_line(error))
+                    going = not self._closing
+            if self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(list(self._tasks)))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+        thread = Thread(target=run_loop, name="penstock-job-loop", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return loop
+
+    async def _await(self, attempt: A) -> None:
+        async with self._coroutines:
+            if not self._began(attempt):
+                return
+            attempt.ended_by = task = asyncio.current_task()
+            if task is not None:
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            outcome = await run_async(attempt.function.invoke, CurrentJob(attempt.facts, attempt))
+            self._finished(attempt, outcome)
+
+
+# Worker processes
+
+
+class RemoteOutcome(NamedTuple):
+    """The answer of a worker process. `unreported`: the total spent, if the scheduler did not take it."""
+
+    outcome: Outcome
+    unreported: Money | None = None
+
+
+class RemoteCall(NamedTuple):
+    """A call for a worker process; `function` is importable there, and all of it can be pickled."""
+
+    function: Callable[..., RemoteOutcome]
+    args: tuple[Any, ...]
+
+
+class ProcessExecutor(Generic[A]):
+    """
+    Jobs on worker processes: one that computes does not slow the others, one that crashes harms no other, and one that
+    does not stop is ended. A process holds one job at a time: a crash takes only the job that it ran.
+
+    `remote`: the call that runs an attempt; it gets the path of the file that appears when the attempt should yield.
+    `grace_sec`: how long a process has after a stop before it is ended; asked with the first attempt.
+    """
+
+    ahead = 0
+
+    def __init__(
+        self,
+        workers: int,
+        began: Callable[[A], bool],
+        finished: Callable[[A, Outcome], None],
+        remote: Callable[[A, str], RemoteCall],
+        grace_sec: Callable[[A], float],
+    ) -> None:
+        self._workers, self._began, self._finished = workers, began, finished
+        self._remote, self._grace_sec = remote, grace_sec
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+        self._pool: WorkerPool | None = None
+        #: They wait here and not in the pool: what has not begun can be given back.
+        self._ready: deque[A] = deque()
+        self._free, self._lock = workers, Lock()
+
+    def start(self, attempts: Sequence[A], *, at_once: bool = True, awake: int = 0) -> None:  # noqa: ARG002  # of the protocol
+        self._ready.extend(attempts)
+        self._fill()
+
+    def _fill(self) -> None:
+        while True:
+            with self._lock:
+                if not self._free or not self._ready:
+                    return
+                self._free -= 1
+                attempt = self._ready.popleft()
+            if self._began(attempt):
+                self._submit(attempt)
+            else:
+                with self._lock:
+                    self._free += 1
+
+    def _submit(self, attempt: A) -> None:
+        try:
+            call = self._remote(attempt, str(self._yield_file(attempt)))
+            running = self._pool_for(attempt).submit(call.function, *call.args)
+        except Exception as error:  # noqa: BLE001  # it cannot be sent: that is its outcome
+            self._finish(attempt, failure(error))
+            return
+        attempt.ended_by = running
+        running.add_done_callback(lambda done: self._over(attempt, done))
+
+    def _pool_for(self, attempt: A) -> WorkerPool:
+        if self._pool is None:
+            from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # pools are slow to import for programs that use none
+
+            self._pool = WorkerPool(
+                self._workers,
+                max_in_flight=self._workers,
+                grace=self._grace_sec(attempt),
+                crash_max_retries=1_000_000_000,  # the queue has a backoff for a job that kills its worker
+                name="penstock jobs",
+            )
+        return self._pool
+
+    def _yield_file(self, attempt: A) -> Path:
+        return Path(self._folder.name) / attempt.facts.dispatch_id
+
+    def send(self, task: Callable[[], None]) -> bool:  # noqa: ARG002  # of the protocol
+        return False
+
+    def rouse(self) -> None:
+        pass
+
+    def end(self, attempt: A) -> None:
+        if attempt.ended_by is not None:
+            attempt.ended_by.cancel("the job was told to stop")
+
+    def give_up(self, attempt: A) -> None:
+        pass  # `end` has taken its process, and the pool starts another
+
+    def ask_to_yield(self, attempt: A) -> None:
+        self._yield_file(attempt).touch()
+
+    def close(self, *, wait: float) -> None:
+        if self._pool is not None:
+            self._pool.dispose(timeout=wait)
+        self._folder.cleanup()
+
+    def _over(self, attempt: A, done: Future[RemoteOutcome]) -> None:
+        try:
+            outcome, unreported = done.result()
+        except CallCanceled:
+            # The Future is free at once, its process is not: the attempt is over when that is gone.
+            Thread(target=self._wait_gone, args=(attempt,), name="penstock-ending", daemon=True).start()
+            return
+        except WorkerCrashedError as error:
+            outcome = Outcome(EndReason.WORKER_CRASHED, error=f"its process died: {safe_str(error)}")
+        except CallEnded:
+            outcome = STOPPED  # the pool was closed around it
+        except BaseException as error:  # noqa: BLE001  # its module could not be imported there, or raised SystemExit
+            outcome = failure(error)
+        else:
+            if unreported is not None:
+                attempt.spend(unreported, 0)
+        self._finish(attempt, outcome)
+
+    def _wait_gone(self, attempt: A) -> None:
+        while attempt.ended_by.running():
+            time.sleep(0.02)
+        self._finish(attempt, STOPPED)
+
+    def _finish(self, attempt: A, outcome: Outcome) -> None:
+        self._yield_file(attempt).unlink(missing_ok=True)
+        with self._lock:
+            self._free += 1
+        self._finished(attempt, outcome)
+        self._fill()
+
+
+#: Reports progress, the total spent and a checkpoint to the scheduler. False: the attempt must stop.
+Report: TypeAlias = Callable[[float | None, Money | None, str | None], bool]
+PROGRESS_SEC: Final = 1.0
+
+
+class ProcessChannel:
+    """
+    The channel of a function in a worker process. It reports by itself; the process that started it renews the lease.
+    A cancel comes through the memory that the pool shares with its workers, a request to yield by a file that appears.
+    """
+
+    def __init__(self, facts: JobFacts, yield_file: str, report: Report) -> None:
+        from penstock.pools.context import current_call  # noqa: PLC0415  # as above
+
+        self._facts, self._yield_file, self._report, self._call = facts, yield_file, report, current_call()
+        self._stopped = False
+        self._reported_at = 0.0
+        self._spent: Money | None = None
+        #: The total spent, if the scheduler did not take it.
+        self.unreported: Money | None = None
+
+    @property
+    def canceled(self) -> bool:
+        return self._stopped or (self._call is not None and self._call.cancelled)
+
+    @property
+    def yielding(self) -> bool:
+        return os.path.exists(self._yield_file)  # noqa: PTH110  # asked in loops: a third of the time of a Path
+
+    def progress(self, fraction: float) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= PROGRESS_SEC or fraction == 1:
+            self._reported_at = now
+            self._try_to_send(fraction)
+
+    def spend(self, total: Money, amount: Money) -> None:  # noqa: ARG002  # of the protocol
+        self._spent = total
+        self._try_to_send(None)
+
+    def save_checkpoint(self, text: str) -> None:
+        self._send(None, text)
+        if self._stopped:
+            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self._facts.job_id)
+
+    def log_handler(self) -> None:
+        return None
+
+    def _try_to_send(self, progress: float | None) -> None:
+        try:
+            self._send(progress, None)
+        except Unavailable:
+            self.unreported = self._spent  # the next report has it, or the outcome
+
+    def _send(self, progress: float | None, checkpoint: str | None) -> None:
+        try:
+            self._stopped = not self._report(progress, self._spent, checkpoint)
+        except (StaleDispatch, NotFound):
+            self._stopped = True
+        self.unreported = None
+
+
+def run_in_process(invocation: Invocation, facts: JobFacts, yield_file: str, report: Report) -> RemoteOutcome:
+    """In the worker process."""
+    channel = ProcessChannel(facts, yield_file, report)
+    return RemoteOutcome(run(invocation, CurrentJob(facts, channel)), channel.unreported)
