@@ -444,8 +444,8 @@ def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
             self.__dict__["state"] = state
 
     def ask():
-        with call._condition:  # as `concurrent.futures.wait` does
-            seen.append(call._state)  # as above
+        with call._condition:  # noqa: SLF001  # as `concurrent.futures.wait` does
+            seen.append(call._state)  # noqa: SLF001  # as above
             came.set()
 
     asker = threading.Thread(target=ask)

@@ -302,16 +302,17 @@ def test_the_global_providers_are_used_also_if_they_are_set_later(
 ) -> None:
     # An earlier test in this process may have used the global provider: its instruments belong to the proxy that is replaced here.
     monkeypatch.setattr(meters, "_meters", weakref.WeakKeyDictionary())
-    internal = metrics._internal  # OpenTelemetry has no public way to reset its providers
+    # OpenTelemetry has no public way to reset its providers.
+    internal = import_module("opentelemetry.metrics._internal")
     monkeypatch.setattr(internal, "_METER_PROVIDER", None)
-    monkeypatch.setattr(internal, "_PROXY_METER_PROVIDER", type(internal._PROXY_METER_PROVIDER)())  # as above
-    monkeypatch.setattr(
-        internal, "_METER_PROVIDER_SET_ONCE", type(internal._METER_PROVIDER_SET_ONCE)()
-    )  # as above
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
-    monkeypatch.setattr(
-        trace, "_TRACER_PROVIDER_SET_ONCE", type(trace._TRACER_PROVIDER_SET_ONCE)()
-    )  # as above
+    fresh = (
+        (internal, "_PROXY_METER_PROVIDER"),
+        (internal, "_METER_PROVIDER_SET_ONCE"),
+        (trace, "_TRACER_PROVIDER_SET_ONCE"),
+    )
+    for module, name in fresh:
+        monkeypatch.setattr(module, name, type(getattr(module, name))())
     with WorkerPool(1, kind="thread") as pool:
         instrument(pool)
         metrics.set_meter_provider(meter.provider)

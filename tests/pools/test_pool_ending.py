@@ -195,7 +195,7 @@ def test_a_timeout_runs_from_the_call_and_says_in_which_phase_it_struck(kind, ga
 def test_a_call_that_runs_too_long_times_out_and_its_worker_is_replaced(tmp_path):
     with penstock.WorkerPool(1, timeout=60, grace=0.05) as pool:
         assert 0 == pool.submit(calls.echo, 0).result(30)  # its worker is up
-        pool._timeout = 0.5
+        pool.internals.timeout = 0.5
         with pytest.raises(penstock.CallTimeout) as caught:
             pool.submit(calls.stubborn, str(tmp_path / "log")).result(30)
         assert "in-flight" == caught.value.phase
@@ -223,7 +223,7 @@ def test_one_signal_ends_many_calls_and_every_later_one(kind, gate):
             pool.task(calls.echo, signal=stop).submit(2)
         gate.touch()
         assert "ran" == running.result(30)
-        assert not stop._calls  # a leak cannot be seen from outside
+        assert not stop._calls  # noqa: SLF001  # a leak cannot be seen from outside
 
 
 def test_keys_timeouts_and_signals_combine(gate):
