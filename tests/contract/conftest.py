@@ -1,7 +1,7 @@
 """
-One suite of promises, every store. A third store joins by a line in STORES.
+One suite of promises for every store. A further store needs one line in STORES.
 
-`yard` is a store with a clock that the test moves, and short words for what a scheduler does with it.
+`kit` is a store with a clock that the test moves, and a method for each thing that a scheduler does with a store.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NO_LIMIT = Depth()
 RULES = {"schedules": Schedules(), "ordering": Ordering()}
 
 
-class Hands:
-    """A clock that stands still until it is moved."""
+class ManualClock:
+    """A clock that moves only when the test moves it."""
 
     def __init__(self):
         self.now = T0
@@ -32,7 +32,7 @@ class Hands:
         return self.now
 
 
-class Yard:
+class StoreKit:
     rules = RULES
 
     def __init__(self, store, clock):
@@ -125,14 +125,14 @@ STORES = {"memory": memory, "sqlite": sqlite, "postgres": postgres}
 
 
 #: Memory and a file belong to one dispatcher, whose clock they go by. A server has its own clock, and serves many.
-OF_ONE_HOST = pytest.mark.parametrize("yard", ["memory", "sqlite"], indirect=True)
+OF_ONE_HOST = pytest.mark.parametrize("kit", ["memory", "sqlite"], indirect=True)
 
 
 @pytest.fixture(params=STORES)
-def yard(request):
-    clock = Hands()
+def kit(request):
+    clock = ManualClock()
     store = STORES[request.param](request, clock)
-    yield Yard(store, clock)
+    yield StoreKit(store, clock)
     problems = store.audit()
     store.close()
     assert problems == []

@@ -57,90 +57,90 @@ def answers(futures):
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_operations_take_effect_in_their_order(yard, wait):
-    store = yard.store
+def test_operations_take_effect_in_their_order(kit, wait):
+    store = kit.store
     receipts, grants = answers(store.commit(Submit([JOB]), claim(), wait=wait))
 
     assert [receipt.job_id for receipt in receipts] == [grant.dispatch.job_id for grant in grants]
-    assert ["SUBMITTED", "DISPATCHING", "RUNNING"] == yard.kinds(receipts[0].job_id)
+    assert ["SUBMITTED", "DISPATCHING", "RUNNING"] == kit.kinds(receipts[0].job_id)
 
     done = CompletedDispatch(grants[0].dispatch.dispatch_id)
     ended, again, beat = answers(
         store.commit(
             Complete([done]),
             Complete([done]),
-            Renew([Renewal(dispatch_id=done.dispatch_id, expires_at=yard.now + SECOND)]),
+            Renew([Renewal(dispatch_id=done.dispatch_id, expires_at=kit.now + SECOND)]),
             wait=wait,
         )
     )
     assert ([True], [False], [None]) == (ended, again, beat)
 
 
-def test_what_a_worker_has_done_makes_room_for_what_it_claims(yard):
-    yard.submit(2, cost_units=60)
-    [first] = committed(yard.store, claim())
+def test_what_a_worker_has_done_makes_room_for_what_it_claims(kit):
+    kit.submit(2, cost_units=60)
+    [first] = committed(kit.store, claim())
     done = CompletedDispatch(first.dispatch.dispatch_id)
 
-    assert [] == committed(yard.store, claim())
-    ended, [second] = answers(yard.store.commit(Complete([done]), claim()))
+    assert [] == committed(kit.store, claim())
+    ended, [second] = answers(kit.store.commit(Complete([done]), claim()))
 
     assert [True] == ended
     assert first.dispatch.job_id != second.dispatch.job_id
 
 
-def test_a_grant_has_its_job_as_if_it_had_been_read(yard):
-    deadline = yard.now + 3_600 * SECOND
+def test_a_grant_has_its_job_as_if_it_had_been_read(kit):
+    deadline = kit.now + 3_600 * SECOND
     for intent in (
         replace(JOB, payload="[1]", tags=("x",), priority=70, deadline_at=deadline, time_sensitive=True),
         JOB,
     ):
-        _, [grant] = answers(yard.store.commit(Submit([intent]), claim()))
+        _, [grant] = answers(kit.store.commit(Submit([intent]), claim()))
 
-        assert [grant.job] == yard.store.jobs([grant.dispatch.job_id])
-        assert grant.dispatch == yard.store.dispatch(grant.dispatch.dispatch_id)
+        assert [grant.job] == kit.store.jobs([grant.dispatch.job_id])
+        assert grant.dispatch == kit.store.dispatch(grant.dispatch.dispatch_id)
 
 
-def test_a_later_attempt_has_its_job_as_it_is_by_then(yard):
-    _, [first] = answers(yard.store.commit(Submit([JOB]), claim()))
+def test_a_later_attempt_has_its_job_as_it_is_by_then(kit):
+    _, [first] = answers(kit.store.commit(Submit([JOB]), claim()))
     ended = end(
         first.job,
         first.dispatch,
         EndReason.GRACEFUL_SHUTDOWN,
-        yard.now,
+        kit.now,
         schedules=Schedules(),
         ordering=Ordering(),
     )
-    committed(yard.store, Apply([ended]))
-    [second] = committed(yard.store, claim())
+    committed(kit.store, Apply([ended]))
+    [second] = committed(kit.store, claim())
 
     assert 2 == second.job.fence == second.dispatch.fence
-    assert [second.job] == yard.store.jobs([second.dispatch.job_id])
+    assert [second.job] == kit.store.jobs([second.dispatch.job_id])
 
 
-def test_a_reservation_comes_without_its_job(yard):
-    yard.submit()
+def test_a_reservation_comes_without_its_job(kit):
+    kit.submit()
     reserve = Admit(
         "here",
         lambda view: run_round(
             view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE
         ),
     )
-    [grant] = committed(yard.store, reserve)
+    [grant] = committed(kit.store, reserve)
 
     assert grant.job is None
     assert grant.dispatch.started_at is None
 
 
-def test_a_claim_beside_a_submit_is_a_round_and_jobs_that_wait_longer_go_first(yard):
-    old = yard.submit(2)
-    _, [grant] = answers(yard.store.commit(Submit([JOB]), claim(most=1)))
+def test_a_claim_beside_a_submit_is_a_round_and_jobs_that_wait_longer_go_first(kit):
+    old = kit.submit(2)
+    _, [grant] = answers(kit.store.commit(Submit([JOB]), claim(most=1)))
 
     assert old[0] == grant.dispatch.job_id
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_an_operation_that_fails_harms_no_other_of_its_commit(yard, wait):
-    before, failed, after = yard.store.commit(
+def test_an_operation_that_fails_harms_no_other_of_its_commit(kit, wait):
+    before, failed, after = kit.store.commit(
         Submit([JOB]), Admit("here", failing), SetAddon("a", weight=7), wait=wait
     )
 
@@ -148,13 +148,13 @@ def test_an_operation_that_fails_harms_no_other_of_its_commit(yard, wait):
     with pytest.raises(RuntimeError, match="in the middle"):
         failed.result()
     assert after.result() is None
-    assert [("a", 7)] == [(addon.addon_id, addon.weight) for addon in yard.store.addons()]
-    assert ["QUEUED"] == [yard.state(receipt.job_id) for receipt in before.result()]
+    assert [("a", 7)] == [(addon.addon_id, addon.weight) for addon in kit.store.addons()]
+    assert ["QUEUED"] == [kit.state(receipt.job_id) for receipt in before.result()]
 
 
-def test_a_bulk_submit_is_one_operation_all_of_it_or_none(yard):
+def test_a_bulk_submit_is_one_operation_all_of_it_or_none(kit):
     depth = Depth(total=3)
-    first, second, third = yard.store.commit(*(Submit([JOB] * n, depth) for n in (2, 2, 1)))
+    first, second, third = kit.store.commit(*(Submit([JOB] * n, depth) for n in (2, 2, 1)))
 
     assert 2 == len(first.result())
     with pytest.raises(QueueFull):
@@ -162,29 +162,29 @@ def test_a_bulk_submit_is_one_operation_all_of_it_or_none(yard):
     assert 1 == len(third.result())
 
 
-def test_a_submit_that_is_refused_brings_no_job_for_the_claim_beside_it(yard):
-    refused, claimed = yard.store.commit(Submit([JOB], Depth(total=0)), claim())
+def test_a_submit_that_is_refused_brings_no_job_for_the_claim_beside_it(kit):
+    refused, claimed = kit.store.commit(Submit([JOB], Depth(total=0)), claim())
 
     with pytest.raises(QueueFull):
         refused.result()
     assert [] == claimed.result()
 
 
-def test_operations_that_write_nothing_are_answered(yard):
+def test_operations_that_write_nothing_are_answered(kit):
     nothing = (Apply([]), Complete([]), Renew([]))
 
-    assert [[]] * 3 == answers(yard.store.commit(*nothing))
-    assert [[]] == answers(yard.store.commit(Apply([]), wait=True))
-    assert [[], [], 0] == answers(yard.store.commit(Complete([]), claim(), Prune(0, 10)))
-    assert 0 == yard.store.newest()
+    assert [[]] * 3 == answers(kit.store.commit(*nothing))
+    assert [[]] == answers(kit.store.commit(Apply([]), wait=True))
+    assert [[], [], 0] == answers(kit.store.commit(Complete([]), claim(), Prune(0, 10)))
+    assert 0 == kit.store.newest()
 
 
-def test_listeners_hear_of_a_commit_that_wrote_events_and_of_no_other(yard):
+def test_listeners_hear_of_a_commit_that_wrote_events_and_of_no_other(kit):
     heard = []
-    yard.store.on_change(lambda: heard.append(yard.store.newest()))
-    answers(yard.store.commit(Submit([JOB]), claim()))
+    kit.store.on_change(lambda: heard.append(kit.store.newest()))
+    answers(kit.store.commit(Submit([JOB]), claim()))
     seen = list(heard)
-    answers(yard.store.commit(Admit("here", lambda _: RoundResult())))
+    answers(kit.store.commit(Admit("here", lambda _: RoundResult())))
 
     assert 3 == seen[-1]
     assert seen == heard
@@ -209,14 +209,14 @@ class Refusing:
         raise self._error
 
 
-def completions(yard, n):
-    yard.submit(n, cost_units=1)
-    return [CompletedDispatch(grant.dispatch.dispatch_id) for grant in committed(yard.store, claim(n))]
+def completions(kit, n):
+    kit.submit(n, cost_units=1)
+    return [CompletedDispatch(grant.dispatch.dispatch_id) for grant in committed(kit.store, claim(n))]
 
 
-def test_an_item_that_cannot_be_written_fails_alone(yard):
-    done = completions(yard, 4)
-    refusing = Refusing(yard.store, done[2], ValueError("no"))
+def test_an_item_that_cannot_be_written_fails_alone(kit):
+    done = completions(kit, 4)
+    refusing = Refusing(kit.store, done[2], ValueError("no"))
     written = committed_apart(refusing, Complete, done)
 
     assert [[4], [1, 1, 1, 1]] == refusing.commits
@@ -227,9 +227,9 @@ def test_an_item_that_cannot_be_written_fails_alone(yard):
     assert isinstance(alone, ValueError)
 
 
-def test_a_store_that_cannot_write_at_all_is_asked_once(yard):
-    done = completions(yard, 2)
-    refusing = Refusing(yard.store, done[0], StoreFailed("full", kind="full"))
+def test_a_store_that_cannot_write_at_all_is_asked_once(kit):
+    done = completions(kit, 2)
+    refusing = Refusing(kit.store, done[0], StoreFailed("full", kind="full"))
     with pytest.raises(StoreFailed):
         committed_apart(refusing, Complete, done)
 

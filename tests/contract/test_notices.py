@@ -17,33 +17,33 @@ from penstock.stores.api import Depth, Submit
 INTENT = Intent(addon_id="a", job_type="t")
 
 
-def test_a_submit_that_nobody_waits_for_is_as_durable_as_one_that_somebody_does(yard):
-    answers = [yard.store.commit(Submit([INTENT] * 2, Depth()))[0] for _ in range(3)]
+def test_a_submit_that_nobody_waits_for_is_as_durable_as_one_that_somebody_does(kit):
+    answers = [kit.store.commit(Submit([INTENT] * 2, Depth()))[0] for _ in range(3)]
 
     receipts = [receipt for answer in answers for receipt in answer.result(60)]
 
-    assert ["QUEUED"] * 6 == [yard.state(receipt.job_id) for receipt in receipts]
+    assert ["QUEUED"] * 6 == [kit.state(receipt.job_id) for receipt in receipts]
     assert 6 == len({receipt.job_id for receipt in receipts})
 
 
-def test_its_refusal_reaches_whoever_looks_for_the_answer(yard):
-    answer = yard.store.commit(Submit([INTENT] * 2, Depth(total=1)))[0]
+def test_its_refusal_reaches_whoever_looks_for_the_answer(kit):
+    answer = kit.store.commit(Submit([INTENT] * 2, Depth(total=1)))[0]
 
     with pytest.raises(QueueFull):
         answer.result(60)
-    assert [] == yard.store.events(0, 10)
+    assert [] == kit.store.events(0, 10)
 
 
 @OF_ONE_HOST
-def test_a_dispatcher_that_lets_go_can_be_followed_by_another(yard):
-    yard.store.acquire_dispatch("the first")
-    yard.store.release_dispatch()
-    yard.store.release_dispatch()
+def test_a_dispatcher_that_lets_go_can_be_followed_by_another(kit):
+    kit.store.acquire_dispatch("the first")
+    kit.store.release_dispatch()
+    kit.store.release_dispatch()
 
-    yard.store.acquire_dispatch("the second")
+    kit.store.acquire_dispatch("the second")
 
     with pytest.raises(DispatcherHeld, match="the second"):
-        yard.store.acquire_dispatch("the third")
+        kit.store.acquire_dispatch("the third")
 
 
 def test_who_listens_is_told_of_what_the_dispatching_process_commits(tmp_path):

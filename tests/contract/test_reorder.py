@@ -9,55 +9,55 @@ from penstock.stores.api import Reorder, committed
 SLOW, QUICK = Aging(60 * MINUTE), Aging(1 * SECOND)
 
 
-def order(yard):
-    return [dispatch.job_id for dispatch in yard.tick(capacity=90)]
+def order(kit):
+    return [dispatch.job_id for dispatch in kit.tick(capacity=90)]
 
 
-def reorder(yard, aging, step=2):
-    steps, last = 0, committed(yard.store, Reorder(aging, 0, step))
+def reorder(kit, aging, step=2):
+    steps, last = 0, committed(kit.store, Reorder(aging, 0, step))
     while last:
-        steps, last = steps + 1, committed(yard.store, Reorder(aging, last, step))
+        steps, last = steps + 1, committed(kit.store, Reorder(aging, last, step))
     return steps
 
 
-def test_under_quicker_aging_the_older_one_goes_first(yard):
-    [old] = yard.submit(priority=50, cost_units=45)
-    yard.later(60)
-    [new] = yard.submit(priority=55, cost_units=45)
-    reorder(yard, QUICK)
+def test_under_quicker_aging_the_older_one_goes_first(kit):
+    [old] = kit.submit(priority=50, cost_units=45)
+    kit.later(60)
+    [new] = kit.submit(priority=55, cost_units=45)
+    reorder(kit, QUICK)
 
-    assert order(yard) == [old, new]
-
-
-def test_under_slower_aging_the_higher_priority_does(yard):
-    [old] = yard.submit(priority=50, cost_units=45)
-    yard.later(600)
-    [new] = yard.submit(priority=55, cost_units=45)
-    reorder(yard, SLOW)
-
-    assert order(yard) == [new, old]
+    assert order(kit) == [old, new]
 
 
-def test_what_is_not_in_line_yet_is_put_right_too(yard):
-    [later] = yard.submit(priority=55, cost_units=45, earliest_start_at=yard.now + 60 * SECOND)
-    [now] = yard.submit(priority=50, cost_units=45)
-    reorder(yard, QUICK)
-    yard.later(60)
+def test_under_slower_aging_the_higher_priority_does(kit):
+    [old] = kit.submit(priority=50, cost_units=45)
+    kit.later(600)
+    [new] = kit.submit(priority=55, cost_units=45)
+    reorder(kit, SLOW)
 
-    assert order(yard) == [now, later]
-
-
-def test_it_goes_in_steps_and_past_what_is_not_queued(yard):
-    yard.submit(n=3, cost_units=90)
-    yard.start(priority=99, cost_units=90)
-    yard.submit(n=3, cost_units=90)
-
-    assert reorder(yard, QUICK) == 3
+    assert order(kit) == [new, old]
 
 
-def test_nothing_else_is_changed_by_it(yard):
-    yard.submit(n=3)
-    before = yard.everything()
-    reorder(yard, SLOW)
+def test_what_is_not_in_line_yet_is_put_right_too(kit):
+    [later] = kit.submit(priority=55, cost_units=45, earliest_start_at=kit.now + 60 * SECOND)
+    [now] = kit.submit(priority=50, cost_units=45)
+    reorder(kit, QUICK)
+    kit.later(60)
 
-    assert yard.everything() == before
+    assert order(kit) == [now, later]
+
+
+def test_it_goes_in_steps_and_past_what_is_not_queued(kit):
+    kit.submit(n=3, cost_units=90)
+    kit.start(priority=99, cost_units=90)
+    kit.submit(n=3, cost_units=90)
+
+    assert reorder(kit, QUICK) == 3
+
+
+def test_nothing_else_is_changed_by_it(kit):
+    kit.submit(n=3)
+    before = kit.everything()
+    reorder(kit, SLOW)
+
+    assert kit.everything() == before

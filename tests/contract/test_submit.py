@@ -41,21 +41,21 @@ INTENTS = st.builds(
 )
 
 
-def test_jobs_that_are_alike_wait_each_from_when_it_came(yard):
-    first, began = yard.submit(), yard.now
-    yard.later(5)
-    second = yard.submit()
+def test_jobs_that_are_alike_wait_each_from_when_it_came(kit):
+    first, began = kit.submit(), kit.now
+    kit.later(5)
+    second = kit.submit()
 
-    waiting = yard.store.jobs([*first, *second])
-    assert [(job.created_at, job.ready_at) for job in waiting] == [(began, began), (yard.now, yard.now)]
+    waiting = kit.store.jobs([*first, *second])
+    assert [(job.created_at, job.ready_at) for job in waiting] == [(began, began), (kit.now, kit.now)]
 
 
-def test_a_submitted_job_is_queued_and_its_trail_says_so(yard):
-    [job_id] = yard.submit()
+def test_a_submitted_job_is_queued_and_its_trail_says_so(kit):
+    [job_id] = kit.submit()
 
-    assert yard.state(job_id) == "QUEUED"
-    assert yard.kinds(job_id) == ["SUBMITTED"]
-    assert yard.store.job(job_id).created_at == yard.now
+    assert kit.state(job_id) == "QUEUED"
+    assert kit.kinds(job_id) == ["SUBMITTED"]
+    assert kit.store.job(job_id).created_at == kit.now
 
 
 @settings(
@@ -64,151 +64,147 @@ def test_a_submitted_job_is_queued_and_its_trail_says_so(yard):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(intents=st.lists(INTENTS, min_size=1, max_size=5))
-def test_a_job_comes_back_as_it_was_given(yard, intents):
-    receipts = committed(yard.store, Submit(intents, Depth()))
+def test_a_job_comes_back_as_it_was_given(kit, intents):
+    receipts = committed(kit.store, Submit(intents, Depth()))
 
-    assert [yard.store.job(r.job_id).intent for r in receipts] == intents
-
-
-def test_an_unknown_job_is_none(yard):
-    assert yard.store.job("no-such-job") is None
-    assert yard.store.dispatch("no-such-job.1") is None
-    assert yard.store.checkpoint("no-such-job") is None
+    assert [kit.store.job(r.job_id).intent for r in receipts] == intents
 
 
-def test_the_same_key_and_body_is_the_same_job(yard):
-    [first] = yard.submit(idempotency_key="k")
-    yard.later(5)
-    [again] = committed(
-        yard.store, Submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
-    )
+def test_an_unknown_job_is_none(kit):
+    assert kit.store.job("no-such-job") is None
+    assert kit.store.dispatch("no-such-job.1") is None
+    assert kit.store.checkpoint("no-such-job") is None
+
+
+def test_the_same_key_and_body_is_the_same_job(kit):
+    [first] = kit.submit(idempotency_key="k")
+    kit.later(5)
+    [again] = committed(kit.store, Submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth()))
 
     assert (again.job_id, again.created) == (first, False)
-    assert len(yard.store.find(Query())) == 1
+    assert len(kit.store.find(Query())) == 1
 
 
-def test_twice_within_one_bulk_too(yard):
-    first, second = yard.submit(n=2, idempotency_key="k")
+def test_twice_within_one_bulk_too(kit):
+    first, second = kit.submit(n=2, idempotency_key="k")
 
     assert first == second
 
 
-def test_the_same_key_with_another_body_is_refused_and_changes_nothing(yard):
-    yard.submit(idempotency_key="k")
-    before = yard.everything()
+def test_the_same_key_with_another_body_is_refused_and_changes_nothing(kit):
+    kit.submit(idempotency_key="k")
+    before = kit.everything()
 
     with pytest.raises(KeyConflict):
-        yard.submit(idempotency_key="k", cost_units=11)
-    assert yard.everything() == before
+        kit.submit(idempotency_key="k", cost_units=11)
+    assert kit.everything() == before
 
 
-def test_a_key_still_means_its_job_after_the_job_was_edited_and_done(yard):
-    job, dispatch = yard.start(idempotency_key="k")
-    yard.end(dispatch)
-    [again] = committed(
-        yard.store, Submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth())
-    )
+def test_a_key_still_means_its_job_after_the_job_was_edited_and_done(kit):
+    job, dispatch = kit.start(idempotency_key="k")
+    kit.end(dispatch)
+    [again] = committed(kit.store, Submit([Intent(addon_id="a", job_type="t", idempotency_key="k")], Depth()))
 
     assert again == Receipt(job.job_id, JobState.DONE, created=False)
 
 
-def test_another_addon_may_use_the_same_key(yard):
-    assert yard.submit(idempotency_key="k") != yard.submit(idempotency_key="k", addon_id="b")
+def test_another_addon_may_use_the_same_key(kit):
+    assert kit.submit(idempotency_key="k") != kit.submit(idempotency_key="k", addon_id="b")
 
 
-def test_a_bulk_is_taken_whole_or_not_at_all(yard):
-    yard.submit(idempotency_key="k")
-    before = yard.everything()
+def test_a_bulk_is_taken_whole_or_not_at_all(kit):
+    kit.submit(idempotency_key="k")
+    before = kit.everything()
     good = Intent(addon_id="a", job_type="t")
 
     with pytest.raises(KeyConflict):
         committed(
-            yard.store,
+            kit.store,
             Submit([good, Intent(addon_id="a", job_type="other", idempotency_key="k"), good], Depth()),
         )
-    assert yard.everything() == before
+    assert kit.everything() == before
 
 
 @pytest.mark.parametrize("depth", [Depth(total=3), Depth(per_addon=3)])
-def test_at_the_depth_limit_a_submit_is_refused_with_a_hint(yard, depth):
-    yard.submit(n=3, depth=depth)
+def test_at_the_depth_limit_a_submit_is_refused_with_a_hint(kit, depth):
+    kit.submit(n=3, depth=depth)
 
     with pytest.raises(QueueFull) as refusal:
-        yard.submit(depth=depth)
+        kit.submit(depth=depth)
     assert refusal.value.data["retry_after_sec"] > 0
-    assert len(yard.store.find(Query())) == 3
+    assert len(kit.store.find(Query())) == 3
 
 
-def test_one_addons_depth_is_not_anothers(yard):
-    yard.submit(n=3, depth=Depth(per_addon=3))
+def test_one_addons_depth_is_not_anothers(kit):
+    kit.submit(n=3, depth=Depth(per_addon=3))
 
-    assert yard.submit(addon_id="b", depth=Depth(per_addon=3))
-
-
-def test_what_has_started_leaves_room_in_the_queue(yard):
-    yard.submit(n=3)
-    yard.tick(capacity=10)
-
-    assert yard.submit(depth=Depth(total=3))
+    assert kit.submit(addon_id="b", depth=Depth(per_addon=3))
 
 
-def test_a_requeue_is_never_refused_and_its_excess_holds_back_submits(yard):
-    _, dispatch = yard.start()
-    yard.submit(n=2, depth=Depth(total=2))
-    yard.end(dispatch, EndReason.GRACEFUL_SHUTDOWN)
+def test_what_has_started_leaves_room_in_the_queue(kit):
+    kit.submit(n=3)
+    kit.tick(capacity=10)
 
-    assert len(yard.store.find(Query(states=[JobState.QUEUED]))) == 3
+    assert kit.submit(depth=Depth(total=3))
+
+
+def test_a_requeue_is_never_refused_and_its_excess_holds_back_submits(kit):
+    _, dispatch = kit.start()
+    kit.submit(n=2, depth=Depth(total=2))
+    kit.end(dispatch, EndReason.GRACEFUL_SHUTDOWN)
+
+    assert len(kit.store.find(Query(states=[JobState.QUEUED]))) == 3
     with pytest.raises(QueueFull):
-        yard.submit(depth=Depth(total=3))
+        kit.submit(depth=Depth(total=3))
 
 
-def test_many_threads_submit_at_once_and_every_one_is_kept_and_numbered_apart(yard):
+def test_many_threads_submit_at_once_and_every_one_is_kept_and_numbered_apart(kit):
     with ThreadPoolExecutor(16) as pool:
-        ids = list(pool.map(lambda _: yard.submit()[0], range(200)))
+        ids = list(pool.map(lambda _: kit.submit()[0], range(200)))
 
-    jobs = yard.store.find(Query(limit=1_000))
+    jobs = kit.store.find(Query(limit=1_000))
     assert {job.job_id for job in jobs} == set(ids)
     assert len({job.no for job in jobs}) == 200
-    assert [event.seq for event in yard.store.events(0, 1_000)] == list(range(1, 201))
+    assert [event.seq for event in kit.store.events(0, 1_000)] == list(range(1, 201))
 
 
-def test_one_bad_submit_among_many_at_once_harms_nobody_else(yard):
-    yard.submit(idempotency_key="k")
+def test_one_bad_submit_among_many_at_once_harms_nobody_else(kit):
+    kit.submit(idempotency_key="k")
 
     def submit(i):
         try:
-            return yard.submit(**({"idempotency_key": "k", "cost_units": 11} if i % 10 == 0 else {}))[0]
+            return kit.submit(**({"idempotency_key": "k", "cost_units": 11} if i % 10 == 0 else {}))[0]
         except KeyConflict:
             return None
 
     with ThreadPoolExecutor(16) as pool:
         ids = list(pool.map(submit, range(100)))
     assert [i for i, job_id in enumerate(ids) if job_id is None] == list(range(0, 100, 10))
-    assert len(yard.store.find(Query(limit=1_000))) == 91
+    assert len(kit.store.find(Query(limit=1_000))) == 91
 
 
-def test_a_list_is_filtered_and_paged_in_both_directions(yard):
-    ids = [yard.submit(addon_id=a, job_type=t)[0] for a in "ab" for t in "xyz"]
+def test_a_list_is_filtered_and_paged_in_both_directions(kit):
+    ids = [kit.submit(addon_id=a, job_type=t)[0] for a in "ab" for t in "xyz"]
 
     def found(**query):
-        return [job.job_id for job in yard.store.find(Query(**query))]
+        return [job.job_id for job in kit.store.find(Query(**query))]
 
     assert found(addon_id="b") == ids[3:]
     assert found(job_type="y") == [ids[1], ids[4]]
     assert found(states=[JobState.DONE]) == []
     assert found(states=[JobState.QUEUED, JobState.DONE], limit=2) == ids[:2]
-    assert found(after=yard.store.job(ids[1]).no, limit=2) == ids[2:4]
+    assert found(after=kit.store.job(ids[1]).no, limit=2) == ids[2:4]
     assert found(newest_first=True, limit=2) == [ids[5], ids[4]]
-    assert found(newest_first=True, after=yard.store.job(ids[4]).no, limit=2) == [ids[3], ids[2]]
+    assert found(newest_first=True, after=kit.store.job(ids[4]).no, limit=2) == [ids[3], ids[2]]
 
 
-def test_a_list_finds_by_tag_and_by_any_part_of_an_id(yard):
-    [tagged] = yard.submit(tags=("nightly", "o'hare"))
-    [other] = yard.submit(tags=("night",))
-    yard.submit()
+def test_a_list_finds_by_tag_and_by_any_part_of_an_id(kit):
+    [tagged] = kit.submit(tags=("nightly", "o'hare"))
+    [other] = kit.submit(tags=("night",))
+    kit.submit()
 
     def found(**query):
-        return [job.job_id for job in yard.store.find(Query(**query))]
+        return [job.job_id for job in kit.store.find(Query(**query))]
 
     assert found(tag="nightly") == [tagged]
     assert found(tag="o'hare") == [tagged]

@@ -8,31 +8,31 @@ from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Renew, committed
 
 
-def beats(yard, *dispatches, tell, **more):
-    until = yard.now + 30 * SECOND
+def beats(kit, *dispatches, tell, **more):
+    until = kit.now + 30 * SECOND
     return committed(
-        yard.store,
+        kit.store,
         Renew([Renewal(dispatch_id=d.dispatch_id, expires_at=until, **more) for d in dispatches], tell),
     )
 
 
-def test_it_stands_in_the_jobs_trail_or_in_nobodys(yard):
-    job, dispatch = yard.start()
+def test_it_stands_in_the_jobs_trail_or_in_nobodys(kit):
+    job, dispatch = kit.start()
     notes = [Note(EventKind.ALERT, "mine", {"x": 1}), Note(EventKind.ALERT, "ours", {"y": 2}, of_job=False)]
-    beats(yard, dispatch, tell=lambda _: notes, checkpoint="[1]")
-    mine = [(e.reason, dict(e.data)) for e in yard.store.events(0, 100, job.job_id) if e.kind == "ALERT"]
-    all_of_them = [(e.reason, e.job_id) for e in yard.store.events(0, 100) if e.kind == "ALERT"]
+    beats(kit, dispatch, tell=lambda _: notes, checkpoint="[1]")
+    mine = [(e.reason, dict(e.data)) for e in kit.store.events(0, 100, job.job_id) if e.kind == "ALERT"]
+    all_of_them = [(e.reason, e.job_id) for e in kit.store.events(0, 100) if e.kind == "ALERT"]
 
     assert mine == [("mine", {"x": 1})]
     assert all_of_them == [("mine", job.job_id), ("ours", None)]
 
 
-def test_it_is_told_what_the_addon_has_spent_with_each_amount(yard):
-    first, second = yard.start(cost_units=1)[1], yard.start(cost_units=1)[1]
+def test_it_is_told_what_the_addon_has_spent_with_each_amount(kit):
+    first, second = kit.start(cost_units=1)[1], kit.start(cost_units=1)[1]
     seen = []
-    beats(yard, first, second, tell=lambda s: seen.append(dict(s.addon_spent)) or (), spent=300)
-    beats(yard, first, tell=lambda s: seen.append(dict(s.addon_spent)) or (), spent=310)
-    beats(yard, first, tell=lambda s: seen.append(dict(s.addon_spent)) or ())
+    beats(kit, first, second, tell=lambda s: seen.append(dict(s.addon_spent)) or (), spent=300)
+    beats(kit, first, tell=lambda s: seen.append(dict(s.addon_spent)) or (), spent=310)
+    beats(kit, first, tell=lambda s: seen.append(dict(s.addon_spent)) or ())
 
     assert seen[-4:] == [
         {"day": 300, "month": 300},
@@ -42,10 +42,10 @@ def test_it_is_told_what_the_addon_has_spent_with_each_amount(yard):
     ]
 
 
-def test_nothing_is_told_of_a_heartbeat_that_came_too_late(yard):
-    _, dispatch = yard.start()
-    yard.later(30)
-    [standing] = beats(yard, dispatch, tell=lambda _: [Note(EventKind.ALERT, "late")])
+def test_nothing_is_told_of_a_heartbeat_that_came_too_late(kit):
+    _, dispatch = kit.start()
+    kit.later(30)
+    [standing] = beats(kit, dispatch, tell=lambda _: [Note(EventKind.ALERT, "late")])
 
     assert standing is None
-    assert "late" not in [e.reason for e in yard.store.events(0, 100)]
+    assert "late" not in [e.reason for e in kit.store.events(0, 100)]

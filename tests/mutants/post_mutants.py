@@ -51,7 +51,7 @@ MUTANTS = [
         "Transaction.submit",
         "known.update({} if sure else self._written(names))",
         "known.update({})",
-        ("tests/contract/test_post.py",),
+        ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
         "post: who writes after a lost letter takes new ids",
@@ -59,7 +59,7 @@ MUTANTS = [
         "SqliteStore._submit_by_relay",
         "return self._writer.commit([msgspec.structs.replace(named, sure=sure)])",
         "return self._writer.commit([submit])",
-        ("tests/contract/test_post.py",),
+        ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
         "post: a silent post is asked again and again",
@@ -67,7 +67,7 @@ MUTANTS = [
         "SubmitRelayClient._hear",
         "            self._shy_until = time.monotonic() + SHY_SEC\n",
         "",
-        ("tests/contract/test_post.py",),
+        ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
         "post: a fork keeps the door",
@@ -75,7 +75,7 @@ MUTANTS = [
         "",
         "os.register_at_fork(after_in_child=_after_fork)\n",
         "",
-        ("tests/contract/test_post.py",),
+        ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
         "post: a stand-in stays for ever",
@@ -83,7 +83,7 @@ MUTANTS = [
         "SqliteStore._announce",
         "elif notify(self._names.wakeups, self._sender) and self._relay is not None:",
         "elif notify(self._names.wakeups, self._sender) and False:",
-        ("tests/contract/test_post.py",),
+        ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
         "post: a letter is read as the one before it",
@@ -91,7 +91,7 @@ MUTANTS = [
         "_Reader._intent",
         "if self._last is None or like != self._like:",
         "if self._last is None:",
-        ("tests/contract/test_post.py",),
+        ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
         "post: zeros over the end of the log",
@@ -107,7 +107,7 @@ MUTANTS = [
         "SubmitRelayServer.close",
         "self._shut(self._guests - self._owed)",
         "self._shut(set(self._guests))",
-        ("tests/contract/test_post.py",),
+        ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
         "post: sums are kept although somebody else has written",
@@ -163,7 +163,7 @@ MUTANTS = [
         "JobService.exchange_soon.answer",
         "if made is None or grants is not preview:",
         "if made is None:",
-        ("tests/scheduler/test_desk_many.py",),
+        ("tests/scheduler/test_job_service_batches.py",),
     ),
     Mutant(
         "post: a job that goes on is made ready before its checkpoint is on disk",
@@ -171,7 +171,7 @@ MUTANTS = [
         "JobService.exchange_soon.answer",
         " and all(grant.dispatch.fence == 1 for grant in preview):",
         ":",
-        ("tests/scheduler/test_desk_many.py",),
+        ("tests/scheduler/test_job_service_batches.py",),
     ),
     Mutant(
         "post: a lease is completed as it was given, whatever its heartbeats said",

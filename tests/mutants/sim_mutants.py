@@ -195,7 +195,7 @@ MUTANTS = [
         "SchedulerService.start",
         "put_in_order(self.store, self.rules.ordering.aging)\n",
         "pass\n",
-        ("tests/scheduler/test_house.py",),
+        ("tests/scheduler/test_service.py",),
     ),
     Mutant(
         "sim: stopped for the crossing and not for being over",
@@ -243,7 +243,7 @@ MUTANTS = [
         "SubmitWaitlist._before",
         "        if not self._waiting:\n            return None\n",
         "        if True:\n            return None\n",
-        ("tests/scheduler/test_room.py", "tests/sim/test_sim.py"),
+        ("tests/scheduler/test_waitlist.py", "tests/sim/test_sim.py"),
     ),
     Mutant(
         "sim: who waits is served last come first",
@@ -251,7 +251,7 @@ MUTANTS = [
         "SubmitWaitlist._wait",
         "key=lambda w: w.number",
         "key=lambda w: -w.number",
-        ("tests/scheduler/test_room.py",),
+        ("tests/scheduler/test_waitlist.py",),
     ),
     Mutant(
         "sim: who gave up is let in",
@@ -259,7 +259,7 @@ MUTANTS = [
         "SubmitWaitlist._serve",
         "            if waiter.answer.cancelled():\n                self._leave(waiter)\n                continue\n",
         "",
-        ("tests/scheduler/test_room.py",),
+        ("tests/scheduler/test_waitlist.py",),
     ),
     Mutant(
         "sim: our own load counts as somebody's",

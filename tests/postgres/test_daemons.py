@@ -68,12 +68,12 @@ class Journal:
         return self
 
 
-class Yard:
+class Daemons:
     """`hub`: each host is a machine of its own on it, and its cable can be pulled."""
 
     def __init__(self, server, folder, hub=None):
         self.server, self.hub, self.journal = server, hub, Journal(folder / "journal")
-        self.daemons, self.killed, self.seen = {}, {}, 0
+        self.processes, self.killed, self.seen = {}, {}, 0
 
     def start(self, host):
         dsn = (
@@ -83,15 +83,15 @@ class Yard:
         )
         command = [sys.executable, str(DAEMON), dsn, "penstock", host, str(self.journal.path)]
         if self.hub is None:
-            self.daemons[host] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            self.processes[host] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
             return
-        daemon = self.daemons[host] = isolated(["sh", "-c", 'read _; exec "$@"', "sh", *command])
+        daemon = self.processes[host] = isolated(["sh", "-c", 'read _; exec "$@"', "sh", *command])
         self.hub.join(HOSTS.index(host) + 1, daemon.pid)
         with daemon.stdin:
             daemon.stdin.write(b"\n")
 
     def kill(self, host):
-        daemon = self.daemons.pop(host)
+        daemon = self.processes.pop(host)
         daemon.kill()
         daemon.wait()
         self.killed[daemon.pid] = monotonic()
@@ -106,10 +106,10 @@ class Yard:
         lately, journal = monotonic() - LEASE_SEC, self.journal.read()
         open_runs = journal.began.keys() - journal.ended.keys()
         found = {journal.began[run][0] for run in open_runs if journal.began[run][2] > lately}
-        return found & self.daemons.keys()
+        return found & self.processes.keys()
 
     def close(self):
-        for host in list(self.daemons):
+        for host in list(self.processes):
             self.kill(host)
 
     def runs(self):
@@ -121,37 +121,37 @@ class Yard:
 
 
 @pytest.fixture
-def yard(tmp_path):
+def daemons(tmp_path):
     with PostgresServer() as server:
-        yard = Yard(server, tmp_path)
-        yield yard
-        yard.close()
+        daemons = Daemons(server, tmp_path)
+        yield daemons
+        daemons.close()
 
 
-def disturb(yard, how, rng):
+def disturb(daemons, how, rng):
     """Whoever is at work just now."""
-    until(lambda: yard.at_work())
-    host = rng.choice(sorted(yard.at_work() or HOSTS))
+    until(lambda: daemons.at_work())
+    host = rng.choice(sorted(daemons.at_work() or HOSTS))
     match how:
         case "kill":
-            yard.kill(host)
-            yard.start(host)
+            daemons.kill(host)
+            daemons.start(host)
         case "stop":
-            os.kill(yard.daemons[host].pid, signal.SIGSTOP)
+            os.kill(daemons.processes[host].pid, signal.SIGSTOP)
             sleep(LEASE_SEC * 1.3)
-            os.kill(yard.daemons[host].pid, signal.SIGCONT)
+            os.kill(daemons.processes[host].pid, signal.SIGCONT)
         case "cut off":
-            yard.server.run(
+            daemons.server.run(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'penstock'"
             )
         case "restart":
-            yard.server.restart(signal.SIGINT)
+            daemons.server.restart(signal.SIGINT)
         case "crash":
-            yard.server.restart(signal.SIGQUIT)
+            daemons.server.restart(signal.SIGQUIT)
         case "unplug":
-            yard.hub.pull(HOSTS.index(host) + 1)
+            daemons.hub.pull(HOSTS.index(host) + 1)
             sleep(LEASE_SEC * 1.3)
-            yard.hub.plug(HOSTS.index(host) + 1)
+            daemons.hub.plug(HOSTS.index(host) + 1)
 
 
 def left(store):
@@ -165,8 +165,8 @@ def left(store):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", range(max(1, SOAK // 2)))
-def test_whatever_happens_to_hosts_and_server_every_job_runs_and_none_beside_itself(yard, part):
-    trouble(yard, random.Random(11 + part * 100), JOBS, KINDS)
+def test_whatever_happens_to_hosts_and_server_every_job_runs_and_none_beside_itself(daemons, part):
+    trouble(daemons, random.Random(11 + part * 100), JOBS, KINDS)
 
 
 @pytest.mark.long
@@ -178,26 +178,26 @@ def test_hosts_that_the_network_cuts_off_lose_their_runs_and_nothing_else(tmp_pa
     except Refused as why:
         pytest.skip(f"no network namespaces here: {why}")
     with closing(hub), PostgresServer(port=5432, within=hub.within, listen=SERVER) as server:
-        yard = Yard(server, tmp_path, hub)
-        with closing(yard):
-            trouble(yard, random.Random(12 + part * 100), JOBS // 8, ("unplug",) * 2)
+        daemons = Daemons(server, tmp_path, hub)
+        with closing(daemons):
+            trouble(daemons, random.Random(12 + part * 100), JOBS // 8, ("unplug",) * 2)
 
 
-def trouble(yard, rng, jobs, kinds):
+def trouble(daemons, rng, jobs, kinds):
     """Fed while it is disturbed, and each disturbance waits until the one before it has been got over."""
-    store, kept = PostgresStore(yard.server.dsn), set()
+    store, kept = PostgresStore(daemons.server.dsn), set()
     for host in HOSTS:
-        yard.start(host)
+        daemons.start(host)
     for how in kinds:
         for _ in range(max(1, jobs // len(kinds) // BULK)):
             kept |= feed(store)
-        yard.wait_for(100)
-        disturb(yard, how, rng)
+        daemons.wait_for(100)
+        disturb(daemons, how, rng)
     while len(kept) < jobs:
         kept |= feed(store)
     until(lambda: left(store) == 0, within=120)
-    yard.close()
-    runs = sorted(yard.runs(), key=lambda run: run.begin)
+    daemons.close()
+    runs = sorted(daemons.runs(), key=lambda run: run.begin)
 
     assert kept <= {run.job_id for run in runs}
     assert [] == overlaps(runs)

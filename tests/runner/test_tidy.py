@@ -24,7 +24,7 @@ class CountingStore(MemoryStore):
         return super().jobs(ids)
 
 
-class Yard:
+class OutputFolders:
     def __init__(self, runs):
         self.now, self.runs = T0, runs
         self.store = CountingStore(lambda: self.now)
@@ -54,8 +54,8 @@ class Yard:
 
 
 @pytest.fixture
-def yard(tmp_path):
-    return Yard(tmp_path / "runs")
+def outputs(tmp_path):
+    return OutputFolders(tmp_path / "runs")
 
 
 def test_outputs_that_no_job_owns_are_removed_soon_after_a_start(plants, tmp_path):
@@ -69,38 +69,38 @@ def test_outputs_that_no_job_owns_are_removed_soon_after_a_start(plants, tmp_pat
     assert (tmp_path / "data" / "runs" / job).exists()
 
 
-def test_a_pass_is_cut_into_steps_and_removes_the_oldest_first(yard):
-    known = yard.job()
+def test_a_pass_is_cut_into_steps_and_removes_the_oldest_first(outputs):
+    known = outputs.job()
     for n in range(5):
-        yard.folder(f"0000000{n}")
-    tidy = OutputCleaner(yard.store, yard.runs, batch=2)
+        outputs.folder(f"0000000{n}")
+    tidy = OutputCleaner(outputs.store, outputs.runs, batch=2)
 
     left = []
     for _ in range(4):
         tidy.step()
-        left.append(len(yard.folders()))
+        left.append(len(outputs.folders()))
     assert left[:3] == [4, 2, 1]
-    assert yard.folders() == {known}
+    assert outputs.folders() == {known}
 
 
-def test_outputs_of_pruned_jobs_are_removed_and_others_stay(yard):
-    tidy = OutputCleaner(yard.store, yard.runs)
-    old, young = yard.job(), yard.job()
+def test_outputs_of_pruned_jobs_are_removed_and_others_stay(outputs):
+    tidy = OutputCleaner(outputs.store, outputs.runs)
+    old, young = outputs.job(), outputs.job()
     tidy.step()
-    assert yard.folders() == {old, young}
-    yard.forget(old)
+    assert outputs.folders() == {old, young}
+    outputs.forget(old)
     tidy.step()
 
-    assert yard.folders() == {young}
+    assert outputs.folders() == {young}
 
 
-def test_no_job_is_looked_up_while_none_is_pruned(yard):
-    tidy = OutputCleaner(yard.store, yard.runs)
+def test_no_job_is_looked_up_while_none_is_pruned(outputs):
+    tidy = OutputCleaner(outputs.store, outputs.runs)
     for _ in range(3):
-        yard.job()
+        outputs.job()
     tidy.step()
-    first = yard.store.looked_up
+    first = outputs.store.looked_up
     for _ in range(100):
         tidy.step()
 
-    assert (first, yard.store.looked_up) == (3, 3)
+    assert (first, outputs.store.looked_up) == (3, 3)

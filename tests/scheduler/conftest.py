@@ -13,7 +13,7 @@ from penstock.core.jobs.types import SECOND
 T0 = 1_900_000_000 * SECOND
 
 
-class Hands:
+class ManualClock:
     def __init__(self):
         self.now = T0
 
@@ -21,7 +21,7 @@ class Hands:
         return self.now
 
 
-class Works:
+class SchedulerKit:
     """The whole scheduler on one store, on a clock that the test moves."""
 
     def __init__(self, store, clock, rules):
@@ -86,18 +86,18 @@ STORES = {"memory": memory, "sqlite": sqlite}
 def make(kind, path):
     from penstock.scheduler.rules import SchedulerRules
 
-    clock = Hands()
-    return Works(
+    clock = ManualClock()
+    return SchedulerKit(
         STORES[kind](path, clock), clock, SchedulerRules(capacity=Capacity(fixed=90), ordering=Ordering())
     )
 
 
 @pytest.fixture(params=STORES)
-def works(request, tmp_path):
-    works = make(request.param, tmp_path)
-    yield works
-    problems = works.store.audit()
-    works.store.close()
+def kit(request, tmp_path):
+    kit = make(request.param, tmp_path)
+    yield kit
+    problems = kit.store.audit()
+    kit.store.close()
     assert problems == []
 
 

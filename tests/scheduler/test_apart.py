@@ -24,8 +24,8 @@ from penstock.stores.sqlite.store import SqliteStore
 ALL = WorkerKinds()
 #: The table and the column, in SQLite and in PostgreSQL.
 PLACES = {
-    "result": ("attempt", "dispatch"),
-    "failure": ("attempt", "dispatch"),
+    "result": ("ended_dispatch", "dispatch"),
+    "failure": ("ended_dispatch", "dispatch"),
     "data": ("checkpoint", "checkpoint"),
     "payload": ("intent", "job"),
 }

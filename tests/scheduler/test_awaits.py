@@ -8,40 +8,40 @@ from penstock.scheduler.dispatcher import WorkerKinds
 A, B = WorkerKinds(AddonId("a")), WorkerKinds(AddonId("b"))
 
 
-def test_before_the_first_round_anything_may_be_in_line(works):
-    assert works.dispatcher.awaits(A)
+def test_before_the_first_round_anything_may_be_in_line(kit):
+    assert kit.dispatcher.awaits(A)
 
 
-def test_who_has_nothing_in_line_is_told_so_by_the_last_round(works):
-    works.fetchers.came(WorkerKinds(), works.now + 30 * SECOND)
-    works.submit()
-    works.step()
+def test_who_has_nothing_in_line_is_told_so_by_the_last_round(kit):
+    kit.fetchers.came(WorkerKinds(), kit.now + 30 * SECOND)
+    kit.submit()
+    kit.step()
 
-    assert (works.dispatcher.awaits(A), works.dispatcher.awaits(B)) == (True, False)
-
-
-def test_what_may_not_start_yet_is_in_line_all_the_same(works):
-    works.fetchers.came(WorkerKinds(), works.now + 30 * SECOND)
-    works.machine.draining = True
-    works.submit()
-    works.step()
-
-    assert works.dispatcher.awaits(A)
+    assert (kit.dispatcher.awaits(A), kit.dispatcher.awaits(B)) == (True, False)
 
 
-def test_what_becomes_ready_is_in_line_from_the_round_of_that_moment_on(works):
-    works.fetchers.came(WorkerKinds(), works.now + 30 * SECOND)
-    works.submit(earliest_start_at=works.now + 10 * SECOND)
-    works.step()
-    before = works.dispatcher.awaits(A)
-    works.later(10)
-    works.step()
+def test_what_may_not_start_yet_is_in_line_all_the_same(kit):
+    kit.fetchers.came(WorkerKinds(), kit.now + 30 * SECOND)
+    kit.machine.draining = True
+    kit.submit()
+    kit.step()
 
-    assert (before, works.dispatcher.awaits(A)) == (False, True)
+    assert kit.dispatcher.awaits(A)
 
 
-def test_where_others_dispatch_too_nothing_can_be_said(works, monkeypatch):
-    works.step()
-    monkeypatch.setattr(works.store, "shared", True, raising=False)
+def test_what_becomes_ready_is_in_line_from_the_round_of_that_moment_on(kit):
+    kit.fetchers.came(WorkerKinds(), kit.now + 30 * SECOND)
+    kit.submit(earliest_start_at=kit.now + 10 * SECOND)
+    kit.step()
+    before = kit.dispatcher.awaits(A)
+    kit.later(10)
+    kit.step()
 
-    assert works.dispatcher.awaits(A)
+    assert (before, kit.dispatcher.awaits(A)) == (False, True)
+
+
+def test_where_others_dispatch_too_nothing_can_be_said(kit, monkeypatch):
+    kit.step()
+    monkeypatch.setattr(kit.store, "shared", True, raising=False)
+
+    assert kit.dispatcher.awaits(A)

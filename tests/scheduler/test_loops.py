@@ -14,107 +14,107 @@ from penstock.core.jobs.types import HOUR, MINUTE, SECOND
 from penstock.stores.api import Query
 
 
-def end_all(works, how=EndReason.COMPLETED):
-    for dispatch in works.store.live():
-        works.job_service.end(dispatch.dispatch_id, how)
+def end_all(kit, how=EndReason.COMPLETED):
+    for dispatch in kit.store.live():
+        kit.job_service.end(dispatch.dispatch_id, how)
 
 
-def lease_all(works):
-    for dispatch in works.job_service.dispatchable():
-        works.job_service.lease(dispatch.job_id)
+def lease_all(kit):
+    for dispatch in kit.job_service.dispatchable():
+        kit.job_service.lease(dispatch.job_id)
 
 
-def test_a_reservation_nobody_takes_up_goes_back_and_lets_others_in_before_it_tries_again(works):
-    [absent] = works.submit(cost_units=90)
-    [other] = works.submit(addon_id="b", cost_units=90)
-    works.step()
-    works.later(30)
-    works.step()
+def test_a_reservation_nobody_takes_up_goes_back_and_lets_others_in_before_it_tries_again(kit):
+    [absent] = kit.submit(cost_units=90)
+    [other] = kit.submit(addon_id="b", cost_units=90)
+    kit.step()
+    kit.later(30)
+    kit.step()
 
-    assert [works.state(absent), works.state(other)] == ["QUEUED", "DISPATCHING"]
-    assert works.store.events(0, 100, absent)[-1].reason == "start_timeout"
-
-
-def test_an_expired_lease_puts_its_job_back_as_a_crash(works):
-    [job_id] = works.submit()
-    works.step()
-    lease_all(works)
-    works.later(30)
-    works.step()
-    job = works.store.job(job_id)
-
-    assert (job.state, job.counters.crash, job.not_before) == (JobState.QUEUED, 1, works.now + MINUTE)
+    assert [kit.state(absent), kit.state(other)] == ["QUEUED", "DISPATCHING"]
+    assert kit.store.events(0, 100, absent)[-1].reason == "start_timeout"
 
 
-def test_a_run_past_its_limit_is_told_then_given_up(works):
-    [job_id] = works.submit(max_runtime_sec=20)
-    works.step()
-    lease_all(works)
-    works.later(20)
-    works.step()
-    [ending] = works.store.live()
+def test_an_expired_lease_puts_its_job_back_as_a_crash(kit):
+    [job_id] = kit.submit()
+    kit.step()
+    lease_all(kit)
+    kit.later(30)
+    kit.step()
+    job = kit.store.job(job_id)
+
+    assert (job.state, job.counters.crash, job.not_before) == (JobState.QUEUED, 1, kit.now + MINUTE)
+
+
+def test_a_run_past_its_limit_is_told_then_given_up(kit):
+    [job_id] = kit.submit(max_runtime_sec=20)
+    kit.step()
+    lease_all(kit)
+    kit.later(20)
+    kit.step()
+    [ending] = kit.store.live()
     assert ending.reason is EndReason.MAX_RUNTIME_EXCEEDED
 
-    works.later(15)
-    works.step()
-    assert works.state(job_id) == "QUEUED"
-    assert "TIMEOUT" in works.kinds(job_id)
+    kit.later(15)
+    kit.step()
+    assert kit.state(job_id) == "QUEUED"
+    assert "TIMEOUT" in kit.kinds(job_id)
 
 
-def test_the_keeper_asks_to_be_called_when_the_next_thing_is_due(works):
-    works.submit()
-    works.step()
+def test_the_keeper_asks_to_be_called_when_the_next_thing_is_due(kit):
+    kit.submit()
+    kit.step()
 
-    assert works.maintenance.step(works.now) == works.now + 30 * SECOND
-
-
-def test_old_jobs_are_forgotten_in_small_steps(works):
-    works.submit(n=5, cost_units=1)
-    works.step()
-    lease_all(works)
-    end_all(works)
-    works.later(31 * 24 * 3_600)
-    works.step()
-
-    assert works.store.find(Query()) == []
+    assert kit.maintenance.step(kit.now) == kit.now + 30 * SECOND
 
 
-def test_a_week_of_crashes_takes_milliseconds(works):
-    [job_id] = works.submit()
-    began = works.now
-    while works.state(job_id) != "FAILED":
-        works.step()
-        lease_all(works)
-        works.clock.now = works.maintenance.step(works.now)
+def test_old_jobs_are_forgotten_in_small_steps(kit):
+    kit.submit(n=5, cost_units=1)
+    kit.step()
+    lease_all(kit)
+    end_all(kit)
+    kit.later(31 * 24 * 3_600)
+    kit.step()
 
-    assert works.now - began > 80 * MINUTE
-    assert len(works.store.attempts(job_id)) == 6
+    assert kit.store.find(Query()) == []
 
 
-def test_a_denial_says_how_often_the_reason_before_it_had_held(works):
-    works.submit(cost_units=90)
-    works.step()
-    [job_id] = works.submit(cost_units=10)
+def test_a_week_of_crashes_takes_milliseconds(kit):
+    [job_id] = kit.submit()
+    began = kit.now
+    while kit.state(job_id) != "FAILED":
+        kit.step()
+        lease_all(kit)
+        kit.clock.now = kit.maintenance.step(kit.now)
+
+    assert kit.now - began > 80 * MINUTE
+    assert len(kit.store.attempts(job_id)) == 6
+
+
+def test_a_denial_says_how_often_the_reason_before_it_had_held(kit):
+    kit.submit(cost_units=90)
+    kit.step()
+    [job_id] = kit.submit(cost_units=10)
     for _ in range(5):
-        works.step()
-    works.machine.draining = True
-    works.step()
-    denials = [e for e in works.store.events(0, 100, job_id) if e.kind == "DENIED"]
+        kit.step()
+    kit.machine.draining = True
+    kit.step()
+    denials = [e for e in kit.store.events(0, 100, job_id) if e.kind == "DENIED"]
 
     assert [(e.reason, e.data.get("after")) for e in denials] == [("no_room", None), ("draining", 5)]
 
 
 @pytest.fixture
-def measured(works):
+def measured(kit):
     from msgspec.structs import replace
 
-    rules = replace(works.rules, capacity=Capacity())
-    return type(works)(works.store, works.clock, rules)
+    rules = replace(kit.rules, capacity=Capacity())
+    return type(kit)(kit.store, kit.clock, rules)
 
 
-def report(works, cpu):
+def report(kit, cpu):
     for name, value in (("cpu", cpu), ("memory", 0.1)):
-        works.machine.report(Reading(name, value, works.now))
+        kit.machine.report(Reading(name, value, kit.now))
 
 
 def test_without_fresh_signals_nothing_starts(measured):
@@ -141,35 +141,35 @@ def test_an_overnight_job_waits_for_the_streak_of_quiet_it_asked_for(measured):
     assert measured.machine.conditions(measured.now).quiet is QuietState.QUIET
 
 
-def test_the_trail_is_read_to_its_end_and_on_from_there(works):
+def test_the_trail_is_read_to_its_end_and_on_from_there(kit):
     from penstock.scheduler.job_service import feed
 
-    works.submit(n=7)
-    first = list(feed(works.store, page=3))
-    works.submit()
+    kit.submit(n=7)
+    first = list(feed(kit.store, page=3))
+    kit.submit()
 
     assert len(first) == 7
-    assert [event.seq for event in feed(works.store, after=first[-1].seq)] == [8]
+    assert [event.seq for event in feed(kit.store, after=first[-1].seq)] == [8]
 
 
-def test_a_wall_clock_that_was_set_moves_no_lease(works):
+def test_a_wall_clock_that_was_set_moves_no_lease(kit):
     from penstock.scheduler.clock import SteadyClock
     from penstock.scheduler.maintenance import Maintenance
 
-    wall, steady = [works.now], [0]
+    wall, steady = [kit.now], [0]
     clock = SteadyClock(lambda: wall[0], lambda: steady[0])
-    maintenance = Maintenance(works.store, works.rules, clock)
-    works.submit()
-    works.step()
-    lease_all(works)
+    maintenance = Maintenance(kit.store, kit.rules, clock)
+    kit.submit()
+    kit.step()
+    lease_all(kit)
     wall[0] += HOUR
-    assert clock() == works.now
+    assert clock() == kit.now
     maintenance.step(clock())
-    works.clock.now = clock()
+    kit.clock.now = clock()
 
     assert clock() == wall[0]
-    assert works.store.live()[0].expires_at == works.now + 30 * SECOND
-    assert works.store.overdue(10) == []
+    assert kit.store.live()[0].expires_at == kit.now + 30 * SECOND
+    assert kit.store.overdue(10) == []
 
 
 def test_a_small_drift_of_the_clock_is_left_alone():

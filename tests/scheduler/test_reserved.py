@@ -17,75 +17,75 @@ A = WorkerKinds(AddonId("a"))
 
 
 @pytest.fixture
-def looks(works, monkeypatch):
+def looks(kit, monkeypatch):
     """How often the store was asked for what is in flight, by the one who alone dispatches."""
-    works.dispatcher.begin()
-    seen, live = [], works.store.live
+    kit.dispatcher.begin()
+    seen, live = [], kit.store.live
 
     def counted(**asked):
         seen.append(asked)
         return live(**asked)
 
-    monkeypatch.setattr(works.store, "live", counted)
+    monkeypatch.setattr(kit.store, "live", counted)
     return seen
 
 
-def test_who_alone_dispatches_does_not_look_where_nothing_was_reserved(works, looks):
-    works.submit(3)
-    [claimed] = works.job_service.claim(A)
-    works.job_service.complete(claimed.dispatch.dispatch_id)
-    works.job_service.exchange([], A)
+def test_who_alone_dispatches_does_not_look_where_nothing_was_reserved(kit, looks):
+    kit.submit(3)
+    [claimed] = kit.job_service.claim(A)
+    kit.job_service.complete(claimed.dispatch.dispatch_id)
+    kit.job_service.exchange([], A)
 
     assert looks == []
 
 
-def test_what_was_reserved_is_taken_up(works, looks):
-    [job_id] = works.submit()
-    works.step()
+def test_what_was_reserved_is_taken_up(kit, looks):
+    [job_id] = kit.submit()
+    kit.step()
 
-    assert [c.job.job_id for c in works.job_service.claim(A)] == [job_id]
-
-
-def test_what_a_claim_reserved_because_it_stood_before_its_own_is_taken_up(works, looks):
-    [first] = works.submit(addon_id="b", priority=90)
-    works.submit()
-    works.job_service.claim(A)
-
-    assert [c.job.job_id for c in works.job_service.claim(WorkerKinds(AddonId("b")))] == [first]
+    assert [c.job.job_id for c in kit.job_service.claim(A)] == [job_id]
 
 
-def test_nobody_looks_for_a_reservation_that_it_could_not_take(works, looks):
-    works.submit()
-    works.step()
-    works.job_service.claim(WorkerKinds(AddonId("b")))
-    works.job_service.claim(WorkerKinds(AddonId("a"), frozenset({"other"})))
+def test_what_a_claim_reserved_because_it_stood_before_its_own_is_taken_up(kit, looks):
+    [first] = kit.submit(addon_id="b", priority=90)
+    kit.submit()
+    kit.job_service.claim(A)
 
-    assert looks == []
+    assert [c.job.job_id for c in kit.job_service.claim(WorkerKinds(AddonId("b")))] == [first]
 
 
-def test_looking_ends_when_the_time_of_the_last_reservation_is_over(works, looks):
-    works.submit()
-    works.step()
-    works.later(31)
-    works.maintenance.step(works.now)
-    works.job_service.claim(A)
+def test_nobody_looks_for_a_reservation_that_it_could_not_take(kit, looks):
+    kit.submit()
+    kit.step()
+    kit.job_service.claim(WorkerKinds(AddonId("b")))
+    kit.job_service.claim(WorkerKinds(AddonId("a"), frozenset({"other"})))
 
     assert looks == []
 
 
-def test_what_was_reserved_before_a_restart_is_taken_up_after_it(works):
-    [job_id] = works.submit()
-    works.step()
-    again = works.under()
+def test_looking_ends_when_the_time_of_the_last_reservation_is_over(kit, looks):
+    kit.submit()
+    kit.step()
+    kit.later(31)
+    kit.maintenance.step(kit.now)
+    kit.job_service.claim(A)
+
+    assert looks == []
+
+
+def test_what_was_reserved_before_a_restart_is_taken_up_after_it(kit):
+    [job_id] = kit.submit()
+    kit.step()
+    again = kit.under()
     again.dispatcher.begin()
 
     assert [c.job.job_id for c in again.job_service.claim(A)] == [job_id]
 
 
-def test_who_does_not_dispatch_finds_what_another_process_reserved(works):
-    [job_id] = works.submit()
-    elsewhere = works.under()
-    works.step()
+def test_who_does_not_dispatch_finds_what_another_process_reserved(kit):
+    [job_id] = kit.submit()
+    elsewhere = kit.under()
+    kit.step()
 
     assert [c.job.job_id for c in elsewhere.job_service.claim(A)] == [job_id]
 

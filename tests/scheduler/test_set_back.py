@@ -57,67 +57,67 @@ def test_a_moment_that_is_too_far_away_is_from_before_the_clock_was_set_back(ahe
     assert comes_later(T0 + ahead, T0, 10) is later
 
 
-def test_a_pulse_goes_on_when_the_clock_is_set_back(works):
+def test_a_pulse_goes_on_when_the_clock_is_set_back(kit):
     from penstock.scheduler.stats import LiveStats
 
-    pulse = LiveStats(works.store, works.machine, works.rules.host)
-    pulse.step(works.now)
-    works.later(-3600)
-    pulse.step(works.now)
+    pulse = LiveStats(kit.store, kit.machine, kit.rules.host)
+    pulse.step(kit.now)
+    kit.later(-3600)
+    pulse.step(kit.now)
 
-    assert [second.at for second in pulse.history()][-1] == works.now
+    assert [second.at for second in pulse.history()][-1] == kit.now
 
 
-def failing(works):
+def failing(kit):
     """A job whose next attempt is due in 6 s."""
-    [job_id] = works.submit(retry_delays_sec=(6,))
-    works.step()
-    works.job_service.fail(works.job_service.lease(job_id).dispatch_id, "no")
+    [job_id] = kit.submit(retry_delays_sec=(6,))
+    kit.step()
+    kit.job_service.fail(kit.job_service.lease(job_id).dispatch_id, "no")
     return job_id
 
 
 @pytest.mark.parametrize("by", [-3 * 3600, 3 * 3600])
-def test_a_retry_is_due_when_it_was_if_the_clock_is_set_while_the_scheduler_runs(works, times, by):
+def test_a_retry_is_due_when_it_was_if_the_clock_is_set_while_the_scheduler_runs(kit, times, by):
     from penstock.scheduler.clock import SteadyClock
     from penstock.scheduler.maintenance import Maintenance
 
-    job_id = failing(works)
+    job_id = failing(kit)
     clock = SteadyClock(lambda: times.wall, lambda: times.steady)
-    maintenance = Maintenance(works.store, works.rules, clock)
+    maintenance = Maintenance(kit.store, kit.rules, clock)
     times.wall += by * SECOND
-    works.later(by)
+    kit.later(by)
     maintenance.step(clock())
 
-    assert works.store.job(job_id).not_before == works.now + 6 * SECOND
-    assert [event.data for event in works.store.events(0, 100) if event.kind == "CLOCK_SHIFTED"] == [
+    assert kit.store.job(job_id).not_before == kit.now + 6 * SECOND
+    assert [event.data for event in kit.store.events(0, 100) if event.kind == "CLOCK_SHIFTED"] == [
         {"by": by * SECOND}
     ]
 
 
-def test_a_retry_is_due_when_it_was_if_the_clock_is_set_back_while_no_scheduler_runs(works):
+def test_a_retry_is_due_when_it_was_if_the_clock_is_set_back_while_no_scheduler_runs(kit):
     from penstock.scheduler.recovery import recover
 
-    job_id = failing(works)
-    works.later(-3 * 3600)
-    recover(works.store, works.rules)
+    job_id = failing(kit)
+    kit.later(-3 * 3600)
+    recover(kit.store, kit.rules)
 
-    assert works.store.job(job_id).not_before == works.now + 6 * SECOND
-    assert "CLOCK_SHIFTED" in [event.kind for event in works.store.events(0, 100)]
-    works.later(6)
-    works.step()
-    assert works.state(job_id) == "DISPATCHING"
+    assert kit.store.job(job_id).not_before == kit.now + 6 * SECOND
+    assert "CLOCK_SHIFTED" in [event.kind for event in kit.store.events(0, 100)]
+    kit.later(6)
+    kit.step()
+    assert kit.state(job_id) == "DISPATCHING"
 
 
-def test_a_start_after_a_pause_shifts_nothing(works):
+def test_a_start_after_a_pause_shifts_nothing(kit):
     from penstock.scheduler.recovery import recover
 
-    job_id = failing(works)
-    due = works.store.job(job_id).not_before
-    works.later(3)
-    recover(works.store, works.rules)
+    job_id = failing(kit)
+    due = kit.store.job(job_id).not_before
+    kit.later(3)
+    recover(kit.store, kit.rules)
 
-    assert works.store.job(job_id).not_before == due
-    assert "CLOCK_SHIFTED" not in [event.kind for event in works.store.events(0, 100)]
+    assert kit.store.job(job_id).not_before == due
+    assert "CLOCK_SHIFTED" not in [event.kind for event in kit.store.events(0, 100)]
 
 
 def test_a_victim_of_preemption_has_its_time_again_when_the_clock_is_set_back():

@@ -13,26 +13,26 @@ from penstock.stores.api import Renew, committed
 DAY = 24 * HOUR
 
 
-def running(works, **fields):
-    [job_id] = works.submit(**fields)
-    works.step()
-    return job_id, works.job_service.lease(job_id, "w1")
+def running(kit, **fields):
+    [job_id] = kit.submit(**fields)
+    kit.step()
+    return job_id, kit.job_service.lease(job_id, "w1")
 
 
-def alerts(works):
-    return [event for event in works.store.events(0, 1_000) if event.kind == "ALERT"]
+def alerts(kit):
+    return [event for event in kit.store.events(0, 1_000) if event.kind == "ALERT"]
 
 
 @pytest.fixture
-def budgeted(works):
-    return works.under(limits=AdmissionLimits(budgets={"a": Budget(day=1_000, month=5_000)}))
+def budgeted(kit):
+    return kit.under(limits=AdmissionLimits(budgets={"a": Budget(day=1_000, month=5_000)}))
 
 
-def test_eighty_percent_of_a_jobs_limit_is_told_once(works):
-    job_id, lease = running(works, cost_limit=1_000)
+def test_eighty_percent_of_a_jobs_limit_is_told_once(kit):
+    job_id, lease = running(kit, cost_limit=1_000)
     for spent in (799, 800, 900):
-        assert works.job_service.heartbeat(lease.dispatch_id, spent=spent).stop is None
-    [alert] = alerts(works)
+        assert kit.job_service.heartbeat(lease.dispatch_id, spent=spent).stop is None
+    [alert] = alerts(kit)
 
     assert (alert.job_id, alert.reason) == (job_id, "cost_warning")
     assert alert.data["kind"] == "cost_warning"
@@ -41,61 +41,61 @@ def test_eighty_percent_of_a_jobs_limit_is_told_once(works):
     assert f"job {job_id[-8:]} has spent" in alert.data["text"]
 
 
-def test_at_the_limit_the_owner_is_told_before_the_run_is(works):
-    job_id, lease = running(works, cost_limit=1_000)
-    answer = works.job_service.heartbeat(lease.dispatch_id, spent=1_300)
-    told = [(str(e.kind), e.reason) for e in works.store.events(0, 100, job_id)][-2:]
+def test_at_the_limit_the_owner_is_told_before_the_run_is(kit):
+    job_id, lease = running(kit, cost_limit=1_000)
+    answer = kit.job_service.heartbeat(lease.dispatch_id, spent=1_300)
+    told = [(str(e.kind), e.reason) for e in kit.store.events(0, 100, job_id)][-2:]
 
     assert answer.stop is EndReason.COST_LIMIT_REACHED
     assert told == [("ALERT", "cost_limit_reached"), ("STOP_REQUESTED", "cost_limit_reached")]
-    assert alerts(works)[0].data["overshoot"] == 300
+    assert alerts(kit)[0].data["overshoot"] == 300
 
 
-def test_the_overshoot_is_recorded_with_the_end(works):
-    job_id, lease = running(works, cost_limit=1_000)
-    works.job_service.heartbeat(lease.dispatch_id, spent=1_100)
-    works.job_service.heartbeat(lease.dispatch_id, spent=1_450)
-    works.job_service.release(lease.dispatch_id)
-    last = works.store.events(0, 100, job_id)[-1]
+def test_the_overshoot_is_recorded_with_the_end(kit):
+    job_id, lease = running(kit, cost_limit=1_000)
+    kit.job_service.heartbeat(lease.dispatch_id, spent=1_100)
+    kit.job_service.heartbeat(lease.dispatch_id, spent=1_450)
+    kit.job_service.release(lease.dispatch_id)
+    last = kit.store.events(0, 100, job_id)[-1]
 
     assert (str(last.kind), last.reason) == ("BLOCKED", "cost_limit_reached")
     assert last.data == {"spent": 1_450, "limit": 1_000, "overshoot": 450}
 
 
-def test_a_limit_that_was_passed_while_the_scheduler_died_stops_the_run_at_its_next_word(works):
+def test_a_limit_that_was_passed_while_the_scheduler_died_stops_the_run_at_its_next_word(kit):
     """The amount is on record and the stop is not: the crossing will not come again."""
     from penstock.core.jobs.changes import Renewal
 
-    _, lease = running(works, cost_limit=1_000)
+    _, lease = running(kit, cost_limit=1_000)
     committed(
-        works.store,
-        Renew([Renewal(dispatch_id=lease.dispatch_id, expires_at=works.now + 30 * SECOND, spent=2_000)]),
+        kit.store,
+        Renew([Renewal(dispatch_id=lease.dispatch_id, expires_at=kit.now + 30 * SECOND, spent=2_000)]),
     )
 
-    assert works.job_service.heartbeat(lease.dispatch_id).stop is EndReason.COST_LIMIT_REACHED
+    assert kit.job_service.heartbeat(lease.dispatch_id).stop is EndReason.COST_LIMIT_REACHED
 
 
-def test_a_retry_by_hand_has_its_marks_before_it_again(works):
-    job_id, lease = running(works, cost_limit=1_000)
-    works.job_service.heartbeat(lease.dispatch_id, spent=1_000)
-    works.job_service.release(lease.dispatch_id)
-    works.job_service.retry(job_id)
-    works.later(1)
-    works.step()
-    again = works.job_service.lease(job_id)
-    works.job_service.heartbeat(again.dispatch_id, spent=900)
-    works.job_service.heartbeat(again.dispatch_id, spent=1_000)
+def test_a_retry_by_hand_has_its_marks_before_it_again(kit):
+    job_id, lease = running(kit, cost_limit=1_000)
+    kit.job_service.heartbeat(lease.dispatch_id, spent=1_000)
+    kit.job_service.release(lease.dispatch_id)
+    kit.job_service.retry(job_id)
+    kit.later(1)
+    kit.step()
+    again = kit.job_service.lease(job_id)
+    kit.job_service.heartbeat(again.dispatch_id, spent=900)
+    kit.job_service.heartbeat(again.dispatch_id, spent=1_000)
 
-    assert [a.reason for a in alerts(works)] == ["cost_limit_reached", "cost_warning", "cost_limit_reached"]
-    assert len({a.data["key"] for a in alerts(works)}) == 3
+    assert [a.reason for a in alerts(kit)] == ["cost_limit_reached", "cost_warning", "cost_limit_reached"]
+    assert len({a.data["key"] for a in alerts(kit)}) == 3
 
 
-def test_a_beat_told_twice_is_counted_and_told_once(works):
-    _, lease = running(works, cost_limit=1_000)
+def test_a_beat_told_twice_is_counted_and_told_once(kit):
+    _, lease = running(kit, cost_limit=1_000)
     for _ in range(3):
-        works.job_service.heartbeat(lease.dispatch_id, spent=850)
+        kit.job_service.heartbeat(lease.dispatch_id, spent=850)
 
-    assert len(alerts(works)) == 1
+    assert len(alerts(kit)) == 1
 
 
 def test_eighty_percent_of_a_budget_is_told_once_whoever_spends(budgeted):
@@ -209,15 +209,15 @@ def test_a_heartbeat_without_spending_reads_no_budget(budgeted, monkeypatch):
     assert budgeted.job_service.heartbeat(lease.dispatch_id, progress=0.5).stop is None
 
 
-def test_the_hard_caps_alert_says_whose_and_why(works):
-    job_id, _ = running(works, max_active_sec=10)
-    works.later(10)
-    works.step()
-    works.later(40)
-    works.step()
-    [alert] = alerts(works)
+def test_the_hard_caps_alert_says_whose_and_why(kit):
+    job_id, _ = running(kit, max_active_sec=10)
+    kit.later(10)
+    kit.step()
+    kit.later(40)
+    kit.step()
+    [alert] = alerts(kit)
 
-    assert works.state(job_id) == "FAILED"
+    assert kit.state(job_id) == "FAILED"
     assert {"kind": "hard_cap_exceeded", "addon_id": "a", "job_id": job_id}.items() <= alert.data.items()
     assert alert.data["key"] == f"hard_cap_exceeded/{job_id}/1"
     assert alert.data["text"] == f"job {job_id[-8:]} is FAILED: hard_cap_exceeded"

@@ -25,25 +25,25 @@ def job(addon_id="a", **fields):
 
 
 @pytest.fixture
-def full(works):
+def full(kit):
     """Room for two, both places taken."""
-    works = works.under(depth=Depth(total=2))
-    works.ids = works.submit(n=2)
-    return works
+    kit = kit.under(depth=Depth(total=2))
+    kit.ids = kit.submit(n=2)
+    return kit
 
 
-def waits(works, *intents, wait_sec=10):
-    works.woken.clear()
-    answer = works.job_service.submit_soon(intents or [job()], wait_sec)
-    while not answer.done() and not works.woken.wait(0.01):
+def waits(kit, *intents, wait_sec=10):
+    kit.woken.clear()
+    answer = kit.job_service.submit_soon(intents or [job()], wait_sec)
+    while not answer.done() and not kit.woken.wait(0.01):
         pass
-    works.waitlist.step(works.now)
+    kit.waitlist.step(kit.now)
     return answer
 
 
-def make_room(works):
-    works.job_service.cancel(works.ids.pop())
-    works.waitlist.step(works.now)
+def make_room(kit):
+    kit.job_service.cancel(kit.ids.pop())
+    kit.waitlist.step(kit.now)
 
 
 def test_room_that_appears_in_time_lets_it_in(full):
@@ -96,12 +96,12 @@ def test_a_newcomer_does_not_go_past_who_waits(full):
     assert (bulk.done(), behind.done()) == (True, False)
 
 
-def test_who_waits_for_room_in_an_addon_holds_up_nobody_of_another(works):
-    works = works.under(depth=Depth(per_addon=1))
-    works.ids = works.submit()
-    mine = waits(works)
-    other = works.job_service.submit([job("b")])
-    also = waits(works, job("c"))
+def test_who_waits_for_room_in_an_addon_holds_up_nobody_of_another(kit):
+    kit = kit.under(depth=Depth(per_addon=1))
+    kit.ids = kit.submit()
+    mine = waits(kit)
+    other = kit.job_service.submit([job("b")])
+    also = waits(kit, job("c"))
 
     assert other[0].created
     assert (mine.done(), also.done()) == (False, True)
@@ -116,13 +116,13 @@ def test_one_that_gave_up_leaves_its_place_to_the_next(full):
     assert len(full.store.find(Query())) == 3
 
 
-def test_a_key_that_was_used_is_answered_even_while_others_wait(works):
-    works = works.under(depth=Depth(total=1))
-    [known] = works.job_service.submit([job(idempotency_key="k")])
-    waits(works)
+def test_a_key_that_was_used_is_answered_even_while_others_wait(kit):
+    kit = kit.under(depth=Depth(total=1))
+    [known] = kit.job_service.submit([job(idempotency_key="k")])
+    waits(kit)
 
-    assert works.job_service.submit([job(idempotency_key="k")])[0].job_id == known.job_id
-    assert waits(works, job(idempotency_key="k")).result(0)[0].job_id == known.job_id
+    assert kit.job_service.submit([job(idempotency_key="k")])[0].job_id == known.job_id
+    assert waits(kit, job(idempotency_key="k")).result(0)[0].job_id == known.job_id
 
 
 def test_a_bulk_that_could_never_fit_does_not_wait(full):

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 from msgspec.structs import replace
-from tests.scheduler.conftest import Hands
+from tests.scheduler.conftest import ManualClock
 
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
@@ -140,7 +140,7 @@ def rounds(service, clock, seconds):
 @pytest.fixture
 def idle():
     """A scheduler that measures its machine, with one job that nobody comes for, on a clock that the test moves."""
-    clock = Hands()
+    clock = ManualClock()
     service = SchedulerService(MemoryStore(clock), SchedulerRules(), preempts=True)
     service.registration.join()
     service.job_service.submit([job(run_when="quiet", quiet_for_sec=3_600)])
