@@ -1,7 +1,7 @@
 """
 The API as an ASGI application: every request passes the same checks in the same order.
 
-    host, origin, site -> who is it -> which route -> may it -> its limits -> query, body -> handler -> answer
+    host, origin, site -> token -> route -> scope -> limits -> query, body -> handler -> answer
 
 It speaks ASGI itself. A framework in between cost as much again as the rest of a small request, and the route table has all that it would add.
 """
@@ -219,7 +219,7 @@ class Api:
         except TooLarge as error:
             raise _naming_payload(error, route) from None
         if route.decode is None or route.body is None:
-            # Nothing is to be said; an empty object is as good as nothing.
+            # The route has no fields; an empty object is as good as no body.
             return _NOTHING(content, request.headers) if content else None
         if not content and route.body_optional:
             return route.body()
@@ -279,7 +279,7 @@ class Api:
 
     @cached_property
     def _description(self) -> bytes:
-        """Made when it is asked for: that takes longer than all the rest of a start."""
+        """Made at the first request: making it takes longer than all the rest of a start."""
         return msgspec.json.encode(describe(list(self._router)))
 
 

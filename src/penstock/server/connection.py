@@ -59,7 +59,7 @@ class HttpConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {}, loop)
         self._limits, self._local, self._proxied = limits, local, proxied
-        self.made = self._asked = False
+        self.made = self._had_request = False
         self.on_lost: Callable[[], None] = _nothing
         self.on_proven: Callable[[], None] = _nothing
         self._timer: asyncio.TimerHandle | None = None
@@ -87,7 +87,7 @@ class HttpConnection(HttpToolsProtocol):
         return cycle is None or cycle.response_complete
 
     def give_way(self) -> None:
-        if not self._asked:
+        if not self._had_request:
             self._refuse(503, "too_many", "too many connections are open")
         self.transport.abort()
 
@@ -155,7 +155,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._disarm()
-        self._asked = True
+        self._had_request = True
         self._in_head, self._in_body = False, True
         super().on_headers_complete()
 

@@ -43,7 +43,7 @@ def expose(app_state: AppState) -> bytes:
 
 
 def families(app_state: AppState) -> Iterator[Metric]:
-    """The same for who sends them elsewhere."""
+    """The same metrics for an exporter."""
     return _Collector(app_state).collect()
 
 

@@ -1,5 +1,5 @@
 """
-What every body is made of: bounded words and numbers, the two kinds of bodies, tokens with their scopes, and how a refusal is told.
+What every body is made of: bounded words and numbers, the two kinds of bodies, tokens with their scopes, and the body of a refusal.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class WireAnswer(Struct):
 
 
 class Nothing(WireRequest):
-    """Nothing is to be said."""
+    """An empty answer: it was done."""
 
 
 class Description(WireAnswer):
@@ -127,7 +127,7 @@ class Scope(StrEnum):
 
     JOBS_READ = "jobs:read"
     JOBS_SUBMIT = "jobs:submit:registered"
-    #: Besides: a job that is a command, or a shell script. Whoever may submit one has a shell on the host.
+    #: Besides: a job that is a command, or a shell script. A client that may submit one has a shell on the host.
     JOBS_SUBMIT_COMMAND = "jobs:submit:command"
     JOBS_SUBMIT_SHELL = "jobs:submit:shell"
     JOBS_CANCEL = "jobs:cancel"

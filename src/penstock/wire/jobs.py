@@ -1,4 +1,4 @@
-"""Jobs: what is submitted, and what is told about it."""
+"""Jobs: the body of a submit, and what the API shows of a job."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class JobSummary(WireAnswer):
     dispatch_id: str | None
     #: The same as `dispatch_id`, once the job is RUNNING.
     lease_id: str | None
-    #: Of the process that runs it, on the machine of its worker; null until a worker told it, and when nothing runs.
+    #: Of the process that runs it, on the machine of its worker; null until a worker reported it, and when nothing runs.
     pid: int | None
     progress: float | None
     spent: float
@@ -191,13 +191,13 @@ class Jobs(WireAnswer):
 
 
 class Found(WireAnswer):
-    """The ids that contain what was asked for, newest first; two of them mean that it was too short."""
+    """The ids that contain `part`, newest first; two ids mean that `part` was too short."""
 
     job_ids: list[str]
 
 
 class Cancel(WireRequest):
-    """`now`: what this host runs itself is killed instead of being asked first. A worker elsewhere can only be told, and is told either way."""
+    """`now`: a job that this host runs itself is killed without being asked first. A worker elsewhere is asked to stop either way."""
 
     now: bool = False
 
@@ -249,7 +249,7 @@ class Say(WireRequest):
 
 
 class Said(WireAnswer):
-    """`yield`: whether to stop at the next safe place, to who asked that."""
+    """`yield`: in answer to that question, whether to stop at the next safe place."""
 
     checkpoint: Raw
     yield_: bool | None = msgspec.field(default=None, name="yield")

@@ -182,7 +182,7 @@ class Ok(WireAnswer):
 
 
 class KnownHost(WireAnswer):
-    """One scheduler with a capacity of its own. `lost`: it has not been heard of in time; what it ran comes back as its leases run out."""
+    """One scheduler with a capacity of its own. `lost`: its heartbeats are missing; its jobs return to the queue as their leases end."""
 
     host: str
     state: Literal["alive", "lost"]
@@ -291,7 +291,7 @@ class LoadReading(WireAnswer):
     value: float
     at: datetime
     fresh: bool
-    #: The application that told it; empty for the host itself.
+    #: The application that reported it; empty for the host itself.
     source: str
 
 
@@ -326,7 +326,7 @@ class Health(WireAnswer):
 
 
 class HostInfo(WireAnswer):
-    """For whoever may look closer: which version answers, since when, and what is wrong."""
+    """The health of this host for a client with a token: its version, since when it runs, and what is wrong."""
 
     status: Literal["ok", "degraded"]
     problems: list[str]
@@ -363,7 +363,7 @@ class LaneBar(Struct, forbid_unknown_fields=True):
 
 
 class LanesInfo(Struct, forbid_unknown_fields=True):
-    """One run of a graph, as bars in the rows of those who worked on it."""
+    """One run of a graph, as bars in the rows of its workers."""
 
     graph: Line
     run: int

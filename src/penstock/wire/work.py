@@ -127,7 +127,7 @@ class Ack(WireRequest):
 
 
 class Heartbeat(WireRequest):
-    """`spent`: the total of this lease so far, so that a beat told twice counts once."""
+    """`spent`: the total of this lease so far, so that a repeated heartbeat counts once."""
 
     lease_id: Ident
     progress: Fraction | None = None
@@ -170,7 +170,7 @@ class CompleteBody(OutcomeReport):
 
 
 class Completed(WireAnswer):
-    """Where the job landed: a FAILED run may go back to QUEUED by its retry schedule."""
+    """The state of the job after the report: after a FAILED run it may be QUEUED again, by its retry schedule."""
 
     job_id: str | None
     state: JobState | None
@@ -181,7 +181,7 @@ class Outcomes(WireRequest):
 
 
 class Ended(WireAnswer):
-    """Of one outcome: where its job landed, or what was wrong with it alone."""
+    """The answer to one outcome: the state of its job, or what was wrong with this outcome alone."""
 
     lease_id: str
     job_id: str | None = None
@@ -212,7 +212,7 @@ class LoadReport(WireRequest):
 
 
 class LoadReported(HeartbeatAnswer):
-    """`state`: where the job landed, when an outcome was told."""
+    """`state`: the state of the job, if an outcome was reported."""
 
     state: JobState | None = None
 

@@ -14,7 +14,7 @@ __all__ = ["login", "token_list", "token_make", "token_revoke"]
 
 
 def login(call: Request[None, None]) -> wire.Login:
-    """Whoever opens it can do there what the asker can."""
+    """A link that opens the page once, with the rights of the token that asks for it."""
     link = call.app_state.login(call.principal)
     call.app_state.record(EventKind.LOGIN, "link_made", call.principal, {})
     return link
@@ -53,7 +53,7 @@ def token_make(call: Request[None, wire.NewToken]) -> wire.TokenMade:
         call.app_state.record(EventKind.TOKEN_MADE, "", own, _facts(token))
     except (
         BaseException
-    ):  # a token that is in no trail must not be: it is taken back before anybody has its secret
+    ):  # a token must be in the trail: without its event it is revoked before the client gets its secret
         call.app_state.tokens.revoke(token.token_id)
         raise
     return wire.TokenMade(token, secret)

@@ -45,7 +45,7 @@ __all__ = [
     "report",
 ]
 
-#: What only time brings (a start that was put off, a quiet machine) rings no bell, so who waits also looks by itself.
+#: Time alone (an earliest start, a quiet machine) causes no event, so a waiting client also asks again after so many seconds.
 _LOOK_AGAIN: Final = 2.0
 _ENDS: Final = {failure: EndReason(failure.value) for failure in wire.Failure}
 
@@ -228,7 +228,7 @@ def _end(call: Request[Any, Any], outcome: wire.OutcomeReport | wire.LoadReport)
     _check_lease(call, outcome.lease_id)
     report = _report(outcome)
     [answer] = call.app_state.job_service.end_many([report])
-    return _landed(call, report, answer)
+    return _completed(call, report, answer)
 
 
 def complete_bulk(call: Request[None, wire.Outcomes]) -> wire.SettledJob:
@@ -264,24 +264,26 @@ def _answers(
     ended = []
     for report, answer in zip(reports, answers, strict=True):
         try:
-            landed = _landed(call, report, answer)
-            ended.append(wire.Ended(report.dispatch_id, landed.job_id, landed.state))
+            completed = _completed(call, report, answer)
+            ended.append(wire.Ended(report.dispatch_id, completed.job_id, completed.state))
         except Refused as refused:
             ended.append(wire.Ended(report.dispatch_id, problem=problem_of(refused)))
     return ended
 
 
-def _landed(call: Request[Any, Any], report: EndReport, answer: JobState | Refused | None) -> wire.Completed:
+def _completed(
+    call: Request[Any, Any], report: EndReport, answer: JobState | Refused | None
+) -> wire.Completed:
     if not isinstance(answer, Refused):
         return wire.Completed(_job_of(report.dispatch_id), answer)
     if isinstance(answer, StaleDispatch):
         lease = call.own_lease(report.dispatch_id)
-        if _told_before(lease, report):
+        if _reported_before(lease, report):
             return _where_it_is(call, lease)
     raise answer
 
 
-def _told_before(lease: Dispatch, report: EndReport) -> bool:
+def _reported_before(lease: Dispatch, report: EndReport) -> bool:
     """The same outcome of the same lease: its answer was lost on the way, and the worker asks again. Nothing changes."""
     return (lease.end, lease.result, lease.error) == (report.how, report.result, report.error)
 
