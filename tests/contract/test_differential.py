@@ -134,7 +134,8 @@ class Twins(RuleBasedStateMachine):
 
         def act(store):
             submitted, admitted = store.commit(Submit(intents, depth), Admit("h", decide))
-            return submitted.result(), admitted.result()
+            grants = admitted.result()  # first: a refused submit raises, and the round may not be written yet
+            return submitted.result(), grants
 
         self.both(act)
 
