@@ -73,25 +73,25 @@ def test_a_job_that_is_gone_is_found(scene):
 def test_a_job_that_never_ran_to_its_end_is_found(scene):
     scene.unmark("ended", scene.jobs[2])
 
-    assert scene.broken() == {"what is DONE ran to its end"}
+    assert scene.broken() == {"a DONE job ran to its end"}
 
 
 def test_two_runs_at_once_are_found(scene):
     scene.mark("beside", scene.jobs[0])
 
-    assert scene.broken() == {"never two live runs of one job"}
+    assert scene.broken() == {"never two live attempts of one job"}
 
 
 def test_a_fence_that_does_not_grow_is_found(scene):
     scene.happened(EventKind.RUNNING)
 
-    assert "every run has a higher fence than the one before" in scene.broken()
+    assert "every attempt has a higher fence than the one before" in scene.broken()
 
 
 def test_a_job_that_moves_after_its_end_is_found(scene):
     scene.happened(EventKind.DONE, state=JobState.QUEUED)
 
-    assert "every job lands in one state, and stays there" in scene.broken()
+    assert "every job ends in one state, and stays there" in scene.broken()
 
 
 def test_more_units_than_there_are_are_found(scene):

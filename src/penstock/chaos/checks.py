@@ -1,4 +1,4 @@
-"""The promises, held against the audit trail and against what the jobs themselves wrote down outside of it."""
+"""The promises, checked against the audit trail and against the marks that the jobs wrote outside of it."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ __all__ = ["PromiseCheck", "check_promises"]
 class PromiseCheck(NamedTuple):
     name: str
     promise: str
-    #: What speaks against it. Empty: it holds.
+    #: The violations. Empty: the promise holds.
     broken: list[str]
 
 
 def check_promises(aftermath: Aftermath, store: Store) -> list[PromiseCheck]:
-    found = marks(aftermath.folder)
-    beside = [f"{mark.job_id} ran beside itself" for mark in found if mark.what == "beside"]
+    markers = marks(aftermath.folder)
+    beside = [f"{mark.job_id} ran beside itself" for mark in markers if mark.what == "beside"]
     events = list(feed(store))
     return [
         PromiseCheck("RS-1", "a job accepted is never lost", [*_lost(aftermath, store)]),
-        PromiseCheck("RS-1", "what is DONE ran to its end", [*_undone(aftermath.acknowledged, found)]),
-        PromiseCheck("RS-2", "never two live runs of one job", beside),
-        PromiseCheck("RS-2", "every run has a higher fence than the one before", [*_fences(events)]),
-        PromiseCheck("RS-3", "every job lands in one state, and stays there", [*_landings(events)]),
+        PromiseCheck("RS-1", "a DONE job ran to its end", [*_undone(aftermath.acknowledged, markers)]),
+        PromiseCheck("RS-2", "never two live attempts of one job", beside),
+        PromiseCheck("RS-2", "every attempt has a higher fence than the one before", [*_fences(events)]),
+        PromiseCheck("RS-3", "every job ends in one state, and stays there", [*_moved_on(events)]),
         PromiseCheck("RS-4", "never more units in use than there are", [*_overfull(events)]),
-        PromiseCheck("JB-3", "the trail has no gap and the books add up", store.audit()),
+        PromiseCheck("JB-3", "the trail has no gap and the ledger adds up", store.audit()),
     ]
 
 
 def _lost(aftermath: Aftermath, store: Store) -> Iterator[str]:
-    known = {job.job_id: job for job in store.jobs([JobId(job) for job in aftermath.acknowledged])}
+    jobs = {job.job_id: job for job in store.jobs([JobId(job) for job in aftermath.acknowledged])}
     for job_id in aftermath.acknowledged:
-        job = known.get(JobId(job_id))
+        job = jobs.get(JobId(job_id))
         if job is None:
             yield f"{job_id} is gone"
         elif job.state is not JobState.DONE:
             yield f"{job_id} is {job.state}"
 
 
-def _undone(acknowledged: Sequence[str], found: Sequence[Marker]) -> Iterator[str]:
-    ended = {mark.job_id for mark in found if mark.what == "ended"}
+def _undone(acknowledged: Sequence[str], markers: Sequence[Marker]) -> Iterator[str]:
+    ended = {mark.job_id for mark in markers if mark.what == "ended"}
     return (f"{job_id} did not" for job_id in acknowledged if job_id not in ended)
 
 
@@ -64,7 +64,7 @@ def _fences(events: Iterable[Event]) -> Iterator[str]:
             last[job_id] = int(fence)
 
 
-def _landings(events: Iterable[Event]) -> Iterator[str]:
+def _moved_on(events: Iterable[Event]) -> Iterator[str]:
     done: set[str] = set()
     for event in events:
         if event.job_id is None or event.state is None:
@@ -76,7 +76,7 @@ def _landings(events: Iterable[Event]) -> Iterator[str]:
 
 
 def _overfull(events: Iterable[Event]) -> Iterator[str]:
-    """From the first word of a dispatch to its last one its units are in use."""
+    """A dispatch uses its units from its first event to its last."""
     held: set[str] = set()
     for event in events:
         if event.dispatch_id is None:

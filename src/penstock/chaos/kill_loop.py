@@ -1,7 +1,7 @@
 """
-The killing: jobs are submitted, a daemon and its jobs work, and one after the other something is ended with SIGKILL at a moment of chance.
+The kill loop: submits jobs to a daemon of its own, and kills the daemon or a job with SIGKILL at random moments.
 
-Everything lies in a folder that nobody else uses: no scheduler but the one that is started here is touched.
+Everything is in a new folder: no other scheduler is touched.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["COST", "UNITS", "Aftermath", "KillLoop"]
 UNITS: Final = 40
 COST: Final = 10
 _OPEN: Final = ("QUEUED", "DISPATCHING", "RUNNING")
-#: A job that is killed often is tried as often: what is to be proved is that none is lost, not that some give up.
+#: A job that is killed often is retried as often: the check is that no job is lost, not that some are given up.
 _RETRIES: Final = json.dumps(["0.2s"] * 1_000)
 _PATIENCE: Final = 120.0  # seconds without the end of a single job
 
 
 class Aftermath(NamedTuple):
-    """`acknowledged`: what a submit was answered for. `killed`: the scheduler and jobs, how often. `settled`: nothing was left to do."""
+    """`acknowledged`: the ids of submitted jobs. `killed`: how often the scheduler and jobs. `settled`: all jobs ended."""
 
     folder: Path
     acknowledged: list[str]
@@ -48,7 +48,7 @@ class KillLoop:
         self._dice = Random(seed)  # noqa: S311  # no secret: the same seed kills at about the same moments
         self._daemon: subprocess.Popen[bytes] | None = None
 
-    def wreak(self, tell: Callable[[str], object]) -> Aftermath:
+    def run(self, report: Callable[[str], object]) -> Aftermath:
         killed: Counter[str] = Counter()
         acknowledged: list[str] = []
         with self._up() as client:
@@ -56,10 +56,10 @@ class KillLoop:
                 while len(acknowledged) < self._jobs * number // self._kills:
                     acknowledged.append(self._submit(client, len(acknowledged)))
                 time.sleep(self._dice.uniform(0.05, 0.8))
-                who = self._kill()
-                killed[who] += 1
-                tell(f"{number} of {self._kills}: killed {who}")
-            settled = self._calm(client, tell)
+                target = self._kill()
+                killed[target] += 1
+                report(f"{number} of {self._kills}: killed {target}")
+            settled = self._settle(client, report)
         return Aftermath(self._folder, acknowledged, killed, settled)
 
     @contextmanager
@@ -84,8 +84,8 @@ class KillLoop:
             "log.format=json",
         )
         with (self._folder / "daemon.log").open("ab") as log:
-            # In a session of its own: Ctrl-C is for us, and the daemon is stopped in good order after it.
-            self._daemon = subprocess.Popen(  # noqa: S603  # our own module
+            # In a session of its own: Ctrl-C goes to this process, which then stops the daemon.
+            self._daemon = subprocess.Popen(  # noqa: S603  # the package's own module
                 [sys.executable, "-m", "penstock.daemon", *(f"--set={one}" for one in settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -106,7 +106,7 @@ class KillLoop:
         return (self._folder / "token").read_text("ascii").strip()
 
     def _submit(self, client: Client, number: int) -> str:
-        """With a key: an answer that was lost with the scheduler is asked for again, and no second job comes of it."""
+        """With a key: a submit whose answer was lost is repeated, and makes no second job."""
         seconds = f"{self._dice.uniform(0.05, 1.0):.2f}"
         argv = [sys.executable, markers.__file__, str(self._folder), seconds]
         return client.submit(
@@ -126,23 +126,23 @@ class KillLoop:
         return "the scheduler"
 
     def _alive(self) -> list[int]:
-        """Witnesses that began and have not ended. The number may be another's by now, so its command is looked at."""
+        """Processes of jobs that began and have not ended. A number may be reused by now, so its command line is checked."""
         marks = markers.marks(self._folder)
         began, ended = ({mark.pid for mark in marks if mark.what == what} for what in ("began", "ended"))
         return sorted(pid for pid in began - ended if _is_marker(pid, self._folder))
 
-    def _calm(self, client: Client, tell: Callable[[str], object]) -> bool:
-        """Nobody kills any more: everything must get somewhere."""
-        left, since = -1, time.monotonic()
+    def _settle(self, client: Client, report: Callable[[str], object]) -> bool:
+        """No more kills: every job must end."""
+        open_jobs, since = -1, time.monotonic()
         while time.monotonic() < since + _PATIENCE:
             with suppress(PenstockError):
                 jobs = client.stats().jobs
-                now_left = sum(jobs.get(state, 0) for state in _OPEN)
-                if now_left == 0:
+                still_open = sum(jobs.get(state, 0) for state in _OPEN)
+                if still_open == 0:
                     return True
-                if now_left != left:
-                    left, since = now_left, time.monotonic()
-                    tell(f"calm; {left} jobs to go")
+                if still_open != open_jobs:
+                    open_jobs, since = still_open, time.monotonic()
+                    report(f"no more kills; {open_jobs} jobs to go")
             time.sleep(0.1)
         return False
 

@@ -1,8 +1,8 @@
 """
-The job that is killed: `python witness.py FOLDER SECONDS`. It is run as a file, and imports nothing of ours: whatever becomes of it is the scheduler's doing.
+The job that is killed: `python markers.py FOLDER SECONDS`. It is run as a file and imports nothing of the package.
 
-It leaves marks that the scheduler knows nothing of, so that nobody has to take the scheduler's word. A lock of the kernel's tells whether another run of the
-same job is alive beside it: it is gone with the process, however that dies.
+It writes marks outside of the scheduler's database, so that the checks do not depend on the scheduler's word. A file lock shows whether
+another attempt of the same job is alive: the kernel drops it with the process, however that dies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Marker", "marks"]
 
 
 class Marker(NamedTuple):
-    what: str  # began, ended, or beside: another run of the job was alive
+    what: str  # began, ended, or beside: another attempt of the job was alive
     job_id: str
     pid: int
 
@@ -38,7 +38,7 @@ def main(folder: Path, seconds: float) -> None:
     journal = os.open(folder / _JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def mark(what: str) -> None:
-        """One write to a file that is appended to: marks of many are never mixed."""
+        """One append: marks of several processes never mix."""
         os.write(journal, f"{what} {job_id} {os.getpid()}\n".encode())
 
     with (folder / f"{job_id}.lock").open("a") as lock:

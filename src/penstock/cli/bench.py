@@ -62,7 +62,7 @@ def bench(session: CliSession, /, jobs: int, folder: Path | None) -> None:
         for words, step in _steps(Path(scratch), jobs):
             with session.aside.status(f"{words} ..."):
                 measured.append(step())
-    if session.tell({"dir": str(place), "jobs": jobs, "measured": [one._asdict() for one in measured]}):
+    if session.print_json({"dir": str(place), "jobs": jobs, "measured": [one._asdict() for one in measured]}):
         return
     columns = [Column("on " + str(place)), Column("a second", True), Column("p50", True), Column("p99", True)]
     rows = [(one.what, f"{one.per_sec:,.0f}", _span(one.p50_sec), _span(one.p99_sec)) for one in measured]

@@ -77,7 +77,7 @@ def _each(session: CliSession, jobs: tuple[str, ...], act: Callable[[str], wire.
 
 
 def _say(session: CliSession, jobs: list[wire.JobInfo]) -> None:
-    if session.tell(jobs):
+    if session.print_json(jobs):
         return
     for job in jobs:
         stopping = " (told to stop)" if job.state == "RUNNING" else ""

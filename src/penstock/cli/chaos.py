@@ -40,7 +40,7 @@ def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) 
 
     folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
     with session.aside.status("starting") as status:
-        aftermath = KillLoop(folder, jobs=jobs, kills=kills, seed=seed).wreak(status.update)
+        aftermath = KillLoop(folder, jobs=jobs, kills=kills, seed=seed).run(status.update)
         store = opened(str(folder / "jobs.db"))
         try:
             promises = check_promises(aftermath, store)
@@ -49,14 +49,14 @@ def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) 
     broken = any(promise.broken for promise in promises) or not aftermath.settled
     if not (broken or keep):
         shutil.rmtree(folder)
-    told = {
+    answer = {
         "holds": not broken,
         "folder": str(folder) if broken or keep else None,
         "jobs": len(aftermath.acknowledged),
         "killed": dict(aftermath.killed),
         "promises": [promise._asdict() for promise in promises],
     }
-    if not session.tell(told):
+    if not session.print_json(answer):
         killed = " and ".join(f"{target} {count} times" for target, count in sorted(aftermath.killed.items()))
         session.console.print(f"{len(aftermath.acknowledged)} jobs; killed {killed}")
         for promise in promises:

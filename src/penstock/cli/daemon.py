@@ -71,8 +71,8 @@ def _greet(server: Any) -> None:
 
 
 def pair(flag: str) -> tuple[str, str]:
-    key, found, value = flag.partition("=")
-    if not found:
+    key, separator, value = flag.partition("=")
+    if not separator:
         raise click.UsageError(f"--set {flag}: write KEY=VALUE")
     return key.strip(), value.strip()
 
@@ -110,14 +110,14 @@ def stop(session: CliSession, now: bool, timeout: float) -> None:
             time.sleep(0.1)  # so that the daemon sees two signals
             signal.pidfd_send_signal(gone, signal.SIGTERM)
         with session.aside.status("waiting for running jobs to yield"):
-            left, _, _ = select.select([gone], [], [], timeout)
+            ended, _, _ = select.select([gone], [], [], timeout)
     finally:
         os.close(gone)
-    if not left:
+    if not ended:
         fail(
             f"the scheduler (process {pid}) still runs after {timeout:.0f} s; `penstock stop --now` kills its jobs"
         )
-    if not session.tell({"stopped": pid}):
+    if not session.print_json({"stopped": pid}):
         echo("Stopped.")
 
 
@@ -125,12 +125,12 @@ def _pid() -> int:
     """The process that the daemon of this user's data directory noted."""
     from penstock.client.transport import data_dir
 
-    told = data_dir(os.environ) / "daemon.json"
+    file = data_dir(os.environ) / "daemon.json"
     try:
-        return int(json.loads(told.read_text("utf-8"))["pid"])
+        return int(json.loads(file.read_text("utf-8"))["pid"])
     except (OSError, ValueError, KeyError):
         fail(
-            f"no scheduler runs in {told.parent}; PENSTOCK_DATA_DIR names another directory",
+            f"no scheduler runs in {file.parent}; PENSTOCK_DATA_DIR names another directory",
             UNREACHABLE,
         )
 
@@ -140,7 +140,7 @@ def _pid() -> int:
 def login(session: CliSession) -> None:
     """Print a link that opens the page. It works once, within ten minutes."""
     link = session.client.login()
-    if not session.tell(link):
+    if not session.print_json(link):
         echo(link.url)
 
 
@@ -153,8 +153,8 @@ def settings(session: CliSession, config: str | None, flags: tuple[str, ...], ch
     from penstock.settings import describe
 
     listed = describe(load_settings(config, dict(pair(flag) for flag in flags)))
-    found = [one for one in listed if not changed or one.source != "default"]
-    if session.tell([one._asdict() for one in found]):
+    shown = [one for one in listed if not changed or one.source != "default"]
+    if session.print_json([one._asdict() for one in shown]):
         return
     columns = [Column("setting"), Column("value"), Column("from"), Column("", keep=130)]
-    table(session.console, columns, [(one.key, one.value, one.source, one.doc) for one in found])
+    table(session.console, columns, [(one.key, one.value, one.source, one.doc) for one in shown])

@@ -54,7 +54,7 @@ def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
                 problems = store.audit()
             finally:
                 store.close()
-    if session.tell({"path": name, "problems": problems}):
+    if session.print_json({"path": name, "problems": problems}):
         raise click.exceptions.Exit(1 if problems else 0)
     if problems:
         fail("\n          ".join([f"{name}: {len(problems)} problems", *problems[:50]]))
@@ -74,7 +74,7 @@ def backup(session: CliSession, target: str, path: str | None) -> None:
         fail(f"{target} exists already: choose another name")
     with session.aside.status(f"copying {file}"):
         copy(file, Path(target))
-    if not session.tell({"path": str(file), "backup": target}):
+    if not session.print_json({"path": str(file), "backup": target}):
         echo(f"{target}: {Path(target).stat().st_size:,} bytes")
 
 
@@ -94,7 +94,7 @@ def restore(session: CliSession, source: str, path: str | None) -> None:
     with session.aside.status(f"restoring {file}"):
         kept = put_back(Path(source).absolute(), file)
         _record_restore(file, source)
-    if session.tell({"path": str(file), "backup": source, "kept": None if kept is None else str(kept)}):
+    if session.print_json({"path": str(file), "backup": source, "kept": None if kept is None else str(kept)}):
         return
     echo(f"{file}: restored from {source}")
     if kept is not None:
@@ -110,8 +110,8 @@ def _record_restore(file: Path, source: str) -> None:
 
     store = opened(str(file))
     try:
-        by, told = f"user {getpass.getuser()}", {"backup": str(Path(source).absolute())}
-        committed(store, Apply([admin_event(store.now(), EventKind.RESTORED, "", by, told)]))
+        by, data = f"user {getpass.getuser()}", {"backup": str(Path(source).absolute())}
+        committed(store, Apply([admin_event(store.now(), EventKind.RESTORED, "", by, data)]))
     finally:
         store.close()
 
@@ -128,7 +128,7 @@ def migrate(session: CliSession, path: str | None) -> None:
         _existing(path)
     with session.aside.status(f"migrating {shown(place)}"):
         opened(place).close()
-    if not session.tell({"path": shown(place), "migrated": True}):
+    if not session.print_json({"path": shown(place), "migrated": True}):
         echo(f"{shown(place)}: up to date")
 
 
@@ -147,7 +147,7 @@ def copy(session: CliSession, source: str, target: str) -> None:
 
     with session.aside.status(f"copying {source}"):
         copied = copy_to_postgres(Path(source).absolute(), target, load().sharing)
-    if session.tell({"source": source, "target": shown(target), "counts": copied.counts}):
+    if session.print_json({"source": source, "target": shown(target), "counts": copied.counts}):
         return
     for name, count in copied.counts.items():
         echo(f"{count:>12,}  {name}")

@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 def doctor(session: CliSession) -> None:
     """Find what is wrong on this machine, and say how to fix it. Exits with 1 when something must be fixed."""
     findings = list(look(session))
-    if not session.tell([finding._asdict() for finding in findings]):
+    if not session.print_json([finding._asdict() for finding in findings]):
         marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]BAD [/]"}
         for finding in findings:
             session.console.print(marks[finding.level], end=" ")
@@ -241,8 +241,8 @@ def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:
 
 def _listening(session: CliSession) -> str:
     """Where the scheduler listens: an option of `penstock up` may override the settings."""
-    told = session.client.hosts()
-    url = next((one.url for one in told.hosts if one.host == told.here), None)
+    answer = session.client.hosts()
+    url = next((one.url for one in answer.hosts if one.host == answer.here), None)
     return "on its Unix socket alone" if url is None else f"on {url}"
 
 

@@ -48,7 +48,7 @@ def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: b
             session.client.cancel(job_id)
             session.aside.print(f"\nCanceled {short(job_id)}.")
         raise
-    session.tell(job)
+    session.print_json(job)
     code = _code_of(job)
     if code is None:  # it says nothing for itself
         why = job.error or str(job.end or "").replace("_", " ")
@@ -61,9 +61,9 @@ def _code_of(job: wire.JobInfo) -> int | None:
     import msgspec
 
     if job.state in ("DONE", "FAILED"):
-        told = msgspec.json.decode(bytes(job.result))
-        if isinstance(told, dict) and isinstance(told.get("exit_code"), int):
-            code = int(told["exit_code"])
+        result = msgspec.json.decode(bytes(job.result))
+        if isinstance(result, dict) and isinstance(result.get("exit_code"), int):
+            code = int(result["exit_code"])
             return code if code >= 0 else 128 - code  # as a shell tells of a signal
     return None
 
@@ -86,7 +86,7 @@ def logs(session: CliSession, job: str, follow: bool, attempt: int | None) -> No
         for page in pages:
             whole.pieces += page.pieces
             whole.next, whole.over = page.next, page.over
-        session.tell(whole)
+        session.print_json(whole)
     else:
         for page in pages:
             _print(page)
@@ -167,10 +167,10 @@ def _status(session: CliSession, job_id: str) -> Iterator[Any]:
         with Client(session.client.url, token=session.client.token) as client:
             while not over.wait(1.0):
                 try:
-                    told = client.explain(job_id)
+                    explanation = client.explain(job_id)
                 except PenstockError:
                     continue  # it is only what is told meanwhile
-                status.update(printable(told.text.splitlines()[0])[: session.aside.width - 4])
+                status.update(printable(explanation.text.splitlines()[0])[: session.aside.width - 4])
 
     status.start()
     watcher = threading.Thread(target=watch, daemon=True)
@@ -197,12 +197,12 @@ def wait(session: CliSession, jobs: tuple[str, ...], timeout: float | None) -> N
     ended = []
     for job_id in [session.job_id(job) for job in jobs]:
         with _status(session, job_id):
-            left = None if until is None else max(0.0, until - time.monotonic())
-            job = session.client.wait(job_id, left)
+            rest = None if until is None else max(0.0, until - time.monotonic())
+            job = session.client.wait(job_id, rest)
         if job.state in _OPEN:
             fail(f"{short(job_id)} is still {job.state} after {span(timeout)}", _TIMEOUT)
         ended.append(job)
-    if not session.tell(ended):
+    if not session.print_json(ended):
         for job in ended:
             echo(
                 f"{short(job.job_id)}  {job.state}" + (f"  {job.error.splitlines()[-1]}" if job.error else "")

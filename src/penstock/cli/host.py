@@ -21,37 +21,37 @@ __all__ = ["addons", "capacity", "drain", "hosts", "pause", "resume", "undrain"]
 @passes
 def capacity(session: CliSession) -> None:
     """Show how many units may be used now, how many are in use, and what limits them."""
-    told = session.client.capacity()
-    if session.tell(told):
+    info = session.client.capacity()
+    if session.print_json(info):
         return
     console = session.console
-    color = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}[told.quiet]
-    if told.quiet_sec is None:
+    color = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}[info.quiet]
+    if info.quiet_sec is None:
         console.print(
-            f"[{color}]{told.quiet}[/]: the capacity is fixed by a setting; the machine is not measured"
+            f"[{color}]{info.quiet}[/]: the capacity is fixed by a setting; the machine is not measured"
         )
     else:
-        by = f", decided by {told.busy_by}" if told.busy_by else ""
-        console.print(f"[{color}]{told.quiet}[/] for {span(told.quiet_sec)}: busy {told.busy:.1f} of 10{by}")
+        by = f", decided by {info.busy_by}" if info.busy_by else ""
+        console.print(f"[{color}]{info.quiet}[/] for {span(info.quiet_sec)}: busy {info.busy:.1f} of 10{by}")
     console.print(
-        f"{told.capacity} of {told.most} units may be used, {told.in_use} are in use, {told.free} free"
+        f"{info.capacity} of {info.most} units may be used, {info.in_use} are in use, {info.free} free"
     )
-    if told.readings:
+    if info.readings:
         table(
             console,
             [Column("signal"), Column("value", right=True), Column("taken", right=True), Column("")],
             [
                 (r.name, f"{r.value:.3g}", f"{age(r.at)} ago", "" if r.fresh else "stale")
-                for r in told.readings
+                for r in info.readings
             ],
         )
-    if len(told.hosts) > 1:
-        alive = [h for h in told.hosts if h.state == "alive"]
+    if len(info.hosts) > 1:
+        alive = [h for h in info.hosts if h.state == "alive"]
         units, may = sum(h.units for h in alive), sum(h.capacity for h in alive)
         console.print(
-            f"\nThis is {told.host}, one of {len(alive)} hosts: {units} of {may} units in use on all of them"
+            f"\nThis is {info.host}, one of {len(alive)} hosts: {units} of {may} units in use on all of them"
         )
-        _host_table(session, told.host, told.hosts)
+        _host_table(session, info.host, info.hosts)
 
 
 @click.command()
@@ -68,12 +68,12 @@ def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
         if addon is None:
             raise click.UsageError("--weight needs an ADDON")
         session.client.set_addon(addon, weight=weight)
-    told = session.client.addons()
+    info = session.client.addons()
     if addon is not None:
-        told.addons = [one for one in told.addons if one.addon_id == addon]
-    if session.tell(told):
+        info.addons = [one for one in info.addons if one.addon_id == addon]
+    if session.print_json(info):
         return
-    if told.paused:
+    if info.paused:
         session.console.print("[yellow]Everything is paused[/]: `penstock resume` ends that.")
     columns = [
         Column("addon"), Column("weight", True), Column("units", True), Column("recent", True, 70), Column("queued", True),
@@ -86,7 +86,7 @@ def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
             a.jobs.get("DONE", 0), a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0), _spent(a, "day"),
             _spent(a, "month"), "paused" if a.paused else "",
         )
-        for a in told.addons
+        for a in info.addons
     ]  # fmt: skip
     table(session.console, columns, rows)
 
@@ -107,7 +107,7 @@ def _spent(addon: AddonInfo, window: str) -> Text:
 def pause(session: CliSession, addon: str | None) -> None:
     """Start no more jobs, of ADDON or of all. Running jobs continue; submits are still accepted."""
     session.client.pause(addon)
-    if not session.tell({"paused": addon or "*"}):
+    if not session.print_json({"paused": addon or "*"}):
         echo(
             f"Paused {addon or 'everything'}. `penstock resume{' ' + addon if addon else ''}` starts jobs again."
         )
@@ -119,7 +119,7 @@ def pause(session: CliSession, addon: str | None) -> None:
 def resume(session: CliSession, addon: str | None) -> None:
     """Start jobs again after `penstock pause`."""
     session.client.resume(addon)
-    if not session.tell({"resumed": addon or "*"}):
+    if not session.print_json({"resumed": addon or "*"}):
         echo(f"Resumed {addon or 'everything'}.")
 
 
@@ -127,9 +127,9 @@ def resume(session: CliSession, addon: str | None) -> None:
 @passes
 def hosts(session: CliSession) -> None:
     """List the machines that share the jobs. Jobs of a lost host come back when their leases expire."""
-    told = session.client.hosts()
-    if not session.tell(told):
-        _host_table(session, told.here, told.hosts)
+    info = session.client.hosts()
+    if not session.print_json(info):
+        _host_table(session, info.here, info.hosts)
 
 
 def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> None:
@@ -153,7 +153,7 @@ def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> N
 def drain(session: CliSession, host: str) -> None:
     """Start no more jobs on HOST, also after a restart. Its running jobs continue."""
     session.client.drain(host)
-    if not session.tell({"draining": host}):
+    if not session.print_json({"draining": host}):
         echo(f"{host} starts no more jobs. `penstock undrain {host}` ends that.")
 
 
@@ -163,5 +163,5 @@ def drain(session: CliSession, host: str) -> None:
 def undrain(session: CliSession, host: str) -> None:
     """Start jobs on HOST again."""
     session.client.undrain(host)
-    if not session.tell({"undrained": host}):
+    if not session.print_json({"undrained": host}):
         echo(f"{host} starts jobs again.")

@@ -54,7 +54,7 @@ def ls(
         limit=limit,
         newest_first=not oldest,
     )
-    if session.tell(page):
+    if session.print_json(page):
         return
     now = datetime.now(UTC)
     columns = [
@@ -99,33 +99,32 @@ def _progress(progress: float | None) -> str:
 @passes
 def show(session: CliSession, job: str) -> None:
     """Show everything about a job. JOB is its id, a part of the id, or `last`."""
-    found = session.client.job(session.job_id(job))
-    if session.tell(found):
+    info = session.client.job(session.job_id(job))
+    if session.print_json(info):
         return
     console = session.console
-    console.print(state_text(found.state), f"{found.job_type} of {found.addon_id}", found.job_id)
+    console.print(state_text(info.state), f"{info.job_type} of {info.addon_id}", info.job_id)
     facts = {
-        "cost": f"{found.cost_units} units",
-        "priority": found.priority,
-        "run when": found.run_when
-        + (f", quiet for {span(found.quiet_for_sec)}" if found.quiet_for_sec else ""),
-        "created": f"{found.created_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(found.created_at)} ago)",
-        "not before": _moment(found.next_earliest_start_at),
-        "deadline": _moment(found.deadline_at),
-        "ended": _moment(found.ended_at),
-        "tries": found.attempts,
-        "progress": _progress(found.progress),
-        "spent": f"{found.spent:g} {found.unit}" if found.spent else "",
-        "limit": f"{found.cost_limit:g} {found.unit}" if found.cost_limit else "",
-        "worker": found.worker,
-        "pid": found.pid,
-        "tags": ", ".join(found.tags),
-        "labels": ", ".join(found.labels),
-        "key": found.idempotency_key,
-        "payload": _json(found.payload),
-        "checkpoint": _json(found.checkpoint),
-        "result": _json(found.result),
-        "error": found.error,
+        "cost": f"{info.cost_units} units",
+        "priority": info.priority,
+        "run when": info.run_when + (f", quiet for {span(info.quiet_for_sec)}" if info.quiet_for_sec else ""),
+        "created": f"{info.created_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(info.created_at)} ago)",
+        "not before": _moment(info.next_earliest_start_at),
+        "deadline": _moment(info.deadline_at),
+        "ended": _moment(info.ended_at),
+        "tries": info.attempts,
+        "progress": _progress(info.progress),
+        "spent": f"{info.spent:g} {info.unit}" if info.spent else "",
+        "limit": f"{info.cost_limit:g} {info.unit}" if info.cost_limit else "",
+        "worker": info.worker,
+        "pid": info.pid,
+        "tags": ", ".join(info.tags),
+        "labels": ", ".join(info.labels),
+        "key": info.idempotency_key,
+        "payload": _json(info.payload),
+        "checkpoint": _json(info.checkpoint),
+        "result": _json(info.result),
+        "error": info.error,
     }
     for name, value in facts.items():
         if value not in (None, ""):
@@ -147,11 +146,11 @@ def _json(raw: object) -> str:
 @passes
 def explain(session: CliSession, job: str) -> None:
     """Say why a job is in its state, and when it will likely start."""
-    told = session.client.explain(session.job_id(job))
-    if session.tell(told):
+    answer = session.client.explain(session.job_id(job))
+    if session.print_json(answer):
         return
-    session.console.print(told.text, markup=False)
-    for ahead in told.ahead[:5]:
+    session.console.print(answer.text, markup=False)
+    for ahead in answer.ahead[:5]:
         session.console.print(
             f"  ahead: {short(ahead.job_id or '')} {ahead.addon_id or ''} {ahead.why}", markup=False
         )

@@ -55,7 +55,7 @@ class CliSession:
         """For progress and advice, on standard error: a pipe gets the answer only."""
         return _console(stderr=True)
 
-    def tell(self, answer: Any) -> bool:
+    def print_json(self, answer: Any) -> bool:
         """Print the answer as JSON if --json was given; returns whether it was."""
         if self.as_json:
             import msgspec
@@ -63,26 +63,26 @@ class CliSession:
             echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
         return self.as_json
 
-    def job_id(self, said: str) -> str:
+    def job_id(self, part: str) -> str:
         """A whole id, any part of one that is unique, or `last`: the newest job there is."""
-        if said == "last":
+        if part == "last":
             newest = self.client.jobs(limit=1, newest_first=True).jobs
             if not newest:
                 fail("there are no jobs yet", NOT_FOUND)
             return newest[0].job_id
-        if len(said) == 36:
-            return said
-        if not re.fullmatch("[0-9a-f-]+", said):
-            fail(f"{said!r} is not a part of an id: ids consist of 0-9, a-f and -", NOT_FOUND)
-        if len(said) < 4:
-            fail(f"{said!r} is too short: give at least four characters of the id", NOT_FOUND)
-        found = self.client.find(said, limit=6)
-        if not found:
-            fail(f"there is no job with {said!r} in its id", NOT_FOUND)
-        if len(found) > 1:
-            shown = ", ".join(one[-8:] for one in found[:5]) + (" ..." if len(found) > 5 else "")
-            fail(f"{said!r} matches several jobs ({shown}): give more of the id", NOT_FOUND)
-        return found[0]
+        if len(part) == 36:
+            return part
+        if not re.fullmatch("[0-9a-f-]+", part):
+            fail(f"{part!r} is not a part of an id: ids consist of 0-9, a-f and -", NOT_FOUND)
+        if len(part) < 4:
+            fail(f"{part!r} is too short: give at least four characters of the id", NOT_FOUND)
+        ids = self.client.find(part, limit=6)
+        if not ids:
+            fail(f"there is no job with {part!r} in its id", NOT_FOUND)
+        if len(ids) > 1:
+            shown = ", ".join(one[-8:] for one in ids[:5]) + (" ..." if len(ids) > 5 else "")
+            fail(f"{part!r} matches several jobs ({shown}): give more of the id", NOT_FOUND)
+        return ids[0]
 
 
 def _console(**options: Any) -> Console:

@@ -66,8 +66,12 @@ def simulate(session: CliSession, /, flags: tuple[str, ...], made_up: bool, host
         fail("there are no jobs to replay: submit some, or give --made-up")
     before = _play(session, "as it is", arrivals, settings, weights, hosts)
     after = None if tried is None else _play(session, " ".join(flags), arrivals, tried, weights, hosts)
-    told = {"as_it_is": _plain(before), "tried": None if after is None else _plain(after), "set": list(flags)}
-    if not session.tell(told):
+    answer = {
+        "as_it_is": _plain(before),
+        "tried": None if after is None else _plain(after),
+        "set": list(flags),
+    }
+    if not session.print_json(answer):
         _show(session, before, after)
 
 

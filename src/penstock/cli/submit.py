@@ -127,7 +127,7 @@ def submit(
     else:
         kind, what = command_of(command, options)
         answer = session.client.submit(options["addon"], kind, what, **fields)
-    if session.tell(answer):
+    if session.print_json(answer):
         return
     echo(answer.job_id)
     if not answer.created:
@@ -150,26 +150,26 @@ def command_of(command: tuple[str, ...], options: dict[str, Any]) -> tuple[str, 
 
 
 def _variable(word: str) -> tuple[str, str]:
-    name, found, value = word.partition("=")
-    if not found:
+    name, separator, value = word.partition("=")
+    if not separator:
         if name not in os.environ:
             raise click.UsageError(f"--env {name}: this variable is not set here; write {name}=VALUE")
         return name, os.environ[name]
     return name, value
 
 
-def _payload(said: str | None) -> Any:
-    if said is None:
+def _payload(argument: str | None) -> Any:
+    if argument is None:
         return None
     try:
         text = (
-            click.open_file(said.removeprefix("@"), encoding="utf-8").read()
-            if said == "-" or said.startswith("@")
-            else said
+            click.open_file(argument.removeprefix("@"), encoding="utf-8").read()
+            if argument == "-" or argument.startswith("@")
+            else argument
         )
         return parsed(text)
     except OSError as error:
-        raise click.UsageError(f"--payload {said}: {error.strerror}") from None
+        raise click.UsageError(f"--payload {argument}: {error.strerror}") from None
     except ValueError as error:
         raise click.UsageError(f"--payload is not JSON: {error}") from None
 

@@ -70,7 +70,7 @@ def make(
         max_priority=max_priority,
         expires_at=expires_at,
     )
-    if not session.tell(made):
+    if not session.print_json(made):
         echo(made.secret)
         session.aside.print(f"[dim]{made.token.token_id}: {', '.join(made.token.scopes)}[/]")
 
@@ -79,8 +79,8 @@ def make(
 @passes
 def listing(session: CliSession) -> None:
     """List the tokens, without their secrets."""
-    found = session.client.tokens()
-    if not session.tell(found):
+    tokens = session.client.tokens()
+    if not session.print_json(tokens):
         columns = [
             Column("id"),
             Column("name"),
@@ -98,7 +98,7 @@ def listing(session: CliSession) -> None:
                 age(t.expires_at),
                 " ".join(t.scopes),
             )
-            for t in found
+            for t in tokens
         ]
         table(session.console, columns, rows)
 
@@ -109,5 +109,5 @@ def listing(session: CliSession) -> None:
 def revoke(session: CliSession, token_id: str) -> None:
     """End a token at once."""
     session.client.revoke_token(token_id)
-    if not session.tell({"revoked": token_id}):
+    if not session.print_json({"revoked": token_id}):
         echo(f"Revoked {token_id}.")

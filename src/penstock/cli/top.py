@@ -47,7 +47,7 @@ def top(session: CliSession) -> None:
     seen = TopView.of(
         session.client, open_only=True
     )  # an error is told in the terminal, not on a screen that goes away
-    if session.tell(seen._asdict()):
+    if session.print_json(seen._asdict()):
         return
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         raise click.UsageError("top needs a terminal; `penstock ls` and `penstock top --json` do not")

@@ -26,9 +26,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m penstock.daemon", description="The scheduler with its HTTP API."
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help="a TOML file; docs/settings.md lists what may stand in it"
-    )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file; docs/settings.md lists the settings")
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -42,14 +40,14 @@ def _options() -> argparse.Namespace:
         help="start on a database file that has lost acknowledged work; the trail records it",
     )
     parser.add_argument(
-        "--settings", action="store_true", help="list every setting with where it came from, and leave"
+        "--settings", action="store_true", help="list every setting with its source, and exit"
     )
     return parser.parse_args()
 
 
 def _pair(text: str) -> tuple[str, str]:
-    key, found, value = text.partition("=")
-    if not found:
+    key, separator, value = text.partition("=")
+    if not separator:
         raise argparse.ArgumentTypeError(f"{text!r} must be KEY=VALUE")
     return key.strip(), value.strip()
 

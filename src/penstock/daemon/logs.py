@@ -1,5 +1,5 @@
 """
-One line per event, for a person in a terminal or for a machine: what the parts log by the standard library goes the same way.
+Logging: one line per event, for a person in a terminal or as JSON. Lines of the standard library's loggers go the same way.
 """
 
 from __future__ import annotations
@@ -52,6 +52,6 @@ def configure(form: str, level: str, stream: TextIO | None = None) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    # The server says once where it listens; a line per request is what metrics are for.
+    # The server logs once where it listens; requests are counted in the metrics instead.
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,9 +1,8 @@
 """
 The composition root: settings in, a running scheduler out, and an end in time whatever hangs.
 
-Nothing here decides anything. It opens the store, takes the right to dispatch, listens, waits for a signal, and takes it all down again in the
-opposite order. A timer stands behind the way down: when the time is over the process leaves, and what that leaves undone is what
-a crash leaves undone, which the next start mends.
+Nothing here decides anything. It opens the store, takes the right to dispatch, listens, waits for a signal, and closes everything in
+the opposite order. A timer guards the stop: when the time is over the process exits, and the next start recovers as after a crash.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ __all__ = ["EXIT_BUG", "EXIT_LATE", "EXIT_SETTINGS", "EXIT_UNAVAILABLE", "run", 
 log = logging.getLogger("penstock.daemon")
 
 EXIT_SETTINGS: Final = 2
-EXIT_LATE: Final = 3  # the stop took longer than it may; what it left undone the next start mends
+EXIT_LATE: Final = 3  # the stop took longer than its time; the next start recovers
 EXIT_BUG: Final = 70
 EXIT_UNAVAILABLE: Final = 75  # another daemon, a port in use, a database that cannot be opened
 
 
-#: Of the time that a stop may take: for runs to yield or be ended, and then for requests that are being served.
+#: Shares of the time of a stop: for running jobs to yield or be killed, and then for requests under way.
 _RUNS: Final = 0.75
 _REQUESTS: Final = 0.15
 _LEAST_FOR_RUNS: Final = 0.1
-#: After the time of a stop the process leaves by itself, and a little later by the kernel, which needs no thread of ours for it.
+#: After the time of a stop the process exits by itself; a little later the kernel ends it, which needs no thread of the process.
 _LEAVE_AFTER: Final = 0.4
 _KILL_AFTER: Final = 0.6
 
@@ -65,8 +64,8 @@ def run(
     settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
 ) -> int:
     """
-    Until SIGTERM or SIGINT; a second one does not wait. The exit code is the answer. `accept_loss`: start on a database file that has lost
-    acknowledged work.
+    Run until SIGTERM or SIGINT; a second signal does not wait. Returns the exit code. `accept_loss`: start on a database file that has
+    lost acknowledged work.
     """
     configure(settings.log.format, settings.log.level)
     if os.geteuid() == 0 and "*" not in settings.runner.users:
@@ -80,7 +79,7 @@ def run(
             with ExitStack() as down:
                 try:
                     server = _up(settings, down, accept_loss)
-                except OSError as error:  # a full disk, a right that is missing: the operator can mend it
+                except OSError as error:  # a full disk, a missing right: the operator can fix it
                     raise Unavailable(f"{error.filename or settings.data_dir}: {error.strerror}") from error
                 if on_ready is not None:
                     on_ready(server)
@@ -91,7 +90,7 @@ def run(
         except PenstockError as error:
             log.error("not started: %s", error)  # noqa: TRY400  # a line for a person, not a crash
             return EXIT_UNAVAILABLE
-        except Exception:  # the last one who can write it down, and the exit code says that it was our fault
+        except Exception:  # the last place that can log it; the exit code says that it is a bug
             log.exception("the daemon failed")
             return EXIT_BUG
         finally:
@@ -104,14 +103,14 @@ def run_program(
     settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
 ) -> int:
     """
-    `run` as all that a process does. After a stop it does not come back: everything is closed, and to take the interpreter apart, which would join
-    threads and free memory, takes a second on a busy machine, which the stop does not have.
+    `run` as all that a process does. After a stop the process exits at once: everything is closed, and the end of the interpreter, which
+    joins threads and frees memory, would take a second on a busy machine.
     """
     code = run(settings, on_ready=on_ready, accept_loss=accept_loss)
     if code == 0:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the other end is gone
+            with suppress(OSError, ValueError):  # the reader is gone
                 stream.flush()
         os._exit(0)
     return code
@@ -119,14 +118,14 @@ def run_program(
 
 def shares(timeout: float) -> tuple[float, float]:
     """
-    How long a stop within `timeout` seconds waits for runs, and then for requests. Together with what the runner may take beyond
-    its share they leave a part of the time for closing everything else.
+    How long a stop within `timeout` seconds waits for running jobs, and then for requests. The rest of the time is for the runner's
+    overrun and for closing everything else.
     """
     return max(_LEAST_FOR_RUNS, _RUNS * timeout - AFTER_STOP / 2), min(5.0, _REQUESTS * timeout)
 
 
 def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
-    """In this order: what is put on `down` last is taken down first."""
+    """Start every part in order; `down` stops them in the opposite order."""
     private_directory(settings.data_dir)
     rules, clock = settings.rules(), SteadyClock()
     store = open_store(settings.jobs_at, clock, rules.ordering, settings.sharing, accept_loss=accept_loss)
@@ -138,7 +137,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     service = SchedulerService(
         store,
         rules,
-        clock=None if settings.shared else clock,  # a server's clock is not ours to follow
+        clock=None if settings.shared else clock,  # the server's clock decides there
         survivors=runs.survivors(),
         pids=lambda: [pid for one in runner for pid in one.pids()],
         preempts=True,
@@ -150,7 +149,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     for name, addon in settings.addons.items():
         if (
             addon.webhook is not None
-        ):  # told of each reservation, so it is a two-step worker that is always present
+        ):  # facts of each reservation, so it is a two-step worker that is always present
             service.fetchers.polled(WorkerKinds(AddonId(name)), until=FOR_EVER)
         if addon.weight is not None:
             committed(store, SetAddon(AddonId(name), weight=addon.weight, by="settings"))
@@ -162,17 +161,16 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
         server.set_runner(runner[0])
         down.callback(runner[0].stop, shares(seconds(settings.server.shutdown_timeout))[0])
     _send_metrics(settings, server, down)
-    down.callback(
-        setattr, service.machine, "draining", True
-    )  # before anything else goes: nothing more is granted
-    _tell(settings, server, config.socket, down)
+    # First of all, so that nothing more is granted.
+    down.callback(setattr, service.machine, "draining", True)
+    _publish(settings, server, config.socket, down)
     if settings.server.listen is not None:
         service.registration.tell(server.url)
     return server
 
 
 def _instance(settings: Settings) -> str:
-    """Of this data directory, for good: after a crash it takes its own name up again, and nobody else with the same name can."""
+    """The permanent id of this data directory: after a crash only this daemon can take its host name again."""
     file = settings.data_dir / "instance"
     if not file.exists():
         replace_file(file, secrets.token_hex(16).encode())
@@ -207,11 +205,11 @@ def _config(settings: Settings) -> Config:
 
 
 def _socket(settings: Settings) -> Path | None:
-    """The kernel has room for 107 characters. Somebody deep in a tree of directories still gets a scheduler."""
+    """None if the path is longer than the 107 characters that the kernel takes: the scheduler still serves TCP."""
     if len(bytes(settings.socket)) <= _MAX_SOCKET_PATH:
         return settings.socket
     log.warning(
-        "no Unix socket: %s is longer than the kernel takes; clients need PENSTOCK_URL", settings.socket
+        "no Unix socket: the path %s is too long for the kernel; clients need PENSTOCK_URL", settings.socket
     )
     return None
 
@@ -240,15 +238,15 @@ def _functions(settings: Settings) -> Functions:
 
 
 def _runner_settings(settings: Settings, server: Server) -> RunnerOptions:
-    told, usual = settings.runner, RunnerOptions()
+    runner, usual = settings.runner, RunnerOptions()
     return RunnerOptions(
-        slots=told.slots,
-        workers=usual.workers if told.workers is None else told.workers,
-        graces=Graces(told.cancel_grace, told.term_grace),
+        slots=runner.slots,
+        workers=usual.workers if runner.workers is None else runner.workers,
+        graces=Graces(runner.cancel_grace, runner.term_grace),
         functions=_functions(settings),
-        path=tuple(str(path) for path in told.path),
-        passed_on=told.pass_on,
-        users={addon: account(user) for addon, user in told.users.items()},
+        path=tuple(str(path) for path in runner.path),
+        passed_on=runner.pass_on,
+        users={addon: account(user) for addon, user in runner.users.items()},
         url=server.url if settings.server.listen is not None else None,
     )
 
@@ -267,10 +265,10 @@ def _send_metrics(settings: Settings, server: Server, down: ExitStack) -> None:
     down.callback(telemetry.start().stop)
 
 
-def _tell(settings: Settings, server: Server, socket: Path | None, down: ExitStack) -> None:
-    """Into the log, and into `daemon.json` for whoever looks for us: with port 0 nobody else knows."""
+def _publish(settings: Settings, server: Server, socket: Path | None, down: ExitStack) -> None:
+    """Write the addresses to the log and to `daemon.json`, where clients read them: with port 0 only the daemon knows its port."""
     url = server.url if settings.server.listen is not None else None
-    told = {
+    facts = {
         "pid": os.getpid(),
         "url": url,
         "socket": None if socket is None else str(socket),
@@ -278,49 +276,49 @@ def _tell(settings: Settings, server: Server, socket: Path | None, down: ExitSta
         "version": penstock.__version__,
         "started_at": datetime.now(UTC).isoformat(),
     }
-    replace_file(_whoami(settings), f"{json.dumps(told, indent=2)}\n".encode())
-    down.callback(_whoami(settings).unlink, missing_ok=True)
-    places = [place for place in (url, told["socket"]) if place]
+    replace_file(_info_file(settings), f"{json.dumps(facts, indent=2)}\n".encode())
+    down.callback(_info_file(settings).unlink, missing_ok=True)
+    places = [place for place in (url, facts["socket"]) if place]
     log.info("listening on %s; token in %s", " and ".join(map(str, places)), server.token_file)
     if settings.shared:
         log.info("host %s of %s", settings.host_id, shown(settings.jobs_at))
 
 
-def _whoami(settings: Settings) -> Path:
+def _info_file(settings: Settings) -> Path:
     return settings.data_dir / "daemon.json"
 
 
 def _where(settings: Settings) -> str:
     with suppress(OSError, ValueError):
-        told = json.loads(_whoami(settings).read_text())
-        return f". It listens on {' and '.join(place for place in (told['url'], told['socket']) if place)}"
+        facts = json.loads(_info_file(settings).read_text())
+        return f". It listens on {' and '.join(place for place in (facts['url'], facts['socket']) if place)}"
     return ""
 
 
 class _Stop:
-    """The first signal asks for an end within the time; the second, or the end of the time, takes it."""
+    """The first signal requests a stop within the time; the second signal, or the end of the time, ends the process."""
 
     def __init__(self, within: float) -> None:
-        self._within, self._told = within, threading.Event()
+        self._within, self._requested = within, threading.Event()
         self._timer = threading.Timer(within + _LEAVE_AFTER, self._leave)
         self._timer.daemon = True
-        #: Only a program of our own is ended by the kernel, and only its main thread may say so.
+        #: Only the main thread may set the kernel's timer, and only a process that runs nothing but the daemon.
         self._alarmed = threading.current_thread() is threading.main_thread()
         if self._alarmed:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # our parent may have ignored it
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may have ignored it
 
     def hear(self, number: signal.Signals) -> None:
-        if self._told.is_set():
+        if self._requested.is_set():
             os._exit(128 + number)
         log.info("%s: stopping within %s s", number.name, self._within)
-        # The timer needs a turn of the interpreter, which a busy machine or a long call of C code may not give it. The kernel's ends us in any case.
+        # The timer thread needs the interpreter, which a busy machine or a long C call may not give it. The kernel's timer works anyway.
         if self._alarmed:
             signal.setitimer(signal.ITIMER_REAL, self._within + _KILL_AFTER)
-        self._told.set()
+        self._requested.set()
         self._timer.start()
 
     def wait(self) -> None:
-        self._told.wait()
+        self._requested.wait()
 
     def done(self) -> None:
         self._timer.cancel()
@@ -328,5 +326,5 @@ class _Stop:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _leave(self) -> None:
-        log.error("the stop took more than %s s: leaving as it is", self._within)
+        log.error("the stop took more than %s s: exiting as it is", self._within)
         os._exit(EXIT_LATE)

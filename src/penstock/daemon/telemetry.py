@@ -1,9 +1,9 @@
 """
-What `/metrics` shows, sent to an OpenTelemetry collector (OTLP over HTTP) again and again.
+Sends the metrics of `/metrics` to an OpenTelemetry collector (OTLP over HTTP) at regular intervals.
 
-The families are taken as they are, sums and histograms included: whoever looks at both sees the same numbers, and counting costs nothing more. So there
-is no meter here, whose counters would have to be fed event by event; only the SDK's words for a measurement, and its exporter, which knows
-about headers, certificates and tries. A collector that is away costs a line in the log, and what it missed is in the next sums.
+The families are taken as they are, sums and histograms included: both readers see the same numbers, and counting costs nothing more.
+So there is no meter that is fed event by event; only the SDK's types of measurements and its exporter, which handles headers,
+certificates and retries. While the collector is away one line is logged, and the next sums contain what it missed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = ["OtlpExport", "measured", "otlp"]
 log = logging.getLogger("penstock.telemetry")
 
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
-#: How long the last word before a stop may take: nobody is to wait for a collector.
-_LAST_WORD_MS: Final = 1_000
+#: How long the last export before a stop may take: a stop does not wait for a collector.
+_LAST_EXPORT_MS: Final = 1_000
 _TIMEOUT_MS: Final = 10_000
 
 
 def otlp(address: str) -> MetricExporter:
-    """More than the address (headers, certificates, compression) is said by OpenTelemetry's own variables, OTEL_EXPORTER_OTLP_..."""
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415  # only for who sends something
+    """Headers, certificates and compression come from OpenTelemetry's own variables, OTEL_EXPORTER_OTLP_..."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415  # only where metrics are sent
         OTLPMetricExporter,
     )
 
@@ -69,8 +69,8 @@ class OtlpExport:
         attributes: Mapping[str, str],
     ) -> None:
         self._families, self._exporter, self._every = families, exporter, every
-        told = {"service.name": "penstock", "service.version": penstock.__version__, **attributes}
-        self._resource = Resource(told).merge(
+        resource = {"service.name": "penstock", "service.version": penstock.__version__, **attributes}
+        self._resource = Resource(resource).merge(
             OTELResourceDetector().detect()
         )  # OTEL_SERVICE_NAME and the like
         self._began_ns = time.time_ns()
@@ -84,19 +84,19 @@ class OtlpExport:
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(2 * _LAST_WORD_MS / 1e3)
-        self._exporter.shutdown(_LAST_WORD_MS)
+        self._thread.join(2 * _LAST_EXPORT_MS / 1e3)
+        self._exporter.shutdown(_LAST_EXPORT_MS)
 
     def _run(self) -> None:
         while not self._over.wait(self._every):
             self._send(_TIMEOUT_MS)
-        self._send(_LAST_WORD_MS)
+        self._send(_LAST_EXPORT_MS)
 
     def _send(self, timeout_ms: float) -> None:
         try:
             data = measured(self._families(), self._resource, self._began_ns, time.time_ns())
             sent = self._exporter.export(data, timeout_millis=timeout_ms) is MetricExportResult.SUCCESS
-        except Exception:  # an exporter is somebody's code, and a store in trouble is told of by others
+        except Exception:  # an exporter is somebody's code, and a store in trouble is resource of by others
             log.debug("metrics were not sent", exc_info=True)
             sent = False
         if sent and self._refused:

@@ -1,4 +1,4 @@
-"""What another policy would have done: the same rules on a clock that jumps (SPEC BY-2)."""
+"""Simulation: replays a load under other settings, with the real rules on a virtual clock (SPEC BY-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a load, in the few numbers by which two policies are compared."""
+"""The figures of a played load, by which two settings are compared."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class AddonFigures(NamedTuple):
     addon_id: str
     jobs: int
     refused: int
-    #: Of those with a deadline: started after it, or never.
+    #: Jobs that started after their deadline, or never.
     late: int
-    #: Seconds from ready to start: half of them, 95 of 100, all of them waited at most so long.
+    #: Seconds from ready to start: median, 95th percentile, longest.
     wait_p50: float | None
     wait_p95: float | None
     wait_max: float | None
-    #: Of all the units that were used, for as long as they were.
+    #: Of all unit-seconds that were used.
     share: float
 
 
 class Figures(NamedTuple):
     addons: list[AddonFigures]
     everything: AddonFigures
-    #: Of the units there were, from the first arrival to the last end.
+    #: Share of all unit-seconds from the first arrival to the last end.
     used: float
     lasted_sec: float
 

@@ -1,7 +1,7 @@
 """
-What comes, and how long each of it runs: as a trail tells it, or made up.
+Loads: jobs with their arrival and duration, read from a trail or made up.
 
-A job that never ran tells nothing of how long it takes; it counts as long as it was expected to, else as long as others of its type did.
+A job that never ran has no duration: its expected duration is taken, else the median of its type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-The load, played under some rules.
+Plays a load under some rules.
 
-What decides is the real thing: the store in memory, the dispatcher, the keeper and what they ask of the core. Simulated are the workers, who take what they are
-given and are done with it when the load says so, and time, which jumps to the next moment at which anything can happen.
+The deciding parts are real: the store in memory, the dispatcher, the maintenance and the core. Simulated are the workers, which take
+every job and end it when the load says so, and time, which jumps to the next moment at which something can happen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ANY: Final = WorkerKinds(own=True)
 
 @dataclass(slots=True)
 class PlayedJob:
-    """`started`: None if it never was: refused, or its deadline passed before its turn."""
+    """`started`: None if the job never started: it was refused, or its deadline passed first."""
 
     arrival: Arrival
     refused: bool = False
@@ -44,7 +44,7 @@ class PlayedJob:
 
     @property
     def wait(self) -> Span | None:
-        """From the moment at which it could have started, if there had been room."""
+        """From the moment at which the job could have started on an empty machine."""
         ready = max(self.arrival.at, self.arrival.intent.earliest_start_at or 0)
         return None if self.started is None else self.started - ready
 

