@@ -1,14 +1,8 @@
-"""Which kinds of jobs may be reserved on this host: so that a worker who comes need not look where nothing can be.
+"""
+Rounds: which jobs start on this host. A round is one `Admit` of the store.
 
-To look is a read of its own beside every claim, and mostly there is nothing. Who has the right to dispatch makes all the reservations of its host, so it
-can tell: those it found when it began, and those it made since. Each is over when its time is, taken up or not. Who has not that
-right knows nothing, and looks. So jobs must be claimed where they are dispatched, as all of ours are: a claim elsewhere may reserve what stands before
-it in line, which nobody here would know of until its time is over.
-
-Room in, dispatches out.
-
-A round is one transaction of the store. Jobs that workers claim in one step are left in line for them; all others are reserved, and their
-addon is told by the trail. `scheduler/pulling_workers.py` knows which workers are present.
+Jobs that workers claim in one step are left in the queue for them; all others are reserved, and their addon hears of it by the
+trail. `scheduler/pulling_workers.py` knows which workers are present.
 """
 
 from __future__ import annotations
@@ -40,6 +34,16 @@ log = logging.getLogger("penstock.scheduler")
 
 
 class ReservationCache:
+    """
+    Which kinds of jobs may be reserved on this host, so that a claim need not read where nothing can be: a read beside every claim would
+    nearly always find nothing.
+
+    The process with the right to dispatch makes all reservations of its host, so it knows them: those that it found when it began,
+    and those that it made since. Each is over when its time is, taken up or not. A process without that right knows nothing, and reads.
+    So jobs must be claimed where they are dispatched, as all of ours are: a claim elsewhere may reserve jobs that stand before its
+    own, of which this cache would not know.
+    """
+
     def __init__(self) -> None:
         #: By kind, the moment when the last of them is over. Replaced and never changed, so it is read without the lock.
         self._until: dict[AdmissionClass, Moment] = {}
@@ -47,7 +51,7 @@ class ReservationCache:
         self._lock = Lock()
 
     def begin(self, found: Iterable[Dispatch], now: Moment) -> None:
-        """From now on nobody else reserves here; `found` is what they have left."""
+        """From now on no other process reserves here; `found` is what others have left."""
         until: dict[AdmissionClass, Moment] = {}
         for dispatch in found:
             until[dispatch.admission_class] = max(dispatch.expires_at, until.get(dispatch.admission_class, 0))
@@ -58,7 +62,7 @@ class ReservationCache:
         self._alone = False
 
     def made(self, until: Mapping[AdmissionClass, Moment], now: Moment) -> None:
-        """Told before it is written: if that fails, somebody looks in vain for a while, and nobody passes by what is there."""
+        """Called before the reservations are written: if that fails, claims read in vain for a while, and none misses a reservation."""
         with self._lock:
             kept = {admission_class: over for admission_class, over in self._until.items() if over > now}
             self._until = kept | {
@@ -67,7 +71,7 @@ class ReservationCache:
             }
 
     def shift(self, by: Span) -> None:
-        """The clock is about to be set, and the reservations move with it. Where it is set back, looking for longer is enough."""
+        """The clock is about to be set, and the reservations move with it. Where it is set back, reading for longer is enough."""
         with self._lock:
             self._until = {
                 admission_class: until + max(0, by) for admission_class, until in self._until.items()
@@ -103,7 +107,7 @@ class Dispatcher:
         self, store: Store, rules: SchedulerRules, machine: HostLoad, fetchers: PullingWorkers
     ) -> None:
         self._store, self._rules, self._machine, self._fetchers = store, rules, machine, fetchers
-        #: How often each head was refused for its present reason. Told when the reason changes, and not before: it would be
+        #: How often each head was refused for its present reason. Written when the reason changes, and not before: that would be
         #: a write per head and tick.
         self.refusals: dict[JobId, int] = {}
         self.reserved = ReservationCache()
@@ -112,7 +116,7 @@ class Dispatcher:
         self._in_line: list[AdmissionClass] | None = None
 
     def begin(self) -> None:
-        """It alone dispatches on this host from now on."""
+        """This process alone dispatches on this host from now on."""
         left = self._store.live(phases=[DispatchPhase.RESERVED], limit=_ALL)
         self.reserved.begin([d for d in left if d.host == self._rules.host], self._store.now())
 

@@ -1,14 +1,8 @@
-"""Runs that were asked to make room for another, and have not ended since.
+"""
+The scheduler's operations, for submitters, workers and people. Each call reads, decides by the core, and commits by compare-and-set.
 
-Kept in the memory of the scheduler that asked: a run of our own hears of it at once, a worker of an add-on with its next heartbeat. After a crash nobody
-is asked any more, and whoever still should make room is asked anew.
-
-The trail, read with a cursor of one's own: who was away misses nothing, and who is slow delays nobody.
-
-Where everybody comes: submitters, workers, people. Each call reads, decides by the core, and applies by compare-and-set.
-
-When the world changed in between, the call decides anew on what is true now; a worker whose dispatch has ended or been
-replaced is told so and has changed nothing.
+When the job changed in between, the call decides again on what is true now. A worker whose dispatch has ended or was replaced
+gets a StaleDispatch, and has changed nothing.
 """
 
 from __future__ import annotations
@@ -69,6 +63,13 @@ __all__ = [
 
 
 class YieldRequests:
+    """
+    Runs that were asked to make room for another job, and have not ended since.
+
+    They are in the memory of the scheduler that asked: our own runner hears of a request at once, an add-on's worker with its
+    next heartbeat. A crash forgets them; the next scheduler asks again where room is still needed.
+    """
+
     def __init__(self) -> None:
         self._asked: set[DispatchId] = set()
         self._listeners: list[Callable[[DispatchId], None]] = []
@@ -77,7 +78,7 @@ class YieldRequests:
         return dispatch_id in self._asked
 
     def on_ask(self, listener: Callable[[DispatchId], None]) -> None:
-        """Also called when somebody is asked again."""
+        """Also called when a run is asked again."""
         self._listeners.append(listener)
 
     def ask(self, dispatch_id: DispatchId) -> None:
@@ -91,7 +92,7 @@ class YieldRequests:
 
 
 def feed(store: Store, after: int = 0, page: int = 500) -> Iterator[Event]:
-    """Everything written since `after`, then it ends; the `seq` of the last event is the next cursor."""
+    """All events since `after`; the `seq` of the last one is the reader's next cursor."""
     while batch := store.events(after, page):
         yield from batch
         after = batch[-1].seq
@@ -158,7 +159,7 @@ class JobService:
             BudgetEnforcer(store, rules),
         )
         self._yields, self._explainer = yields or YieldRequests(), Explainer(store, rules, dispatcher)
-        #: What the last submit was like. Any thread may see an older one: it then looks once more.
+        #: What the last submit had in common with the next. A thread may see an older value: it then checks again.
         self._passed: object = None
 
     # submitters and people

@@ -1,11 +1,9 @@
-"""The only file that waits. It calls each part when the part asked for it, and all of them at once when somebody rings.
+"""
+The parts of one scheduler, put together once, for the library, the daemon and the test kit; and the driver, the only thread that waits.
 
-A ring only sets an event, so a thousand of them while a step runs cost one more step. A part that raises is logged and asked again
-later: the store has rolled back, and the next step decides on what is true.
-
-The parts of one scheduler, put together once: around them lie the library, the daemon and the test kit.
-
-It owns when the parts run, and nothing else. Whoever makes it hands in the store and the clock that the store goes by.
+The driver calls each part when the part asked for it, and all of them when it is woken. A wake-up only sets an event, so a
+thousand of them during a step cost one more step. A part that raises is logged and called again later: the store has rolled
+back, and the next step decides on what is true.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ log = logging.getLogger("penstock.driver")
 
 class Part(Protocol):
     def step(self, now: Moment) -> Moment:
-        """Do what is due; answer when to be asked again."""
+        """Do what is due; return when to be called again."""
         ...
 
 

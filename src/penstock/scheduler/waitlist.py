@@ -1,11 +1,13 @@
 """
-Submits that wait for room (SPEC JB-6): first come, first served, by one part for all of them and no thread for any.
+Submits that wait for the depth limit (SPEC JB-6): first come, first served, by one part for all of them and no thread for any.
 
-Each limit has a line of its own in effect: who waits for room in an addon holds up nobody of another addon, and who waits
-for room at all holds up everybody. Whoever would come after somebody in such a line does not go past, whether it may wait or not:
-else a stream of small submits would keep a waiting one out for ever. A key that was used before is no newcomer and is answered always.
+Each limit has a line of its own in effect: a submit that waits for an addon's limit holds up no other addon, and one that waits
+for the limit in all holds up all. A submit that would come behind another in such a line does not pass it, whether it may wait or
+not: else a stream of small submits would keep a waiting one out for ever. A key that was used before is no new job, and is
+answered always.
 
-Requeues never wait and may take room that was free when somebody was woken; then it goes on waiting, in its place.
+Requeues never wait and may take a place that was free when a waiting submit was woken; then that submit goes on waiting, in its
+place.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ __all__ = ["CommitSubmits", "SubmitWaitlist", "then"]
 
 T = TypeVar("T")
 
-#: Behind the wake-ups: a change by a process that does not tell us of its changes is seen this late.
+#: Behind the wake-ups: a change by a process that sends none is seen this late.
 _POLL: Final = 1 * SECOND
-#: A hint for who was refused: about as long as it takes some jobs to start.
+#: A hint for a submitter that was refused: about as long as it takes some jobs to start.
 _RETRY_AFTER_SEC: Final = 5
 _NOTHING_IS_NEW: Final = Depth(total=0)
 
@@ -48,7 +50,7 @@ class _Waiter:
 
 
 class _Full(NamedTuple):
-    """A limit that is reached. No addon: the limit in all."""
+    """A limit that is reached; without an addon the limit in all."""
 
     addon_id: AddonId | None
     limit: int

@@ -1,6 +1,5 @@
-"""What every store says to a submit that it refuses, or of which it does not know what became, in the same words.
-
-What the stores say alike about hosts.
+"""
+What every store refuses, and in which words: submits, hosts, and commits of which it does not know the outcome.
 """
 
 from __future__ import annotations

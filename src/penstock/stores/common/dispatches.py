@@ -1,6 +1,6 @@
-"""How a dispatch begins: the same value in every store that has rows.
-
-New ids. UUIDv7: they sort by time, so an index of a million of them grows at its end.
+"""
+How a dispatch begins: the same value in every store that has rows. And new ids: UUIDv7 sort by time, so an index of a million of
+them grows at its end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Changes that arrived together. Everything they name is locked and read in one go (jobs, then their places, then the ledger), judged
-here one after the other on what was read, and written in one go.
-
-Jobs that are done: one statement for all that were told together, since nearly every job ends like this.
+"""
+Changes that arrived together. All rows that they name are locked and read in one go (jobs, then their places, then the ledger),
+judged one after the other on what was read, and written in one go. Completions have one statement for all of a transaction,
+because nearly every job ends like this.
 """
 
 from __future__ import annotations

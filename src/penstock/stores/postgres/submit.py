@@ -1,14 +1,11 @@
-"""What intents that are alike but for their payload have in common, as a submit writes it.
-
-Most submits are one call each of the same few functions, so all that does not depend on the moment is put together once and kept: it was a third of what
-a submit costs in its process.
-
+"""
 Submits that arrived together, in one transaction; or one, in a transaction of the caller's own.
 
-Most have nothing to ask first: no key that may have been used, no limit that may be reached. They are one statement and one round trip.
+Most submits have nothing to ask first: no key that may have been used, no limit that may be reached. They are one statement and
+one round trip. Most are one call each of the same few functions, so all that does not depend on the moment is made once and kept
+(`Forms`): it was a third of what a submit costs in its process.
 """
 
-#: Beyond it they are put together anew: somebody gives every job something of its own.
 from __future__ import annotations
 
 from collections import Counter
@@ -34,6 +31,7 @@ from penstock.stores.postgres.write_batch import PostgresAdmissionClasses
 
 __all__ = ["Forms", "Submitting"]
 
+#: Of forms; beyond it all are made again: then every job has something of its own.
 MOST_KEPT: Final = 1_000
 #: As `job_row` and `intent_row` have them.
 _NAMES: Final = (

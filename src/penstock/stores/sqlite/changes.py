@@ -1,8 +1,6 @@
-"""Changes as rows: what the decided step of a job or a dispatch means for the place that it is in, and for the one that it goes to.
-
-A job that is done is written nowhere: that its attempt was completed says it.
-
-A heartbeat: a lease is prolonged, and what its run has come to is written down.
+"""
+Changes and heartbeats as rows: what the decided step of a job or a dispatch means for the table that it is in, and for the one
+that it goes to. A job that is done has no row of its own for that: its completed attempt says it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """
 Submits of many processes in the commits of one.
 
-Eight processes that each commit for themselves pay for eight fsyncs, one behind the other. So whoever commits anyway takes letters: the
-process that dispatches, or else the first that had to wait for the write lock (a stand-in). A letter is answered when it is on disk.
+Eight processes that each commit for themselves pay for eight fsyncs, one behind the other. So a process that commits anyway
+takes submits of others: the one that dispatches, or else the first that had to wait for the write lock (a stand-in). It answers
+a submit when that is on disk.
 
-Nothing depends on it. A letter without an answer may have been written or not; its sender then writes for itself, and as the jobs had
-their ids before they were sent, it finds them if they are there. Who is killed, on either side, loses nothing.
+Nothing depends on it. A submit without an answer may have been written or not; its sender then writes for itself, and finds its
+jobs if they are there, because it gave them their ids before. A process that is killed, on either side, loses nothing.
 
-Both ends look who the other is: the file's mode keeps strangers from submitting, and a name in the abstract namespace does not.
+Both ends check the other's user: the file's mode keeps strangers from submitting, and a name in the abstract namespace does not.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from penstock.stores.sqlite.socket_names import SocketNames
 
 __all__ = ["NamedSubmit", "SubmitRelayClient", "SubmitRelayServer"]
 
-#: What is larger pays for its own commit easily.
+#: A larger submit pays for its own commit easily.
 MOST_JOBS: Final = 64
 MOST_BYTES: Final = 60_000
-#: So long is waited for an answer, and so long nobody is asked after one that did not come.
+#: How long a sender waits for an answer, and how long it writes for itself after one that did not come.
 PATIENCE_SEC: Final = 2.0
 SHY_SEC: Final = 10.0
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -65,7 +66,7 @@ _Row: TypeAlias = tuple[
 _said: Final = attrgetter(*Intent.__struct_fields__)
 _STATES: Final = {str(state): state for state in JobState}
 _encode: Final = msgspec.msgpack.encode
-_letters: Final = msgspec.msgpack.Decoder(tuple[list[str], list[_Row], tuple[int | None, int | None]])
+_requests: Final = msgspec.msgpack.Decoder(tuple[list[str], list[_Row], tuple[int | None, int | None]])
 _answers: Final = msgspec.msgpack.Decoder(list[tuple[str, str, bool]] | None)
 
 
@@ -75,14 +76,14 @@ def _written(submit: NamedSubmit) -> bytes:
 
 
 class _Reader:
-    """Most letters are calls of the function that the one before called, and differ by their payload alone."""
+    """Most submits are calls of the function that the one before called, and differ by their payload alone."""
 
     def __init__(self) -> None:
         self._like: tuple[Any, ...] = ()
         self._last: Intent | None = None
 
     def read(self, text: bytes) -> NamedSubmit:
-        names, rows, depth = _letters.decode(text)
+        names, rows, depth = _requests.decode(text)
         return NamedSubmit([self._intent(row) for row in rows], Depth(*depth), names)  # type: ignore[arg-type]
 
     def _intent(self, row: _Row) -> Intent:
@@ -248,7 +249,7 @@ class SubmitRelayClient:
         self._shy_until = 0.0
 
     def line(self, jobs: int) -> socket.socket | None:
-        """To who takes letters now, of so many jobs. It is for one letter."""
+        """A connection to the process that takes submits now, for one submit of so many jobs."""
         if jobs > MOST_JOBS or time.monotonic() < self._shy_until:
             return None
         return self._line()
@@ -263,7 +264,7 @@ class SubmitRelayClient:
         while there is not None:
             try:
                 there.send(text, socket.MSG_NOSIGNAL)
-            except OSError:  # whoever was there has gone; perhaps somebody else is there now
+            except OSError:  # that process has gone; perhaps another one takes submits now
                 there.close()
                 there = self._line()
             else:

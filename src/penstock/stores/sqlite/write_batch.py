@@ -1,11 +1,9 @@
-"""The jobs that a round has started, for whoever runs them. They have just been looked at, so nobody reads them again; and they are made into values by
-whoever asks for them, who has time while the start is being written.
-
-What a transaction writes, gathered: rows and events go in with few statements, and a sum (ledger, account, tally) is written
-once per key, however many jobs were moved.
+"""
+What a transaction writes, gathered: rows and events go in with few statements, and a sum (ledger, account, tally) is written once
+per key, however many jobs were moved. And the jobs that a round has started, as values: the round has just read them, so their
+workers need not (`Started`).
 """
 
-#: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
 from __future__ import annotations
 
 from collections import defaultdict
@@ -95,6 +93,7 @@ class Started:
         self._life = (not_before, failed, active, spent, spent_before, progress)
 
 
+#: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
 Told: TypeAlias = tuple[int | None, JobId | None, int, JobState | None]
 NO_JOB: Final[Told] = (None, None, 0, None)
 #: Which one of those asked for, and what is known of it (`Lease`).
