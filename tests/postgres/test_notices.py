@@ -6,7 +6,7 @@ from threading import Event
 
 import psycopg
 import pytest
-from tests.postgres.conftest import JOB
+from tests.postgres.conftest import JOB, until_there_is
 from tests.waiting import until
 
 from penstock.stores.api import Depth, Query, Submit, committed
@@ -87,7 +87,7 @@ def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(ope
     assert [None, None] == sent[1:]
 
 
-def test_nobody_waits_for_a_notice(opened, postgres):
+def test_nobody_waits_for_a_notice(opened, postgres, postgres_server):
     """Its statement waits for a lock, so whoever waited for it would wait until the lock is given back."""
     store = opened()
     committed(store, Submit([JOB], Depth()))
@@ -97,6 +97,7 @@ def test_nobody_waits_for_a_notice(opened, postgres):
         other.execute("SELECT pg_advisory_xact_lock(4711)")
         store._link.behind = lambda: ("slow", None)
         committed(store, Submit([JOB], Depth()))
+        until_there_is(postgres_server, "pg_stat_activity WHERE wait_event = 'advisory'")  # it still waits
         store._link.behind = lambda: None
     committed(store, Submit([JOB], Depth()))
 

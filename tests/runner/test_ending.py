@@ -24,8 +24,8 @@ from tests.waiting import alive, until
 
 from .plant import HERE, SOAK, TREE, Plant, pids_in
 
-#: Clearly before leases of 30 s end, so that nothing but the stop under test can have ended a tree.
-SOON = 25.0
+#: Before a lease of 30 s can end, which has 20 s left at least: nothing but the stop under test has ended a tree by then.
+SOON = 15.0
 
 
 @pytest.fixture
