@@ -51,12 +51,12 @@ def behind_a_backlog(queued: int, count: int) -> dict[str, float]:
         ask = partial(fresh, seconds=200)
         turns = "bench.job_turns"
         return {
-            "library": ask(f"{turns}:drain", "penstock_", "", "work", count)["jobs_s"],
-            "sdk": ask(f"{turns}:drain", "penstock_http", "", "work", count // 2)["jobs_s"],
+            "library": ask(f"{turns}:drain", "penstock_", "", "work", 1, count)["jobs_s"],
+            "sdk": ask(f"{turns}:drain", "penstock_http", "", "work", 1, count // 2)["jobs_s"],
             "one": ask(f"{turns}:submit", "penstock_", "", "one", count // 10)["submits_s"],
             "bulk": ask(f"{turns}:submit", "penstock_", "", "bulk", count)["submits_s"],
             "eight": ask(f"{turns}:submit", "penstock_", "", "eight", count // 2)["submits_s"],
-            "p50_ms": ask(f"{turns}:latency", "penstock_", "", max(20, count // 100))["p50_ms"],
+            "p50_ms": ask(f"{turns}:latency", "penstock_", "", 1, max(20, count // 100))["p50_ms"],
         }
 
 
